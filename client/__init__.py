@@ -1,0 +1,1 @@
+"""SDK: producer, pull consumer and admin, with automatic leader discovery."""

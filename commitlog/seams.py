@@ -1,0 +1,113 @@
+"""The disk as the store sees it. A simulated disk can stand in for the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from typing_extensions import Buffer
+
+
+class DiskFile(Protocol):
+    """An open file of a size fixed when it was made. Writes land in volatile pages until flushed."""
+
+    @property
+    def path(self) -> str:
+        """Path as it was opened."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes; it does not change while the file is open."""
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write all of *data* at byte *offset*; volatile until `flush`.
+
+        Raises:
+            DiskFullError: No space. What was at these bytes is undefined, the rest untouched.
+        """
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return a read-only view of bytes *offset* … *offset+size*, kept by the page cache.
+
+        It sees later writes. It pins the mapping: the file stays mapped while a view lives,
+        even after `close`.
+        """
+
+    def flush(self) -> None:
+        """Make everything written so far durable. May be called from a worker thread.
+
+        Raises:
+            FlushFailedError: The disk said no. Never retry: the pages may be lost.
+        """
+
+    def close(self) -> None:
+        """Give the descriptor back. Unflushed bytes stay in the page cache. Idempotent."""
+
+
+class Lock(Protocol):
+    """An exclusive claim on a folder, held until released or the process dies."""
+
+    def release(self) -> None:
+        """Give the claim back. Idempotent."""
+
+
+class Disk(Protocol):
+    """A file system. Paths are absolute strings; names become durable by `flush_dir` only."""
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        """Make a zero-filled file of *size* bytes and open it; the folder is made if missing.
+
+        Args:
+            reserve: Take the space now, so that a later write cannot find the disk full.
+        Raises:
+            DiskFullError: No space; the file was removed again.
+        """
+
+    def open(self, path: str) -> DiskFile:
+        """Open an existing file for reading and writing.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder of that name is there."""
+
+    def list_dir(self, path: str) -> Sequence[str]:
+        """Return the names in a folder, sorted; empty when the folder is missing."""
+
+    def make_dir(self, path: str) -> None:
+        """Make the folder and its parents, durably, if they are missing."""
+
+    def read(self, path: str) -> bytes:
+        """Return the whole content of a small file.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+
+    def replace(self, path: str, data: Buffer) -> None:
+        """Set the whole content of a small file, atomically and durably.
+
+        Temporary file, flush, rename, flush of the folder: after a crash the file has the old
+        or the new content, never a mixture.
+        """
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; durable after `flush_dir`. Missing is fine."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all below it. Missing is fine."""
+
+    def flush_dir(self, path: str) -> None:
+        """Make names created, renamed or removed in that folder durable."""
+
+    def free_bytes(self, path: str) -> int:
+        """Return the space left on the file system that holds *path*."""
+
+    def lock(self, path: str) -> Lock:
+        """Take the exclusive lock file at *path*.
+
+        Raises:
+            StoreLockedError: Another process holds it.
+        """

@@ -1,0 +1,1 @@
+"""The broker: one Raft group whose log is the CommitLog."""

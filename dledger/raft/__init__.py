@@ -1,0 +1,1 @@
+"""pysyncobj made safe: the only package that imports it."""

@@ -1,0 +1,1 @@
+"""Leader-only work, run inside the leadership scope."""

@@ -1,0 +1,1 @@
+"""The replicated state machine: pure functions from committed entries to tables."""

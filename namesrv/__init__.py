@@ -1,0 +1,1 @@
+"""NameServer: a stateless peer that knows which broker serves which topic."""
