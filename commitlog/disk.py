@@ -1,0 +1,273 @@
+"""The real disk: POSIX files behind :mod:`commitlog.seams`.
+
+Linux is the platform. Where a call is missing (`posix_fallocate`, `fdatasync`) the nearest one
+stands in: space is then not reserved but asked for at write, which `write_at` reports just as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from typing_extensions import Buffer
+
+from commitlog.errors import (
+    DiskFullError,
+    FlushFailedError,
+    InvariantBroken,
+    OffsetOutOfRangeError,
+    StoreLockedError,
+)
+from commitlog.seams import DiskFile, Lock
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+_OPEN_FLAGS: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+_TEMPORARY_SUFFIX: Final = ".tmp"
+
+_data_sync = getattr(os, "fdatasync", os.fsync)
+_reserve = getattr(os, "posix_fallocate", None)
+
+
+class OsFile:
+    """An open file (see `commitlog.seams.DiskFile`). `flush` may run in a worker thread."""
+
+    __slots__ = ("_closed", "_fd", "_flushing", "_mutex", "_path", "_size", "_view")
+
+    def __init__(self, path: str, fd: int, size: int) -> None:
+        self._path = path
+        self._fd = fd
+        self._size = size
+        self._view: memoryview | None = None
+        self._mutex = threading.Lock()
+        self._flushing = 0
+        self._closed = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        if self._closed:
+            raise InvariantBroken(f"write to the closed file {self._path}")
+        if offset < 0 or offset + len(view) > self._size:
+            raise InvariantBroken(
+                f"write of {len(view)} bytes at {offset} leaves {self._path} of {self._size} bytes"
+            )
+        try:
+            while view:
+                written = os.pwrite(self._fd, view, offset)
+                offset += written
+                view = view[written:]
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise DiskFullError(f"no space to write to {self._path}") from error
+            raise
+
+    def view(self, offset: int, size: int) -> memoryview:
+        if offset < 0 or size < 0 or offset + size > self._size:
+            raise OffsetOutOfRangeError(
+                f"{size} bytes at {offset} are not all inside {self._path} of {self._size} bytes"
+            )
+        whole = self._view
+        if whole is None:
+            if size == 0:
+                return memoryview(b"")
+            if self._closed:
+                raise InvariantBroken(f"view of the closed file {self._path}")
+            whole = memoryview(mmap.mmap(self._fd, self._size, access=mmap.ACCESS_READ))
+            self._view = whole
+        return whole[offset : offset + size]
+
+    def flush(self) -> None:
+        with self._mutex:
+            fd = -1 if self._closed else self._fd
+            if fd >= 0:
+                self._flushing += 1
+        if fd < 0:
+            self._flush_closed()
+            return
+        try:
+            _data_sync(fd)
+        except OSError as error:
+            raise FlushFailedError(f"flush of {self._path} failed: {error}") from error
+        finally:
+            with self._mutex:
+                self._flushing -= 1
+                last = self._closed and self._flushing == 0
+            if last:
+                os.close(fd)
+
+    def _flush_closed(self) -> None:
+        # Its pages may still be dirty: any descriptor of the file will do. A file that is gone
+        # (a truncation overtook the flush) has nothing left to keep.
+        try:
+            fd = os.open(self._path, _OPEN_FLAGS)
+        except FileNotFoundError:
+            return
+        try:
+            _data_sync(fd)
+        except OSError as error:
+            raise FlushFailedError(f"flush of {self._path} failed: {error}") from error
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            # A flush under way in a worker closes the descriptor when it is done with it.
+            now = self._flushing == 0
+        # Only the reference goes: views handed out keep the mapping alive.
+        self._view = None
+        if now:
+            os.close(self._fd)
+
+
+class OsLock:
+    """An exclusive `flock`; the kernel drops it when the process dies."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class OsDisk:
+    """The file system of this machine (see `commitlog.seams.Disk`)."""
+
+    __slots__ = ()
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        self.make_dir(os.path.dirname(path))
+        # O_EXCL: a name that is already there may hold acknowledged bytes.
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            _set_size(fd, size, reserve=reserve)
+        except OSError as error:
+            os.close(fd)
+            os.unlink(path)
+            if error.errno in _NO_SPACE:
+                raise DiskFullError(f"no space for {path} of {size} bytes") from error
+            raise
+        return OsFile(path, fd, size)
+
+    def open(self, path: str) -> DiskFile:
+        fd = os.open(path, _OPEN_FLAGS)
+        try:
+            size = os.fstat(fd).st_size
+        except OSError:
+            os.close(fd)
+            raise
+        return OsFile(path, fd, size)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list_dir(self, path: str) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_dir(self, path: str) -> None:
+        missing: list[str] = []
+        while path and not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            os.makedirs(folder, exist_ok=True)
+            self.flush_dir(os.path.dirname(folder) or ".")
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def replace(self, path: str, data: Buffer) -> None:
+        folder = os.path.dirname(path)
+        self.make_dir(folder)
+        temporary = path + _TEMPORARY_SUFFIX
+        flags = _OPEN_FLAGS | os.O_CREAT | os.O_TRUNC
+        fd = os.open(temporary, flags, 0o644)
+        try:
+            view = memoryview(data).cast("B")
+            while view:
+                view = view[os.write(fd, view) :]
+            _data_sync(fd)
+        except OSError as error:
+            os.unlink(temporary)
+            if error.errno in _NO_SPACE:
+                raise DiskFullError(f"no space to replace {path}") from error
+            raise FlushFailedError(f"{path} could not be replaced: {error}") from error
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+        self.flush_dir(folder)
+
+    def unlink(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def remove_tree(self, path: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+
+    def flush_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise FlushFailedError(f"flush of the folder {path} failed: {error}") from error
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        while not os.path.exists(path):
+            path = os.path.dirname(path) or "."
+        return shutil.disk_usage(path).free
+
+    def lock(self, path: str) -> Lock:
+        self.make_dir(os.path.dirname(path))
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise StoreLockedError(f"another process holds {path}") from error
+        except OSError:
+            os.close(fd)
+            raise
+        return OsLock(fd)
+
+
+def _set_size(fd: int, size: int, *, reserve: bool) -> None:
+    if reserve and _reserve is not None and size:
+        try:
+            _reserve(fd, 0, size)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+        else:
+            return
+    os.ftruncate(fd, size)

@@ -1,0 +1,352 @@
+"""RocketMQ's message record: the bytes in the commit log, in pull answers and in view answers.
+
+One layout everywhere (signed big-endian; offsets for IPv4 hosts)::
+
+    0 totalSize i32     4 magic i32             8 bodyCRC i32          12 queueId i32
+    16 flag i32        20 queueOffset i64      28 physicalOffset i64  36 sysFlag i32
+    40 bornTimestamp i64                       48 bornHost 8|20       56 storeTimestamp i64
+    64 storeHost 8|20  72 reconsumeTimes i32   76 preparedTransactionOffset i64
+    84 body i32 length + bytes · topic u8 (V1) or i16 (V2) length + bytes · properties i16 + bytes
+
+Spec: docs/formats.md, section 1.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from typing import Final
+
+from typing_extensions import Buffer
+
+from commitlog.errors import CorruptRecordError, LocalProtocolError
+from commitlog.properties import decode_properties
+
+MAGIC_V1: Final = 0xDAA320A7
+"""Unsigned. The topic's length is one byte."""
+MAGIC_V2: Final = 0xDAA320AB
+"""Unsigned. The topic's length is two bytes; chosen when the topic has more than 127 bytes."""
+BLANK_MAGIC: Final = 0xCBD43194
+"""Unsigned. Not a record: the rest of the segment is unused."""
+
+TOTAL_SIZE_OFFSET: Final = 0
+MAGIC_OFFSET: Final = 4
+BODY_CRC_OFFSET: Final = 8
+QUEUE_ID_OFFSET: Final = 12
+FLAG_OFFSET: Final = 16
+QUEUE_OFFSET_OFFSET: Final = 20
+PHY_OFFSET_OFFSET: Final = 28
+SYS_FLAG_OFFSET: Final = 36
+BORN_TIMESTAMP_OFFSET: Final = 40
+BORN_HOST_OFFSET: Final = 48
+# What follows bornHost moves by IPV6_EXTRA_BYTES for each IPv6 host before it.
+STORE_TIMESTAMP_OFFSET: Final = 56
+STORE_HOST_OFFSET: Final = 64
+RECONSUME_TIMES_OFFSET: Final = 72
+PREPARED_TRANSACTION_OFFSET_OFFSET: Final = 76
+BODY_LENGTH_OFFSET: Final = 84
+BODY_OFFSET: Final = 88
+
+IPV4_HOST_BYTES: Final = 8
+IPV6_HOST_BYTES: Final = 20
+IPV6_EXTRA_BYTES: Final = IPV6_HOST_BYTES - IPV4_HOST_BYTES
+
+SYS_FLAG_COMPRESSED: Final = 1
+SYS_FLAG_MULTI_TAGS: Final = 2
+SYS_FLAG_TRANSACTION_MASK: Final = 12
+SYS_FLAG_PREPARED: Final = 4
+SYS_FLAG_COMMIT: Final = 8
+SYS_FLAG_ROLLBACK: Final = 12
+SYS_FLAG_BORN_HOST_V6: Final = 16
+SYS_FLAG_STORE_HOST_V6: Final = 32
+SYS_FLAG_NEED_UNWRAP: Final = 64
+SYS_FLAG_INNER_BATCH: Final = 128
+SYS_FLAG_COMPRESSION_TYPE_MASK: Final = 7 << 8
+
+MIN_RECORD_BYTES: Final = 91
+"""Fixed part of a V1 record with IPv4 hosts: body, topic and properties empty."""
+MAX_TOPIC_V1_BYTES: Final = 127
+MAX_TOPIC_BYTES: Final = 32767
+"""The V2 length field is a signed 16-bit integer."""
+MAX_PROPERTIES_BYTES: Final = 32767
+"""The length field is a signed 16-bit integer."""
+BODY_CRC_MASK: Final = 0x7FFFFFFF
+"""RocketMQ stores 31 bits of the CRC so that Java's int stays positive."""
+
+NO_HOST: Final = bytes(IPV4_HOST_BYTES)
+
+_HEADS: Final = {
+    (born, store): struct.Struct(f">IIIiiqqIq{born}sq{store}siqi")
+    for born in (IPV4_HOST_BYTES, IPV6_HOST_BYTES)
+    for store in (IPV4_HOST_BYTES, IPV6_HOST_BYTES)
+}
+_HEAD_V4: Final = _HEADS[IPV4_HOST_BYTES, IPV4_HOST_BYTES]
+_HEAD_BY_SYS_FLAG: Final = {
+    0: _HEAD_V4,
+    SYS_FLAG_BORN_HOST_V6: _HEADS[IPV6_HOST_BYTES, IPV4_HOST_BYTES],
+    SYS_FLAG_STORE_HOST_V6: _HEADS[IPV4_HOST_BYTES, IPV6_HOST_BYTES],
+    SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6: _HEADS[IPV6_HOST_BYTES, IPV6_HOST_BYTES],
+}
+_HOST_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+_SIZE_AND_MAGIC: Final = struct.Struct(">II")
+_SYS_FLAG: Final = struct.Struct(">I")
+_I16: Final = struct.Struct(">h")
+_pack_i16 = _I16.pack
+_pack_head_v4 = _HEAD_V4.pack
+_crc32 = zlib.crc32
+
+
+@dataclass(slots=True)
+class Record:
+    """One decoded record. `body` is a view that pins the buffer it was decoded from."""
+
+    topic: str
+    queue_id: int
+    flag: int
+    queue_offset: int
+    phy_offset: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: tuple[str, int]
+    store_timestamp_ms: int
+    store_host: tuple[str, int]
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes | memoryview
+    properties: bytes
+    magic: int
+    body_crc: int
+    size: int
+
+    @property
+    def property_map(self) -> dict[str, str]:
+        """The properties decoded; a new dict each time."""
+        return decode_properties(self.properties)
+
+
+def body_crc(body: Buffer) -> int:
+    """Return the checksum a record stores for *body*: CRC-32 without its highest bit."""
+    return _crc32(body) & BODY_CRC_MASK
+
+
+def pack_host(host: str, port: int) -> bytes:
+    """Return an address as a record holds it: 8 bytes for IPv4, 20 for IPv6.
+
+    Args:
+        host: A numeric address; names are not resolved.
+        port: 0 … 65535.
+    Raises:
+        LocalProtocolError: *host* is not a numeric address.
+    """
+    try:
+        packed = IPv6Address(host).packed if ":" in host else IPv4Address(host).packed
+    except AddressValueError as error:
+        raise LocalProtocolError(f"{host!r} is not a numeric address") from error
+    return packed + port.to_bytes(4, "big", signed=True)
+
+
+def unpack_host(packed: Buffer) -> tuple[str, int]:
+    """Return host and port of an address packed by `pack_host`.
+
+    Raises:
+        CorruptRecordError: Neither 8 nor 20 bytes.
+    """
+    raw = bytes(packed)
+    if len(raw) == IPV4_HOST_BYTES:
+        host = f"{raw[0]}.{raw[1]}.{raw[2]}.{raw[3]}"
+    elif len(raw) == IPV6_HOST_BYTES:
+        host = str(IPv6Address(raw[:-4]))
+    else:
+        raise CorruptRecordError(f"an address has 8 or 20 bytes, not {len(raw)}")
+    return host, int.from_bytes(raw[-4:], "big", signed=True)
+
+
+def encode_record(
+    *,
+    topic: str | bytes,
+    queue_id: int,
+    body: Buffer,
+    properties: bytes,
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_timestamp_ms: int = 0,
+    born_host: bytes = NO_HOST,
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+    queue_offset: int = 0,
+    phy_offset: int = 0,
+    store_timestamp_ms: int = 0,
+    store_host: bytes = NO_HOST,
+) -> bytes:
+    """Return one record; V2 when the topic has more than 127 bytes.
+
+    Args:
+        topic: As text or UTF-8.
+        body: Stored as it is, compressed or not. Copied.
+        properties: Encoded (`commitlog.properties.encode_properties`).
+        sys_flag: The two IPv6 bits are set here from the hosts' lengths.
+        born_host: Packed, 8 or 20 bytes; *store_host* likewise.
+    Raises:
+        LocalProtocolError: A part is too long for its length field.
+    """
+    if isinstance(topic, str):
+        topic = topic.encode()
+    topic_bytes = len(topic)
+    properties_bytes = len(properties)
+    if properties_bytes > MAX_PROPERTIES_BYTES:
+        raise LocalProtocolError(
+            f"properties have {properties_bytes} bytes, the record takes {MAX_PROPERTIES_BYTES}"
+        )
+    if topic_bytes <= MAX_TOPIC_V1_BYTES:
+        magic = MAGIC_V1
+        topic_length = topic_bytes.to_bytes(1, "big")
+    elif topic_bytes <= MAX_TOPIC_BYTES:
+        magic = MAGIC_V2
+        topic_length = _pack_i16(topic_bytes)
+    else:
+        raise LocalProtocolError(f"the topic has {topic_bytes} bytes, at most {MAX_TOPIC_BYTES}")
+    body_bytes = len(body) if isinstance(body, bytes) else memoryview(body).nbytes
+    size = MIN_RECORD_BYTES - 1 + len(topic_length) + body_bytes + topic_bytes + properties_bytes
+    if len(born_host) == IPV4_HOST_BYTES and len(store_host) == IPV4_HOST_BYTES:
+        pack_head = _pack_head_v4
+        if sys_flag & _HOST_FLAGS:
+            sys_flag &= ~_HOST_FLAGS
+    else:
+        head = _HEADS.get((len(born_host), len(store_host)))
+        if head is None:
+            raise LocalProtocolError("hosts are packed into 8 or 20 bytes")
+        pack_head = head.pack
+        size += head.size - _HEAD_V4.size
+        sys_flag &= ~_HOST_FLAGS
+        if len(born_host) == IPV6_HOST_BYTES:
+            sys_flag |= SYS_FLAG_BORN_HOST_V6
+        if len(store_host) == IPV6_HOST_BYTES:
+            sys_flag |= SYS_FLAG_STORE_HOST_V6
+    try:
+        head_bytes = pack_head(
+            size,
+            magic,
+            _crc32(body) & BODY_CRC_MASK,
+            queue_id,
+            flag,
+            queue_offset,
+            phy_offset,
+            sys_flag & 0xFFFFFFFF,
+            born_timestamp_ms,
+            born_host,
+            store_timestamp_ms,
+            store_host,
+            reconsume_times,
+            prepared_transaction_offset,
+            body_bytes,
+        )
+    except struct.error as error:
+        raise LocalProtocolError(
+            f"a number does not fit its field in the record: {error}"
+        ) from error
+    return b"".join(
+        (head_bytes, body, topic_length, topic, _pack_i16(properties_bytes), properties)
+    )
+
+
+def decode_record(buf: Buffer, offset: int = 0, *, check_crc: bool = True) -> Record:
+    """Return the record that starts at byte *offset* of *buf*.
+
+    Args:
+        buf: Any buffer; bytes after the record are ignored. The record's body is a view of it.
+        check_crc: Also compare the body with its checksum.
+    Raises:
+        CorruptRecordError: Cut short, not a record, lengths that do not add up, topic or host
+            that cannot be read, or a body that does not fit its checksum.
+    """
+    view = memoryview(buf)
+    available = view.nbytes - offset
+    if offset < 0 or available < MIN_RECORD_BYTES:
+        raise CorruptRecordError(f"{max(available, 0)} bytes are too few for a record")
+    size, magic = _SIZE_AND_MAGIC.unpack_from(view, offset)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise CorruptRecordError(f"magic 0x{magic:08X} at {offset} is not a record's")
+    if not MIN_RECORD_BYTES <= size <= available:
+        raise CorruptRecordError(f"record at {offset} claims {size} bytes, there are {available}")
+    end = offset + size
+    (host_flags,) = _SYS_FLAG.unpack_from(view, offset + SYS_FLAG_OFFSET)
+    head = _HEAD_BY_SYS_FLAG[host_flags & _HOST_FLAGS]
+    body_start = offset + head.size
+    if body_start > end:
+        raise CorruptRecordError(f"record at {offset} ends within its hosts")
+    (
+        _,
+        _,
+        stored_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        phy_offset,
+        sys_flag,
+        born_timestamp_ms,
+        born_host,
+        store_timestamp_ms,
+        store_host,
+        reconsume_times,
+        prepared_transaction_offset,
+        body_bytes,
+    ) = head.unpack_from(view, offset)
+    topic_length_bytes = 1 if magic == MAGIC_V1 else 2
+    topic_start = body_start + body_bytes + topic_length_bytes
+    if body_bytes < 0 or topic_start + 2 > end:
+        raise CorruptRecordError(f"record at {offset}: body of {body_bytes} bytes does not fit")
+    if magic == MAGIC_V1:
+        topic_bytes = view[topic_start - 1]
+    else:
+        (topic_bytes,) = _I16.unpack_from(view, topic_start - 2)
+    properties_start = topic_start + topic_bytes + 2
+    if topic_bytes < 0 or properties_start > end:
+        raise CorruptRecordError(f"record at {offset}: topic of {topic_bytes} bytes does not fit")
+    (properties_bytes,) = _I16.unpack_from(view, properties_start - 2)
+    if properties_start + properties_bytes != end:
+        raise CorruptRecordError(
+            f"record at {offset}: properties of {properties_bytes} bytes do not end with it"
+        )
+    body = view[body_start : body_start + body_bytes]
+    if check_crc and _crc32(body) & BODY_CRC_MASK != stored_crc:
+        raise CorruptRecordError(f"record at {offset}: the body does not fit its checksum")
+    try:
+        topic = str(view[topic_start : topic_start + topic_bytes], "utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptRecordError(f"record at {offset}: the topic is not UTF-8") from error
+    return Record(
+        topic=topic,
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        phy_offset=phy_offset,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born_timestamp_ms,
+        born_host=unpack_host(born_host),
+        store_timestamp_ms=store_timestamp_ms,
+        store_host=unpack_host(store_host),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+        body=body,
+        properties=bytes(view[properties_start:end]),
+        magic=magic,
+        body_crc=stored_crc,
+        size=size,
+    )
+
+
+def iter_records(buf: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
+    """Yield the records that stand back to back in *buf*, to its last byte.
+
+    Raises:
+        CorruptRecordError: At the first bad or cut record; those before it were yielded.
+    """
+    view = memoryview(buf)
+    offset = 0
+    while offset < view.nbytes:
+        record = decode_record(view, offset, check_crc=check_crc)
+        yield record
+        offset += record.size
