@@ -1,0 +1,361 @@
+"""The configuration of one broker: defaults, files, environment and command line, in this order.
+
+A later source wins, and every value remembers where it came from. Nothing is started with a
+setting that nobody knows or that cannot be: each such line is a `ConfigError` that names the
+file and the key.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from commitlog.errors import ConfigError
+from dledger.java_properties import parse_properties
+from dledger.settings_ignored import IGNORED_KEYS
+from dledger.settings_tables import (
+    DEFAULT_PEER_PORT,
+    KIB,
+    ROCKETMQ_KEYS,
+    SECRET_PATHS,
+    SETTINGS,
+    TABLES,
+    BrokerTable,
+    ClientTable,
+    Peer,
+    RaftTable,
+    ServerTable,
+    StoreTable,
+)
+from dledger.settings_values import parse_delay_levels, parse_value, show_value
+
+__all__ = ["BrokerConfig", "ConfigFile", "Peer", "load_config", "parse_delay_levels"]
+
+DEFAULT_SOURCE = "default"
+ENVIRONMENT_SOURCE = "environment NAMESRV_ADDR"
+COMMAND_LINE_SOURCE = "command line"
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_.-]+")
+
+GROUP_SIZE_MAX = 5
+"""A majority of more costs more flushes than it saves nodes."""
+
+RECORD_OVERHEAD_BYTES = 40 * KIB
+"""Headers and up to 32 KiB of properties around the largest body."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A configuration file as it was read: its name decides how it is understood."""
+
+    path: str
+    text: str
+
+    @property
+    def is_toml(self) -> bool:
+        """True for TOML, false for RocketMQ's ``broker.conf``."""
+        return self.path.lower().endswith(".toml")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """All settings of a broker, checked against each other.
+
+    ``sources`` has the origin of every path; ``warnings`` is what the operator should be told
+    once: keys that change nothing, a group of even size.
+    """
+
+    broker: BrokerTable = field(default_factory=BrokerTable)
+    server: ServerTable = field(default_factory=ServerTable)
+    client: ClientTable = field(default_factory=ClientTable)
+    store: StoreTable = field(default_factory=StoreTable)
+    raft: RaftTable = field(default_factory=RaftTable)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def get(self, path: str) -> Any:
+        """Return the value of ``table.name``."""
+        table, _, name = path.partition(".")
+        return getattr(getattr(self, table), name)
+
+    def settings(self) -> list[tuple[str, str, str]]:
+        """Return ``(path, value, source)`` of every setting; secrets as ``***``."""
+        return [
+            (
+                path,
+                "***"
+                if path in SECRET_PATHS and self.get(path)
+                else show_value(path, self.get(path)),
+                self.sources.get(path, DEFAULT_SOURCE),
+            )
+            for path in SETTINGS
+        ]
+
+    @property
+    def self_peer(self) -> Peer:
+        """This node among the members."""
+        return next(peer for peer in self.raft.peers if peer.id == self.raft.self_id)
+
+    @property
+    def self_number(self) -> int:
+        """Number of this node: the digits of its id, else its place among the members from 0.
+
+        A follower registers under this number + 1, the leader as 0.
+        """
+        digits = "".join(char for char in self.raft.self_id if char.isdecimal())
+        if digits:
+            return int(digits)
+        return sorted(peer.id for peer in self.raft.peers).index(self.raft.self_id)
+
+    @property
+    def advertised_address(self) -> str:
+        """``host:port`` that clients are told. With port 0 the bound port takes its place."""
+        return f"{self.broker.broker_ip1}:{self.server.listen_port}"
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of level 1, 2, …"""
+        return parse_delay_levels(self.store.message_delay_level)
+
+    @property
+    def sync_flush(self) -> bool:
+        """Nothing is promised before it is on disk."""
+        return self.store.flush_disk_type == "SYNC_FLUSH"
+
+    @property
+    def sync_replication(self) -> bool:
+        """An acknowledgement means a majority."""
+        return self.broker.broker_role == "SYNC_MASTER"
+
+
+def load_config(
+    files: Iterable[ConfigFile] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    options: Mapping[str, object] | None = None,
+    home: str = "",
+) -> BrokerConfig:
+    """Return the settings that defaults, files, environment and options amount to.
+
+    Args:
+        files: In the order of their weight; all TOML files weigh less than any ``broker.conf``.
+        environment: Only ``NAMESRV_ADDR`` is looked at.
+        options: ``table.name`` to text or value, from the command line.
+        home: What ``~`` at the begin of a path stands for; empty leaves it.
+    Raises:
+        ConfigError: An unknown setting, a bad value or settings that contradict each other.
+            One line that names the source and the key.
+    """
+    gathered = _Gathered()
+    for file in sorted(files, key=lambda file: not file.is_toml):
+        if file.is_toml:
+            gathered.add_toml(file)
+        else:
+            gathered.add_properties(file)
+    namesrv_addr = (environment or {}).get("NAMESRV_ADDR", "").strip()
+    if namesrv_addr:
+        gathered.set("broker.namesrv_addr", namesrv_addr, ENVIRONMENT_SOURCE, "NAMESRV_ADDR")
+    for path, raw in (options or {}).items():
+        if path not in SETTINGS:
+            raise _unknown(COMMAND_LINE_SOURCE, path, SETTINGS)
+        gathered.set(path, raw, COMMAND_LINE_SOURCE, path)
+    gathered.complete(home)
+    config = gathered.config()
+    _check(config)
+    return config
+
+
+class _Gathered:
+    """Values, sources and warnings while the sources are read one after the other."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {path: entry.default for path, entry in SETTINGS.items()}
+        self.sources: dict[str, str] = dict.fromkeys(SETTINGS, DEFAULT_SOURCE)
+        self.warnings: dict[str, None] = {}
+
+    def set(self, path: str, raw: object, source: str, key: str) -> None:
+        if path == "broker.broker_role" and raw == "SLAVE":
+            self.warn(f"{source}: {key} = SLAVE is taken as SYNC_MASTER: roles are elected")
+            raw = "SYNC_MASTER"
+        try:
+            self.values[path] = parse_value(SETTINGS[path], raw)
+        except ValueError as error:
+            shown = "***" if path in SECRET_PATHS else repr(raw)
+            raise ConfigError(f"{source}: {key} = {shown}: {error}") from None
+        self.sources[path] = source
+
+    def warn(self, text: str) -> None:
+        self.warnings[text] = None
+
+    def ignore(self, file: str, key: str) -> None:
+        self.warn(f"{file}: {key} is accepted and changes nothing: {IGNORED_KEYS[key]}")
+
+    def add_toml(self, file: ConfigFile) -> None:
+        try:
+            document = tomllib.loads(file.text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file.path}: not TOML: {error}") from None
+        for table, content in document.items():
+            if table not in TABLES:
+                raise _unknown(file.path, f"[{table}]", [f"[{name}]" for name in TABLES])
+            if not isinstance(content, dict):
+                raise ConfigError(f"{file.path}: {table}: expected a table [{table}]")
+            names = {entry.name for entry in SETTINGS.values() if entry.table == table}
+            for name, raw in content.items():
+                key = f"{table}.{name}"
+                if name in names:
+                    self.set(key, raw, file.path, key)
+                elif ROCKETMQ_KEYS.get(name, "").startswith(f"{table}."):
+                    self.set(ROCKETMQ_KEYS[name], raw, file.path, key)
+                else:
+                    raise _unknown(file.path, key, SETTINGS)
+
+    def add_properties(self, file: ConfigFile) -> None:
+        try:
+            lines = parse_properties(file.text)
+        except ConfigError as error:
+            raise ConfigError(f"{file.path}: {error}") from None
+        for _, key, raw in lines:
+            if key in ROCKETMQ_KEYS:
+                self.set(ROCKETMQ_KEYS[key], raw, file.path, key)
+            elif key in IGNORED_KEYS:
+                self.ignore(file.path, key)
+            else:
+                raise _unknown(file.path, key, [*ROCKETMQ_KEYS, *IGNORED_KEYS])
+
+    def derive(self, path: str, value: object, origin: str) -> None:
+        self.values[path] = value
+        self.sources[path] = f"from {origin}"
+
+    def complete(self, home: str) -> None:
+        """Fill in what follows from other settings."""
+        values = self.values
+        if not values["raft.group"]:
+            if values["broker.broker_name"]:
+                self.derive("raft.group", values["broker.broker_name"], "broker.broker_name")
+            else:
+                values["raft.group"] = "DEFAULT_BROKER"
+        if not values["broker.broker_name"]:
+            self.derive("broker.broker_name", values["raft.group"], "raft.group")
+        self._complete_peers()
+        own = next((p for p in values["raft.peers"] if p.id == values["raft.self_id"]), None)
+        self._complete_hosts(own.host if own else "")
+        if home:
+            for path in ("store.path_root_dir", "store.path_commit_log"):
+                if values[path] == "~" or values[path].startswith("~/"):
+                    values[path] = home + values[path][1:]
+        root = values["store.path_root_dir"] = posixpath.normpath(values["store.path_root_dir"])
+        if values["store.path_commit_log"]:
+            values["store.path_commit_log"] = posixpath.normpath(values["store.path_commit_log"])
+        else:
+            self.derive("store.path_commit_log", f"{root}/commitlog", "store.path_root_dir")
+
+    def _complete_peers(self) -> None:
+        values = self.values
+        host = values["broker.broker_ip1"] or values["server.listen_host"] or "127.0.0.1"
+        alone = Peer(values["raft.self_id"], host, DEFAULT_PEER_PORT)
+        if not values["raft.peers"]:
+            self.derive("raft.peers", (alone,), "raft.self_id")
+        elif not values["raft.enable_dledger_commit_log"] and len(values["raft.peers"]) > 1:
+            own = [p for p in values["raft.peers"] if p.id == values["raft.self_id"]]
+            self.derive("raft.peers", tuple(own or [alone]), "raft.enable_dledger_commit_log")
+
+    def _complete_hosts(self, own_host: str) -> None:
+        values = self.values
+        if not values["server.listen_host"]:
+            outside = values["broker.broker_ip1"] or own_host
+            if _is_loopback(outside):
+                self.derive("server.listen_host", "127.0.0.1", "raft.peers")
+            else:
+                origin = "broker.broker_ip1" if values["broker.broker_ip1"] else "raft.peers"
+                self.derive("server.listen_host", "0.0.0.0", origin)
+        if not values["broker.broker_ip1"]:
+            bound = values["server.listen_host"]
+            if bound in ("0.0.0.0", "::"):
+                self.derive("broker.broker_ip1", own_host, "raft.peers")
+            else:
+                self.derive("broker.broker_ip1", bound, "server.listen_host")
+
+    def config(self) -> BrokerConfig:
+        members = {p.id for p in self.values["raft.peers"]}
+        if len(members) in (2, 4):
+            self.warn(
+                f"raft.peers: a group of {len(members)} survives no more failures than one of"
+                f" {len(members) - 1}"
+            )
+        if self.values["store.flush_disk_type"] == "ASYNC_FLUSH":
+            self.warn(
+                "store.flush_disk_type = ASYNC_FLUSH: a power failure may lose acknowledged messages"
+            )
+        if self.values["broker.broker_role"] == "ASYNC_MASTER":
+            self.warn(
+                "broker.broker_role = ASYNC_MASTER: a fail-over may lose acknowledged messages"
+            )
+        tables: dict[str, Any] = {
+            name: struct(
+                **{
+                    entry.name: self.values[entry.path]
+                    for entry in SETTINGS.values()
+                    if entry.table == name
+                }
+            )
+            for name, struct in TABLES.items()
+        }
+        return BrokerConfig(**tables, sources=self.sources, warnings=tuple(self.warnings))
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("", "localhost", "::1") or host.startswith("127.")
+
+
+def _unknown(source: str, key: str, known: Iterable[str]) -> ConfigError:
+    near = get_close_matches(key, list(known), n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return ConfigError(f"{source}: unknown setting {key}{hint}")
+
+
+def _check(config: BrokerConfig) -> None:
+    """Refuse settings that contradict each other; the message names the one to change."""
+
+    def refuse(path: str, why: str) -> ConfigError:
+        source = config.sources[path]
+        return ConfigError(f"{source}: {path} = {show_value(path, config.get(path))}: {why}")
+
+    raft, store, server = config.raft, config.store, config.server
+    ids = [peer.id for peer in raft.peers]
+    if len(set(ids)) != len(ids):
+        raise refuse("raft.peers", "an id stands there twice")
+    if len({(peer.host, peer.port) for peer in raft.peers}) != len(ids):
+        raise refuse("raft.peers", "an address stands there twice")
+    if len(ids) > GROUP_SIZE_MAX:
+        raise refuse("raft.peers", f"a group has at most {GROUP_SIZE_MAX} members")
+    if raft.self_id not in ids:
+        raise refuse("raft.self_id", f"not one of the peers {', '.join(ids)}")
+    own_host = config.self_peer.host
+    if any(p.host == own_host and p.port == server.listen_port for p in raft.peers):
+        raise refuse("server.listen_port", "a port of this host in raft.peers")
+    if raft.heartbeat_interval_ms * 3 > raft.election_timeout_ms:
+        raise refuse(
+            "raft.heartbeat_interval_ms",
+            f"at most a third of raft.election_timeout_ms = {raft.election_timeout_ms}",
+        )
+    if store.max_message_size + RECORD_OVERHEAD_BYTES > raft.max_entry_bytes:
+        raise refuse(
+            "store.max_message_size",
+            f"an entry of raft.max_entry_bytes = {raft.max_entry_bytes} must hold the largest"
+            f" message and {RECORD_OVERHEAD_BYTES} bytes more",
+        )
+    if raft.max_entry_bytes > raft.max_pending_bytes:
+        raise refuse("raft.max_pending_bytes", "less than one entry of raft.max_entry_bytes")
+    if store.disk_max_used_space_ratio >= store.disk_space_warning_ratio:
+        raise refuse("store.disk_max_used_space_ratio", "must be below disk_space_warning_ratio")
+    for path in ("broker.cluster_name", "broker.broker_name", "raft.group"):
+        if not _NAME.fullmatch(config.get(path)):
+            raise refuse(path, "letters, digits, %, |, -, _ and . only")
+    if server.tls_mode != "disabled" and not (server.tls_cert_file and server.tls_key_file):
+        raise refuse("server.tls_mode", "needs server.tls_cert_file and server.tls_key_file")

@@ -1,0 +1,76 @@
+"""Java properties, the format of RocketMQ's ``broker.conf``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from commitlog.errors import ConfigError
+
+_WHITE = " \t\f"
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse_properties(text: str) -> list[tuple[int, str, str]]:
+    """Return ``(line number, key, value)`` of each setting, in order; a key may come twice.
+
+    Raises:
+        ConfigError: A ``\\u`` escape without four hexadecimal digits; names the line.
+    Spec: java.util.Properties: ``key=value``, ``key: value`` or ``key value``; comments begin
+        with ``#`` or ``!``; a backslash at the end of a line continues it.
+    """
+    return [
+        (number, *_split(line, number)) for number, line in _logical_lines(text) if line.strip()
+    ]
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    whole, first = "", 0
+    for number, natural in enumerate(text.splitlines(), 1):
+        line = natural.lstrip(_WHITE)
+        if not first and line[:1] in ("#", "!"):
+            continue
+        first = first or number
+        trailing = len(line) - len(line.rstrip("\\"))
+        if trailing % 2:
+            whole += line[:-1]
+            continue
+        yield first, whole + line
+        whole, first = "", 0
+    if first:
+        yield first, whole
+
+
+def _split(line: str, number: int) -> tuple[str, str]:
+    at = 0
+    while at < len(line) and line[at] not in "=: \t\f":
+        at += 2 if line[at] == "\\" else 1
+    key, rest = line[:at], line[at:].lstrip(_WHITE)
+    if rest[:1] in ("=", ":"):
+        rest = rest[1:].lstrip(_WHITE)
+    # Properties keeps blanks at the end of a value; no setting here has a use for them.
+    return _unescape(key, number), _unescape(rest.rstrip(_WHITE), number)
+
+
+def _unescape(text: str, number: int) -> str:
+    if "\\" not in text:
+        return text
+    out: list[str] = []
+    at = 0
+    while at < len(text):
+        char = text[at]
+        at += 1
+        if char != "\\" or at >= len(text):
+            out.append(char)
+            continue
+        char = text[at]
+        at += 1
+        if char != "u":
+            out.append(_ESCAPES.get(char, char))
+            continue
+        digits = text[at : at + 4]
+        try:
+            out.append(chr(int(digits, 16)))
+        except ValueError:
+            raise ConfigError(f"line {number}: bad \\u escape {digits!r}") from None
+        at += 4
+    return "".join(out)

@@ -1,0 +1,458 @@
+"""Every setting of a broker: its table, name, type, default, RocketMQ key and what it is for.
+
+The structs below are the only list. Files, the command line, ``-p`` and ``docs/configuration.md``
+are all read off their fields. Names are RocketMQ's keys in snake_case where it has one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+CONSUME_QUEUE_UNIT_BYTES = 20
+DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+DEFAULT_NAMESRV_PORT = 9876
+DEFAULT_LISTEN_PORT = 10911
+DEFAULT_PEER_PORT = 40911
+
+
+def _about(text: str, *rocketmq_keys: str, **limits: Any) -> Meta:
+    return Meta(description=text, extra={"keys": rocketmq_keys}, **limits)
+
+
+BrokerRole = Literal["SYNC_MASTER", "ASYNC_MASTER"]
+FlushDiskType = Literal["SYNC_FLUSH", "ASYNC_FLUSH"]
+TlsModeName = Literal["disabled", "permissive", "enforcing"]
+
+
+class Peer(Struct, frozen=True):
+    """One member of a broker group: its id and where its peers reach it."""
+
+    id: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the peer connection."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.id}-{self.address}"
+
+
+class BrokerTable(Struct, frozen=True, kw_only=True):
+    """``[broker]``: who this broker is and what it offers."""
+
+    cluster_name: Annotated[
+        str, _about("Cluster this broker registers in.", "brokerClusterName", min_length=1)
+    ] = "DefaultCluster"
+    broker_name: Annotated[
+        str,
+        _about("Name of the broker group as clients see it; empty: `raft.group`.", "brokerName"),
+    ] = ""
+    broker_role: Annotated[
+        BrokerRole,
+        _about(
+            "`SYNC_MASTER`: an acknowledgement means a majority. `ASYNC_MASTER`: the leader alone;"
+            " a fail-over may lose the unreplicated tail. `SLAVE` is taken as `SYNC_MASTER` with a"
+            " warning: roles are elected.",
+            "brokerRole",
+        ),
+    ] = "SYNC_MASTER"
+    broker_ip1: Annotated[
+        str,
+        _about(
+            "Host that clients are told, apart from the bind address; empty: the bind address, or"
+            " this node's host in `raft.peers`.",
+            "brokerIP1",
+        ),
+    ] = ""
+    namesrv_addr: Annotated[
+        tuple[str, ...],
+        _about("NameServers, `host:port;host:port`.", "namesrvAddr"),
+    ] = (f"127.0.0.1:{DEFAULT_NAMESRV_PORT}",)
+    broker_permission: Annotated[
+        int, _about("Permission bits: 4 read, 2 write.", "brokerPermission", ge=0, le=15)
+    ] = 6
+    auto_create_topic_enable: Annotated[
+        bool, _about("Create an unknown topic at the first send.", "autoCreateTopicEnable")
+    ] = True
+    auto_create_subscription_group: Annotated[
+        bool,
+        _about("Create an unknown consumer group at first use.", "autoCreateSubscriptionGroup"),
+    ] = True
+    default_topic_queue_nums: Annotated[
+        int,
+        _about("Queues of an auto-created topic, at most.", "defaultTopicQueueNums", ge=1, le=1024),
+    ] = 8
+    slave_read_enable: Annotated[
+        bool, _about("Followers answer pulls from what they applied.", "slaveReadEnable")
+    ] = True
+    long_polling_enable: Annotated[
+        bool, _about("Hold a pull that finds nothing until it does.", "longPollingEnable")
+    ] = True
+    short_polling_time_ms: Annotated[
+        int,
+        _about(
+            "How long a pull is held without long polling.",
+            "shortPollingTimeMills",
+            ge=0,
+            le=60_000,
+        ),
+    ] = 1_000
+    wait_time_in_send_queue_ms: Annotated[
+        int,
+        _about(
+            "A send that waited longer before being looked at is refused as busy, not stored.",
+            "waitTimeMillsInSendQueue",
+            ge=1,
+        ),
+    ] = 200
+    flush_consumer_offset_interval_ms: Annotated[
+        int,
+        _about(
+            "One-way consumer offset commits are proposed together at least this often.",
+            "flushConsumerOffsetInterval",
+            ge=10,
+        ),
+    ] = 1_000
+
+
+class ServerTable(Struct, frozen=True, kw_only=True):
+    """``[server]``: the port clients talk to and its limits."""
+
+    listen_host: Annotated[
+        str,
+        _about(
+            "Address to bind; empty: 127.0.0.1, or 0.0.0.0 when `broker_ip1` or this node's peer"
+            " address is not a loopback one.",
+            "bindAddress",
+        ),
+    ] = ""
+    listen_port: Annotated[
+        int, _about("Port for clients and NameServers.", "listenPort", ge=0, le=65_535)
+    ] = DEFAULT_LISTEN_PORT
+    max_connections: Annotated[
+        int,
+        _about("Open client connections; one more is closed at once.", ge=1),
+    ] = 4_096
+    max_in_flight: Annotated[
+        int,
+        _about(
+            "Requests of one connection in work; beyond it reading that connection pauses.", ge=1
+        ),
+    ] = 4_096
+    max_frame_bytes: Annotated[
+        int, _about("Largest frame; a larger one closes the connection.", ge=64 * KIB)
+    ] = 16 * MIB
+    max_write_buffer_bytes: Annotated[
+        int,
+        _about(
+            "Answers waiting for one connection; beyond it reading that connection pauses.",
+            "writeBufferHighWaterMark",
+            ge=64 * KIB,
+        ),
+    ] = 64 * MIB
+    idle_timeout_s: Annotated[
+        int,
+        _about(
+            "A connection silent for this long is closed.", "serverChannelMaxIdleTimeSeconds", ge=1
+        ),
+    ] = 120
+    shutdown_timeout_ms: Annotated[
+        int, _about("On SIGTERM, how long requests in work may take to end.", ge=0)
+    ] = 5_000
+    tls_mode: Annotated[
+        TlsModeName,
+        _about(
+            "`disabled`, `permissive` (plain and TLS on one port) or `enforcing`.",
+            "tls.server.mode",
+        ),
+    ] = "disabled"
+    tls_cert_file: Annotated[str, _about("PEM certificate chain.", "tls.server.certPath")] = ""
+    tls_key_file: Annotated[str, _about("PEM private key.", "tls.server.keyPath")] = ""
+    tls_key_password: Annotated[
+        str, _about("Password of the key; shown as `***`.", "tls.server.keyPassword")
+    ] = ""
+    tls_ca_file: Annotated[
+        str,
+        _about(
+            "Authorities that clients' certificates must come from.", "tls.server.trustCertPath"
+        ),
+    ] = ""
+    tls_client_auth: Annotated[
+        Literal["none", "optional", "require"],
+        _about("Ask clients for a certificate.", "tls.server.need.client.auth"),
+    ] = "none"
+
+
+class ClientTable(Struct, frozen=True, kw_only=True):
+    """``[client]``: this broker as a client of the NameServers."""
+
+    register_interval_ms: Annotated[
+        int,
+        _about("Heartbeat to every NameServer.", "registerNameServerPeriod", ge=1_000, le=60_000),
+    ] = 30_000
+    register_timeout_ms: Annotated[
+        int,
+        _about("Wait for one NameServer's answer.", "registerBrokerTimeoutMills", ge=100),
+    ] = 6_000
+    connect_timeout_ms: Annotated[
+        int, _about("Wait for a connection.", "connectTimeoutMillis", ge=10)
+    ] = 3_000
+    address_server: Annotated[
+        str,
+        _about(
+            "URL that lists the NameServers, read again every 120 s; empty: none.",
+            "rmqAddressServerDomain",
+        ),
+    ] = ""
+    tls_enable: Annotated[bool, _about("Talk TLS to NameServers and peers.", "tls.enable")] = False
+    tls_ca_file: Annotated[
+        str,
+        _about(
+            "Authorities that servers' certificates must come from.", "tls.client.trustCertPath"
+        ),
+    ] = ""
+    tls_cert_file: Annotated[str, _about("PEM certificate chain.", "tls.client.certPath")] = ""
+    tls_key_file: Annotated[str, _about("PEM private key.", "tls.client.keyPath")] = ""
+
+
+class StoreTable(Struct, frozen=True, kw_only=True):
+    """``[store]``: the log on disk."""
+
+    path_root_dir: Annotated[
+        str,
+        _about(
+            "Data folder of this node; `~` is the home folder.", "storePathRootDir", min_length=1
+        ),
+    ] = "~/store"
+    path_commit_log: Annotated[
+        str,
+        _about(
+            "Folder of the log segments; empty: `commitlog` below the root.", "storePathCommitLog"
+        ),
+    ] = ""
+    flush_disk_type: Annotated[
+        FlushDiskType,
+        _about(
+            "`SYNC_FLUSH`: nothing is promised before it is on disk. `ASYNC_FLUSH`: every"
+            " `flush_interval_ms`.",
+            "flushDiskType",
+        ),
+    ] = "SYNC_FLUSH"
+    flush_interval_ms: Annotated[
+        int, _about("Flush interval of `ASYNC_FLUSH`.", "flushIntervalCommitLog", ge=1)
+    ] = 500
+    mapped_file_size_commit_log: Annotated[
+        int,
+        _about(
+            "Bytes of one log segment.",
+            "mappedFileSizeCommitLog",
+            "mapedFileSizeCommitLog",
+            ge=64 * KIB,
+            le=2 * GIB,
+        ),
+    ] = GIB
+    mapped_file_size_consume_queue: Annotated[
+        int,
+        _about(
+            "Bytes of one consume queue file, a multiple of 20.",
+            "mappedFileSizeConsumeQueue",
+            "mapedFileSizeConsumeQueue",
+            ge=CONSUME_QUEUE_UNIT_BYTES,
+            multiple_of=CONSUME_QUEUE_UNIT_BYTES,
+        ),
+    ] = 6_000_000
+    max_message_size: Annotated[
+        int, _about("Largest message body in bytes.", "maxMessageSize", ge=1)
+    ] = 4 * MIB
+    message_delay_level: Annotated[
+        str, _about("Delays of the levels 1, 2, …; units s m h d.", "messageDelayLevel")
+    ] = DEFAULT_DELAY_LEVELS
+    message_index_enable: Annotated[bool, _about("Keep the key index.", "messageIndexEnable")] = (
+        True
+    )
+    max_hash_slot_num: Annotated[
+        int, _about("Slots of one key index file.", "maxHashSlotNum", ge=1)
+    ] = 5_000_000
+    max_index_num: Annotated[int, _about("Entries of one key index file.", "maxIndexNum", ge=2)] = (
+        20_000_000
+    )
+    max_transfer_bytes_in_memory: Annotated[
+        int,
+        _about("Bytes of one pull from recent data.", "maxTransferBytesOnMessageInMemory", ge=1),
+    ] = 256 * KIB
+    max_transfer_count_in_memory: Annotated[
+        int,
+        _about("Messages of one pull from recent data.", "maxTransferCountOnMessageInMemory", ge=1),
+    ] = 32
+    max_transfer_bytes_in_disk: Annotated[
+        int, _about("Bytes of one pull from old data.", "maxTransferBytesOnMessageInDisk", ge=1)
+    ] = 64 * KIB
+    max_transfer_count_in_disk: Annotated[
+        int, _about("Messages of one pull from old data.", "maxTransferCountOnMessageInDisk", ge=1)
+    ] = 8
+    access_message_in_memory_max_ratio: Annotated[
+        int,
+        _about(
+            "Percent of RAM taken as page cache: what is nearer to the end is recent data.",
+            "accessMessageInMemoryMaxRatio",
+            ge=1,
+            le=100,
+        ),
+    ] = 40
+    delete_when: Annotated[
+        tuple[int, ...], _about("Hours of the day for removing old segments.", "deleteWhen")
+    ] = (4,)
+    file_reserved_time: Annotated[
+        int, _about("Hours that segments are kept.", "fileReservedTime", ge=1)
+    ] = 72
+    disk_max_used_space_ratio: Annotated[
+        int,
+        _about(
+            "Percent of disk use from which old segments go at any hour.",
+            "diskMaxUsedSpaceRatio",
+            ge=10,
+            le=95,
+        ),
+    ] = 75
+    disk_space_warning_ratio: Annotated[
+        int,
+        _about(
+            "Percent of disk use from which writes are refused.",
+            "diskSpaceWarningLevelRatio",
+            ge=35,
+            le=100,
+        ),
+    ] = 90
+
+
+class RaftTable(Struct, frozen=True, kw_only=True):
+    """``[raft]``: the group this node is a member of."""
+
+    enable_dledger_commit_log: Annotated[
+        bool,
+        _about(
+            "false: a group of this node alone, whatever `peers` says.", "enableDLegerCommitLog"
+        ),
+    ] = True
+    group: Annotated[
+        str,
+        _about(
+            "Name of the Raft group; empty: `broker.broker_name`, then `DEFAULT_BROKER`.",
+            "dLegerGroup",
+        ),
+    ] = ""
+    self_id: Annotated[
+        str, _about("This node in `peers`, `n0` and so on.", "dLegerSelfId", min_length=1)
+    ] = "n0"
+    peers: Annotated[
+        tuple[Peer, ...],
+        _about(
+            "All members, `n0-host:port;n1-host:port`; empty: this node alone on port 40911.",
+            "dLegerPeers",
+        ),
+    ] = ()
+    election_timeout_ms: Annotated[
+        int,
+        _about(
+            "Silence of the leader before a follower asks for votes; each node draws between"
+            " this and twice this.",
+            ge=50,
+        ),
+    ] = 800
+    heartbeat_interval_ms: Annotated[int, _about("Heartbeat of the leader.", ge=5)] = 100
+    window_bytes: Annotated[
+        int, _about("Unacknowledged bytes on the way to one peer.", ge=64 * KIB)
+    ] = 8 * MIB
+    max_entry_bytes: Annotated[
+        int, _about("Largest Raft entry: one group commit.", ge=64 * KIB)
+    ] = 8 * MIB
+    max_pending_bytes: Annotated[
+        int,
+        _about("Proposed and not yet committed; beyond it sends are refused as busy.", ge=64 * KIB),
+    ] = 64 * MIB
+    max_pending_count: Annotated[
+        int,
+        _about(
+            "Batches proposed and not yet committed; beyond it sends are refused as busy.", ge=1
+        ),
+    ] = 100_000
+    checkpoint_interval_ms: Annotated[
+        int, _about("How often the state tables are saved to bound replay at start.", ge=10)
+    ] = 3_000
+    propose_timeout_ms: Annotated[
+        int,
+        _about(
+            "Wait for a majority; beyond it the answer is `outcome=unknown`.",
+            "syncFlushTimeout",
+            ge=10,
+        ),
+    ] = 5_000
+
+
+TABLES: dict[str, type[Struct]] = {
+    "broker": BrokerTable,
+    "server": ServerTable,
+    "client": ClientTable,
+    "store": StoreTable,
+    "raft": RaftTable,
+}
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One setting, as files and documentation see it."""
+
+    path: str
+    type: Any
+    default: Any
+    about: str
+    keys: tuple[str, ...]
+
+    @property
+    def table(self) -> str:
+        """Name of the TOML table."""
+        return self.path.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Name inside the table."""
+        return self.path.partition(".")[2]
+
+
+def _settings() -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for table, struct in TABLES.items():
+        hints = get_type_hints(struct, include_extras=True)
+        for field in msgspec.structs.fields(struct):
+            annotated = hints[field.name]
+            meta: Meta = get_args(annotated)[1]
+            path = f"{table}.{field.name}"
+            found[path] = Setting(
+                path=path,
+                type=annotated,
+                default=field.default,
+                about=meta.description or "",
+                keys=tuple((meta.extra or {})["keys"]),
+            )
+    return found
+
+
+SETTINGS: dict[str, Setting] = _settings()
+"""Path ``table.name`` to setting, in the order of the tables."""
+
+ROCKETMQ_KEYS: dict[str, str] = {
+    key: setting.path for setting in SETTINGS.values() for key in setting.keys
+}
+"""RocketMQ key to path."""
+
+SECRET_PATHS = frozenset({"server.tls_key_password"})
