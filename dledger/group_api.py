@@ -1,0 +1,139 @@
+"""A broker group as processors and services see it: the only door to the replicated log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from commitlog.entry import RecordBatch
+from commitlog.errors import Outcome
+from dledger.state.tables import StateTables
+
+QueueTouched = tuple[str, int, int]
+"""Topic, queue id and the queue's new max offset."""
+
+AppliedListener = Callable[[Sequence[QueueTouched]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What became of a proposal.
+
+    ``stored``: committed and applied on this node; ``not_stored``: it never will be; ``unknown``:
+    this node stopped leading before it could tell. The other fields count for ``stored`` only.
+    """
+
+    outcome: Outcome
+    first_offsets: tuple[int, ...] = ()
+    """First queue offset of each run of the batch."""
+    phy_offset: int = -1
+    """Position of the batch's first record; the others follow it without a gap."""
+    store_time_ms: int = 0
+    index: int = 0
+    term: int = 0
+
+
+OnDone = Callable[[Proposed], None]
+
+
+class Leadership(Protocol):
+    """The right to append, in one term."""
+
+    @property
+    def term(self) -> int:
+        """The term it was won in."""
+
+
+class LogReader(Protocol):
+    """What is read from the log: applied records by position."""
+
+    @property
+    def end_position(self) -> int:
+        """Byte after the last entry."""
+
+    def record_at(self, phy_offset: int) -> memoryview:
+        """Return one record.
+
+        Raises:
+            OffsetOutOfRangeError: Outside the log.
+            CorruptRecordError: No record starts there.
+        """
+
+    def read(self, phy_offset: int, size: int) -> memoryview:
+        """Return *size* bytes of one segment.
+
+        Raises:
+            OffsetOutOfRangeError: Outside the log.
+        """
+
+
+class QueueReader(Protocol):
+    """One consume queue."""
+
+    def read(self, first: int, count: int, /) -> npt.NDArray[np.void]:
+        """Return up to *count* units from logical offset *first*."""
+
+
+class QueuesReader(Protocol):
+    """All consume queues of a node."""
+
+    def queue(self, topic: str, queue_id: int, /) -> QueueReader:
+        """Return the queue, made when it is missing."""
+
+
+class BrokerGroup(Protocol):
+    """One replica of a broker group."""
+
+    @property
+    def state(self) -> StateTables:
+        """The applied state. Read it, never write it."""
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """Set while this node leads *and* has applied an entry of its own term."""
+
+    @property
+    def leader_address(self) -> str | None:
+        """Advertised ``ip:port`` of the leader, as far as known."""
+
+    @property
+    def term(self) -> int:
+        """The newest term this node has seen."""
+
+    @property
+    def log(self) -> LogReader:
+        """The log. Read applied records only."""
+
+    @property
+    def queues(self) -> QueuesReader:
+        """The consume queues."""
+
+    @property
+    def on_applied(self) -> list[AppliedListener]:
+        """Called after each applied entry with the queues it touched; must not block or raise."""
+
+    def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
+        """Append *batch* under the current leadership, all of it in one entry.
+
+        *on_done* is called exactly once, later, never from inside this call.
+
+        Raises:
+            NotLeaderError: Not leading; nothing was stored.
+            PendingFullError: Too much in flight; nothing was stored.
+            DiskFullError: No space; nothing was stored.
+        """
+
+    async def submit(self, batch: RecordBatch) -> Proposed:
+        """`propose`, awaited: returns a stored proposal only.
+
+        Raises:
+            UnknownOutcomeError: Leadership ended first; also everything `propose` raises.
+        Cancellation: The entry may still be stored.
+        """
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what `raft status` shows: role, term, indexes, peers; JSON-able values."""

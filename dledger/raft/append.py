@@ -1,0 +1,173 @@
+"""The follower's side of an append: check everything, then tell the library only what is new.
+
+The library deletes everything after the previous index of an append, matching or not, and
+believes any commit index. So a late or duplicated append would cut acknowledged entries
+(verification: F.1-2). Here the message is rewritten before the library sees it: entries that are
+present already are stripped, only a real conflict is left to truncate, and the commit index is
+capped at what this very message verified (Raft §5.3, figure 2, receiver rules 3 to 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commitlog.entry import EntryHeader, parse_header, verify_frame
+from commitlog.errors import CorruptEntryError, InvariantBroken, RemoteProtocolError
+from dledger.raft.guards import Guards
+from dledger.raft.journal import CommitLogJournal, Frame
+
+
+@dataclass(slots=True)
+class AppendRequest:
+    """An append as it came over the wire."""
+
+    term: int
+    prev_index: int
+    prev_term: int
+    commit_index: int
+    frames: Sequence[Frame]
+
+
+@dataclass(slots=True)
+class Accepted:
+    """Deliver *message* to the library; then everything up to *verified* is as the leader has it."""
+
+    message: dict[str, Any]
+    verified: int
+
+
+@dataclass(slots=True)
+class Rejected:
+    """What comes before is missing or different; the leader should go on at *next_index*."""
+
+    next_index: int
+
+
+def split_frames(payload: memoryview) -> list[Frame]:
+    """Cut a payload into entries, checking sizes only.
+
+    Raises:
+        RemoteProtocolError: The payload is not a row of whole entries.
+    """
+    frames: list[Frame] = []
+    offset = 0
+    while offset < len(payload):
+        try:
+            header = parse_header(payload, offset)
+        except CorruptEntryError as error:
+            raise RemoteProtocolError(f"an append carried a bad entry: {error}") from error
+        end = offset + header.size
+        if end > len(payload):
+            raise RemoteProtocolError("an append ended inside an entry")
+        frames.append(Frame(payload[offset:end], header))
+        offset = end
+    return frames
+
+
+def plan_append(
+    journal: CommitLogJournal, request: AppendRequest, guards: Guards
+) -> Accepted | Rejected:
+    """Decide what the library is told of *request*. Changes nothing.
+
+    Raises:
+        RemoteProtocolError: An entry's CRC, chain, position or order is wrong; drop the
+            connection, nothing was changed.
+        InvariantBroken: The leader's log contradicts entries committed here: stop the node.
+    """
+    if not guards.idempotent_append:
+        return _as_it_came(journal, request)
+    prev, commit = request.prev_index, journal.commit_index
+    frames = list(request.frames)
+    if prev < journal.anchor_index:
+        # Below the first kept entry everything is committed, so it counts as matching.
+        frames = [frame for frame in frames if frame.header.index > journal.anchor_index]
+        prev = journal.anchor_index
+        if not frames:
+            return _nothing_new(journal, request, prev)
+    elif prev > journal.last_index:
+        return Rejected(journal.last_index + 1)
+    elif journal.term_at(prev) != request.prev_term:
+        if prev <= commit:
+            raise InvariantBroken(
+                f"leader has term {request.prev_term} at committed index {prev}, "
+                f"here it is {journal.term_at(prev)}"
+            )
+        return Rejected(max(commit + 1, journal.first_index_of_term(prev)))
+    _check_chain(journal, prev, frames)
+    verified = frames[-1].header.index if frames else prev
+    new = _strip_present(journal, frames)
+    if not new:
+        return _nothing_new(journal, request, verified)
+    first = new[0].header.index
+    if first <= commit:
+        raise InvariantBroken(f"leader replaces index {first}, committed here up to {commit}")
+    return Accepted(_message(journal, request, first - 1, new, verified), verified)
+
+
+def _check_chain(journal: CommitLogJournal, prev: int, frames: Sequence[Frame]) -> None:
+    if not frames:
+        return
+    index, chain = prev, journal.log.chain_at(prev)
+    term, end = journal.term_at(prev), None
+    for frame in frames:
+        header = frame.header
+        if header.index != index + 1 or header.term < term:
+            raise RemoteProtocolError(f"entry {header.index} of term {header.term} out of order")
+        if end is not None and header.position < end:
+            raise RemoteProtocolError(f"entry {header.index} overlaps the one before it")
+        _verify(frame.data, header, chain)
+        index, term, chain = header.index, header.term, header.chain
+        end = header.position + header.size
+
+
+def _verify(data: memoryview, header: EntryHeader, chain: int) -> None:
+    try:
+        verify_frame(data, header, chain)
+    except CorruptEntryError as error:
+        raise RemoteProtocolError(f"an append carried a bad entry: {error}") from error
+
+
+def _strip_present(journal: CommitLogJournal, frames: Sequence[Frame]) -> Sequence[Frame]:
+    for at, frame in enumerate(frames):
+        header = frame.header
+        if header.index > journal.last_index or journal.term_at(header.index) != header.term:
+            return frames[at:]
+        if journal.log.chain_at(header.index) != header.chain:
+            raise InvariantBroken(
+                f"two different entries at index {header.index} in term {header.term}"
+            )
+    return ()
+
+
+def _nothing_new(journal: CommitLogJournal, request: AppendRequest, verified: int) -> Accepted:
+    # Naming our own last entry keeps the library from cutting the suffix it cannot judge.
+    return Accepted(_message(journal, request, journal.last_index, (), verified), verified)
+
+
+def _message(
+    journal: CommitLogJournal,
+    request: AppendRequest,
+    prev: int,
+    frames: Sequence[Frame],
+    verified: int,
+) -> dict[str, Any]:
+    return {
+        "type": "append_entries",
+        "term": request.term,
+        "commit_index": min(request.commit_index, verified),
+        "entries": [(frame, frame.header.index, frame.header.term) for frame in frames],
+        "prevLogIdx": prev,
+        "prevLogTerm": journal.term_at(prev),
+    }
+
+
+def _as_it_came(journal: CommitLogJournal, request: AppendRequest) -> Accepted | Rejected:
+    prev = request.prev_index
+    if prev > journal.last_index or journal.term_at(prev) != request.prev_term:
+        return Rejected(prev)
+    verified = request.frames[-1].header.index if request.frames else prev
+    message = _message(journal, request, prev, request.frames, verified)
+    message["commit_index"] = request.commit_index
+    return Accepted(message, verified)

@@ -1,0 +1,347 @@
+"""pysyncobj's own election and commit code, with the parts of it that are unsafe replaced.
+
+The library decides terms, votes, log matching and commit. Sending, timers and pre-vote are ours
+(`replicator`, `node`). Everything that depends on names the library keeps to itself stands in
+this file, and a test compares the hash of the installed ``syncobj.py`` with the one it was
+written against.
+
+What is switched off in the library, and how:
+
+========================  ======================================================================
+its election timer        infinite; `campaign` delivers a ``timeout_now`` instead
+its sender                ``__sendAppendEntries`` calls our replicator
+its state machine         ``__applyLogEntries`` only moves ``lastApplied``; apply follows the log
+its command queue         ``_checkCommandsToApply`` does nothing; `append` is the only way in
+its dumps                 ``__tryLogCompaction`` does nothing, ``__loadDumpFile`` raises
+its sockets and threads   a null poller, ``autoTick`` off, our Transport
+========================  ======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import pysyncobj.syncobj as library
+from pysyncobj.config import SyncObjConf
+from pysyncobj.journal import Journal
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from commitlog.errors import InvariantBroken, RemoteProtocolError
+from dledger.raft.guards import Guards
+from dledger.raft.journal import NO_OP_COMMAND, CommitLogJournal, Frame, Proposal
+from remoting.seams import Clock, Rng
+
+LIBRARY_SHA256: Final = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"
+"""SHA-256 of the ``syncobj.py`` these overrides were written against (pysyncobj 0.3.17)."""
+
+NEVER_S: Final = 1e9
+"""The library's election timeout: out of the way, ours runs instead."""
+
+LIBRARY_FALLBACK_S: Final = 30.0
+"""The library's default for a leader without a quorum; used only with the guard off."""
+
+ENTRY_BYTES_MAX: Final = 1 << 30
+"""The library chunks, with pickle, what is larger than this; no entry of ours can be."""
+
+KNOWN_MESSAGES: Final = frozenset(
+    {"append_entries", "next_node_idx", "request_vote", "response_vote", "timeout_now"}
+)
+"""Library messages that may travel. All others execute commands or carry pickles."""
+
+Message = dict[str, Any]
+
+
+class Role(Enum):
+    """What a member is at this moment."""
+
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+_ROLES: Final = {0: Role.FOLLOWER, 1: Role.CANDIDATE, 2: Role.LEADER}
+
+
+@dataclass(slots=True)
+class _World:
+    """Clock and randomness of the node whose library code is running right now."""
+
+    clock: Clock
+    rng: Rng
+
+
+class _Ambient:
+    """Stands where the library imported the time and random modules."""
+
+    current: _World | None = None
+
+    @classmethod
+    def monotonic(cls) -> float:
+        if cls.current is None:
+            raise InvariantBroken("consensus code ran outside a node")
+        # Above zero, because the library takes a deadline of 0 for one that has passed.
+        return 1.0 + cls.current.clock.monotonic()
+
+    @classmethod
+    def random(cls) -> float:
+        if cls.current is None:
+            raise InvariantBroken("consensus code ran outside a node")
+        return cls.current.rng.random()
+
+
+def _journal_as_given(journal: Journal) -> Journal:
+    return journal
+
+
+library.createJournal = _journal_as_given
+library.monotonicTime = _Ambient.monotonic
+library.random = _Ambient
+
+
+class _NullPoller:
+    """The library polls sockets here; it has none."""
+
+    def poll(self, timeout: float) -> None:
+        """Return at once."""
+
+
+class _CappedMatch(dict[Node, int]):
+    """Match indexes as the library may count them.
+
+    The library always counts the leader itself. Reading every follower as no further than what
+    is stable here makes that count true: an index reaches a majority only when it is durable on
+    this node too. With one voter nothing is read, and `RaftCore.commit_index` caps instead.
+    """
+
+    def __init__(self, journal: CommitLogJournal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def __getitem__(self, node: Node) -> int:
+        return min(super().__getitem__(node), self._journal.stable_index)
+
+
+class _Outbox(Transport):
+    """The library's Transport: hands every message to the node instead of a socket."""
+
+    def __init__(self, deliver: Callable[[str, Message], None]) -> None:
+        super().__init__(None, None, ())
+        self._deliver = deliver
+
+    def send(self, node: Node, message: Message) -> bool:
+        self._deliver(node.id, message)
+        return True
+
+    def destroy(self) -> None:
+        """Nothing to close."""
+
+
+class _Library(library.SyncObj):
+    """The library with its unsafe parts replaced. No state of its own: see consensus.md, end."""
+
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        """Sending is pulled by the links, see `dledger.raft.replicator`."""
+
+    def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+        self._SyncObj__raftLastApplied = max(self._SyncObj__raftLastApplied, self.raftCommitIndex)
+        return False
+
+    def _checkCommandsToApply(self) -> None:  # noqa: N802
+        """`RaftCore.append` is the only way into the log."""
+
+    def _SyncObj__tryLogCompaction(self) -> None:  # noqa: N802
+        """Retention is not the library's business."""
+
+    _SyncObj__raftLastApplied: int
+
+
+class _LibraryWithoutDump(_Library):
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803
+        raise InvariantBroken("the library tried to load a dump")
+
+
+class RaftCore:
+    """One member's consensus state machine. Synchronous; the caller delivers and sends messages.
+
+    Args:
+        self_id: This member's name.
+        peer_ids: The other voters' names.
+        journal: The log; owned by the caller.
+        send: Called with (peer, message) for each message the library wants to send. It must not
+            call back into the core.
+        leader_fallback_s: A leader that heard no majority for so long steps down.
+    """
+
+    def __init__(
+        self,
+        self_id: str,
+        peer_ids: Iterable[str],
+        journal: CommitLogJournal,
+        *,
+        send: Callable[[str, Message], None],
+        clock: Clock,
+        rng: Rng,
+        leader_fallback_s: float,
+        guards: Guards,
+    ) -> None:
+        self._world = _World(clock, rng)
+        self._journal = journal
+        self._guards = guards
+        self._nodes = {peer: Node(peer) for peer in sorted(peer_ids)}
+        self._outbox = _Outbox(send)
+        conf = SyncObjConf(
+            autoTick=False,
+            raftMinTimeout=NEVER_S,
+            raftMaxTimeout=2 * NEVER_S,
+            connectionTimeout=2 * NEVER_S,
+            appendEntriesPeriod=leader_fallback_s / 10,
+            appendEntriesUseBatch=True,
+            appendEntriesBatchSizeBytes=ENTRY_BYTES_MAX,
+            leaderFallbackTimeout=leader_fallback_s
+            if guards.leader_gives_up
+            else max(LIBRARY_FALLBACK_S, leader_fallback_s),
+            commandsWaitLeader=False,
+            dynamicMembershipChange=False,
+            fullDumpFile=None,
+            useFork=False,
+            journalFile=journal,
+        )
+        kind = _LibraryWithoutDump if guards.no_library_dump else _Library
+        with self._ambient():
+            self._library = kind(
+                Node(self_id), self._nodes.values(), conf=conf, transport=self._outbox
+            )
+            self._library._poller = _NullPoller()
+            self._library._SyncObj__raftLastApplied = journal.commit_index
+            if guards.durable_before_promise:
+                vars(self._library)["_SyncObj__raftMatchIndex"] = _CappedMatch(journal)
+
+    def _ambient(self) -> _Entered:
+        return _Entered(self._world)
+
+    # -- what the node asks ----------------------------------------------------------------
+
+    @property
+    def role(self) -> Role:
+        """What this member is now."""
+        return _ROLES[vars(self._library)["_SyncObj__raftState"]]
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this member believes it leads."""
+        return self._library._isLeader()
+
+    @property
+    def term(self) -> int:
+        """The newest term this member has seen."""
+        return self._library._getTerm()
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader of this term, as far as known."""
+        leader = self._library._getLeader()
+        return None if leader is None else leader.id
+
+    @property
+    def commit_index(self) -> int:
+        """Newest index that is committed *and* stable here: what may be applied."""
+        return min(self._library.raftCommitIndex, self._journal.stable_index)
+
+    @property
+    def known_commit_index(self) -> int:
+        """Newest index known to be committed; may be above what is stable here."""
+        return self._library.raftCommitIndex
+
+    # -- what the node does ----------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let the library elect, count and step down. Cheap: call after every event.
+
+        Raises:
+            DiskFullError: This member was elected but its first entry does not fit; the caller
+                steps down with `observe_term`.
+        """
+        with self._ambient():
+            self._library.doTick(0)
+
+    def step(self, peer: str | None, message: Message) -> None:
+        """Deliver one message of the library's own kinds.
+
+        Raises:
+            RemoteProtocolError: The kind may not travel; nothing was changed.
+            InvariantBroken: A committed entry would be cut, or entries disagree: stop the node.
+        """
+        if self._guards.never_forwarded and (
+            message["type"] not in KNOWN_MESSAGES
+            or "serialized" in message
+            or "transmission" in message
+        ):
+            raise RemoteProtocolError(f"peer {peer} sent a {message['type']!r}; refused")
+        node = None if peer is None else self._nodes[peer]
+        with self._ambient():
+            self._outbox._onMessageReceived(node, message)
+
+    def campaign(self) -> None:
+        """Stand for election now, in the next term."""
+        self.step(self._known_leader(), {"type": "timeout_now", "term": self.term})
+        self.tick()
+
+    def _known_leader(self) -> str | None:
+        # A ``timeout_now`` counts only when it names the leader the library knows of.
+        leader = self.leader_id
+        return leader if leader in self._nodes else None
+
+    def observe_term(self, term: int) -> None:
+        """Take note of a higher *term*: this member follows, without having voted in it."""
+        if term <= self.term:
+            return
+        any_peer = next(iter(self._nodes), None)
+        self.step(
+            any_peer,
+            {"type": "request_vote", "term": term, "last_log_term": -1, "last_log_index": -1},
+        )
+
+    def append(self, proposal: Proposal) -> int:
+        """Append one entry in this leader's term and return its index.
+
+        Raises:
+            DiskFullError: Nothing was appended.
+            InvariantBroken: This member does not lead.
+        """
+        if not self.is_leader:
+            raise InvariantBroken("append on a member that does not lead")
+        index = self._journal.last_index + 1
+        self._journal.add(proposal, index, self.term)
+        return index
+
+    def connected(self, peer: str, up: bool) -> None:
+        """Tell the library that the link to *peer* is up or down."""
+        with self._ambient():
+            if up:
+                self._outbox._onNodeConnected(self._nodes[peer])
+            else:
+                self._outbox._onNodeDisconnected(self._nodes[peer])
+
+
+class _Entered:
+    """Makes a node's clock and randomness the library's for the length of one call."""
+
+    __slots__ = ("_before", "_world")
+
+    def __init__(self, world: _World) -> None:
+        self._world = world
+        self._before: _World | None = None
+
+    def __enter__(self) -> None:
+        self._before = _Ambient.current
+        _Ambient.current = self._world
+
+    def __exit__(self, *exc: object) -> None:
+        _Ambient.current = self._before
+
+
+__all__ = ["NO_OP_COMMAND", "Frame", "Message", "RaftCore", "Role"]

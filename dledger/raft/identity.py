@@ -1,0 +1,176 @@
+"""Who a member is, and which members may vote.
+
+A member is its name *and* its incarnation, a random number made with an empty data folder. A
+folder that was lost and made anew has another incarnation: it forgot votes and entries it had
+promised, so it must not vote under the old name (consensus: 7 of 60 seeds lost acknowledged
+entries otherwise).
+
+The voters are agreed on once, at bootstrap: when a member has heard from *all* configured peers
+and every one of them is empty too, it writes down everybody's incarnation. A member that comes
+late takes over what the others have agreed on. Before that nobody votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cbor2
+
+from commitlog.errors import CorruptStoreError, ForeignStoreError, RemoteProtocolError
+from commitlog.seams import Disk
+from dledger.raft.wire import PROTOCOL_VERSION
+from remoting.seams import Rng
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """How two members introduce themselves, first frame of every connection, both ways."""
+
+    cluster: str
+    group: str
+    name: str
+    incarnation: str
+    voters: Mapping[str, str]
+    """Names and incarnations agreed on; empty while there was no bootstrap."""
+    doubtful: bool
+    """Stopped uncleanly with an async flush: promises may be lost."""
+    client_address: str
+    """Where this member's broker listens for clients, ``host:port``."""
+    channel: str
+    """What the connection is for: ``data`` or ``control``."""
+
+    def encode(self) -> dict[str, Any]:
+        """Return the CBOR map that travels."""
+        return {
+            "v": PROTOCOL_VERSION,
+            "cluster": self.cluster,
+            "group": self.group,
+            "name": self.name,
+            "inc": self.incarnation,
+            "voters": dict(self.voters),
+            "doubtful": self.doubtful,
+            "client": self.client_address,
+            "channel": self.channel,
+        }
+
+    @classmethod
+    def decode(cls, fields: object) -> Hello:
+        """Read a peer's introduction.
+
+        Raises:
+            RemoteProtocolError: It is of a newer version or not of this shape.
+        """
+        if not isinstance(fields, dict):
+            raise RemoteProtocolError("a hello that is not a map")
+        version = fields.get("v")
+        if not isinstance(version, int) or version > PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"peer speaks version {version}, newest known here is {PROTOCOL_VERSION}"
+            )
+        try:
+            hello = cls(
+                cluster=fields["cluster"],
+                group=fields["group"],
+                name=fields["name"],
+                incarnation=fields["inc"],
+                voters=fields["voters"],
+                doubtful=fields["doubtful"],
+                client_address=fields["client"],
+                channel=fields["channel"],
+            )
+        except KeyError as error:
+            raise RemoteProtocolError(f"a hello without {error}") from None
+        texts = (hello.cluster, hello.group, hello.name, hello.incarnation)
+        if not (
+            all(isinstance(text, str) for text in (*texts, hello.client_address, hello.channel))
+            and isinstance(hello.voters, dict)
+            and all(isinstance(text, str) for pair in hello.voters.items() for text in pair)
+            and isinstance(hello.doubtful, bool)
+        ):
+            raise RemoteProtocolError("a hello with fields of the wrong type")
+        return hello
+
+
+class Identity:
+    """This member's name and incarnation, and the voters it knows of.
+
+    Invariant: once `voters` is set it never changes (membership changes go through the log).
+    """
+
+    def __init__(
+        self, disk: Disk, path: str, *, cluster: str, group: str, name: str, rng: Rng
+    ) -> None:
+        """Read the identity file, or make one in an empty folder.
+
+        Raises:
+            ForeignStoreError: The folder belongs to another cluster, group or member.
+            CorruptStoreError: The file cannot be read.
+        """
+        self._disk = disk
+        self._path = path
+        self.cluster, self.group, self.name = cluster, group, name
+        self.voters: dict[str, str] = {}
+        if not disk.exists(path):
+            self.incarnation = rng.randbytes(16).hex()
+            self._write()
+            return
+        try:
+            record = cbor2.loads(disk.read(path))
+            version, *owner = (record[key] for key in ("v", "cluster", "group", "name"))
+            self.incarnation = record["inc"]
+            self.voters = record["voters"]
+        except (cbor2.CBORDecodeError, KeyError, TypeError) as error:
+            raise CorruptStoreError(f"{path}: the identity of this member is damaged") from error
+        if version > FORMAT_VERSION:
+            raise ForeignStoreError(f"{path}: format {version} is newer than this program knows")
+        if owner != [cluster, group, name]:
+            raise ForeignStoreError(
+                f"{path}: this folder belongs to member {owner[2]} of group {owner[1]} in cluster "
+                f"{owner[0]}, not to {name} of {group} in {cluster}"
+            )
+
+    def _write(self) -> None:
+        record = {
+            "v": FORMAT_VERSION,
+            "cluster": self.cluster,
+            "group": self.group,
+            "name": self.name,
+            "inc": self.incarnation,
+            "voters": self.voters,
+        }
+        self._disk.replace(self._path, cbor2.dumps(record, canonical=True))
+
+    def is_voter(self, name: str, incarnation: str) -> bool:
+        """Tell whether that incarnation of that member may vote and be counted."""
+        return self.voters.get(name) == incarnation
+
+    @property
+    def may_vote(self) -> bool:
+        """Whether this member itself is one of the agreed voters."""
+        return self.is_voter(self.name, self.incarnation)
+
+    def agree(self, configured: Iterable[str], heard: Mapping[str, Hello]) -> bool:
+        """Settle the voters if that is possible now. Blocking: writes a small file.
+
+        Args:
+            configured: Names of all other members, from the configuration.
+            heard: The newest hello of each member heard of.
+        Returns:
+            Whether the voters became known by this call.
+        """
+        if self.voters:
+            return False
+        known = next((hello.voters for hello in heard.values() if hello.voters), None)
+        if known is not None:
+            self.voters = dict(known)
+        elif all(name in heard for name in configured):
+            self.voters = {hello.name: hello.incarnation for hello in heard.values()}
+            self.voters[self.name] = self.incarnation
+        else:
+            return False
+        self._write()
+        return True

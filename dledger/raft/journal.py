@@ -1,0 +1,278 @@
+"""The library's Journal over the CommitLog: the only place where a log entry is sealed.
+
+The library sees a list whose item 0 is the *anchor* (the position just below the first kept
+entry) and whose item *n* is the entry at index ``anchor + n``. Entries are handed over as
+(payload, index, term) tuples whose payload is a placeholder: the bytes stay in the segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex, overload
+
+from commitlog.entry_log import EntryLog
+from pysyncobj.journal import Journal
+from typing_extensions import Buffer
+
+from commitlog.entry import EntryHeader, RecordBatch, entry_size, seal_entry, seal_no_op
+from commitlog.errors import InvariantBroken
+from dledger.raft.guards import Guards
+from dledger.raft.term_vote import TermVote
+
+Item = tuple[bytes, int, int]
+
+NO_OP_COMMAND = b"\x01"
+"""What the library appends when it becomes leader."""
+
+OURS_COMMAND = b"\x10"
+"""Stands for an entry of ours; above the library's own command types, so it is only ordered."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What a leader appends: batches of records and the first queue offset of each run."""
+
+    batches: Sequence[RecordBatch]
+    queue_offsets: Sequence[int]
+    store_time_ms: int
+
+
+@dataclass(slots=True)
+class Frame:
+    """What a follower appends: a leader's entry, verbatim. *data* may be a view of a network buffer."""
+
+    data: memoryview
+    header: EntryHeader
+
+
+class EntryRange(Sequence[Item]):
+    """A lazy run of entries. It dies with the generation it was cut from."""
+
+    __slots__ = ("_first", "_generation", "_journal", "_stop")
+
+    def __init__(self, journal: CommitLogJournal, first: int, stop: int) -> None:
+        self._journal = journal
+        self._first = first
+        self._stop = max(first, stop)
+        self._generation = journal.log.generation
+
+    def __len__(self) -> int:
+        return self._stop - self._first
+
+    @overload
+    def __getitem__(self, item: SupportsIndex) -> Item: ...
+    @overload
+    def __getitem__(self, item: slice) -> EntryRange: ...
+    def __getitem__(self, item: SupportsIndex | slice) -> Item | EntryRange:
+        if self._journal.log.generation != self._generation:
+            raise InvariantBroken("a range of log entries was used after the log was truncated")
+        if isinstance(item, slice):
+            start, stop, step = item.indices(len(self))
+            if step != 1:
+                raise InvariantBroken("log ranges are cut without a step")
+            return EntryRange(self._journal, self._first + start, self._first + stop)
+        at = item.__index__()
+        at = at + len(self) if at < 0 else at
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return self._journal.item(self._first + at)
+
+    def __iter__(self) -> Iterator[Item]:
+        for index in range(self._first, self._stop):
+            yield self[index - self._first]
+
+
+class CommitLogJournal(Journal):
+    """The replicated log as the library knows it, kept in an `EntryLog`.
+
+    Invariant: ``stable_index <= log.last_index``; an entry at or below `commit_index` is never
+    truncated.
+    """
+
+    def __init__(
+        self,
+        log: EntryLog,
+        term_vote: TermVote,
+        *,
+        restored_commit_index: int,
+        store_host: bytes,
+        sync_flush: bool,
+        guards: Guards,
+    ) -> None:
+        self.log = log
+        self.term_vote = term_vote
+        self._commit_index = restored_commit_index
+        self._store_host = store_host
+        self._sync_flush = sync_flush
+        self._guards = guards
+        self.truncations = 0
+        self._anchor: Item = (b"", log.first_index - 1, log.term_at(log.first_index - 1))
+        self._last: Item = self.item(log.last_index)
+        self.on_seal: Callable[[EntryHeader], None] | None = None
+
+    # -- what the rest of dledger.raft asks ------------------------------------------------
+
+    @property
+    def anchor_index(self) -> int:
+        """Index just below the first kept entry."""
+        return self._anchor[1]
+
+    @property
+    def last_index(self) -> int:
+        """Index of the newest entry, durable or not."""
+        return self._last[1]
+
+    @property
+    def last_term(self) -> int:
+        """Term of the newest entry."""
+        return self._last[2]
+
+    @property
+    def stable_index(self) -> int:
+        """Newest index this node may promise: durable, or merely written with an async flush."""
+        if self._sync_flush and self._guards.durable_before_promise:
+            return self.log.durable_index
+        return self.last_index
+
+    @property
+    def commit_index(self) -> int:
+        """What the library last told us is committed."""
+        return self._commit_index
+
+    def term_at(self, index: int) -> int:
+        """Return the term of the entry at *index*, the anchor included."""
+        if index == self._last[1]:
+            return self._last[2]
+        return self._anchor[2] if index == self._anchor[1] else self.log.term_at(index)
+
+    def item(self, index: int) -> Item:
+        """Return the library's tuple for the entry at *index*."""
+        if index < self.log.first_index:
+            return self._anchor
+        return (OURS_COMMAND, index, self.log.term_at(index))
+
+    def first_index_of_term(self, index: int) -> int:
+        """Return the first index at or below *index* that has the same term as *index*."""
+        term = self.term_at(index)
+        low, high = self.anchor_index, index
+        while low < high:
+            middle = (low + high) // 2
+            if self.term_at(middle) < term:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # -- the library's Journal -------------------------------------------------------------
+
+    def add(self, command: Proposal | Frame | bytes, idx: int, term: int) -> None:
+        """Append one entry; sealing happens here and nowhere earlier.
+
+        Raises:
+            DiskFullError: Nothing was appended.
+            InvariantBroken: *idx* is not the next index, or a frame differs from its place.
+        """
+        if idx != self.last_index + 1:
+            raise InvariantBroken(f"append at index {idx} after {self.last_index}")
+        if isinstance(command, Frame):
+            if (command.header.index, command.header.term) != (idx, term):
+                raise InvariantBroken(
+                    f"entry {command.header.index} of term {command.header.term} "
+                    f"offered as {idx} of term {term}"
+                )
+            self.log.append(command.data, sealed_here=False)
+        else:
+            self.log.append(self._seal(command, idx, term), sealed_here=True)
+        self._last = (OURS_COMMAND, idx, term)
+
+    def _seal(self, command: Proposal | bytes, index: int, term: int) -> Buffer:
+        log = self.log
+        if isinstance(command, Proposal):
+            size = entry_size(command.batches)
+            return seal_entry(
+                command.batches,
+                command.queue_offsets,
+                index=index,
+                term=term,
+                position=log.place(size),
+                prev_chain=log.last_chain,
+                store_time_ms=max(command.store_time_ms, log.last_store_time_ms),
+                store_host=self._store_host,
+            )
+        if command != NO_OP_COMMAND:
+            raise InvariantBroken("the library tried to append a command of its own")
+        return seal_no_op(
+            index=index,
+            term=term,
+            position=log.place(entry_size(())),
+            prev_chain=log.last_chain,
+            store_time_ms=log.last_store_time_ms,
+        )
+
+    @overload
+    def __getitem__(self, item: int) -> Item: ...
+    @overload
+    def __getitem__(self, item: slice) -> EntryRange | list[Item]: ...
+    def __getitem__(self, item: int | slice) -> Item | EntryRange | list[Item]:
+        if isinstance(item, slice):
+            start, stop, _ = item.indices(len(self))
+            cut = EntryRange(self, self.anchor_index + start, self.anchor_index + stop)
+            return cut if self._guards.lazy_ranges else list(cut)
+        if item == -1:
+            return self._last
+        return self._anchor if item == 0 else self.item(self.anchor_index + item)
+
+    def __len__(self) -> int:
+        return self.last_index - self.anchor_index + 1
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803 - the library's name
+        """Drop the entry at list position *entryFrom* and all after it.
+
+        Raises:
+            InvariantBroken: A committed entry would go; the node must stop.
+        """
+        index = self.anchor_index + entryFrom
+        if index <= self._commit_index and self._guards.idempotent_append:
+            raise InvariantBroken(
+                f"truncation at index {index} would cut entries committed up to {self._commit_index}"
+            )
+        if index > self.last_index:
+            return
+        self.log.truncate_from(index)
+        self.truncations += 1
+        self._last = self.item(index - 1)
+
+    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803 - the library's name
+        """Refuse: a prefix is removed by retention only, whole segments at a time."""
+        raise InvariantBroken("the library tried to compact the log")
+
+    def clear(self) -> None:
+        """Refuse: nothing ever empties the log."""
+        raise InvariantBroken("the library tried to clear the log")
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        """Take note of the library's commit index."""
+        self._commit_index = raftCommitIndex
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802 - the library's name
+        """Return the commit index this node may start from."""
+        return self._commit_index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        """Take note of term and vote; durable once `TermVote` was flushed."""
+        self.term_vote.set(term, votedForNodeId)
+
+    def getCurrentTerm(self) -> int:  # noqa: N802 - the library's name
+        """Return the newest term this node has seen."""
+        return self.term_vote.term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802 - the library's name
+        """Return whom this node voted for in that term."""
+        return self.term_vote.voted_for
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802 - the library's name
+        """Nothing: the commit mark is written by the node's own housekeeping."""
+
+    def _destroy(self) -> None:
+        """Nothing: the log is closed by its owner."""

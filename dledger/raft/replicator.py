@@ -1,0 +1,166 @@
+"""The leader's sender: what each follower has, and what to send it next.
+
+The library's own sender backs off one entry per heartbeat, re-sends whole tails and has no
+window. This one keeps a position per follower, in the manner of the Raft thesis §3.3 and §10.2.1:
+
+* *probing*: what the follower has is not known; one append is out at a time;
+* *replicating*: appends are sent ahead of their acknowledgements, within a window of bytes.
+
+Pure: it reads the log and decides; links do the sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dledger.raft.guards import Guards
+
+
+class LogView(Protocol):
+    """What the sender reads of the log."""
+
+    @property
+    def anchor_index(self) -> int:
+        """Index just below the first kept entry."""
+
+    @property
+    def last_index(self) -> int:
+        """Index of the newest entry."""
+
+    def term_at(self, index: int) -> int:
+        """Return the term of the entry at *index*."""
+
+    def end_position_of(self, index: int) -> int:
+        """Return the byte position just after the entry at *index*."""
+
+
+@dataclass(slots=True)
+class Append:
+    """One append to send: the entries *first* … within *max_bytes*, or none."""
+
+    prev_index: int
+    prev_term: int
+    commit_index: int
+    first: int
+    max_bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it carries the commit index only."""
+        return self.max_bytes == 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the leader knows of one follower.
+
+    Invariant: ``match_index < next_index``.
+    """
+
+    next_index: int
+    match_index: int = 0
+    probing: bool = True
+    probe_out: bool = False
+    commit_sent: int = 0
+    acked_at_s: float = 0.0
+    bytes_sent: int = 0
+
+
+@dataclass(slots=True)
+class Replicator:
+    """Progress of all followers in one reign. Made anew when a member becomes leader."""
+
+    log: LogView
+    window_bytes: int
+    append_bytes: int
+    stall_s: float
+    guards: Guards
+    peers: dict[str, Progress] = field(default_factory=dict)
+
+    def start(self, peers: Iterable[str], now_s: float) -> None:
+        """Begin a reign: nothing is known of anybody."""
+        self.peers = {
+            peer: Progress(next_index=self.log.last_index + 1, acked_at_s=now_s) for peer in peers
+        }
+
+    def next_append(self, peer: str, commit_index: int, *, idle: bool) -> Append | None:
+        """Decide what to send to *peer* now; the answer counts as sent.
+
+        Args:
+            idle: Nothing else is going on: send the commit index on its own if it is news.
+        Returns:
+            None when the window is full, a probe is out, or there is nothing to say.
+        """
+        progress = self.peers[peer]
+        if progress.probe_out:
+            return None
+        prev = progress.next_index - 1
+        room = self._room(progress)
+        has_entries = progress.next_index <= self.log.last_index and room > 0
+        if not (has_entries or progress.probing or (idle and progress.commit_sent < commit_index)):
+            return None
+        progress.probe_out = progress.probing
+        progress.commit_sent = commit_index
+        return Append(
+            prev_index=prev,
+            prev_term=self.log.term_at(prev),
+            commit_index=commit_index,
+            first=progress.next_index,
+            max_bytes=min(room, self.append_bytes) if has_entries else 0,
+        )
+
+    def sent(self, peer: str, last: int, size_bytes: int) -> None:
+        """Take note of the last index that really went into the append just decided."""
+        progress = self.peers[peer]
+        progress.next_index = max(progress.next_index, last + 1)
+        progress.bytes_sent += size_bytes
+
+    def _room(self, progress: Progress) -> int:
+        # The window is what is on its way: bytes after the follower's match, before its next.
+        match = max(progress.match_index, self.log.anchor_index)
+        on_its_way = self.log.end_position_of(progress.next_index - 1) - self.log.end_position_of(
+            min(match, progress.next_index - 1)
+        )
+        if progress.probing or progress.match_index == 0:
+            return self.append_bytes
+        return self.window_bytes - on_its_way
+
+    def matched(self, peer: str, index: int, now_s: float) -> None:
+        """The follower has everything up to *index*, durably."""
+        progress = self.peers[peer]
+        progress.acked_at_s = now_s
+        if not self.guards.next_index_never_back:
+            progress.next_index = index + 1
+        progress.match_index = max(progress.match_index, index)
+        progress.next_index = max(progress.next_index, progress.match_index + 1)
+        progress.probing = progress.probe_out = False
+
+    def rejected(self, peer: str, hint: int, now_s: float) -> None:
+        """The follower lacks what came before; *hint* is the first index it asks for."""
+        progress = self.peers[peer]
+        progress.acked_at_s = now_s
+        lowest = max(progress.match_index, self.log.anchor_index) + 1
+        progress.next_index = max(
+            lowest, min(hint, progress.next_index - 1, self.log.last_index + 1)
+        )
+        progress.probing, progress.probe_out = True, False
+
+    def link_reset(self, peer: str) -> None:
+        """The link was made anew: what was on its way may be lost."""
+        progress = self.peers[peer]
+        progress.next_index = max(progress.match_index, self.log.anchor_index) + 1
+        if progress.match_index == 0:
+            progress.next_index = self.log.last_index + 1
+        progress.probing, progress.probe_out = True, False
+
+    def stalled(self, peer: str, now_s: float) -> bool:
+        """Whether entries are on their way and no answer came for `stall_s`; if so, probe again."""
+        progress = self.peers[peer]
+        waiting = progress.probe_out or progress.match_index < progress.next_index - 1
+        if not waiting or now_s - progress.acked_at_s < self.stall_s:
+            return False
+        self.link_reset(peer)
+        progress.acked_at_s = now_s
+        return True

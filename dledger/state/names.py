@@ -1,0 +1,114 @@
+"""Names with a meaning of their own, and the topics and groups a broker is born with.
+
+Spec: docs/formats/state.md; RocketMQ's TopicConfigManager.
+"""
+
+from __future__ import annotations
+
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
+
+STATE_TOPIC = "RMQ_SYS_DLEDGER_STATE"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+AUTO_CREATE_TOPIC_KEY_TOPIC = "TBW102"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+
+DELAY_LEVELS = 18
+
+# Queues of the state topic.
+TOPICS_QUEUE = 0
+SUBSCRIPTION_GROUPS_QUEUE = 1
+CONSUMER_OFFSETS_QUEUE = 2
+DELAY_PROGRESS_QUEUE = 3
+STATE_QUEUE_NUMS = 4
+
+NOT_ALLOWED_SEND_TOPICS = frozenset(
+    {
+        STATE_TOPIC,
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT,
+    }
+)
+"""Topics that clients may read but never write."""
+
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONSAPI_OWNER",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_PULL",
+    "CID_ONS-HTTP-PROXY",
+    "CID_RMQ_SYS_TRANS",
+)
+
+MAX_TOPIC_CHARS = 127
+MAX_SPECIAL_TOPIC_CHARS = 255
+MAX_GROUP_CHARS = 255
+
+
+def retry_topic(group: str) -> str:
+    """Return the topic that holds messages *group* has to consume again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Return the topic that holds messages *group* gave up."""
+    return DLQ_PREFIX + group
+
+
+def builtin_topics(
+    cluster_name: str,
+    broker_name: str,
+    *,
+    default_topic_queue_nums: int = 8,
+    delay_levels: int = DELAY_LEVELS,
+    auto_create_topic_enable: bool = True,
+    trace_topic_enable: bool = False,
+) -> dict[str, TopicConfig]:
+    """Return the topics that exist without an entry in the log.
+
+    Names depend on the group's own configuration only, so every replica has the same.
+    """
+    read_write = PERM_READ | PERM_WRITE
+    inherit = read_write | PERM_INHERIT
+
+    def config(topic: str, queues: int, perm: int = read_write) -> TopicConfig:
+        return TopicConfig(topic, queues, queues, perm)
+
+    topics = [
+        config(SELF_TEST_TOPIC, 1),
+        config(BENCHMARK_TOPIC, 1024),
+        config(cluster_name, 16, inherit),
+        config(broker_name, 1, inherit),
+        config(OFFSET_MOVED_EVENT, 1),
+        config(SCHEDULE_TOPIC, delay_levels),
+        config(cluster_name + "_REPLY_TOPIC", 1),
+        config(HALF_TOPIC, 1),
+        config(OP_HALF_TOPIC, 1),
+        # Readable, so that the state can be inspected with any client; never writable.
+        config(STATE_TOPIC, STATE_QUEUE_NUMS, PERM_READ),
+    ]
+    if auto_create_topic_enable:
+        topics.append(config(AUTO_CREATE_TOPIC_KEY_TOPIC, default_topic_queue_nums, inherit))
+    if trace_topic_enable:
+        topics.append(config(TRACE_TOPIC, 1))
+    return {topic.topic: topic for topic in topics}
+
+
+def builtin_groups() -> dict[str, SubscriptionGroupConfig]:
+    """Return the subscription groups that exist without an entry in the log."""
+    return {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}

@@ -1,0 +1,49 @@
+"""A consumer group's configuration as the replicated state keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionGroupConfig:
+    """What the broker knows about a consumer group before it meets one of its members."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    def to_state(self) -> list[Any]:
+        """Return the CBOR form of a state record."""
+        return [
+            self.group_name,
+            self.consume_enable,
+            self.consume_from_min_enable,
+            self.consume_broadcast_enable,
+            self.consume_message_orderly,
+            self.retry_queue_nums,
+            self.retry_max_times,
+            self.broker_id,
+            self.which_broker_when_consume_slowly,
+            self.notify_consumer_ids_changed_enable,
+            self.group_sys_flag,
+            self.consume_timeout_minute,
+            dict(self.attributes),
+        ]
+
+    @classmethod
+    def from_state(cls, value: list[Any]) -> SubscriptionGroupConfig:
+        """Read what `to_state` made."""
+        return cls(*value)

@@ -1,0 +1,2 @@
+from .syncobj import SyncObj as SyncObj
+from .config import SyncObjConf as SyncObjConf
