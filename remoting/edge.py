@@ -1,0 +1,407 @@
+"""The real world behind the seams: clock, randomness, TCP, worker threads, TLS files.
+
+The only module of this package that may touch time, randomness, sockets and threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+import trio
+from typing_extensions import Buffer
+
+from commitlog.errors import ConfigError
+from remoting.seams import Listener, ServerTls, Stream, TlsMode
+
+T = TypeVar("T")
+
+# Connections the kernel holds for us between two accepts (RocketMQ's number).
+LISTEN_BACKLOG: Final = 1024
+# How long a TLS handshake, and the first byte in permissive mode, may take: a silent peer must
+# not keep a descriptor.
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+# When descriptors run out, accepting again at once would only spin.
+FD_EXHAUSTED_PAUSE_S: Final = 0.1
+# Work cheaper than this runs on the event loop: a thread hand-over costs about 0.1 ms and twice
+# the wake-ups.
+INLINE_LIMIT_S: Final = 0.001
+# Weight of the newest duration in the moving average: a slow disk is noticed after a few runs,
+# one hiccup is not a trend.
+DURATION_WEIGHT: Final = 0.2
+# One thread per kind: what one kind does (flushing one disk) gains nothing from two at a time.
+THREADS_PER_KIND: Final = 1
+
+_TLS_FIRST_BYTE: Final = 0x16
+_FD_ERRORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
+
+_log = structlog.get_logger()
+
+
+class TrioClock:
+    """The machine's clock; durations on trio's clock, so that tests may replace that alone."""
+
+    def monotonic(self) -> float:
+        """Return seconds since an arbitrary start; never goes back."""
+        return trio.current_time()
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch; may jump."""
+        return time.time_ns() // 1_000_000
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for *seconds*."""
+        await trio.sleep(seconds)
+
+
+class SystemRng:
+    """Randomness from the operating system."""
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def random(self) -> float:
+        """Return a float in [0, 1)."""
+        return self._random.random()
+
+    def randrange(self, stop: int, /) -> int:
+        """Return an integer in [0, stop)."""
+        return self._random.randrange(stop)
+
+    def randbytes(self, n: int, /) -> bytes:
+        """Return *n* random bytes."""
+        return self._random.randbytes(n)
+
+
+class SocketStream:
+    """A connected TCP socket."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._socket = stream.socket
+        self._stream = stream
+        self.peer_address = _address(stream.socket.getpeername())
+        self.local_address = _address(stream.socket.getsockname())
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        await self._stream.send_all(memoryview(data))
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return at least one byte, or nothing at the end of the stream."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """Close both directions at once."""
+        await self._stream.aclose()
+
+    async def first_byte(self) -> int:
+        """Return the first byte to be received, which stays to be received; -1 at the end."""
+        try:
+            first = await self._socket.recv(1, socket.MSG_PEEK)
+        except OSError as error:
+            raise trio.BrokenResourceError(str(error)) from error
+        return first[0] if first else -1
+
+    @property
+    def plain(self) -> trio.SocketStream:
+        """The trio stream below, for a TLS layer to be put on."""
+        return self._stream
+
+
+class TlsStream:
+    """TLS over a TCP socket."""
+
+    def __init__(
+        self, tcp: SocketStream, context: ssl.SSLContext, *, server_hostname: str | None
+    ) -> None:
+        self.peer_address = tcp.peer_address
+        self.local_address = tcp.local_address
+        self._stream: trio.SSLStream[trio.SocketStream] = trio.SSLStream(
+            tcp.plain,
+            context,
+            server_hostname=server_hostname,
+            server_side=server_hostname is None,
+            https_compatible=True,
+        )
+        # send_all and receive_some both run the handshake; one that fails leaves the stream broken.
+
+    async def handshake(self) -> None:
+        """Agree on keys; raises trio.BrokenResourceError when the peer does not speak TLS."""
+        await self._stream.do_handshake()
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        await self._stream.send_all(memoryview(data))
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return at least one byte, or nothing at the end of the stream."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """Close both directions at once."""
+        # No closing handshake: the frames say where messages end, and a dead peer must not hold us.
+        await trio.aclose_forcefully(self._stream)
+
+
+class _ServerStream:
+    """An accepted connection that finds out by itself, on first use, whether it is TLS."""
+
+    def __init__(self, tcp: SocketStream, tls: ServerTls) -> None:
+        self.peer_address = tcp.peer_address
+        self.local_address = tcp.local_address
+        self._tcp = tcp
+        self._tls = tls
+        self._inner: SocketStream | TlsStream | None = None
+        self._opening = trio.Lock()
+
+    async def _open(self) -> SocketStream | TlsStream:
+        async with self._opening:
+            if self._inner is None:
+                try:
+                    with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                        self._inner = await self._negotiate()
+                except trio.TooSlowError as error:
+                    await self.aclose()
+                    raise trio.BrokenResourceError("no TLS handshake in time") from error
+            return self._inner
+
+    async def _negotiate(self) -> SocketStream | TlsStream:
+        context = self._tls.context
+        if self._tls.mode == "permissive":
+            first = await self._tcp.first_byte()
+            if first != _TLS_FIRST_BYTE or context is None:
+                return self._tcp
+        if context is None:
+            raise trio.BrokenResourceError("TLS is enforced and no certificate is loaded")
+        stream = TlsStream(self._tcp, context, server_hostname=None)
+        await stream.handshake()
+        return stream
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        inner = self._inner
+        if inner is None:
+            inner = await self._open()
+        await inner.send_all(data)
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return at least one byte, or nothing at the end of the stream."""
+        inner = self._inner
+        if inner is None:
+            inner = await self._open()
+        return await inner.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """Close both directions at once."""
+        inner = self._inner
+        await (self._tcp if inner is None else inner).aclose()
+
+
+class TcpListener:
+    """A bound TCP server socket."""
+
+    def __init__(self, listener: trio.SocketListener, tls: ServerTls | None) -> None:
+        self._listener = listener
+        self._tls = tls if tls is not None and tls.mode != "disabled" else None
+        self.address = _address(listener.socket.getsockname())
+
+    async def accept(self) -> Stream:
+        """Return the next connection; waits while the process is out of descriptors."""
+        while True:
+            try:
+                tcp = SocketStream(await self._listener.accept())
+            except OSError as error:
+                if error.errno == errno.ENOTCONN:  # gone between accept and getpeername
+                    continue
+                if error.errno not in _FD_ERRORS:
+                    raise
+                _log.warning("accept_waits", error=str(error), pause_s=FD_EXHAUSTED_PAUSE_S)
+                await trio.sleep(FD_EXHAUSTED_PAUSE_S)
+                continue
+            return tcp if self._tls is None else _ServerStream(tcp, self._tls)
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        await self._listener.aclose()
+
+
+class TcpNetwork:
+    """TCP of this machine, TCP_NODELAY on."""
+
+    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
+        """Bind *host* (a name or an address; empty means all) and listen."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        found = await trio.socket.getaddrinfo(
+            host or "0.0.0.0",  # noqa: S104  # what the user asked for
+            port,
+            family,
+            socket.SOCK_STREAM,
+        )
+        sock = trio.socket.socket(found[0][0], socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await sock.bind(found[0][4])
+            sock.listen(LISTEN_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return TcpListener(trio.SocketListener(sock), tls)
+
+    async def connect(
+        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> Stream:
+        """Connect, TLS handshake included.
+
+        Raises:
+            OSError: Refused, unreachable or timed out; nothing was sent.
+        """
+        try:
+            with trio.fail_after(timeout_s):
+                tcp = SocketStream(await trio.open_tcp_stream(host, port))
+                if tls is None:
+                    return tcp
+                stream = TlsStream(tcp, tls, server_hostname=host)
+                try:
+                    await stream.handshake()
+                except BaseException:
+                    await trio.aclose_forcefully(tcp.plain)
+                    raise
+                return stream
+        except trio.TooSlowError as error:
+            raise TimeoutError(f"no connection to {host}:{port} within {timeout_s} s") from error
+        except trio.BrokenResourceError as error:
+            raise ConnectionError(
+                f"TLS handshake with {host}:{port} failed: {error.__cause__ or error}"
+            ) from error
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What is known about one kind of work."""
+
+    limiter: trio.CapacityLimiter
+    average_s: float = 0.0
+    runs: int = 0
+
+
+class AdaptiveExecutor:
+    """Runs blocking work inline while it is cheap and in a worker thread once it is not.
+
+    A flush that takes 0.1 ms is cheaper inline than through a thread; one that takes 5 ms would
+    stop every other connection. The decision is made per kind from a moving average of measured
+    durations, and both ways are measured, so a disk that becomes slow or fast again is noticed.
+    The first run of a kind goes to a thread: nothing is known yet.
+    """
+
+    def __init__(self, *, inline_limit_s: float = INLINE_LIMIT_S) -> None:
+        self._inline_limit_s = inline_limit_s
+        self._kinds: dict[str, _Measured] = {}
+
+    def average_s(self, kind: str) -> float | None:
+        """Return the moving average of *kind* in seconds; None before its first run."""
+        measured = self._kinds.get(kind)
+        return measured.average_s if measured is not None and measured.runs else None
+
+    def runs_inline(self, kind: str) -> bool:
+        """Tell where the next work of *kind* would run."""
+        average_s = self.average_s(kind)
+        return average_s is not None and average_s < self._inline_limit_s
+
+    async def run(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* to its end and return its result; errors pass through."""
+        measured = self._kinds.get(kind)
+        if measured is None:
+            measured = self._kinds[kind] = _Measured(trio.CapacityLimiter(THREADS_PER_KIND))
+
+        def timed() -> T:
+            started = time.perf_counter()
+            try:
+                return work()
+            finally:
+                self._note(measured, time.perf_counter() - started)
+
+        # Inline work must not overtake, nor run beside, work of its kind that is in a thread.
+        if measured.average_s < self._inline_limit_s and measured.runs:
+            await trio.lowlevel.checkpoint()
+            if not measured.limiter.borrowed_tokens:
+                return timed()
+        return await trio.to_thread.run_sync(timed, limiter=measured.limiter)
+
+    @staticmethod
+    def _note(measured: _Measured, took_s: float) -> None:
+        if measured.runs:
+            measured.average_s += DURATION_WEIGHT * (took_s - measured.average_s)
+        else:
+            measured.average_s = took_s
+        measured.runs += 1
+
+
+def server_tls(
+    mode: TlsMode,
+    *,
+    cert_file: str | None,
+    key_file: str | None,
+    client_ca_file: str | None = None,
+) -> ServerTls:
+    """Return the listener's TLS settings from files named in the configuration.
+
+    Args:
+        client_ca_file: When given, clients that speak TLS must show a certificate it signed.
+    Raises:
+        ConfigError: A file is missing or not what it should be, or `enforcing` has no certificate.
+    """
+    if mode == "disabled":
+        return ServerTls("disabled")
+    if cert_file is None:
+        if mode == "enforcing":
+            raise ConfigError("tls mode is enforcing but no certificate file is configured")
+        return ServerTls("permissive")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert_file, key_file)
+        if client_ca_file is not None:
+            context.load_verify_locations(client_ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot load TLS files {cert_file}, {key_file}: {error}") from error
+    return ServerTls(mode, context)
+
+
+def client_tls(
+    *,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
+    verify: bool = True,
+) -> ssl.SSLContext:
+    """Return a client's TLS settings from files named in the configuration.
+
+    Args:
+        ca_file: Who signs servers; None means the authorities of this machine.
+        verify: False accepts any certificate, as RocketMQ's test mode does.
+    Raises:
+        ConfigError: A file is missing or not what it should be.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            context.load_cert_chain(cert_file, key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot load TLS files {ca_file}, {cert_file}: {error}") from error
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _address(raw: object) -> tuple[str, int]:
+    if isinstance(raw, tuple) and len(raw) >= 2:
+        return str(raw[0]), int(raw[1])
+    return str(raw), 0
