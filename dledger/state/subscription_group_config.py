@@ -25,25 +25,25 @@ class SubscriptionGroupConfig:
     consume_timeout_minute: int = 15
     attributes: Mapping[str, str] = field(default_factory=dict)
 
-    def to_state(self) -> list[Any]:
+    def to_state(self) -> dict[str, Any]:
         """Return the CBOR form of a state record."""
-        return [
-            self.group_name,
-            self.consume_enable,
-            self.consume_from_min_enable,
-            self.consume_broadcast_enable,
-            self.consume_message_orderly,
-            self.retry_queue_nums,
-            self.retry_max_times,
-            self.broker_id,
-            self.which_broker_when_consume_slowly,
-            self.notify_consumer_ids_changed_enable,
-            self.group_sys_flag,
-            self.consume_timeout_minute,
-            dict(self.attributes),
-        ]
+        return {
+            "group_name": self.group_name,
+            "consume_enable": self.consume_enable,
+            "consume_from_min_enable": self.consume_from_min_enable,
+            "consume_broadcast_enable": self.consume_broadcast_enable,
+            "consume_message_orderly": self.consume_message_orderly,
+            "retry_queue_nums": self.retry_queue_nums,
+            "retry_max_times": self.retry_max_times,
+            "broker_id": self.broker_id,
+            "which_broker_when_consume_slowly": self.which_broker_when_consume_slowly,
+            "notify_consumer_ids_changed_enable": self.notify_consumer_ids_changed_enable,
+            "group_sys_flag": self.group_sys_flag,
+            "consume_timeout_minute": self.consume_timeout_minute,
+            "attributes": dict(self.attributes),
+        }
 
     @classmethod
-    def from_state(cls, value: list[Any]) -> SubscriptionGroupConfig:
+    def from_state(cls, value: dict[str, Any]) -> SubscriptionGroupConfig:
         """Read what `to_state` made."""
-        return cls(*value)
+        return cls(**value)

@@ -49,20 +49,20 @@ class TopicConfig:
         """Whether missing topics may be created after this one."""
         return bool(self.perm & PERM_INHERIT)
 
-    def to_state(self) -> list[Any]:
+    def to_state(self) -> dict[str, Any]:
         """Return the CBOR form of a state record."""
-        return [
-            self.topic,
-            self.read_queue_nums,
-            self.write_queue_nums,
-            self.perm,
-            self.topic_filter_type,
-            self.topic_sys_flag,
-            self.order,
-            dict(self.attributes),
-        ]
+        return {
+            "topic": self.topic,
+            "read_queue_nums": self.read_queue_nums,
+            "write_queue_nums": self.write_queue_nums,
+            "perm": self.perm,
+            "topic_filter_type": self.topic_filter_type,
+            "topic_sys_flag": self.topic_sys_flag,
+            "order": self.order,
+            "attributes": dict(self.attributes),
+        }
 
     @classmethod
-    def from_state(cls, value: list[Any]) -> TopicConfig:
+    def from_state(cls, value: dict[str, Any]) -> TopicConfig:
         """Read what `to_state` made."""
-        return cls(*value)
+        return cls(**value)

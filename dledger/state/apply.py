@@ -1,0 +1,192 @@
+"""Apply one committed entry to the tables.
+
+Never rejects: whatever could be wrong with a message was decided before it was appended, on the
+applied state plus the leader's own pending entries. What contradicts the tables here is a bug, and
+the node stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from commitlog.consume_queue import UNIT_DTYPE
+from commitlog.derive import Derived
+from commitlog.entry import KIND_RECORDS, EntryHeader
+from commitlog.errors import InvariantBroken
+from commitlog.record import decode_record
+from dledger.state.names import STATE_TOPIC
+from dledger.state.state_record import (
+    ConsumerOffsetsChange,
+    DelayProgressChange,
+    StateChange,
+    SubscriptionGroupsChange,
+    TopicsChange,
+    decode_change,
+)
+from dledger.state.tables import QueueBounds, StateTables
+
+
+@dataclass(slots=True)
+class QueueUnits:
+    """Consume queue units of one entry for one queue, from *first* on without a gap."""
+
+    topic: str
+    queue_id: int
+    first: int
+    units: npt.NDArray[np.void]
+
+
+@dataclass(slots=True)
+class Applied:
+    """What an entry did, for the derived files and for those who wait.
+
+    Write `units` first, then delete the consume queues of `deleted_topics`.
+    """
+
+    index: int
+    units: list[QueueUnits]
+    changes: list[StateChange]
+    topics_changed: bool
+    deleted_topics: tuple[str, ...]
+
+    @property
+    def touched(self) -> list[tuple[str, int, int]]:
+        """Topic, queue id and new max offset of every queue that grew."""
+        return [(item.topic, item.queue_id, item.first + len(item.units)) for item in self.units]
+
+
+def apply_entry(
+    tables: StateTables, frame: Buffer, header: EntryHeader, derived: Derived
+) -> Applied:
+    """Bring *tables* from ``header.index - 1`` to ``header.index``.
+
+    Args:
+        frame: The whole entry, verified.
+        derived: `commitlog.derive.derive` of it.
+    Raises:
+        InvariantBroken: The entry does not follow the applied one, a queue offset is not the
+            next of its queue, or a state record contradicts the tables. The tables may be half
+            changed: stop the node.
+    """
+    if header.index != tables.applied_index + 1:
+        raise InvariantBroken(
+            f"entry {header.index} applied on top of entry {tables.applied_index}"
+        )
+    if header.position < tables.applied_end_position:
+        raise InvariantBroken(
+            f"entry {header.index} at {header.position} starts before the applied end "
+            f"{tables.applied_end_position}"
+        )
+    if header.store_time_ms < tables.last_store_time_ms:
+        raise InvariantBroken(
+            f"store time of entry {header.index} goes back from {tables.last_store_time_ms} "
+            f"to {header.store_time_ms}"
+        )
+    units: list[QueueUnits] = []
+    changes: list[StateChange] = []
+    if header.kind == KIND_RECORDS:
+        units, state_positions = _apply_queues(tables, derived)
+        if state_positions:
+            changes = _apply_state(tables, frame, header, state_positions)
+    tables.applied_index = header.index
+    tables.applied_term = header.term
+    tables.applied_chain = header.chain
+    tables.applied_end_position = header.position + header.size
+    tables.last_store_time_ms = header.store_time_ms
+    topic_changes = [change for change in changes if isinstance(change, TopicsChange)]
+    return Applied(
+        index=header.index,
+        units=units,
+        changes=changes,
+        topics_changed=bool(topic_changes),
+        deleted_topics=tuple(name for change in topic_changes for name in change.delete),
+    )
+
+
+def _apply_queues(
+    tables: StateTables, derived: Derived
+) -> tuple[list[QueueUnits], list[tuple[int, int]]]:
+    """Return units per queue, and (position, state queue) of each state record."""
+    entry_units = np.empty(len(derived.phy_offset), UNIT_DTYPE)
+    entry_units["phy_offset"] = derived.phy_offset
+    entry_units["size"] = derived.size
+    entry_units["tags_code"] = derived.tags_code
+    result: list[QueueUnits] = []
+    state_positions: list[tuple[int, int]] = []
+    queues = tables.queues
+    for topic, queue_id, where in derived.groups:
+        offsets = derived.queue_offset[where]
+        count = len(offsets)
+        if not count:
+            continue
+        key = (topic, queue_id)
+        bounds = queues.get(key)
+        if bounds is None:
+            bounds = queues[key] = QueueBounds()
+        first = bounds.max_offset
+        if int(offsets[0]) != first or (
+            count > 1 and not np.array_equal(offsets, np.arange(first, first + count))
+        ):
+            raise InvariantBroken(
+                f"queue offsets {offsets.tolist()[:8]} of {topic} {queue_id} do not follow {first}"
+            )
+        bounds.max_offset = first + count
+        result.append(QueueUnits(topic, queue_id, first, entry_units[where]))
+        if topic == STATE_TOPIC:
+            state_positions.extend(
+                (position, queue_id) for position in derived.phy_offset[where].tolist()
+            )
+    return result, state_positions
+
+
+def _apply_state(
+    tables: StateTables, frame: Buffer, header: EntryHeader, positions: list[tuple[int, int]]
+) -> list[StateChange]:
+    # Record order, not queue order: a topic may be deleted and made again in one entry.
+    positions.sort()
+    changes = []
+    for position, queue_id in positions:
+        record = decode_record(frame, position - header.position, check_crc=False)
+        change = decode_change(queue_id, record.body)
+        _apply_change(tables, change, header)
+        changes.append(change)
+    return changes
+
+
+def _apply_change(tables: StateTables, change: StateChange, header: EntryHeader) -> None:
+    match change:
+        case TopicsChange(put, delete):
+            for config in put:
+                tables.topics[config.topic] = config
+            for topic in delete:
+                _delete_topic(tables, topic)
+            tables.topics_counter += 1
+            tables.topics_changed_ms = header.store_time_ms
+        case SubscriptionGroupsChange(groups, delete):
+            for group in groups:
+                tables.subscription_groups[group.group_name] = group
+            for name in delete:
+                tables.subscription_groups.pop(name, None)
+        case ConsumerOffsetsChange(offsets):
+            for group_name, topic, queue_id, offset in offsets:
+                tables.consumer_offsets.setdefault((group_name, topic), {})[queue_id] = offset
+        case DelayProgressChange(level, from_offset, to_offset):
+            current = tables.delay_progress.get(level, 0)
+            if current != from_offset or to_offset < from_offset:
+                raise InvariantBroken(
+                    f"entry {header.index} moves delay level {level} from {from_offset} to "
+                    f"{to_offset}, but it stands at {current}"
+                )
+            tables.delay_progress[level] = to_offset
+
+
+def _delete_topic(tables: StateTables, topic: str) -> None:
+    tables.topics.pop(topic, None)
+    for key in [key for key in tables.queues if key[0] == topic]:
+        del tables.queues[key]
+    for offset_key in [key for key in tables.consumer_offsets if key[1] == topic]:
+        del tables.consumer_offsets[offset_key]
