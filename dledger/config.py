@@ -290,7 +290,7 @@ class _Gathered:
             )
         if self.values["store.flush_disk_type"] == "ASYNC_FLUSH":
             self.warn(
-                "store.flush_disk_type = ASYNC_FLUSH: a power failure may lose acknowledged messages"
+                "store.flush_disk_type = ASYNC_FLUSH: a power cut may lose acknowledged messages"
             )
         if self.values["broker.broker_role"] == "ASYNC_MASTER":
             self.warn(

@@ -1,0 +1,168 @@
+"""``dledger broker``: one broker daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import structlog
+import trio
+from cyclopts import App, Parameter
+
+from commitlog.errors import ConfigError
+from dledger.cli.output import ExitCode
+from dledger.config import BrokerConfig, ConfigFile, load_config
+
+app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
+
+
+def read_files(paths: Sequence[Path]) -> list[ConfigFile]:
+    """Read configuration files.
+
+    Raises:
+        ConfigError: One is not there or not text.
+    """
+    files: list[ConfigFile] = []
+    for path in paths:
+        try:
+            files.append(ConfigFile(str(path), path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    return files
+
+
+def parse_options(assignments: Sequence[str], named: dict[str, object]) -> dict[str, object]:
+    """Return ``table.name`` to value of what stood on the command line.
+
+    Raises:
+        ConfigError: An assignment without ``=``.
+    """
+    options: dict[str, object] = {}
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"command line: --set {assignment}: expected table.name=value")
+        options[path.strip()] = value.strip()
+    options.update({path: value for path, value in named.items() if value is not None})
+    return options
+
+
+def settings_text(config: BrokerConfig) -> str:
+    """Return every setting with its source, one per line."""
+    rows = config.settings()
+    left = max(len(path) for path, _, _ in rows)
+    middle = min(48, max(len(value) for _, value, _ in rows))
+    return "".join(
+        f"{path:<{left}} = {value:<{middle}}  # {source}\n" for path, value, source in rows
+    )
+
+
+@app.default
+async def broker(
+    *,
+    config: Annotated[
+        tuple[Path, ...],
+        Parameter(name=["--config", "-c"], help="TOML file, or a RocketMQ broker.conf unchanged."),
+    ] = (),
+    namesrv: Annotated[
+        str | None, Parameter(name=["--namesrv", "-n"], help="NameServers, host:port;host:port.")
+    ] = None,
+    print_settings: Annotated[
+        bool,
+        Parameter(
+            name=["--print-settings", "-p"],
+            negative="",
+            help="Print every setting with its source and exit.",
+        ),
+    ] = False,
+    self_id: Annotated[str | None, Parameter(help="This node in raft.peers.")] = None,
+    listen_port: Annotated[int | None, Parameter(help="Port for clients.")] = None,
+    store: Annotated[str | None, Parameter(help="Data folder of this node.")] = None,
+    set_: Annotated[
+        tuple[str, ...], Parameter(name="--set", help="Any setting, table.name=value.")
+    ] = (),
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    log_form: Annotated[
+        Literal["json", "text"] | None,
+        Parameter(help="json, or text for people; text on a terminal."),
+    ] = None,
+) -> int:
+    """Run one broker, a member of its group.
+
+    Settings come from defaults, TOML files, RocketMQ files, NAMESRV_ADDR and this command line;
+    the later ones win. SIGTERM and Ctrl-C stop it cleanly.
+    """
+    settings = load_config(
+        read_files(config),
+        environment=os.environ,
+        options=parse_options(
+            set_,
+            {
+                "broker.namesrv_addr": namesrv,
+                "raft.self_id": self_id,
+                "server.listen_port": listen_port,
+                "store.path_root_dir": store,
+            },
+        ),
+        home=os.environ.get("HOME", ""),
+    )
+    if print_settings:
+        sys.stdout.write(settings_text(settings))
+        return ExitCode.OK
+    return await _serve(settings, log_level, log_form)
+
+
+async def _serve(
+    config: BrokerConfig, log_level: str, log_form: Literal["json", "text"] | None
+) -> int:
+    from commitlog.disk import OsDisk
+    from dledger.broker import serve_broker
+    from dledger.logs import configure_logs
+    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock
+
+    configure_logs(
+        form=log_form or ("text" if sys.stderr.isatty() else "json"),
+        level=log_level,
+        node_id=config.raft.self_id,
+        group=config.raft.group,
+    )
+    log = structlog.get_logger()
+    for warning in config.warnings:
+        log.warning("config_warning", text=warning)
+    log.info(
+        "settings",
+        **{path: f"{value} ({source})" for path, value, source in config.settings()},
+    )
+    stop = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_on_signal, signals, stop, nursery.cancel_scope)
+            await serve_broker(
+                config,
+                clock=TrioClock(),
+                rng=SystemRng(),
+                network=TcpNetwork(),
+                disk=OsDisk(),
+                executor=AdaptiveExecutor(),
+                stop=stop,
+            )
+            nursery.cancel_scope.cancel()
+    log.info("broker_stopped")
+    return ExitCode.OK
+
+
+async def _stop_on_signal(
+    signals: AsyncIterator[int], stop: trio.Event, scope: trio.CancelScope
+) -> None:
+    """The first signal asks for a clean stop, a second one does not wait for it."""
+    log = structlog.get_logger()
+    async for number in signals:
+        log.info("signal", name=signal.Signals(number).name, again=stop.is_set())
+        if stop.is_set():
+            scope.cancel()
+        stop.set()
