@@ -1,0 +1,162 @@
+"""A small value that survives a power cut: two alternating slots, each with its own checksum.
+
+A slot is written, then flushed; the other one keeps the value before it, so whatever a torn write
+leaves behind, one of the two is whole. Slots stand a page apart, so that a device which rewrites
+its own large sectors cannot touch both. Slot layout, big-endian::
+
+    0 magic u32   4 length u32   8 sequence u64   16 crc u32   20 payload
+
+`crc` covers length, sequence and payload.
+
+Spec: docs/formats.md, section 6.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import struct
+import zlib
+from typing import Final
+
+from typing_extensions import Buffer
+
+from commitlog.errors import (
+    CorruptStoreError,
+    FlushFailedError,
+    InvariantBroken,
+    MQError,
+)
+from commitlog.seams import Disk, DiskFile
+
+SLOT_MAGIC: Final = 0xD1ED5107
+SLOT_HEADER_BYTES: Final = 20
+SLOT_STRIDE_BYTES: Final = 4096
+"""Distance between the slots: the largest sector a device rewrites as a whole."""
+
+_HEADER: Final = struct.Struct(">IIQI")
+_COVERED: Final = struct.Struct(">IQ")
+
+
+def encode_slot(sequence: int, payload: bytes) -> bytes:
+    """Return the bytes of one slot, without padding."""
+    crc = zlib.crc32(payload, zlib.crc32(_COVERED.pack(len(payload), sequence)))
+    return _HEADER.pack(SLOT_MAGIC, len(payload), sequence, crc) + payload
+
+
+def decode_slot(slot: Buffer) -> tuple[int, bytes] | None:
+    """Return (sequence, payload) of a slot, or None when it is not whole."""
+    view = memoryview(slot)
+    if view.nbytes < SLOT_HEADER_BYTES:
+        return None
+    magic, length, sequence, crc = _HEADER.unpack_from(view)
+    if magic != SLOT_MAGIC or length > view.nbytes - SLOT_HEADER_BYTES:
+        return None
+    payload = bytes(view[SLOT_HEADER_BYTES : SLOT_HEADER_BYTES + length])
+    if zlib.crc32(payload, zlib.crc32(_COVERED.pack(length, sequence))) != crc:
+        return None
+    return sequence, payload
+
+
+class SlotFile:
+    """One value in a file of two slots.
+
+    Not thread-safe: one user at a time. After a failed `store` the file is unusable, because
+    nobody knows which of the two values a power cut would leave.
+    """
+
+    def __init__(self, disk: Disk, path: str, slot_bytes: int = 512) -> None:
+        self._disk = disk
+        self._path = path
+        self._slot_bytes = slot_bytes
+        self._stride = max(SLOT_STRIDE_BYTES, slot_bytes)
+        self._file: DiskFile | None = None
+        self._loaded = False
+        self._sequence = 0
+        self._slot = 1
+        self._value: bytes | None = None
+        self._broken = False
+
+    def load(self) -> bytes | None:
+        """Return the newest whole value; None when none was ever stored.
+
+        Raises:
+            CorruptStoreError: Neither slot is whole, and they are not simply empty.
+        """
+        if self._loaded:
+            return self._value
+        if self._disk.exists(self._path):
+            file = self._disk.open(self._path)
+            if file.size < self._stride + self._slot_bytes:
+                self._discard_short(file)
+            else:
+                self._file = file
+                self._choose(file)
+        self._loaded = True
+        return self._value
+
+    def _discard_short(self, file: DiskFile) -> None:
+        # Made and cut off by a crash before anything was stored in it: storing fills it to its
+        # whole size first. A shortened file that held a value shows one.
+        try:
+            empty = not any(file.view(0, file.size))
+        finally:
+            file.close()
+        if not empty:
+            raise CorruptStoreError(f"{self._path} has only {file.size} bytes")
+        self._disk.unlink(self._path)
+
+    def _choose(self, file: DiskFile) -> None:
+        slots = [bytes(file.view(i * self._stride, self._slot_bytes)) for i in range(2)]
+        whole = [(decoded, i) for i, slot in enumerate(slots) if (decoded := decode_slot(slot))]
+        if whole:
+            (self._sequence, self._value), self._slot = max(whole)
+        elif slots[1].strip(b"\0"):
+            # The first value goes to slot 0: slot 1 holds something only after slot 0 was whole.
+            raise CorruptStoreError(f"neither slot of {self._path} is whole")
+
+    def store(self, payload: Buffer) -> None:
+        """Make *payload* the value, durably. Blocks for one flush.
+
+        Raises:
+            DiskFullError: No space to make the file; the value is as it was.
+            FlushFailedError: Either value may be there after a crash; the file is unusable.
+        """
+        data = bytes(payload)
+        if len(data) > self._slot_bytes - SLOT_HEADER_BYTES:
+            raise InvariantBroken(f"{len(data)} bytes do not fit a slot of {self._slot_bytes}")
+        self.load()
+        if self._broken:
+            raise FlushFailedError(f"an earlier flush of {self._path} failed")
+        file = self._file
+        if file is None:
+            file = self._make()
+        slot = 1 - self._slot
+        encoded = encode_slot(self._sequence + 1, data)
+        self._broken = True
+        file.write_at(slot * self._stride, encoded + bytes(self._slot_bytes - len(encoded)))
+        file.flush()
+        self._broken = False
+        self._slot = slot
+        self._sequence += 1
+        self._value = data
+
+    def _make(self) -> DiskFile:
+        file = self._disk.create(self._path, self._stride + self._slot_bytes, reserve=True)
+        try:
+            file.flush()
+            self._disk.flush_dir(posixpath.dirname(self._path))
+        except MQError:
+            self._broken = True
+            raise
+        self._file = file
+        return file
+
+    def close(self) -> None:
+        """Give the descriptor back; the next use opens the file again. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._loaded = False
+        self._sequence = 0
+        self._slot = 1
+        self._value = None

@@ -1,0 +1,146 @@
+"""Where everything lies below a broker's data folder.
+
+::
+
+    commitlog/<20 digits>                    segments, named by the position they start at
+    consumequeue/<topic>/<queue>/<20 digits> queue units
+    index/                                   key index files
+    config/                                  what operators look for there
+    checkpoint  abort  lock                  as RocketMQ has them
+    raft/                                    what makes the log a Raft log, local to this node
+        format  anchor                       how the folder was written; where the log begins
+        entryindex/<20 digits>               fixed-width unit per entry
+        extent  truncation                   slot files of the log itself
+        vote  commit_mark                    slot files of the consensus layer
+        identity  snapshot/                  this replica's name; local snapshots of the tables
+
+Spec: docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import Final
+
+NAME_DIGITS: Final = 20
+"""Digits in the name of a segment, an index file or a queue file."""
+
+
+def file_name(start: int) -> str:
+    """Return the name of the file whose first byte (or unit) is number *start*."""
+    return f"{start:0{NAME_DIGITS}d}"
+
+
+def parse_file_name(name: str) -> int | None:
+    """Return the start a file is named by, or None when the name is not of that kind."""
+    if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()):
+        return None
+    return int(name)
+
+
+@dataclass(frozen=True, slots=True)
+class StorePaths:
+    """Names below one data folder. *root* is absolute and ends without a slash."""
+
+    root: str
+
+    def _at(self, *parts: str) -> str:
+        return posixpath.join(self.root, *parts)
+
+    @property
+    def commitlog(self) -> str:
+        """Folder of the segments."""
+        return self._at("commitlog")
+
+    def segment(self, base: int) -> str:
+        """Return the path of the segment that starts at position *base*."""
+        return self._at("commitlog", file_name(base))
+
+    @property
+    def consumequeue(self) -> str:
+        """Folder of all queues; below it topic, then queue id."""
+        return self._at("consumequeue")
+
+    def consume_queue(self, topic: str, queue_id: int) -> str:
+        """Return the folder of one queue. A topic has no slash in it."""
+        return self._at("consumequeue", topic, str(queue_id))
+
+    @property
+    def index(self) -> str:
+        """Folder of the key index files."""
+        return self._at("index")
+
+    @property
+    def config(self) -> str:
+        """Folder of configuration files as RocketMQ names them."""
+        return self._at("config")
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint file."""
+        return self._at("checkpoint")
+
+    @property
+    def abort(self) -> str:
+        """The abort file: there while a broker runs, left behind by an unclean stop."""
+        return self._at("abort")
+
+    @property
+    def lock(self) -> str:
+        """The lock file that keeps a second broker out."""
+        return self._at("lock")
+
+    @property
+    def raft(self) -> str:
+        """Folder of what is local to this replica."""
+        return self._at("raft")
+
+    @property
+    def format(self) -> str:
+        """How the log of this folder was written."""
+        return self._at("raft", "format")
+
+    @property
+    def anchor(self) -> str:
+        """Where the log begins; missing while it begins at index 1."""
+        return self._at("raft", "anchor")
+
+    @property
+    def entry_index(self) -> str:
+        """Folder of the entry index."""
+        return self._at("raft", "entryindex")
+
+    def entry_index_file(self, first: int) -> str:
+        """Return the path of the index file whose first unit is that of Raft index *first*."""
+        return self._at("raft", "entryindex", file_name(first))
+
+    @property
+    def extent(self) -> str:
+        """Slot file: how far the log may have been written."""
+        return self._at("raft", "extent")
+
+    @property
+    def truncation(self) -> str:
+        """Slot file: a truncation under way."""
+        return self._at("raft", "truncation")
+
+    @property
+    def vote(self) -> str:
+        """Slot file: term and vote."""
+        return self._at("raft", "vote")
+
+    @property
+    def commit_mark(self) -> str:
+        """Slot file: the newest entry known to be committed and durable."""
+        return self._at("raft", "commit_mark")
+
+    @property
+    def identity(self) -> str:
+        """Cluster, group and incarnation of this replica."""
+        return self._at("raft", "identity")
+
+    @property
+    def snapshot(self) -> str:
+        """Folder of local snapshots of the tables."""
+        return self._at("raft", "snapshot")
