@@ -239,7 +239,7 @@ class TcpNetwork:
         """Bind *host* (a name or an address; empty means all) and listen."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         found = await trio.socket.getaddrinfo(
-            host or "0.0.0.0",  # noqa: S104  # what the user asked for
+            host or "0.0.0.0",
             port,
             family,
             socket.SOCK_STREAM,

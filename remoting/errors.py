@@ -5,8 +5,8 @@
     MQError
     ├── ProtocolError
     │   ├── LocalProtocolError
-    │   ├── RemoteProtocolError
-    │   └── BadRequestError         a request lacks a field or has a bad one; the connection stays
+    │   └── RemoteProtocolError
+    │       └── BadRequestError     a request lacks a field or has a bad one; the connection stays
     ├── RemotingError               a call over the network did not bring an answer
     │   ├── ConnectFailedError      no connection was made; nothing was sent
     │   ├── ConnectionLostError     the connection ended; `sent` says whether the request had left
@@ -39,8 +39,13 @@ __all__ = [
 ]
 
 
-class BadRequestError(ProtocolError):
-    """A request arrived whole but lacks a field or has one of the wrong kind. Nothing was done."""
+class BadRequestError(RemoteProtocolError):
+    """A frame arrived whole but its fields or body are not what its code says. Nothing was done.
+
+    Unlike other errors of its branch it costs the peer only this request, not its connection.
+    """
+
+    outcome = "not_stored"  # type: ignore[assignment]  # the branch says unknown
 
 
 class RemotingError(MQError):

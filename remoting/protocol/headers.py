@@ -1,0 +1,669 @@
+"""Custom headers: the ext fields of each request and response, typed.
+
+A header's fields are named as RocketMQ names them, in snake_case; `encode` and `decode` translate.
+A field without a default is required; None means it was absent.
+
+Spec: remoting fact sheet sections 3.2 and 7 to 12.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Final, Self, TypeAlias
+
+from remoting.errors import BadRequestError
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import ExtFields, RemotingCommand
+
+# How wide a number may be; Java parses the same widths.
+I32: TypeAlias = int
+I64: TypeAlias = int
+# A boolean whose "1" counts as true: the C++ client marks its batches that way.
+Flag: TypeAlias = bool
+
+_I32_END: Final = 1 << 31
+_I64_END: Final = 1 << 63
+
+
+def _number(end: int) -> Callable[[str, Any], int]:
+    def parse(name: str, value: Any) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError) as error:
+            raise BadRequestError(f"the custom field {name} is not a number: {value!r}") from error
+        if not -end <= number < end:
+            raise BadRequestError(f"the custom field {name} is out of range: {number}")
+        return number
+
+    return parse
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    raise BadRequestError(f"the custom field {name} is not text")
+
+
+def _truth(_name: str, value: Any) -> bool:
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
+def _flag(name: str, value: Any) -> bool:
+    return value in ("1", 1) or _truth(name, value)
+
+
+_PARSERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "I32": _number(_I32_END),
+    "I64": _number(_I64_END),
+    "str": _text,
+    "bool": _truth,
+    "Flag": _flag,
+}
+
+
+@cache
+def _plan(kind: type[Header]) -> tuple[tuple[str, str, Callable[[str, Any], Any], bool], ...]:
+    """Return (attribute, wire name, parser, required) of each field of *kind*."""
+    plan = []
+    for field in dataclasses.fields(kind):
+        annotation = str(field.type).removesuffix(" | None")
+        required = field.default is dataclasses.MISSING
+        plan.append((field.name, kind.wire_name(field.name), _PARSERS[annotation], required))
+    return tuple(plan)
+
+
+@dataclass(slots=True)
+class Header:
+    """What all custom headers can do."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def wire_name(cls, attribute: str) -> str:
+        """Return the ext field's name for one of the attributes."""
+        named = cls.WIRE_NAMES.get(attribute)
+        if named is not None:
+            return named
+        first, *rest = attribute.split("_")
+        return first + "".join(word.capitalize() for word in rest)
+
+    @classmethod
+    def decode(cls, ext: ExtFields) -> Self:
+        """Return the header held in *ext*; unknown fields are passed over.
+
+        Raises:
+            BadRequestError: A required field is missing (``the custom field <name> is null``), or
+                one is not of its kind.
+        """
+        values: dict[str, Any] = {}
+        for attribute, name, parse, required in _plan(cls):
+            value = ext.get(name)
+            if value is not None:
+                values[attribute] = parse(name, value)
+            elif required:
+                raise BadRequestError(f"the custom field {name} is null")
+        return cls(**values)
+
+    def encode(self) -> dict[str, str]:
+        """Return the ext fields, every value a string, absent ones left out."""
+        ext: dict[str, str] = {}
+        for attribute, name, _, _ in _plan(type(self)):
+            value = getattr(self, attribute)
+            if value is not None:
+                ext[name] = value if type(value) is str else _text(name, value)
+        return ext
+
+
+# ---------------------------------------------------------------------------------- send
+
+
+@dataclass(slots=True)
+class SendMessageHeader(Header):
+    """SEND_MESSAGE (10), its V2 forms (310, 320) and the replies (324, 325)."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp: I64
+    flag: I32
+    properties: str | None = None
+    reconsume_times: I32 | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: I32 | None = None
+    batch: Flag | None = None
+    bname: str | None = None
+
+    @classmethod
+    def of(cls, command: RemotingCommand) -> SendMessageHeader:
+        """Return the header of a send request, whichever of the five codes it has.
+
+        Raises:
+            BadRequestError: See `decode`.
+        """
+        if command.code in _V2_CODES:
+            header = cls.decode_v2(command.ext)
+            if command.code == RequestCode.SEND_BATCH_MESSAGE:
+                header.batch = True
+            return header
+        return cls.decode(command.ext)
+
+    @classmethod
+    def decode_v2(cls, ext: ExtFields) -> SendMessageHeader:
+        """Return the header held in the one-letter fields of V2; the hot path of a broker.
+
+        Raises:
+            BadRequestError: See `decode`; the field is named by its letter.
+        """
+        try:
+            get = ext.get
+            default_topic_queue_nums = int(ext["d"])
+            queue_id = int(ext["e"])
+            sys_flag = int(ext["f"])
+            born_timestamp = int(ext["g"])
+            flag = int(ext["h"])
+            reconsume_times = get("j")
+            max_reconsume_times = get("l")
+            header = cls(
+                ext["a"],
+                ext["b"],
+                ext["c"],
+                default_topic_queue_nums,
+                queue_id,
+                sys_flag,
+                born_timestamp,
+                flag,
+                get("i"),
+                None if reconsume_times is None else int(reconsume_times),
+                get("k") in _TRUE,
+                None if max_reconsume_times is None else int(max_reconsume_times),
+                get("m") in _TRUE_OR_ONE,
+                get("n"),
+            )
+        except (KeyError, ValueError, TypeError):
+            return _decode_v2_slowly(ext)
+        if (
+            -_I32_END <= queue_id < _I32_END
+            and -_I32_END <= sys_flag < _I32_END
+            and -_I32_END <= flag < _I32_END
+            and -_I64_END <= born_timestamp < _I64_END
+            and -_I32_END <= default_topic_queue_nums < _I32_END
+            and (header.reconsume_times is None or -_I32_END <= header.reconsume_times < _I32_END)
+            and type(header.topic) is str
+            and type(header.producer_group) is str
+            and (header.properties is None or type(header.properties) is str)
+        ):
+            return header
+        return _decode_v2_slowly(ext)
+
+    def encode_v2(self) -> dict[str, str]:
+        """Return the ext fields under the one-letter names."""
+        long = self.encode()
+        return {
+            letter: long[name] for letter, name in _V2_NAMES.items() if long.get(name) is not None
+        }
+
+
+_V2_CODES: Final = frozenset(
+    (
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+    )
+)
+_TRUE: Final = frozenset(("true", "True", "TRUE", True))
+_TRUE_OR_ONE: Final = _TRUE | {"1"}
+# Letter of V2 → long name.
+_V2_NAMES: Final[Mapping[str, str]] = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+    "n": "bname",
+}
+_LETTERS: Final = {name: letter for letter, name in _V2_NAMES.items()}
+
+
+def _decode_v2_slowly(ext: ExtFields) -> SendMessageHeader:
+    """Find what is wrong, or read what the quick way does not expect."""
+    values: dict[str, Any] = {}
+    for attribute, name, parse, required in _plan(SendMessageHeader):
+        letter = _LETTERS[name]
+        value = ext.get(letter)
+        if value is not None:
+            values[attribute] = parse(letter, value)
+        elif required:
+            raise BadRequestError(f"the custom field {letter} is null")
+    return SendMessageHeader(**values)
+
+
+@dataclass(slots=True)
+class SendMessageResponseHeader(Header):
+    """Where a message was stored; with code 0, 10, 11 and 12."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {
+        "msg_region": "MSG_REGION",
+        "trace_on": "TRACE_ON",
+    }
+
+    msg_id: str
+    queue_id: I32
+    queue_offset: I64
+    transaction_id: str | None = None
+    batch_uniq_id: str | None = None
+    recall_handle: str | None = None
+    # Drive the client's tracing; missing means on, in region DefaultRegion.
+    msg_region: str | None = "DefaultRegion"
+    trace_on: bool | None = True
+
+
+@dataclass(slots=True)
+class EndTransactionHeader(Header):
+    """END_TRANSACTION (37)."""
+
+    producer_group: str
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    commit_or_rollback: I32
+    msg_id: str
+    from_transaction_check: bool | None = False
+    transaction_id: str | None = None
+    topic: str | None = None
+
+
+@dataclass(slots=True)
+class ConsumerSendMsgBackHeader(Header):
+    """CONSUMER_SEND_MSG_BACK (36)."""
+
+    offset: I64
+    group: str
+    delay_level: I32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = False
+    max_reconsume_times: I32 | None = None
+
+
+# ---------------------------------------------------------------------------------- pull
+
+
+@dataclass(slots=True)
+class PullMessageHeader(Header):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {
+        "proxy_forward_client_id": "proxyFrowardClientId",  # spelled so
+    }
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    queue_offset: I64
+    max_msg_nums: I32
+    sys_flag: I32
+    commit_offset: I64
+    suspend_timeout_millis: I64
+    sub_version: I64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_msg_bytes: I32 | None = None
+    request_source: I32 | None = None
+    proxy_forward_client_id: str | None = None
+
+
+@dataclass(slots=True)
+class PullMessageResponseHeader(Header):
+    """Where to go on, and the bounds of the queue."""
+
+    suggest_which_broker_id: I64
+    next_begin_offset: I64
+    min_offset: I64
+    max_offset: I64
+    offset_delta: I64 | None = None
+    topic_sys_flag: I32 | None = None
+    group_sys_flag: I32 | None = None
+    forbidden_type: I32 | None = None
+
+
+@dataclass(slots=True)
+class QueryConsumerOffsetHeader(Header):
+    """QUERY_CONSUMER_OFFSET (14)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    set_zero_if_not_found: bool | None = None
+
+
+@dataclass(slots=True)
+class UpdateConsumerOffsetHeader(Header):
+    """UPDATE_CONSUMER_OFFSET (15)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    commit_offset: I64
+
+
+@dataclass(slots=True)
+class QueueHeader(Header):
+    """One queue: GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
+
+    topic: str
+    queue_id: I32
+
+
+@dataclass(slots=True)
+class GetMaxOffsetHeader(Header):
+    """GET_MAX_OFFSET (30)."""
+
+    topic: str
+    queue_id: I32
+    committed: bool | None = None
+
+
+@dataclass(slots=True)
+class SearchOffsetHeader(Header):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+
+    topic: str
+    queue_id: I32
+    timestamp: I64
+    boundary_type: str | None = None
+
+
+@dataclass(slots=True)
+class OffsetResponseHeader(Header):
+    """An offset: answers to 14, 29, 30, 31."""
+
+    offset: I64
+
+
+@dataclass(slots=True)
+class TimestampResponseHeader(Header):
+    """A time: answer to GET_EARLIEST_MSG_STORETIME."""
+
+    timestamp: I64
+
+
+@dataclass(slots=True)
+class ConsumerGroupHeader(Header):
+    """One consumer group: codes 38, 40, 203."""
+
+    consumer_group: str
+
+
+@dataclass(slots=True)
+class UnregisterClientHeader(Header):
+    """UNREGISTER_CLIENT (35); the C++ client sends "" for the group that is absent."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"client_id": "clientID"}
+
+    client_id: str
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+# ---------------------------------------------------------------------------------- queries
+
+
+@dataclass(slots=True)
+class QueryMessageHeader(Header):
+    """QUERY_MESSAGE (12)."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"unique_key_query": "_UNIQUE_KEY_QUERY"}
+
+    topic: str
+    key: str
+    max_num: I32
+    begin_timestamp: I64
+    end_timestamp: I64
+    unique_key_query: bool | None = False
+
+
+@dataclass(slots=True)
+class QueryMessageResponseHeader(Header):
+    """How far the key index reaches."""
+
+    index_last_update_timestamp: I64
+    index_last_update_phyoffset: I64
+
+
+@dataclass(slots=True)
+class ViewMessageHeader(Header):
+    """VIEW_MESSAGE_BY_ID (33)."""
+
+    offset: I64
+    topic: str | None = None
+
+
+# ---------------------------------------------------------------------------------- administration
+
+
+@dataclass(slots=True)
+class CreateTopicHeader(Header):
+    """UPDATE_AND_CREATE_TOPIC (17)."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: I32
+    write_queue_nums: I32
+    perm: I32
+    topic_filter_type: str
+    order: bool
+    topic_sys_flag: I32 | None = 0
+    attributes: str | None = None
+    force: bool | None = None
+
+
+@dataclass(slots=True)
+class TopicHeader(Header):
+    """One topic: codes 202, 215, 300, 351."""
+
+    topic: str
+
+
+@dataclass(slots=True)
+class GroupHeader(Header):
+    """One group, under the name `group`: codes 343, 352."""
+
+    group: str
+
+
+@dataclass(slots=True)
+class ProducerGroupHeader(Header):
+    """One producer group: code 204."""
+
+    producer_group: str
+
+
+@dataclass(slots=True)
+class DeleteSubscriptionGroupHeader(Header):
+    """DELETE_SUBSCRIPTIONGROUP (207); 4.9 calls the second field removeOffset."""
+
+    group_name: str
+    clean_offset: bool | None = None
+    remove_offset: bool | None = None
+
+
+@dataclass(slots=True)
+class GetConsumeStatsHeader(Header):
+    """GET_CONSUME_STATS (208)."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+@dataclass(slots=True)
+class ResetOffsetHeader(Header):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222) and RESET_CONSUMER_CLIENT_OFFSET (220)."""
+
+    topic: str
+    group: str
+    timestamp: I64
+    is_force: bool
+    queue_id: I32 | None = None
+    offset: I64 | None = None
+
+
+# ---------------------------------------------------------------------------------- NameServer
+
+
+@dataclass(slots=True)
+class RegisterBrokerHeader(Header):
+    """REGISTER_BROKER (103)."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: I64
+    heartbeat_timeout_millis: I64 | None = None
+    enable_acting_master: bool | None = None
+    compressed: bool | None = False
+    body_crc32: I32 | None = 0
+
+
+@dataclass(slots=True)
+class RegisterBrokerResponseHeader(Header):
+    """What a follower learns of its leader."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+@dataclass(slots=True)
+class BrokerHeader(Header):
+    """One broker: UNREGISTER_BROKER (104), QUERY_DATA_VERSION (322)."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: I64
+
+
+@dataclass(slots=True)
+class BrokerHeartbeatHeader(Header):
+    """BROKER_HEARTBEAT (904)."""
+
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+    broker_id: I64 | None = None
+    heartbeat_timeout_mills: I64 | None = None
+
+
+@dataclass(slots=True)
+class QueryDataVersionResponseHeader(Header):
+    """Whether the broker's topics are news."""
+
+    changed: bool
+
+
+@dataclass(slots=True)
+class BrokerMemberGroupHeader(Header):
+    """GET_BROKER_MEMBER_GROUP (901)."""
+
+    cluster_name: str
+    broker_name: str
+
+
+@dataclass(slots=True)
+class GetRouteInfoHeader(Header):
+    """GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+@dataclass(slots=True)
+class BrokerNameHeader(Header):
+    """WIPE_/ADD_WRITE_PERM_OF_BROKER (205, 327)."""
+
+    broker_name: str
+
+
+@dataclass(slots=True)
+class WipeWritePermResponseHeader(Header):
+    """How many topics lost the right to be written."""
+
+    wipe_topic_count: I32
+
+
+@dataclass(slots=True)
+class AddWritePermResponseHeader(Header):
+    """How many topics may be written again."""
+
+    add_topic_count: I32
+
+
+@dataclass(slots=True)
+class TopicsByClusterHeader(Header):
+    """GET_TOPICS_BY_CLUSTER (224)."""
+
+    cluster: str
+
+
+@dataclass(slots=True)
+class DeleteTopicInNamesrvHeader(Header):
+    """DELETE_TOPIC_IN_NAMESRV (216)."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+@dataclass(slots=True)
+class RegisterTopicHeader(Header):
+    """REGISTER_TOPIC_IN_NAMESRV (217)."""
+
+    topic: str
+
+
+@dataclass(slots=True)
+class PutKvConfigHeader(Header):
+    """PUT_KV_CONFIG (100)."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+@dataclass(slots=True)
+class KvConfigHeader(Header):
+    """GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102)."""
+
+    namespace: str
+    key: str
+
+
+@dataclass(slots=True)
+class GetKvConfigResponseHeader(Header):
+    """The value asked for."""
+
+    value: str | None = None
+
+
+@dataclass(slots=True)
+class KvNamespaceHeader(Header):
+    """GET_KVLIST_BY_NAMESPACE (219)."""
+
+    namespace: str

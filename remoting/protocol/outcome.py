@@ -1,0 +1,186 @@
+"""What happened to the message: one table from condition to response code and outcome.
+
+Every answer that is not plain success says `outcome` in its ext fields: ``stored``,
+``not_stored`` or ``unknown``. Codes 0, 10, 11 and 12 are used only when the record is in the log.
+
+Spec: remoting fact sheet section 4; design chapter "Wire".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum, unique
+from typing import Final, NamedTuple
+
+from commitlog.errors import (
+    CorruptRecordError,
+    DiskFullError,
+    LocalProtocolError,
+    MQError,
+    OffsetOutOfRangeError,
+    Outcome,
+    RemoteProtocolError,
+)
+from remoting.errors import BadRequestError, BusyError
+from remoting.protocol.codes import ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
+
+# Names of the ext fields that answers carry.
+OUTCOME_FIELD: Final = "outcome"
+LEADER_FIELD: Final = "leaderAddr"
+TERM_FIELD: Final = "term"
+RETRIABLE_FIELD: Final = "retriable"
+
+
+@unique
+class Condition(StrEnum):
+    """Everything that can be the case when a request has been dealt with."""
+
+    # The record is in the log.
+    STORED = "stored"
+    FLUSH_DISK_TIMEOUT = "flush_disk_timeout"
+    SLAVE_NOT_AVAILABLE = "slave_not_available"
+    FLUSH_SLAVE_TIMEOUT = "flush_slave_timeout"
+    # Nobody here knows.
+    QUORUM_TIMEOUT = "quorum_timeout"
+    LEADERSHIP_LOST = "leadership_lost"
+    INTERNAL_ERROR = "internal_error"
+    # Refused before append; the same call may succeed elsewhere or later.
+    NOT_LEADER = "not_leader"
+    SHUTTING_DOWN = "shutting_down"
+    NOT_READY = "not_ready"
+    DISK_FULL = "disk_full"
+    PENDING_FULL = "pending_full"
+    BUSY = "busy"
+    # Refused before append; the same call will be refused again.
+    MESSAGE_ILLEGAL = "message_illegal"
+    BAD_REQUEST = "bad_request"
+    NOT_SUPPORTED = "not_supported"
+    NO_PERMISSION = "no_permission"
+    TOPIC_NOT_EXIST = "topic_not_exist"
+    GROUP_NOT_EXIST = "group_not_exist"
+    INVALID_QUEUE = "invalid_queue"
+    SUBSCRIPTION_ILLEGAL = "subscription_illegal"
+    NOT_FOUND = "not_found"
+    OFFSET_MOVED = "offset_moved"
+
+
+class Answer(NamedTuple):
+    """How a condition is told to the client."""
+
+    code: ResponseCode
+    outcome: Outcome
+    retriable: bool
+
+
+ANSWERS: Final[Mapping[Condition, Answer]] = {
+    Condition.STORED: Answer(ResponseCode.SUCCESS, "stored", False),
+    Condition.FLUSH_DISK_TIMEOUT: Answer(ResponseCode.FLUSH_DISK_TIMEOUT, "stored", False),
+    Condition.SLAVE_NOT_AVAILABLE: Answer(ResponseCode.SLAVE_NOT_AVAILABLE, "stored", False),
+    Condition.FLUSH_SLAVE_TIMEOUT: Answer(ResponseCode.FLUSH_SLAVE_TIMEOUT, "stored", False),
+    Condition.QUORUM_TIMEOUT: Answer(ResponseCode.SYSTEM_ERROR, "unknown", True),
+    Condition.LEADERSHIP_LOST: Answer(ResponseCode.SYSTEM_ERROR, "unknown", True),
+    Condition.INTERNAL_ERROR: Answer(ResponseCode.SYSTEM_ERROR, "unknown", False),
+    Condition.NOT_LEADER: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
+    Condition.SHUTTING_DOWN: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
+    Condition.NOT_READY: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
+    Condition.DISK_FULL: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
+    Condition.PENDING_FULL: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
+    Condition.BUSY: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
+    Condition.MESSAGE_ILLEGAL: Answer(ResponseCode.MESSAGE_ILLEGAL, "not_stored", False),
+    Condition.BAD_REQUEST: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", False),
+    Condition.NOT_SUPPORTED: Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "not_stored", False),
+    Condition.NO_PERMISSION: Answer(ResponseCode.NO_PERMISSION, "not_stored", False),
+    Condition.TOPIC_NOT_EXIST: Answer(ResponseCode.TOPIC_NOT_EXIST, "not_stored", False),
+    Condition.GROUP_NOT_EXIST: Answer(
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "not_stored", False
+    ),
+    Condition.INVALID_QUEUE: Answer(ResponseCode.INVALID_PARAMETER, "not_stored", False),
+    Condition.SUBSCRIPTION_ILLEGAL: Answer(
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED, "not_stored", False
+    ),
+    Condition.NOT_FOUND: Answer(ResponseCode.QUERY_NOT_FOUND, "not_stored", False),
+    Condition.OFFSET_MOVED: Answer(ResponseCode.PULL_OFFSET_MOVED, "not_stored", False),
+}
+
+# Errors that have a condition of their own. An error class elsewhere names its own in a class
+# attribute `condition`, and what it wants told in an attribute `answer_fields`.
+_CONDITIONS: Final[tuple[tuple[type[MQError], Condition], ...]] = (
+    (BusyError, Condition.BUSY),
+    (BadRequestError, Condition.BAD_REQUEST),
+    (LocalProtocolError, Condition.BAD_REQUEST),
+    (RemoteProtocolError, Condition.BAD_REQUEST),
+    (DiskFullError, Condition.DISK_FULL),
+    (OffsetOutOfRangeError, Condition.NOT_FOUND),
+    (CorruptRecordError, Condition.INTERNAL_ERROR),
+)
+
+
+def condition_of(error: BaseException) -> Condition:
+    """Return the condition an error stands for."""
+    named = getattr(error, "condition", None)
+    if isinstance(named, Condition):
+        return named
+    for kind, condition in _CONDITIONS:
+        if isinstance(error, kind):
+            return condition
+    return Condition.INTERNAL_ERROR
+
+
+def answer(
+    asked: RemotingCommand, condition: Condition, remark: str | None = None, **fields: object
+) -> RemotingCommand:
+    """Return the response to *asked* that tells *condition*.
+
+    Args:
+        remark: What a person reads.
+        fields: Further ext fields, e.g. ``leaderAddr`` and ``term``; None ones are left out.
+    """
+    code, outcome, retriable = ANSWERS[condition]
+    ext = {name: str(value) for name, value in fields.items() if value is not None}
+    ext[OUTCOME_FIELD] = outcome
+    if retriable:
+        ext[RETRIABLE_FIELD] = "true"
+    return response_to(asked, int(code), remark, ext)
+
+
+def answer_error(asked: RemotingCommand, error: BaseException) -> RemotingCommand:
+    """Return the response to *asked* that tells *error*: its text as remark, its outcome beside.
+
+    An error outside the table is code 1. If it is one of ours its own `outcome` counts, for it
+    knows better than the table.
+    """
+    condition = condition_of(error)
+    fields = getattr(error, "answer_fields", None)
+    response = answer(
+        asked,
+        condition,
+        str(error) or type(error).__name__,
+        **(fields if isinstance(fields, dict) else {}),
+    )
+    if condition is Condition.INTERNAL_ERROR and isinstance(error, MQError):
+        response.ext[OUTCOME_FIELD] = error.outcome
+        if error.retriable:
+            response.ext[RETRIABLE_FIELD] = "true"
+    return response
+
+
+def outcome_of(response: RemotingCommand) -> Outcome:
+    """Return what a response says of the message.
+
+    A real RocketMQ sends no `outcome`: its codes decide. Everything it refuses it refuses before
+    the append, except code 1, which may mean anything.
+    """
+    said = response.ext.get(OUTCOME_FIELD)
+    if said == "stored":
+        return "stored"
+    if said == "not_stored":
+        return "not_stored"
+    if said == "unknown":
+        return "unknown"
+    if response.code in _STORED_CODES:
+        return "stored"
+    return "unknown" if response.code == ResponseCode.SYSTEM_ERROR else "not_stored"
+
+
+_STORED_CODES: Final = frozenset((0, 10, 11, 12))
