@@ -1,4 +1,4 @@
-"""The key-value configuration on the real disk: durable, in RocketMQ's form, never silently lost."""
+"""The key-value configuration on the real disk: durable, RocketMQ's form, never silently lost."""
 
 from __future__ import annotations
 

@@ -1,0 +1,487 @@
+"""Which broker serves which topic: the five route tables and the rules that change them.
+
+Sans-IO: nothing here waits, and time comes in as *now_ms*, milliseconds of a monotonic clock.
+A broker address is in either all tables it belongs to or none. There is one way out, `_remove`,
+taken by scan, unregistration, a broken connection and a takeover alike.
+
+Spec: RouteInfoManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from namesrv.errors import RegistrationRefusedError
+from remoting.protocol.bodies import (
+    BrokerData,
+    BrokerMemberGroup,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicRouteData,
+)
+
+MASTER_ID: Final = 0
+PERM_READ: Final = 4
+PERM_WRITE: Final = 2
+UNIT_FLAG: Final = 1
+UNIT_SUB_FLAG: Final = 2
+
+DEFAULT_BROKER_EXPIRY_MS: Final = 120_000
+MAX_TOPICS: Final = 1_000_000
+"""Most topics over all brokers: about 1 GiB of tables, and far beyond what clients can poll."""
+MAX_BROKERS: Final = 10_000
+"""Most broker addresses. Every one is looked at in each scan."""
+
+
+class BrokerKey(NamedTuple):
+    """Identity of one broker process: two clusters may reuse a private address."""
+
+    cluster_name: str
+    broker_addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLiveInfo:
+    """What is known about one registered address."""
+
+    key: BrokerKey
+    broker_name: str
+    last_update_ms: int
+    heartbeat_timeout_ms: int
+    data_version: DataVersion
+    ha_server_addr: str
+    connection: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a broker says about itself.
+
+    Args:
+        heartbeat_timeout_ms: Silence after which it is removed; None takes the NameServer's.
+        connection: Number of the connection it came over; None when there is none to lose.
+    """
+
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+    broker_id: int
+    topics: Mapping[str, TopicConfig]
+    data_version: DataVersion
+    ha_server_addr: str = ""
+    heartbeat_timeout_ms: int | None = None
+    enable_acting_master: bool | None = None
+    filter_servers: Sequence[str] = ()
+    connection: int | None = None
+
+    @property
+    def key(self) -> BrokerKey:
+        """Identity of the registering process."""
+        return BrokerKey(self.cluster_name, self.broker_addr)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterResult:
+    """The answer to a registration; both addresses are empty for a leader and when none is known.
+
+    ``moved`` tells that the address was not there before, or under another id. ``superseded``
+    tells that an address with a higher state version holds the id: nothing changed.
+    """
+
+    ha_server_addr: str = ""
+    master_addr: str = ""
+    moved: bool = False
+    superseded: bool = False
+
+
+def _ignore_topics(_topics: Iterable[str]) -> None:
+    return
+
+
+class RouteInfoManager:
+    """The route tables of one NameServer.
+
+    Args:
+        broker_expiry_ms: Silence after which a broker is removed that named no time of its own.
+        on_route_change: Called with the topics whose route may have changed, within the change.
+    Invariant: every address in ``broker_addr_table`` has one entry in ``broker_live_table`` and
+        the other way round; every broker name in ``topic_queue_table`` and ``cluster_addr_table``
+        is in ``broker_addr_table``; ``filter_server_table`` holds live addresses only; no table
+        holds an empty collection.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_expiry_ms: int = DEFAULT_BROKER_EXPIRY_MS,
+        support_acting_master: bool = False,
+        delete_topic_with_broker_registration: bool = False,
+        on_route_change: Callable[[Iterable[str]], None] = _ignore_topics,
+    ) -> None:
+        self.broker_expiry_ms = broker_expiry_ms
+        self.support_acting_master = support_acting_master
+        self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
+        self._on_route_change = on_route_change
+        self.topic_queue_table: dict[str, dict[str, QueueData]] = {}
+        self.broker_addr_table: dict[str, BrokerData] = {}
+        self.cluster_addr_table: dict[str, set[str]] = {}
+        self.broker_live_table: dict[BrokerKey, BrokerLiveInfo] = {}
+        self.filter_server_table: dict[BrokerKey, tuple[str, ...]] = {}
+
+    # Changes by brokers
+
+    def register_broker(self, registration: Registration, now_ms: int) -> RegisterResult:
+        """Enter a broker, or refresh it.
+
+        Returns:
+            For a follower, the leader's addresses.
+        Raises:
+            RegistrationRefusedError: The broker name belongs to another cluster, a single topic
+                from a broker that is not known yet, or a table is full. Nothing changed.
+        Spec: registration rules 2 to 6.
+        """
+        name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
+        broker = self.broker_addr_table.get(name)
+        addrs = broker.broker_addrs if broker is not None else {}
+        holder = addrs.get(broker_id)
+        if broker is not None and broker.cluster != registration.cluster_name:
+            raise RegistrationRefusedError(
+                f"broker name {name} belongs to cluster {broker.cluster}, "
+                f"not to {registration.cluster_name}"
+            )
+        if holder is not None and holder != registration.broker_addr:
+            newest = self.broker_live_table[BrokerKey(key.cluster_name, holder)].data_version
+            if newest.state_version > registration.data_version.state_version:
+                return RegisterResult(superseded=True)
+        if holder is None and len(registration.topics) == 1:
+            raise RegistrationRefusedError("register broker failed")
+        self._check_room(registration)
+
+        known = self.broker_live_table.get(key)
+        if known is not None and known.broker_name != name:
+            self._remove([key])
+        if broker is None:
+            broker = BrokerData(
+                cluster=registration.cluster_name, broker_name=name, broker_addrs={}
+            )
+            self.broker_addr_table[name] = broker
+            self.cluster_addr_table.setdefault(registration.cluster_name, set()).add(name)
+        broker.enable_acting_master = registration.enable_acting_master
+        addrs = broker.broker_addrs
+        for old_id in [i for i, addr in addrs.items() if addr == key.broker_addr]:
+            if old_id != broker_id:
+                del addrs[old_id]
+        addrs[broker_id] = key.broker_addr
+        self.broker_live_table[key] = BrokerLiveInfo(
+            key=key,
+            broker_name=name,
+            last_update_ms=now_ms,
+            heartbeat_timeout_ms=registration.heartbeat_timeout_ms or self.broker_expiry_ms,
+            data_version=registration.data_version,
+            ha_server_addr=registration.ha_server_addr,
+            connection=registration.connection,
+        )
+        moved = holder != key.broker_addr
+        if moved and holder is not None:
+            self._remove([BrokerKey(key.cluster_name, holder)])
+        filters_changed = self._set_filter_servers(key, tuple(registration.filter_servers))
+
+        changed = moved or known is None or known.data_version != registration.data_version
+        if changed and self._owns_topics(broker, broker_id):
+            self._update_topics(registration)
+        if moved or filters_changed:
+            self._on_route_change(self._topics_of_brokers({name}))
+        if broker_id == MASTER_ID:
+            return RegisterResult(moved=moved)
+        return self._followers_result(broker, moved)
+
+    def unregister_broker(self, cluster_name: str, broker_name: str, broker_addr: str) -> bool:
+        """Remove an address; tell whether it was there under that broker name.
+
+        The broker's id is not asked for: a deposed leader that stops still believes it is id 0.
+        """
+        key = BrokerKey(cluster_name, broker_addr)
+        live = self.broker_live_table.get(key)
+        if live is None or live.broker_name != broker_name:
+            return False
+        self._remove([key])
+        return True
+
+    def disconnect(self, connection: int) -> Sequence[BrokerLiveInfo]:
+        """Remove and return the brokers whose last registration came over *connection*."""
+        gone = [i for i in self.broker_live_table.values() if i.connection == connection]
+        self._remove([info.key for info in gone])
+        return gone
+
+    def scan(self, now_ms: int) -> Sequence[BrokerLiveInfo]:
+        """Remove and return the brokers that were silent for longer than they may be."""
+        gone = [
+            info
+            for info in self.broker_live_table.values()
+            if now_ms - info.last_update_ms > info.heartbeat_timeout_ms
+        ]
+        self._remove([info.key for info in gone])
+        return gone
+
+    def heartbeat(self, cluster_name: str, broker_addr: str, now_ms: int) -> bool:
+        """Refresh a broker's liveness; tell whether it is known."""
+        key = BrokerKey(cluster_name, broker_addr)
+        live = self.broker_live_table.get(key)
+        if live is None:
+            return False
+        self.broker_live_table[key] = replace(live, last_update_ms=now_ms)
+        return True
+
+    def query_data_version(
+        self, cluster_name: str, broker_addr: str, version: DataVersion, now_ms: int
+    ) -> tuple[bool, DataVersion | None]:
+        """Return whether *version* differs from the stored one, and the stored one.
+
+        A broker that asks with the stored version is alive and is refreshed.
+        """
+        live = self.broker_live_table.get(BrokerKey(cluster_name, broker_addr))
+        if live is None:
+            return True, None
+        if live.data_version != version:
+            return True, live.data_version
+        self.heartbeat(cluster_name, broker_addr, now_ms)
+        return False, live.data_version
+
+    # Changes by operators
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Take the write permission from a broker's topics and return how many it serves."""
+        return self._change_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Give a broker's topics read and write permission and return how many it serves."""
+        return self._change_perm(broker_name, lambda perm: perm | PERM_READ | PERM_WRITE)
+
+    def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
+        """Remove a topic from the route, of one cluster's brokers or of all. Missing is fine.
+
+        It stays away until a broker registers it in a changed topic table.
+        """
+        queues = self.topic_queue_table.get(topic)
+        if queues is None:
+            return
+        names = set(queues) if cluster_name is None else self.brokers_of_cluster(cluster_name)
+        self._drop_queues([topic], names)
+
+    def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> bool:
+        """Enter a topic on brokers that are registered; nothing changes if one is not."""
+        datas = {data.broker_name: data for data in queue_datas}
+        if not datas or not datas.keys() <= self.broker_addr_table.keys():
+            return False
+        if topic not in self.topic_queue_table and len(self.topic_queue_table) >= MAX_TOPICS:
+            raise RegistrationRefusedError(f"there are {MAX_TOPICS} topics already")
+        self.topic_queue_table.setdefault(topic, {}).update(datas)
+        self._on_route_change((topic,))
+        return True
+
+    # Questions
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """Return where *topic* is, without its ordered-topic configuration; None when nowhere."""
+        queues = self.topic_queue_table.get(topic)
+        if queues is None:
+            return None
+        brokers: list[BrokerData] = []
+        queue_datas: list[QueueData] = []
+        filter_servers: dict[str, list[str]] = {}
+        for name, queue_data in sorted(queues.items()):
+            broker = self.broker_addr_table[name]
+            addrs = dict(sorted(broker.broker_addrs.items()))
+            if self._has_acting_master(broker):
+                addrs[MASTER_ID] = addrs.pop(next(iter(addrs)))
+                queue_data = _with_perm(queue_data, queue_data.perm & ~PERM_WRITE)
+            brokers.append(
+                BrokerData(
+                    cluster=broker.cluster,
+                    broker_name=name,
+                    broker_addrs=addrs,
+                    enable_acting_master=broker.enable_acting_master,
+                )
+            )
+            queue_datas.append(queue_data)
+            for addr in broker.broker_addrs.values():
+                servers = self.filter_server_table.get(BrokerKey(broker.cluster, addr))
+                if servers:
+                    filter_servers[addr] = list(servers)
+        return TopicRouteData(
+            queue_datas=queue_datas, broker_datas=brokers, filter_server_table=filter_servers
+        )
+
+    def cluster_info(self) -> ClusterInfo:
+        """Return all brokers and clusters."""
+        return ClusterInfo(
+            broker_addr_table=dict(self.broker_addr_table),
+            cluster_addr_table={
+                cluster: sorted(names) for cluster, names in self.cluster_addr_table.items()
+            },
+        )
+
+    def member_group(self, cluster_name: str, broker_name: str) -> BrokerMemberGroup:
+        """Return the addresses of one broker name; none when it is not in that cluster."""
+        broker = self.broker_addr_table.get(broker_name)
+        known = broker is not None and broker.cluster == cluster_name
+        return BrokerMemberGroup(
+            cluster=cluster_name,
+            broker_name=broker_name,
+            broker_addrs=dict(broker.broker_addrs) if broker is not None and known else {},
+        )
+
+    def brokers_of_cluster(self, cluster_name: str) -> set[str]:
+        """Return the broker names of a cluster."""
+        return set(self.cluster_addr_table.get(cluster_name, ()))
+
+    def all_topics(self) -> list[str]:
+        """Return every topic, sorted."""
+        return sorted(self.topic_queue_table)
+
+    def topics_of_cluster(self, cluster_name: str) -> list[str]:
+        """Return the topics that a cluster's brokers serve, sorted."""
+        return sorted(self._topics_of_brokers(self.brokers_of_cluster(cluster_name)))
+
+    def system_topics(self) -> tuple[list[str], str]:
+        """Return the names of clusters and brokers, which are topics too, and some address."""
+        names = sorted({*self.cluster_addr_table, *self.broker_addr_table})
+        return names, next((key.broker_addr for key in self.broker_live_table), "")
+
+    def unit_topics(self, *, unit: bool | None, unit_sub: bool | None) -> list[str]:
+        """Return topics by their unit flags, sorted; None asks for either."""
+        found: list[str] = []
+        for topic, queues in self.topic_queue_table.items():
+            flags = next(iter(queues.values())).topic_sys_flag
+            if unit in (None, bool(flags & UNIT_FLAG)) and unit_sub in (
+                None,
+                bool(flags & UNIT_SUB_FLAG),
+            ):
+                found.append(topic)
+        return sorted(found)
+
+    # Inside
+
+    def _check_room(self, registration: Registration) -> None:
+        key = registration.key
+        if key not in self.broker_live_table and len(self.broker_live_table) >= MAX_BROKERS:
+            raise RegistrationRefusedError(f"there are {MAX_BROKERS} brokers already")
+        if len(self.topic_queue_table) + len(registration.topics) > MAX_TOPICS:
+            added = len(registration.topics.keys() - self.topic_queue_table.keys())
+            if len(self.topic_queue_table) + added > MAX_TOPICS:
+                raise RegistrationRefusedError(f"there would be more than {MAX_TOPICS} topics")
+
+    def _owns_topics(self, broker: BrokerData, broker_id: int) -> bool:
+        if broker_id == MASTER_ID:
+            return True
+        return self.support_acting_master and broker_id == min(broker.broker_addrs)
+
+    def _has_acting_master(self, broker: BrokerData) -> bool:
+        return (
+            self.support_acting_master
+            and broker.enable_acting_master is True
+            and MASTER_ID not in broker.broker_addrs
+        )
+
+    def _followers_result(self, broker: BrokerData, moved: bool) -> RegisterResult:
+        master_addr = broker.broker_addrs.get(MASTER_ID)
+        if master_addr is None:
+            return RegisterResult(moved=moved)
+        live = self.broker_live_table[BrokerKey(broker.cluster, master_addr)]
+        return RegisterResult(live.ha_server_addr, master_addr, moved=moved)
+
+    def _set_filter_servers(self, key: BrokerKey, servers: tuple[str, ...]) -> bool:
+        if self.filter_server_table.get(key, ()) == servers:
+            return False
+        if servers:
+            self.filter_server_table[key] = servers
+        else:
+            del self.filter_server_table[key]
+        return True
+
+    def _update_topics(self, registration: Registration) -> None:
+        name = registration.broker_name
+        changed: list[str] = []
+        for topic, config in registration.topics.items():
+            data = QueueData(
+                broker_name=name,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=config.perm,
+                topic_sys_flag=config.topic_sys_flag,
+            )
+            queues = self.topic_queue_table.setdefault(topic, {})
+            if queues.get(name) != data:
+                queues[name] = data
+                changed.append(topic)
+        # A table of one topic is an addition, not all that the broker has.
+        if self.delete_topic_with_broker_registration and len(registration.topics) != 1:
+            gone = self._topics_of_brokers({name}) - registration.topics.keys()
+            self._drop_queues(gone, {name})
+        self._on_route_change(changed)
+
+    def _change_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
+        topics = self._topics_of_brokers({broker_name})
+        for topic in topics:
+            queues = self.topic_queue_table[topic]
+            queues[broker_name] = _with_perm(queues[broker_name], change(queues[broker_name].perm))
+        self._on_route_change(topics)
+        return len(topics)
+
+    def _topics_of_brokers(self, names: Collection[str]) -> set[str]:
+        return {
+            topic
+            for topic, queues in self.topic_queue_table.items()
+            if any(name in queues for name in names)
+        }
+
+    def _drop_queues(self, topics: Iterable[str], names: Collection[str]) -> None:
+        topics = list(topics)
+        for topic in topics:
+            queues = self.topic_queue_table[topic]
+            for name in names:
+                queues.pop(name, None)
+            if not queues:
+                del self.topic_queue_table[topic]
+        self._on_route_change(topics)
+
+    def _remove(self, keys: Collection[BrokerKey]) -> None:
+        """Take addresses out of every table, and with the last one of a name its topics."""
+        touched: set[str] = set()
+        ended: set[str] = set()
+        for key in keys:
+            live = self.broker_live_table.pop(key)
+            self.filter_server_table.pop(key, None)
+            broker = self.broker_addr_table[live.broker_name]
+            addrs = broker.broker_addrs
+            for broker_id in [i for i, addr in addrs.items() if addr == key.broker_addr]:
+                del addrs[broker_id]
+            touched.add(live.broker_name)
+            if not addrs:
+                ended.add(live.broker_name)
+                del self.broker_addr_table[live.broker_name]
+                names = self.cluster_addr_table[key.cluster_name]
+                names.discard(live.broker_name)
+                if not names:
+                    del self.cluster_addr_table[key.cluster_name]
+        if not touched:
+            return
+        topics = self._topics_of_brokers(touched)
+        if ended:
+            self._drop_queues(topics, ended)
+        else:
+            self._on_route_change(topics)
+
+
+def _with_perm(data: QueueData, perm: int) -> QueueData:
+    return QueueData(
+        broker_name=data.broker_name,
+        read_queue_nums=data.read_queue_nums,
+        write_queue_nums=data.write_queue_nums,
+        perm=perm,
+        topic_sys_flag=data.topic_sys_flag,
+    )
