@@ -32,7 +32,7 @@ class AppendRequest:
 
 @dataclass(slots=True)
 class Accepted:
-    """Deliver *message* to the library; then everything up to *verified* is as the leader has it."""
+    """Deliver *message* to the library; then all up to *verified* is as the leader has it."""
 
     message: dict[str, Any]
     verified: int

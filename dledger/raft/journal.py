@@ -40,7 +40,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class Frame:
-    """What a follower appends: a leader's entry, verbatim. *data* may be a view of a network buffer."""
+    """What a follower appends: a leader's entry, verbatim. *data* may view a network buffer."""
 
     data: memoryview
     header: EntryHeader
@@ -136,6 +136,11 @@ class CommitLogJournal(Journal):
         return self.last_index
 
     @property
+    def has_unflushed(self) -> bool:
+        """Whether entries were written that no flush covers yet."""
+        return self.log.durable_index < self.last_index
+
+    @property
     def commit_index(self) -> int:
         """What the library last told us is committed."""
         return self._commit_index
@@ -145,6 +150,12 @@ class CommitLogJournal(Journal):
         if index == self._last[1]:
             return self._last[2]
         return self._anchor[2] if index == self._anchor[1] else self.log.term_at(index)
+
+    def end_position_of(self, index: int) -> int:
+        """Return the byte position just after the entry at *index*, the anchor included."""
+        if index < self.log.first_index:
+            return self.log.position_at(self.log.first_index) if len(self) > 1 else 0
+        return self.log.position_at(index) + self.log.size_at(index)
 
     def item(self, index: int) -> Item:
         """Return the library's tuple for the entry at *index*."""
@@ -235,7 +246,7 @@ class CommitLogJournal(Journal):
         index = self.anchor_index + entryFrom
         if index <= self._commit_index and self._guards.idempotent_append:
             raise InvariantBroken(
-                f"truncation at index {index} would cut entries committed up to {self._commit_index}"
+                f"truncation at {index} would cut what is committed up to {self._commit_index}"
             )
         if index > self.last_index:
             return

@@ -111,6 +111,15 @@ class Replicator:
             max_bytes=min(room, self.append_bytes) if has_entries else 0,
         )
 
+    def has_work(self, peer: str) -> bool:
+        """Whether `next_append` would send entries or a probe now."""
+        progress = self.peers[peer]
+        if progress.probe_out:
+            return False
+        return progress.probing or (
+            progress.next_index <= self.log.last_index and self._room(progress) > 0
+        )
+
     def sent(self, peer: str, last: int, size_bytes: int) -> None:
         """Take note of the last index that really went into the append just decided."""
         progress = self.peers[peer]

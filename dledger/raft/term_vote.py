@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import cbor2
-from commitlog.slot_file import SlotFile
 
 from commitlog.errors import CorruptStoreError
+from commitlog.slot_file import SlotFile
 
 
 class TermVote:

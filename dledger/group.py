@@ -1,0 +1,491 @@
+"""A broker group: proposals in, committed and applied entries out. The only door to the log.
+
+Group commit: what arrives while an entry is being flushed waits and becomes the next entry, so
+the price of an entry (a flush, a round trip, a tick of the consensus code) is shared by however
+many messages there are. An idle group seals a proposal at once.
+
+Sealing is one synchronous step: check the leadership, give out queue offsets from applied state
+plus what is in flight, append. So what was checked cannot change before it is in the log, and
+`apply` never has to refuse.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import structlog
+import trio
+
+from commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch
+from commitlog.errors import DiskFullError, LocalProtocolError
+from dledger.errors import (
+    NotLeaderError,
+    PendingFullError,
+    ShuttingDownError,
+    UnknownOutcomeError,
+)
+from dledger.group_api import AppliedListener, OnDone, Proposed
+from dledger.raft.guards import ALL_ON, Guards
+from dledger.raft.identity import Identity
+from dledger.raft.journal import Proposal
+from dledger.raft.links import Links
+from dledger.raft.node import RaftNode, RaftSettings
+from dledger.raft.term_vote import TermVote
+from dledger.raft.wakeup import Wakeup
+from dledger.state.tables import StateTables
+from dledger.store import SNAPSHOT_KIND, ReplicaStore
+from remoting.seams import Clock, Executor, Network, Rng
+
+log = structlog.get_logger(__name__)
+
+APPLY_AT_ONCE_ENTRIES: Final = 64
+"""Entries applied in one go before other tasks get their turn."""
+
+EXPIRE_INTERVAL_S: Final = 0.2
+"""How often overdue proposals are looked for."""
+
+SIZE_FIELD_BYTES: Final = 4
+"""One record's line in an entry's table of sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Limits of a group, each with its unit."""
+
+    pending_bytes_max: int = 64 << 20
+    """Bytes proposed and not yet answered; above it proposals are refused."""
+    entry_bytes_max: int = 16 << 20
+    """Largest entry; the library would start to chunk far above it."""
+    quorum_timeout_s: float = 3.0
+    """A proposal without an answer for so long ends as unknown."""
+    drain_timeout_s: float = 5.0
+    """How long a clean stop waits for proposals in flight."""
+    checkpoint_interval_s: float = 3.0
+    """How far a restart after a kill may have to replay."""
+    sync_replication: bool = True
+    """Answer when a majority has the entry; else when this leader has it."""
+
+
+@dataclass(slots=True)
+class Leadership:
+    """The right to append in one term. Its scope is cancelled the moment it ends."""
+
+    term: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+@dataclass(slots=True)
+class _Pending:
+    batch: RecordBatch
+    on_done: OnDone
+    size: int
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """An appended entry whose proposers wait."""
+
+    index: int
+    term: int
+    store_time_ms: int
+    deadline_s: float
+    waiting: list[tuple[_Pending, tuple[int, ...], int]]
+
+
+class Group:
+    """One replica of a broker group; implements `dledger.group_api.BrokerGroup`.
+
+    Args:
+        store: Opened and replayed; closed by the caller.
+    """
+
+    def __init__(
+        self,
+        store: ReplicaStore,
+        identity: Identity,
+        raft: RaftSettings,
+        settings: GroupSettings,
+        *,
+        store_host: bytes,
+        clock: Clock,
+        rng: Rng,
+        network: Network,
+        executor: Executor,
+        guards: Guards = ALL_ON,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.on_applied: list[AppliedListener] = []
+        self.on_role_change: list[Callable[[], None]] = []
+        self.services: list[Callable[[Leadership], Awaitable[None]]] = []
+        self.leadership: Leadership | None = None
+        self._guards = guards
+        self._clock = clock
+        self._executor = executor
+        self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._counters: dict[tuple[str, int], int] = {}
+        self._draining = False
+        self._drained = Wakeup()
+        self._apply_wake = Wakeup()
+        self._reserve_wake = Wakeup()
+        self._leadership_wake = Wakeup()
+        self._role: tuple[int, str | None] = (0, None)
+        self.node = RaftNode(
+            raft,
+            store.log,
+            TermVote(store.vote_slots),
+            identity,
+            restored_commit_index=store.restored_commit_index,
+            store_host=store_host,
+            doubtful=store.unclean and not raft.sync_flush,
+            clock=clock,
+            rng=rng,
+            on_settled=self._on_settled,
+            guards=guards,
+        )
+        self._links = Links(self.node, network=network, clock=clock, rng=rng, executor=executor)
+
+    # -- what others ask -------------------------------------------------------------------
+
+    @property
+    def state(self) -> StateTables:
+        """The applied state; read only."""
+        return self.store.tables
+
+    @property
+    def log(self) -> Any:
+        """The log; read applied records only."""
+        return self.store.log
+
+    @property
+    def queues(self) -> Any:
+        """The consume queues."""
+        return self.store.queues
+
+    @property
+    def key_index(self) -> Any:
+        """The key index."""
+        return self.store.key_index
+
+    @property
+    def term(self) -> int:
+        """Newest term seen."""
+        return self.node.term
+
+    @property
+    def leader_address(self) -> str | None:
+        """Advertised address of the leader's broker, as far as known."""
+        if self.node.is_leader:
+            return self.node.settings.client_address
+        return self.node.leader_client_address()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what ``dledger raft status`` shows of this replica."""
+        applied = self.state.applied_index
+        return {
+            **self.node.status(),
+            "serving": self.leadership is not None,
+            "applied_index": applied,
+            "applied_chain": f"{self.state.applied_chain:016x}",
+            "end_position": self.store.log.end_position,
+            "pending_bytes": self._pending_bytes,
+        }
+
+    # -- proposals -------------------------------------------------------------------------
+
+    def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
+        """Queue *batch* for the next entry; all of it goes into one.
+
+        *on_done* is called exactly once, later, never from inside this call.
+
+        Raises:
+            NotLeaderError, ShuttingDownError, PendingFullError: Nothing was stored.
+            LocalProtocolError: The batch is larger than an entry may be; nothing was stored.
+        """
+        if self.leadership is None:
+            raise NotLeaderError(self.leader_address, self.node.term)
+        if self._draining:
+            raise ShuttingDownError("this broker is stopping; nothing was stored")
+        size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
+        if self._guards.entry_size_capped and size > self.settings.entry_bytes_max:
+            raise LocalProtocolError(
+                f"a batch of {size} bytes does not fit an entry of {self.settings.entry_bytes_max}"
+            )
+        if self._pending_bytes + size > self.settings.pending_bytes_max:
+            raise PendingFullError(
+                f"{self._pending_bytes} bytes wait for a majority; nothing was stored"
+            )
+        self._pending_bytes += size
+        self._pending.append(_Pending(batch, on_done, size))
+
+    async def submit(self, batch: RecordBatch) -> Proposed:
+        """`propose`, awaited.
+
+        Raises:
+            UnknownOutcomeError: The entry may or may not be stored.
+            NotLeaderError: It is certainly not stored; also everything `propose` raises.
+        Cancellation: The entry may still be stored.
+        """
+        done = trio.Event()
+        results: list[Proposed] = []
+
+        def on_done(proposed: Proposed) -> None:
+            results.append(proposed)
+            done.set()
+
+        self.propose(batch, on_done)
+        self.kick()
+        await done.wait()
+        proposed = results[0]
+        if proposed.outcome == "unknown":
+            raise UnknownOutcomeError("leadership or the wait ended first; it may be stored")
+        if proposed.outcome == "not_stored":
+            raise NotLeaderError(self.leader_address, self.node.term)
+        return proposed
+
+    def kick(self) -> None:
+        """Seal what is waiting, unless a flush is on its way: then its end does."""
+        if self._pending and not self.node.flushing:
+            self.node.settle()
+
+    def _seal_all(self) -> None:
+        while self._pending and self.leadership is not None:
+            if not self._seal():
+                return
+
+    def _seal(self) -> bool:
+        taken, size = [], ENTRY_HEADER_BYTES
+        while self._pending and (
+            not taken or size + self._pending[0].size <= self.settings.entry_bytes_max
+        ):
+            taken.append(self._pending.popleft())
+            size += taken[-1].size
+        counters, tables = self._counters, self.state
+        offsets: list[int] = []
+        moved: dict[tuple[str, int], int] = {}
+        for pending in taken:
+            for run in pending.batch.runs:
+                key = (run.topic, run.queue_id)
+                first = moved.get(key)
+                if first is None:
+                    first = counters.get(key)
+                    if first is None:
+                        first = tables.max_offset(*key)
+                offsets.append(first)
+                moved[key] = first + run.count
+        proposal = Proposal([pending.batch for pending in taken], offsets, self._clock.wall_ms())
+        try:
+            index = self.node.append(proposal)
+        except DiskFullError as error:
+            log.error("append_without_space", error=str(error))
+            for pending in taken:
+                self._finish(pending, Proposed("not_stored"))
+            return False
+        counters.update(moved)
+        self._in_flight.append(self._entry_in_flight(index, taken, offsets))
+        if self.store.log.needs_reserve:
+            self._reserve_wake.set()
+        return True
+
+    def _entry_in_flight(self, index: int, taken: list[_Pending], offsets: list[int]) -> _InFlight:
+        entry_log = self.store.log
+        count = sum(len(pending.batch.sizes) for pending in taken)
+        position = entry_log.position_at(index) + ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * count
+        waiting, at = [], 0
+        for pending in taken:
+            runs = len(pending.batch.runs)
+            waiting.append((pending, tuple(offsets[at : at + runs]), position))
+            position += int(np.sum(pending.batch.sizes, dtype=np.int64))
+            at += runs
+        return _InFlight(
+            index=index,
+            term=self.node.term,
+            store_time_ms=entry_log.last_store_time_ms,
+            deadline_s=self._clock.monotonic() + self.settings.quorum_timeout_s,
+            waiting=waiting,
+        )
+
+    def _finish(self, pending: _Pending, proposed: Proposed) -> None:
+        self._pending_bytes -= pending.size
+        pending.on_done(proposed)
+        if self._draining and not self._pending_bytes:
+            self._drained.set()
+
+    def _answer(self, entry: _InFlight, outcome: str) -> None:
+        waiting, entry.waiting = entry.waiting, []
+        for pending, offsets, position in waiting:
+            if outcome == "stored":
+                proposed = Proposed(
+                    "stored", offsets, position, entry.store_time_ms, entry.index, entry.term
+                )
+            else:
+                proposed = Proposed("unknown" if outcome == "unknown" else "not_stored")
+            self._finish(pending, proposed)
+
+    # -- after every event of the node -----------------------------------------------------
+
+    def _on_settled(self) -> None:
+        self._note_leadership()
+        self._apply(APPLY_AT_ONCE_ENTRIES)
+        self._note_leadership()
+        if not self.settings.sync_replication:
+            self._answer_stable()
+        if self._pending and not self.node.flushing:
+            self._seal_all()
+
+    def _note_leadership(self) -> None:
+        node = self.node
+        if self.leadership is not None and not (
+            node.is_leader and node.term == self.leadership.term
+        ):
+            self._lose_leadership()
+        if (
+            self.leadership is None
+            and node.is_leader
+            and 0 < node.noop_index <= self.state.applied_index
+        ):
+            # Everything that can ever commit from before is applied now: counters start anew.
+            self._counters.clear()
+            self.leadership = Leadership(node.term)
+            self._leadership_wake.set()
+            log.info("leadership_begins", term=node.term)
+        role = (node.term, node.leader_id if self.leadership is None else "self")
+        if role != self._role:
+            self._role = role
+            for listener in self.on_role_change:
+                listener()
+
+    def _lose_leadership(self) -> None:
+        assert self.leadership is not None
+        log.info("leadership_ends", term=self.leadership.term)
+        self.leadership.scope.cancel()
+        self.leadership = None
+        self._counters.clear()
+        # What was never appended is certainly not stored; what was, the next leader decides.
+        while self._pending:
+            self._finish(self._pending.popleft(), Proposed("not_stored"))
+
+    def _apply(self, limit: int) -> None:
+        tables, commit = self.state, self.node.commit_index
+        if tables.applied_index >= commit:
+            return
+        for index in range(tables.applied_index + 1, min(commit, tables.applied_index + limit) + 1):
+            applied = self.store.apply(index)
+            self._resolve(index)
+            touched = applied.touched
+            for listener in self.on_applied:
+                listener(touched)
+        if tables.applied_index < commit:
+            self._apply_wake.set()
+
+    def _resolve(self, index: int) -> None:
+        while self._in_flight and self._in_flight[0].index <= index:
+            entry = self._in_flight.popleft()
+            stored = self.store.log.term_at(entry.index) == entry.term
+            self._answer(entry, "stored" if stored else "not_stored")
+
+    def _answer_stable(self) -> None:
+        stable = self.node.journal.stable_index
+        for entry in self._in_flight:
+            if entry.index > stable or entry.term != self.node.term:
+                return
+            self._answer(entry, "stored")
+
+    # -- tasks -----------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take part in the group until cancelled; started when the peer port is bound.
+
+        Raises:
+            OSError: The peer port cannot be bound.
+            FlushFailedError, DiskFullError, InvariantBroken: This replica must stop.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._apply_loop)
+            nursery.start_soon(self._expire_loop)
+            nursery.start_soon(self._reserve_loop)
+            nursery.start_soon(self._checkpoint_loop)
+            nursery.start_soon(self._leadership_loop)
+            await nursery.start(self._links.run)
+            task_status.started()
+
+    async def drain(self) -> bool:
+        """Refuse new proposals and wait for those in flight; tell whether all were answered."""
+        self._draining = True
+        if not self._pending_bytes:
+            return True
+        return await self._drained.wait_or(self._clock, self.settings.drain_timeout_s)
+
+    async def close(self) -> None:
+        """Flush and checkpoint everything, then close the store cleanly. `run` has ended.
+
+        Raises:
+            FlushFailedError: The store was closed as after a crash.
+        """
+        ticket = self.store.log.begin_flush()
+        if ticket is not None:
+            await self._executor.run(ticket.run, kind="flush")
+            self.store.log.complete_flush(ticket)
+        self._apply(self.node.commit_index)
+        checkpoint = self.store.begin_checkpoint(self.node.commit_index)
+        if checkpoint is not None:
+            await self._executor.run(checkpoint.write, kind=SNAPSHOT_KIND)
+        self.store.close(clean=True)
+
+    async def _apply_loop(self) -> None:
+        while True:
+            await self._apply_wake.wait()
+            self.node.settle()
+
+    async def _expire_loop(self) -> None:
+        while True:
+            await self._clock.sleep(EXPIRE_INTERVAL_S)
+            now = self._clock.monotonic()
+            for entry in self._in_flight:
+                if entry.deadline_s > now:
+                    break
+                self._answer(entry, "unknown")
+
+    async def _reserve_loop(self) -> None:
+        while True:
+            await self._reserve_wake.wait()
+            if self.store.log.needs_reserve:
+                try:
+                    await self._executor.run(self.store.log.reserve_next, kind="reserve")
+                except DiskFullError as error:
+                    log.error("no_space_for_next_segment", error=str(error))
+                    await self._clock.sleep(self.settings.checkpoint_interval_s)
+                    self._reserve_wake.set()
+
+    async def _checkpoint_loop(self) -> None:
+        written = 0
+        while True:
+            await self._clock.sleep(self.settings.checkpoint_interval_s)
+            checkpoint = self.store.begin_checkpoint(self.node.commit_index)
+            if checkpoint is None or checkpoint.mark.index == written:
+                continue
+            try:
+                await self._executor.run(checkpoint.write, kind=SNAPSHOT_KIND)
+                written = checkpoint.mark.index
+            except DiskFullError as error:
+                log.error("no_space_for_checkpoint", error=str(error))
+
+    async def _leadership_loop(self) -> None:
+        while True:
+            await self._leadership_wake.wait()
+            leadership = self.leadership
+            if leadership is None:
+                continue
+            with leadership.scope:
+                async with trio.open_nursery() as nursery:
+                    for service in self.services:
+                        nursery.start_soon(partial(service, leadership))
+            if leadership is self.leadership and not leadership.scope.cancelled_caught:
+                await trio.lowlevel.checkpoint()

@@ -1,0 +1,271 @@
+"""Connections between members: thin tasks that carry a node's frames.
+
+Every member dials every other twice: a *data* connection for appends and their answers, and a
+*control* connection for heartbeats and votes, which so never queue behind data. A connection
+carries frames one way, from the one that dialled; the other side sends its hello back and then
+only holds it open. A broken connection is noticed at once, which is how a killed leader is
+missed long before its timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from commitlog.errors import RemoteProtocolError
+from dledger.raft.identity import Hello
+from dledger.raft.node import Outgoing, RaftNode
+from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder, encode_frame, encode_head
+from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
+
+log = structlog.get_logger(__name__)
+
+CHANNELS: Final = ("control", "data")
+
+CONNECT_TIMEOUT_S: Final = 2.0
+"""A peer that does not answer a connection attempt or a hello for so long is tried again."""
+
+REDIAL_S: Final = 0.1
+"""Pause between connection attempts; up to twice as long by chance, so that they spread."""
+
+RECEIVE_BYTES: Final = 256 << 10
+"""How much is read from a connection at once."""
+
+INBOUND_PER_PEER: Final = 8
+"""Connections one member may hold open to us; a few, because old ones die late."""
+
+_GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+
+
+class Links:
+    """All connections of one node. `run` owns every task."""
+
+    def __init__(
+        self, node: RaftNode, *, network: Network, clock: Clock, rng: Rng, executor: Executor
+    ) -> None:
+        self._node = node
+        self._network = network
+        self._clock = clock
+        self._rng = rng
+        self._executor = executor
+        self._inbound: dict[str, int] = dict.fromkeys(node.settings.others, 0)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, dial, flush and keep time until cancelled; started when the port is bound.
+
+        Raises:
+            OSError: The peer port cannot be bound.
+            FlushFailedError, InvariantBroken: The node must stop.
+        """
+        node = self._node
+        host, port = node.settings.peers[node.settings.self_id]
+        listener = await self._network.listen(host, port) if node.settings.others else None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.flush_loop, self._executor)
+            nursery.start_soon(self._beat_loop)
+            nursery.start_soon(self._election_loop)
+            nursery.start_soon(self._agree_loop)
+            if listener is not None:
+                nursery.start_soon(self._accept_loop, listener, nursery)
+            for peer in node.settings.others:
+                for channel in CHANNELS:
+                    nursery.start_soon(self._dial_loop, peer, channel)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                if listener is not None:
+                    with trio.CancelScope(shield=True):
+                        await listener.aclose()
+
+    # -- time ------------------------------------------------------------------------------
+
+    async def _beat_loop(self) -> None:
+        while True:
+            await self._clock.sleep(self._node.settings.heartbeat_interval_s)
+            self._node.beat()
+            self._node.settle()
+
+    async def _election_loop(self) -> None:
+        node = self._node
+        while True:
+            due_in = node.election_due_in()
+            if due_in > 0:
+                await node.timer_wake.wait_or(self._clock, due_in)
+            else:
+                node.stand()
+                await trio.lowlevel.checkpoint()
+
+    async def _agree_loop(self) -> None:
+        node = self._node
+        node.agree_wake.set()
+        while not node.identity.voters:
+            await node.agree_wake.wait()
+            heard = {name: peer.hello for name, peer in node.peers.items() if peer.hello}
+            agree = partial(node.identity.agree, node.settings.others, heard)
+            agreed = await self._executor.run(agree, kind="agree")
+            if agreed:
+                log.info("voters_agreed", voters=sorted(node.identity.voters))
+                node.timer.lost_leader(self._clock.monotonic())
+                node.timer_wake.set()
+
+    # -- inbound ---------------------------------------------------------------------------
+
+    async def _accept_loop(self, listener: Listener, nursery: trio.Nursery) -> None:
+        while True:
+            stream = await listener.accept()
+            nursery.start_soon(self._closing, stream, self._serve)
+
+    async def _closing(self, stream: Stream, work: Callable[[Stream], Awaitable[None]]) -> None:
+        try:
+            await work(stream)
+        except RemoteProtocolError as error:
+            log.warning("peer_refused", peer_address=stream.peer_address, error=str(error))
+        except _GONE:
+            pass  # the caller's loop dials again; the other side's loss is its own affair
+        finally:
+            with trio.CancelScope(shield=True):
+                await stream.aclose()
+
+    async def _serve(self, stream: Stream) -> None:
+        decoder = PeerFrameDecoder()
+        hello, epoch, rest = await self._receive_hello(stream, decoder, Kind.HELLO)
+        node, peer = self._node, hello.name
+        if self._inbound[peer] >= INBOUND_PER_PEER:
+            raise RemoteProtocolError(f"{peer} holds {INBOUND_PER_PEER} connections already")
+        self._inbound[peer] += 1
+        try:
+            node.heard(hello)
+            await self._send_hello(stream, Kind.HELLO_ACK, hello.channel, epoch)
+            sequence = 0
+            sequence = self._deliver(peer, epoch, sequence, rest)
+            while data := await stream.receive_some(RECEIVE_BYTES):
+                sequence = self._deliver(peer, epoch, sequence, decoder.feed(memoryview(data)))
+        finally:
+            self._inbound[peer] -= 1
+            node.inbound_down(peer)
+
+    def _deliver(self, peer: str, epoch: int, sequence: int, frames: list[PeerFrame]) -> int:
+        if not frames:
+            return sequence
+        checked = self._node.guards.envelope
+        try:
+            for frame in frames:
+                if checked and (frame.epoch != epoch or frame.sequence <= sequence):
+                    continue  # from an earlier connection, or a second time
+                sequence = max(sequence, frame.sequence)
+                self._node.receive(peer, frame)
+        except RemoteProtocolError:
+            self._node.settle()
+            raise
+        self._node.settle()
+        return sequence
+
+    # -- outbound --------------------------------------------------------------------------
+
+    async def _dial_loop(self, peer: str, channel: str) -> None:
+        host, port = self._node.settings.peers[peer]
+        while True:
+            try:
+                stream = await self._network.connect(host, port, timeout_s=CONNECT_TIMEOUT_S)
+            except OSError:
+                stream = None
+            if stream is not None:
+                await self._closing(stream, lambda stream: self._converse(stream, peer, channel))
+            await self._clock.sleep(REDIAL_S * (1.0 + self._rng.random()))
+
+    async def _converse(self, stream: Stream, peer: str, channel: str) -> None:
+        epoch = 1 + self._rng.randrange((1 << 48) - 1)
+        decoder = PeerFrameDecoder()
+        await self._send_hello(stream, Kind.HELLO, channel, epoch)
+        hello, acked, _ = await self._receive_hello(stream, decoder, Kind.HELLO_ACK)
+        if hello.name != peer or acked != epoch:
+            raise RemoteProtocolError(f"{hello.name} answers where {peer} was expected")
+        self._node.link_up(peer, channel, hello)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._until_closed, stream, nursery.cancel_scope)
+                send = self._send_control if channel == "control" else self._send_data
+                try:
+                    await send(stream, peer, epoch)
+                except _GONE:
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._node.link_down(peer, channel)
+
+    async def _until_closed(self, stream: Stream, scope: trio.CancelScope) -> None:
+        try:
+            while await stream.receive_some(RECEIVE_BYTES):
+                log.warning("peer_talks_back", peer_address=stream.peer_address)
+                break
+        except _GONE:
+            pass  # what ends the connection is the same either way
+        scope.cancel()
+
+    async def _send_control(self, stream: Stream, peer: str, epoch: int) -> None:
+        state, sequence = self._node.peers[peer], 0
+        while True:
+            await state.control_wake.wait()
+            parts = []
+            while state.control:
+                sequence += 1
+                parts.append(_frame(state.control.popleft(), epoch, sequence))
+            if parts:
+                await stream.send_all(b"".join(parts))
+
+    async def _send_data(self, stream: Stream, peer: str, epoch: int) -> None:
+        node, state, sequence = self._node, self._node.peers[peer], 0
+        while True:
+            sent = False
+            while state.replies:
+                sequence, sent = sequence + 1, True
+                await stream.send_all(_frame(state.replies.popleft(), epoch, sequence))
+            if (append := node.next_append(peer)) is not None:
+                sequence, sent = sequence + 1, True
+                outgoing, views = append
+                await stream.send_all(_frame(outgoing, epoch, sequence, views))
+            if not sent:
+                await state.data_wake.wait()
+
+    # -- hello -----------------------------------------------------------------------------
+
+    async def _send_hello(self, stream: Stream, kind: Kind, channel: str, epoch: int) -> None:
+        hello = Outgoing(kind, self._node.term, (self._node.hello(channel).encode(),))
+        await stream.send_all(_frame(hello, epoch, 0))
+
+    async def _receive_hello(
+        self, stream: Stream, decoder: PeerFrameDecoder, kind: Kind
+    ) -> tuple[Hello, int, list[PeerFrame]]:
+        frames: list[PeerFrame] = []
+        with trio.move_on_after(CONNECT_TIMEOUT_S):
+            while not frames:
+                data = await stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    raise RemoteProtocolError("closed before it said hello")
+                frames = decoder.feed(memoryview(data))
+        if not frames:
+            raise RemoteProtocolError(f"no hello within {CONNECT_TIMEOUT_S} s")
+        first = frames[0]
+        if first.kind is not kind:
+            raise RemoteProtocolError(f"a {first.kind.name} frame where a hello was expected")
+        hello = Hello.decode(first.fields[0])
+        settings = self._node.settings
+        if (hello.cluster, hello.group) != (settings.cluster, settings.group):
+            raise RemoteProtocolError(
+                f"a member of group {hello.group} in cluster {hello.cluster} dialled group "
+                f"{settings.group} in cluster {settings.cluster}"
+            )
+        if hello.name not in self._node.peers or hello.channel not in CHANNELS:
+            raise RemoteProtocolError(f"{hello.name!r} is not a member this node knows")
+        return hello, first.epoch, frames[1:]
+
+
+def _frame(
+    outgoing: Outgoing, epoch: int, sequence: int, views: list[memoryview] | None = None
+) -> bytes:
+    head = encode_head(outgoing.kind, outgoing.term, epoch, sequence, outgoing.fields)
+    return encode_frame(head, views)

@@ -1,0 +1,702 @@
+"""One member of a Raft group: the library's decisions, our timers, guards and sender, joined.
+
+Everything here is synchronous. Links (`dledger.raft.links`) bring frames in and carry frames
+out; two small tasks flush the disk and watch the clock. After every event `settle` runs the
+library, releases what has become durable and tells the owner, so there is no polling tick.
+
+What leaves this node, and what it waits for:
+
+=====================  =========================================================
+VOTE, VOTE_REPLY       term and vote are on disk, and the term is still the same
+APPEND_REPLY           the entries are on disk, same term, no truncation since
+commit (leader)        the entry is on disk here and on a majority
+everything else        nothing
+=====================  =========================================================
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import structlog
+from commitlog.entry_log import EntryLog
+
+from commitlog.errors import DiskFullError, RemoteProtocolError
+from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
+from dledger.raft.core import Message, RaftCore
+from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
+from dledger.raft.guards import ALL_ON, Guards
+from dledger.raft.identity import Hello, Identity
+from dledger.raft.journal import CommitLogJournal, Proposal
+from dledger.raft.replicator import Append, Replicator
+from dledger.raft.term_vote import TermVote
+from dledger.raft.wakeup import Wakeup
+from dledger.raft.wire import Kind, PeerFrame
+from remoting.seams import Clock, Executor, Rng
+
+log = structlog.get_logger(__name__)
+
+CONTROL_QUEUE_FRAMES: Final = 64
+"""Heartbeats and votes waiting for a link, frames; older ones are dropped, Raft repeats them."""
+
+HEARTBEAT: Final[Message] = {"commit_index": 0, "entries": [], "prevLogIdx": None, "prevLogTerm": 0}
+"""An append the library takes as a sign of life only: it returns before it looks at the log."""
+
+ALIVE: Final[Message] = {
+    "type": "next_node_idx",
+    "reset": False,
+    "success": False,
+    "next_node_idx": 0,
+}
+"""An answer the library takes as a sign of life only."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaftSettings:
+    """What a member is told about its group and its pace."""
+
+    cluster: str
+    group: str
+    self_id: str
+    peers: Mapping[str, tuple[str, int]]
+    """Host and port of every member's peer listener, this member included."""
+    client_address: str = ""
+    election_timeout_s: float = 0.8
+    heartbeat_interval_s: float = 0.1
+    window_bytes: int = 8 << 20
+    """Bytes on their way to one follower."""
+    append_bytes: int = 1 << 20
+    """Bytes in one append; at least one entry goes."""
+    entry_bytes_max: int = 16 << 20
+    """Largest entry; the frame that carries it must stay below `wire.FRAME_BYTES_MAX`."""
+    sync_flush: bool = True
+    flush_interval_s: float = 0.5
+    """Pause between flushes when `sync_flush` is off."""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The other members' names, sorted."""
+        return tuple(sorted(set(self.peers) - {self.self_id}))
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A frame without connection numbers; the link adds them."""
+
+    kind: Kind
+    term: int
+    fields: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class PeerState:
+    """What this node knows of one other member, and what waits to be sent to it."""
+
+    name: str
+    hello: Hello | None = None
+    control: deque[Outgoing] = field(default_factory=lambda: deque(maxlen=CONTROL_QUEUE_FRAMES))
+    replies: deque[Outgoing] = field(default_factory=lambda: deque(maxlen=CONTROL_QUEUE_FRAMES))
+    control_wake: Wakeup = field(default_factory=Wakeup)
+    data_wake: Wakeup = field(default_factory=Wakeup)
+    up: set[str] = field(default_factory=set)
+    idle_due: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """A frame that waits until term and vote are durable."""
+
+    version: int
+    peer: str
+    frame: Outgoing
+
+
+@dataclass(slots=True)
+class _Owed:
+    """Acknowledgements owed to the leader of one term, for one generation of the log."""
+
+    leader: str
+    term: int
+    generation: int
+    verified: int
+    acked: int = -1
+
+
+class RaftNode:
+    """A member. The owner calls `append`, reads `commit_index` and is told after every event.
+
+    Args:
+        on_settled: Called at the end of every event, synchronously; it may call `append`.
+        doubtful: The last stop was unclean and flushes were async: promises may be lost.
+    """
+
+    def __init__(
+        self,
+        settings: RaftSettings,
+        entry_log: EntryLog,
+        term_vote: TermVote,
+        identity: Identity,
+        *,
+        restored_commit_index: int,
+        store_host: bytes,
+        doubtful: bool,
+        clock: Clock,
+        rng: Rng,
+        on_settled: Callable[[], None],
+        guards: Guards = ALL_ON,
+    ) -> None:
+        self.settings = settings
+        self.identity = identity
+        self.doubtful = doubtful
+        self.guards = guards
+        self._clock = clock
+        self._on_settled = on_settled
+        self._term_vote = term_vote
+        self.journal = CommitLogJournal(
+            entry_log,
+            term_vote,
+            restored_commit_index=restored_commit_index,
+            store_host=store_host,
+            sync_flush=settings.sync_flush,
+            guards=guards,
+        )
+        self.core = RaftCore(
+            settings.self_id,
+            settings.others,
+            self.journal,
+            send=self._from_library,
+            clock=clock,
+            rng=rng,
+            leader_fallback_s=settings.election_timeout_s,
+            guards=guards,
+        )
+        self.replicator = Replicator(
+            self.journal,
+            settings.window_bytes,
+            settings.append_bytes,
+            stall_s=settings.election_timeout_s / 2,
+            guards=guards,
+        )
+        self.timer = ElectionTimer(settings.election_timeout_s, rng)
+        self.timer.restart(clock.monotonic())
+        self.peers = {name: PeerState(name) for name in settings.others}
+        self.flush_wake = Wakeup()
+        self.timer_wake = Wakeup()
+        self.agree_wake = Wakeup()
+        self.noop_index = 0
+        self.elections = 0
+        self._reign = 0
+        self._beat = 0
+        self._pre_ballot = Ballot(0)
+        self._ballot = Ballot(0)
+        self._held: list[_Held] = []
+        self._owed: _Owed | None = None
+        self._settling = False
+        self.flushing = False
+
+    # -- what the owner asks ---------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        """Newest term seen."""
+        return self.core.term
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this member believes it leads; it may act only once its no-op is applied."""
+        return self.core.is_leader
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader of the current term, as far as known."""
+        return self.core.leader_id
+
+    @property
+    def commit_index(self) -> int:
+        """Newest index that may be applied: committed, and stable on this node."""
+        return self.core.commit_index
+
+    def leader_client_address(self) -> str | None:
+        """Return where clients find the leader, if it is known and is not this node."""
+        peer = self.peers.get(self.leader_id or "")
+        return peer.hello.client_address if peer and peer.hello else None
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``dledger raft status`` shows of this member."""
+        now = self._clock.monotonic()
+        return {
+            "self": self.settings.self_id,
+            "group": self.settings.group,
+            "role": self.core.role.value,
+            "term": self.term,
+            "leader": self.leader_id,
+            "last_index": self.journal.last_index,
+            "stable_index": self.journal.stable_index,
+            "commit_index": self.commit_index,
+            "voter": self.identity.may_vote,
+            "doubtful": self.doubtful,
+            "truncations": self.journal.truncations,
+            "elections": self.elections,
+            "peers": {name: self._peer_status(peer, now) for name, peer in self.peers.items()},
+        }
+
+    def _peer_status(self, peer: PeerState, now: float) -> dict[str, Any]:
+        progress = self.replicator.peers.get(peer.name) if self.is_leader else None
+        return {
+            "connected": "control" in peer.up,
+            "voter": self._is_voter(peer.name),
+            "client_address": peer.hello.client_address if peer.hello else None,
+            "match_index": progress.match_index if progress else None,
+            "acked_ms_ago": round(1000 * (now - progress.acked_at_s)) if progress else None,
+        }
+
+    # -- what the owner does ---------------------------------------------------------------
+
+    def append(self, proposal: Proposal) -> int:
+        """Append one entry as leader and return its index; `settle` must follow.
+
+        Raises:
+            DiskFullError: Nothing was appended; this member stays leader.
+            InvariantBroken: This member does not lead.
+        """
+        return self.core.append(proposal)
+
+    def settle(self) -> None:
+        """Finish an event: elect, count, release, wake, tell the owner."""
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            self._tick()
+            self._on_settled()
+        finally:
+            self._settling = False
+        self._release_held()
+        self._release_acks()
+        if not (
+            self._term_vote.is_durable and self.journal.log.durable_index == self.journal.last_index
+        ):
+            self.flush_wake.set()
+        if self.is_leader:
+            for name, peer in self.peers.items():
+                if self.replicator.has_work(name):
+                    peer.data_wake.set()
+
+    def _tick(self) -> None:
+        try:
+            self.core.tick()
+        except DiskFullError as error:
+            log.error("election_won_without_space", term=self.term, error=str(error))
+            self.core.observe_term(self.term + 1)
+        if self.is_leader and self._reign != self.term:
+            self._begin_reign()
+        elif not self.is_leader and self._reign:
+            self._end_reign()
+
+    def _begin_reign(self) -> None:
+        self._reign = self.term
+        self.elections += 1
+        # The library appended the no-op in the same call that made this member leader.
+        self.noop_index = self.journal.last_index
+        self.replicator.start(self.peers, self._clock.monotonic())
+        log.info("became_leader", group=self.settings.group, term=self.term)
+        self.beat()
+
+    def _end_reign(self) -> None:
+        log.info("stepped_down", group=self.settings.group, term=self.term, reign=self._reign)
+        self._reign = 0
+        self.noop_index = 0
+        self.timer.restart(self._clock.monotonic())
+        self.timer_wake.set()
+
+    # -- sending ---------------------------------------------------------------------------
+
+    def _send(self, peer: str, kind: Kind, *fields: Any) -> None:
+        state = self.peers[peer]
+        state.control.append(Outgoing(kind, self.term, fields))
+        state.control_wake.set()
+
+    def _from_library(self, peer: str, message: Message) -> None:
+        match message["type"]:
+            case "request_vote":
+                last = (message["last_log_index"], message["last_log_term"], False)
+                self._hold(peer, Kind.VOTE, message["term"], last)
+            case "response_vote":
+                self.timer.restart(self._clock.monotonic())
+                self._hold(peer, Kind.VOTE_REPLY, message["term"], ())
+            case _:
+                pass  # append replies are ours: they wait for the disk
+
+    def _hold(self, peer: str, kind: Kind, term: int, fields: tuple[Any, ...]) -> None:
+        self._held.append(_Held(self._term_vote.version, peer, Outgoing(kind, term, fields)))
+
+    def _release_held(self) -> None:
+        if not self._held:
+            return
+        durable = self._term_vote.durable_version
+        waiting = []
+        for held in self._held:
+            if held.frame.term != self.term:
+                continue
+            if self.guards.durable_before_promise and held.version > durable:
+                waiting.append(held)
+                continue
+            state = self.peers[held.peer]
+            state.control.append(held.frame)
+            state.control_wake.set()
+        self._held = waiting
+
+    def _release_acks(self) -> None:
+        owed = self._owed
+        if owed is None:
+            return
+        if owed.term != self.term or owed.generation != self.journal.log.generation:
+            self._owed = None
+            return
+        index = min(owed.verified, self.journal.stable_index)
+        if index > owed.acked:
+            owed.acked = index
+            self._reply(owed.leader, True, index)
+
+    def _reply(self, peer: str, matched: bool, index: int) -> None:
+        state = self.peers[peer]
+        state.replies.append(Outgoing(Kind.APPEND_REPLY, self.term, (matched, index)))
+        state.data_wake.set()
+
+    def next_append(self, peer: str) -> tuple[Outgoing, list[memoryview]] | None:
+        """Decide what the data link to *peer* sends next; None when there is nothing now.
+
+        Returns:
+            The frame and the log bytes that follow its head: views that pin their segment.
+        """
+        if not self.is_leader or peer not in self.replicator.peers:
+            return None
+        state = self.peers[peer]
+        commit = min(self.core.known_commit_index, self.journal.last_index)
+        append = self.replicator.next_append(peer, commit, idle=state.idle_due)
+        state.idle_due = False
+        if append is None:
+            return None
+        views = self._entries(append)
+        size = sum(map(len, views))
+        self.replicator.sent(peer, self._last_in(append, size), size)
+        fields = (append.prev_index, append.prev_term, append.commit_index)
+        return Outgoing(Kind.APPEND, self.term, fields), views
+
+    def _entries(self, append: Append) -> list[memoryview]:
+        if append.is_empty:
+            return []
+        return self.journal.log.frames(append.first, append.max_bytes)
+
+    def _last_in(self, append: Append, size: int) -> int:
+        last = append.first - 1
+        while size > 0:
+            last += 1
+            size -= self.journal.log.size_at(last)
+        return last
+
+    # -- links -----------------------------------------------------------------------------
+
+    async def flush_loop(self, executor: Executor) -> None:
+        """Make what was promised durable, one flush at a time. Runs until cancelled.
+
+        Raises:
+            FlushFailedError: The disk said no: the node must stop.
+        """
+        entry_log, term_vote = self.journal.log, self._term_vote
+        while True:
+            await self.flush_wake.wait()
+            if not term_vote.is_durable:
+                version, record = term_vote.snapshot()
+                await executor.run(partial(term_vote.write, record), kind="flush_vote")
+                term_vote.mark_durable(version)
+            if not self.settings.sync_flush:
+                await self._clock.sleep(self.settings.flush_interval_s)
+            ticket = entry_log.begin_flush()
+            if ticket is not None:
+                self.flushing = True
+                try:
+                    await executor.run(ticket.run, kind="flush")
+                finally:
+                    self.flushing = False
+                entry_log.complete_flush(ticket)
+            self.settle()
+
+    def link_up(self, peer: str, channel: str, hello: Hello) -> None:
+        """A connection of ours to *peer* stands, and it has answered with *hello*."""
+        self.heard(hello)
+        state = self.peers[peer]
+        state.up.add(channel)
+        if channel == "control":
+            self.core.connected(peer, True)
+        elif self.is_leader and peer in self.replicator.peers:
+            self.replicator.link_reset(peer)
+            state.data_wake.set()
+        self.settle()
+
+    def link_down(self, peer: str, channel: str) -> None:
+        """A connection of ours to *peer* broke."""
+        state = self.peers[peer]
+        state.up.discard(channel)
+        if channel == "control":
+            state.control.clear()
+            self.core.connected(peer, False)
+            self._maybe_lost_leader(peer)
+        else:
+            state.replies.clear()
+        self.settle()
+
+    def inbound_down(self, peer: str) -> None:
+        """A connection that *peer* had opened to us ended."""
+        self._maybe_lost_leader(peer)
+
+    def _maybe_lost_leader(self, peer: str) -> None:
+        if peer == self.leader_id:
+            self.timer.lost_leader(self._clock.monotonic())
+            self.timer_wake.set()
+
+    def heard(self, hello: Hello) -> None:
+        """Take note of how a member introduced itself."""
+        self.peers[hello.name].hello = hello
+        if not self.identity.voters:
+            self.agree_wake.set()
+
+    def hello(self, channel: str) -> Hello:
+        """Return how this member introduces itself now."""
+        return Hello(
+            cluster=self.settings.cluster,
+            group=self.settings.group,
+            name=self.settings.self_id,
+            incarnation=self.identity.incarnation,
+            voters=self.identity.voters,
+            doubtful=self.doubtful,
+            client_address=self.settings.client_address,
+            channel=channel,
+        )
+
+    def _is_voter(self, peer: str) -> bool:
+        hello = self.peers[peer].hello
+        return hello is not None and self.identity.is_voter(peer, hello.incarnation)
+
+    # -- clock -----------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Leader: tell everybody that it lives, and probe those that do not answer."""
+        if not self.is_leader:
+            return
+        now = self._clock.monotonic()
+        self._beat += 1
+        for name, peer in self.peers.items():
+            self._send(name, Kind.HEARTBEAT, self._beat, self.core.known_commit_index)
+            self.replicator.stalled(name, now)
+            peer.idle_due = True
+            peer.data_wake.set()
+
+    def election_due_in(self) -> float:
+        """Return seconds until this member should stand for election."""
+        if self.is_leader:
+            return self.settings.election_timeout_s
+        return self.timer.deadline_s - self._clock.monotonic()
+
+    def stand(self) -> None:
+        """The election timeout passed: ask whether this member would win, then stand."""
+        now = self._clock.monotonic()
+        self.timer.restart(now)
+        if self.is_leader or not self._may_vote() or not self.journal.log.has_reserve:
+            return
+        if not self.guards.one_vote_per_voter or not self.peers:
+            self._campaign()
+            return
+        self._pre_ballot = Ballot(self.term + 1, {self.settings.self_id})
+        for name in self.peers:
+            self._send(
+                name,
+                Kind.PRE_VOTE,
+                self.term + 1,
+                self.journal.last_index,
+                self.journal.last_term,
+            )
+
+    def _campaign(self) -> None:
+        log.info("campaign", group=self.settings.group, term=self.term + 1)
+        self._ballot = Ballot(self.term + 1)
+        try:
+            self.core.campaign()
+        except DiskFullError as error:
+            log.error("election_won_without_space", term=self.term, error=str(error))
+            self.core.observe_term(self.term + 1)
+        self.settle()
+
+    def _may_vote(self) -> bool:
+        if not self.identity.may_vote:
+            return False
+        if not self.doubtful:
+            return True
+        # When most members lost promises together, the best log among them is what is left.
+        doubtful = 1 + sum(1 for p in self.peers.values() if p.hello and p.hello.doubtful)
+        return doubtful >= majority(len(self.peers) + 1)
+
+    # -- receiving -------------------------------------------------------------------------
+
+    def receive(self, peer: str, frame: PeerFrame) -> None:
+        """Handle one frame from *peer*; the caller calls `settle` after a row of them.
+
+        Raises:
+            RemoteProtocolError: The frame is not what a member sends: close its connection.
+            InvariantBroken: Logs contradict each other: stop the node.
+        """
+        if frame.kind is Kind.PRE_VOTE:
+            self._on_pre_vote(peer, *frame.fields)
+        elif frame.kind is Kind.PRE_VOTE_REPLY:
+            self._on_pre_vote_reply(peer, frame.term, *frame.fields)
+        elif frame.term < self.term and self.guards.envelope:
+            # The library ignores lower terms in silence; then their sender would never learn.
+            if frame.kind in (Kind.APPEND, Kind.HEARTBEAT, Kind.VOTE):
+                self._send(peer, Kind.TERM_NOTICE)
+        elif frame.term > self.term and frame.kind not in (Kind.APPEND, Kind.HEARTBEAT, Kind.VOTE):
+            if self._is_voter(peer):
+                self.core.observe_term(frame.term)
+        else:
+            self._dispatch(peer, frame)
+
+    def _dispatch(self, peer: str, frame: PeerFrame) -> None:
+        match frame.kind:
+            case Kind.APPEND:
+                self._on_append(peer, frame)
+            case Kind.APPEND_REPLY:
+                self._on_append_reply(peer, *frame.fields)
+            case Kind.HEARTBEAT:
+                self._on_heartbeat(peer, frame.term, frame.fields[0])
+            case Kind.HEARTBEAT_REPLY:
+                if self.is_leader and self._is_voter(peer):
+                    self.core.step(peer, ALIVE)
+            case Kind.VOTE:
+                self._on_vote(peer, frame.term, *frame.fields)
+            case Kind.VOTE_REPLY:
+                self._on_vote_reply(peer, frame.term)
+            case Kind.TERM_NOTICE:
+                pass  # of our own term: nothing to learn
+            case _:
+                raise RemoteProtocolError(f"a {frame.kind.name} frame inside a connection")
+
+    def _on_append(self, peer: str, frame: PeerFrame) -> None:
+        prev_index, prev_term, commit_index = frame.fields
+        request = AppendRequest(
+            frame.term, prev_index, prev_term, commit_index, split_frames(frame.payload)
+        )
+        self._heard_leader()
+        plan = plan_append(self.journal, request, self.guards)
+        if isinstance(plan, Rejected):
+            self._step_heartbeat(peer, frame.term)
+            self._reply(peer, False, plan.next_index)
+            return
+        try:
+            self.core.step(peer, plan.message)
+        except DiskFullError as error:
+            # What did not fit is not acknowledged; the leader sends it again.
+            log.error("append_without_space", peer=peer, error=str(error))
+            return
+        self._owe(peer, plan.verified)
+        if self.doubtful and plan.verified >= commit_index > self.journal.anchor_index:
+            self.doubtful = self.journal.term_at(commit_index) != frame.term
+
+    def _owe(self, leader: str, verified: int) -> None:
+        owed, generation = self._owed, self.journal.log.generation
+        if owed is None or (owed.leader, owed.term, owed.generation) != (
+            leader,
+            self.term,
+            generation,
+        ):
+            self._owed = _Owed(leader, self.term, generation, verified)
+            return
+        if verified <= owed.acked:
+            # The leader asks again for what was answered: the answer may be lost.
+            owed.acked = -1
+        owed.verified = max(owed.verified, verified)
+
+    def _on_append_reply(self, peer: str, matched: bool, index: int) -> None:
+        if not self.is_leader or peer not in self.replicator.peers:
+            return
+        now = self._clock.monotonic()
+        if not matched:
+            self.replicator.rejected(peer, index, now)
+            if self._is_voter(peer):
+                self.core.step(peer, ALIVE)
+            return
+        if index > self.journal.last_index:
+            raise RemoteProtocolError(f"{peer} acknowledged index {index} beyond this log")
+        self.replicator.matched(peer, index, now)
+        if self._is_voter(peer):
+            self.core.step(
+                peer,
+                {
+                    "type": "next_node_idx",
+                    "reset": False,
+                    "success": True,
+                    "next_node_idx": index + 1,
+                },
+            )
+
+    def _on_heartbeat(self, peer: str, term: int, beat: int) -> None:
+        self._heard_leader()
+        self._step_heartbeat(peer, term)
+        self._send(peer, Kind.HEARTBEAT_REPLY, beat, self.journal.stable_index)
+
+    def _step_heartbeat(self, peer: str, term: int) -> None:
+        self.core.step(peer, {"type": "append_entries", "term": term, **HEARTBEAT})
+
+    def _heard_leader(self) -> None:
+        self.timer.heard_leader(self._clock.monotonic())
+
+    def _on_vote(
+        self, peer: str, term: int, last_index: int, last_term: int, transfer: bool
+    ) -> None:
+        sticky = self.timer.hears_leader(self._clock.monotonic()) or self.is_leader
+        if not (self._may_vote() and self._is_voter(peer)) or (
+            sticky and not transfer and self.guards.one_vote_per_voter
+        ):
+            return
+        self.core.step(
+            peer,
+            {
+                "type": "request_vote",
+                "term": term,
+                "last_log_index": last_index,
+                "last_log_term": last_term,
+            },
+        )
+
+    def _on_vote_reply(self, peer: str, term: int) -> None:
+        if self.guards.one_vote_per_voter and not (
+            self._is_voter(peer) and self._ballot.grant(term, peer)
+        ):
+            return
+        self.core.step(peer, {"type": "response_vote", "term": term})
+
+    def _on_pre_vote(self, peer: str, term: int, last_index: int, last_term: int) -> None:
+        granted = (
+            term > self.term
+            and self._may_vote()
+            and self._is_voter(peer)
+            and not self.is_leader
+            and not self.timer.hears_leader(self._clock.monotonic())
+            and is_up_to_date(
+                last_term, last_index, self.journal.last_term, self.journal.last_index
+            )
+        )
+        self._send(peer, Kind.PRE_VOTE_REPLY, term, granted)
+
+    def _on_pre_vote_reply(self, peer: str, sender_term: int, term: int, granted: bool) -> None:
+        if not self._is_voter(peer):
+            return
+        if not granted:
+            self.core.observe_term(sender_term)
+            return
+        if self.is_leader or term != self.term + 1 or not self._pre_ballot.grant(term, peer):
+            return
+        if len(self._pre_ballot.votes) == majority(len(self.peers) + 1):
+            self._campaign()
