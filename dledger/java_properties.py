@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from commitlog.errors import ConfigError
 
 _WHITE = " \t\f"
+_HEX = re.compile(r"[0-9A-Fa-f]{4}")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
@@ -68,9 +70,8 @@ def _unescape(text: str, number: int) -> str:
             out.append(_ESCAPES.get(char, char))
             continue
         digits = text[at : at + 4]
-        try:
-            out.append(chr(int(digits, 16)))
-        except ValueError:
-            raise ConfigError(f"line {number}: bad \\u escape {digits!r}") from None
+        if not _HEX.fullmatch(digits):
+            raise ConfigError(f"line {number}: bad \\u escape {digits!r}")
+        out.append(chr(int(digits, 16)))
         at += 4
     return "".join(out)

@@ -6,7 +6,7 @@ that a knob turns something.
 
 from __future__ import annotations
 
-_REASONS: dict[str, str] = {
+REASONS: dict[str, str] = {
     "replication runs between the peers of the Raft group": """
         brokerId haListenPort haMasterAddress haSendHeartbeatInterval haHousekeepingInterval
         haTransferBatchSize haSlaveFallbehindMax haMaxGapNotInSync haMaxTimeSlaveNotCatchup
@@ -117,6 +117,6 @@ _REASONS: dict[str, str] = {
 }
 
 IGNORED_KEYS: dict[str, str] = {
-    key: reason for reason, keys in _REASONS.items() for key in keys.split()
+    key: reason for reason, keys in REASONS.items() for key in keys.split()
 }
 """RocketMQ key to the reason why it changes nothing."""

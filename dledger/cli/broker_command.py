@@ -66,9 +66,9 @@ def settings_text(config: BrokerConfig) -> str:
 async def broker(
     *,
     config: Annotated[
-        tuple[Path, ...],
+        tuple[Path, ...] | None,
         Parameter(name=["--config", "-c"], help="TOML file, or a RocketMQ broker.conf unchanged."),
-    ] = (),
+    ] = None,
     namesrv: Annotated[
         str | None, Parameter(name=["--namesrv", "-n"], help="NameServers, host:port;host:port.")
     ] = None,
@@ -84,8 +84,8 @@ async def broker(
     listen_port: Annotated[int | None, Parameter(help="Port for clients.")] = None,
     store: Annotated[str | None, Parameter(help="Data folder of this node.")] = None,
     set_: Annotated[
-        tuple[str, ...], Parameter(name="--set", help="Any setting, table.name=value.")
-    ] = (),
+        tuple[str, ...] | None, Parameter(name="--set", help="Any setting, table.name=value.")
+    ] = None,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     log_form: Annotated[
         Literal["json", "text"] | None,
@@ -98,10 +98,10 @@ async def broker(
     the later ones win. SIGTERM and Ctrl-C stop it cleanly.
     """
     settings = load_config(
-        read_files(config),
+        read_files(config or ()),
         environment=os.environ,
         options=parse_options(
-            set_,
+            set_ or (),
             {
                 "broker.namesrv_addr": namesrv,
                 "raft.self_id": self_id,

@@ -54,13 +54,9 @@ def _app(name: str, about: str) -> App:
         help=about,
         version=lambda: version("dledger-mq"),
         backend="trio",
-        default_parameter=Parameter(negative=(), show_default=_worth_showing),
+        default_parameter=Parameter(negative=()),
         result_action="return_value",
     )
-
-
-def _worth_showing(default: object) -> str:
-    return "" if default in ((), None, False, "") else str(default)
 
 
 def run(app: App, tokens: Sequence[str]) -> int:

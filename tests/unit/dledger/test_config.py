@@ -1,0 +1,430 @@
+"""Configuration: every key, every source, every refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commitlog.errors import ConfigError
+from dledger.config import BrokerConfig, ConfigFile, load_config, parse_delay_levels
+from dledger.settings_ignored import IGNORED_KEYS
+from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
+from dledger.settings_values import default_text, parse_value, show_value
+
+ROOT = Path(__file__).parents[3]
+
+THREE_PEERS = "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"
+
+
+def conf(text: str) -> BrokerConfig:
+    """What a broker.conf of that text gives."""
+    return load_config([ConfigFile("broker.conf", text)])
+
+
+def toml(text: str) -> BrokerConfig:
+    """What a TOML file of that text gives."""
+    return load_config([ConfigFile("n0.toml", text)])
+
+
+# Another value than the default for each RocketMQ key, and what it becomes.
+KEYS = [
+    ("brokerClusterName", "RaftCluster", "RaftCluster"),
+    ("brokerName", "RaftNode00", "RaftNode00"),
+    ("brokerRole", "ASYNC_MASTER", "ASYNC_MASTER"),
+    ("brokerIP1", "192.0.2.7", "192.0.2.7"),
+    ("namesrvAddr", "10.0.0.1:9876;ns2:9877", ("10.0.0.1:9876", "ns2:9877")),
+    ("brokerPermission", "4", 4),
+    ("autoCreateTopicEnable", "false", False),
+    ("autoCreateSubscriptionGroup", "false", False),
+    ("defaultTopicQueueNums", "16", 16),
+    ("slaveReadEnable", "false", False),
+    ("longPollingEnable", "false", False),
+    ("shortPollingTimeMills", "500", 500),
+    ("waitTimeMillsInSendQueue", "400", 400),
+    ("flushConsumerOffsetInterval", "5000", 5000),
+    ("bindAddress", "127.0.0.2", "127.0.0.2"),
+    ("listenPort", "30911", 30911),
+    ("writeBufferHighWaterMark", "1048576", 1048576),
+    ("serverChannelMaxIdleTimeSeconds", "60", 60),
+    ("tls.server.certPath", "/c.pem", "/c.pem"),
+    ("tls.server.keyPath", "/k.pem", "/k.pem"),
+    ("tls.server.keyPassword", "secret", "secret"),
+    ("tls.server.trustCertPath", "/ca.pem", "/ca.pem"),
+    ("tls.server.need.client.auth", "true", "require"),
+    ("registerNameServerPeriod", "10000", 10_000),
+    ("registerBrokerTimeoutMills", "24000", 24_000),
+    ("connectTimeoutMillis", "1000", 1000),
+    ("rmqAddressServerDomain", "http://ns.example/list", "http://ns.example/list"),
+    ("tls.enable", "true", True),
+    ("tls.client.trustCertPath", "/ca.pem", "/ca.pem"),
+    ("tls.client.certPath", "/c.pem", "/c.pem"),
+    ("tls.client.keyPath", "/k.pem", "/k.pem"),
+    ("storePathRootDir", "/data/n0", "/data/n0"),
+    ("storePathCommitLog", "/fast/n0", "/fast/n0"),
+    ("flushDiskType", "ASYNC_FLUSH", "ASYNC_FLUSH"),
+    ("flushIntervalCommitLog", "100", 100),
+    ("mappedFileSizeCommitLog", "268435456", 268435456),
+    ("mapedFileSizeCommitLog", "268435456", 268435456),
+    ("mappedFileSizeConsumeQueue", "2000000", 2000000),
+    ("mapedFileSizeConsumeQueue", "2000000", 2000000),
+    ("maxMessageSize", "65536", 65536),
+    ("messageDelayLevel", "1s 2h", "1s 2h"),
+    ("messageIndexEnable", "false", False),
+    ("maxHashSlotNum", "1000", 1000),
+    ("maxIndexNum", "4000", 4000),
+    ("maxTransferBytesOnMessageInMemory", "1000", 1000),
+    ("maxTransferCountOnMessageInMemory", "64", 64),
+    ("maxTransferBytesOnMessageInDisk", "1000", 1000),
+    ("maxTransferCountOnMessageInDisk", "16", 16),
+    ("accessMessageInMemoryMaxRatio", "50", 50),
+    ("deleteWhen", "04;16", (4, 16)),
+    ("fileReservedTime", "48", 48),
+    ("diskMaxUsedSpaceRatio", "80", 80),
+    ("diskSpaceWarningLevelRatio", "95", 95),
+    ("enableDLegerCommitLog", "false", False),
+    ("dLegerGroup", "RaftNode00", "RaftNode00"),
+    ("syncFlushTimeout", "8000", 8000),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "value"), KEYS)
+def test_a_rocketmq_key_sets_its_setting(key: str, text: str, value: object) -> None:
+    path = ROCKETMQ_KEYS[key]
+    config = conf(f"{key}={text}")
+    assert config.get(path) == value != SETTINGS[path].default
+    assert config.sources[path] == "broker.conf"
+
+
+@pytest.mark.parametrize(("key", "text", "value"), KEYS)
+def test_toml_takes_the_rocketmq_key_too(key: str, text: str, value: object) -> None:
+    table = ROCKETMQ_KEYS[key].partition(".")[0]
+    assert toml(f'[{table}]\n"{key}" = "{text}"').get(ROCKETMQ_KEYS[key]) == value
+
+
+def test_every_rocketmq_key_is_tried_above_or_in_a_test_of_its_own() -> None:
+    own = {"dLegerPeers", "dLegerSelfId", "tls.server.mode"}
+    assert {key for key, _, _ in KEYS} | own == set(ROCKETMQ_KEYS)
+
+
+def test_a_key_is_never_both_known_and_ignored() -> None:
+    assert not set(ROCKETMQ_KEYS) & set(IGNORED_KEYS)
+
+
+@pytest.mark.parametrize("path", list(SETTINGS))
+def test_a_default_survives_being_printed_and_read_again(path: str) -> None:
+    text = default_text(path)
+    assert parse_value(SETTINGS[path], text) == SETTINGS[path].default
+    assert show_value(path, SETTINGS[path].default) == text
+
+
+@pytest.mark.parametrize("key", sorted(IGNORED_KEYS))
+def test_an_ignored_key_changes_nothing_and_warns_once(key: str) -> None:
+    config = conf(f"{key}=7\n{key}=8")
+    (warning,) = config.warnings
+    assert warning.startswith(f"broker.conf: {key} is accepted and changes nothing: ")
+    assert config.settings() == load_config().settings()
+
+
+def test_slave_is_taken_as_sync_master_with_one_warning() -> None:
+    config = conf("brokerRole=SLAVE")
+    assert config.broker.broker_role == "SYNC_MASTER"
+    assert config.warnings == (
+        "broker.conf: brokerRole = SLAVE is taken as SYNC_MASTER: roles are elected",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("listenPrt=1", "broker.conf: unknown setting listenPrt (did you mean listenPort?)"),
+        ("zzz=1", "broker.conf: unknown setting zzz"),
+        ("listenPort=ten", "broker.conf: listenPort = 'ten': expected int, got str"),
+        ("listenPort=65536", "broker.conf: listenPort = '65536': expected int <= 65535"),
+        (
+            "autoCreateTopicEnable=maybe",
+            "broker.conf: autoCreateTopicEnable = 'maybe': expected bool, got str",
+        ),
+        ("flushDiskType=SYNC", "broker.conf: flushDiskType = 'SYNC': Invalid enum value 'SYNC'"),
+        ("brokerRole=MASTER", "broker.conf: brokerRole = 'MASTER': Invalid enum value 'MASTER'"),
+        ("deleteWhen=24", "broker.conf: deleteWhen = '24': '24' is not an hour from 00 to 23"),
+        ("namesrvAddr=ns", "broker.conf: namesrvAddr = 'ns': 'ns' is not host:port"),
+        (
+            "messageDelayLevel=1s 5x",
+            "broker.conf: messageDelayLevel = '1s 5x': '5x' is not a delay such as 10s, 5m, 2h"
+            " or 1d",
+        ),
+        (
+            "dLegerPeers=n0:40911",
+            "broker.conf: dLegerPeers = 'n0:40911': 'n0:40911' is not a peer such as"
+            " n0-127.0.0.1:40911",
+        ),
+        (
+            f"dLegerPeers={THREE_PEERS}\ndLegerSelfId=n7",
+            "broker.conf: raft.self_id = n7: not one of the peers n0, n1, n2",
+        ),
+        (
+            "dLegerPeers=n0-h:1;n0-h:2",
+            "broker.conf: raft.peers = n0-h:1;n0-h:2: an id stands there twice",
+        ),
+        (
+            "dLegerPeers=n0-h:1;n1-h:1",
+            "broker.conf: raft.peers = n0-h:1;n1-h:1: an address stands there twice",
+        ),
+        (
+            "dLegerPeers=" + ";".join(f"n{n}-h:{n + 1}" for n in range(6)),
+            "broker.conf: raft.peers = n0-h:1;n1-h:2;n2-h:3;n3-h:4;n4-h:5;n5-h:6: a group has at"
+            " most 5 members",
+        ),
+        (
+            "listenPort=40911",
+            "broker.conf: server.listen_port = 40911: a port of this host in raft.peers",
+        ),
+        (
+            "mappedFileSizeConsumeQueue=30",
+            "broker.conf: mappedFileSizeConsumeQueue = '30': expected int that's a multiple of 20",
+        ),
+        (
+            "maxMessageSize=16777216",
+            "broker.conf: store.max_message_size = 16777216: an entry of raft.max_entry_bytes ="
+            " 8388608 must hold the largest message and 40960 bytes more",
+        ),
+        (
+            "brokerName=a/b",
+            "broker.conf: broker.broker_name = a/b: letters, digits, %, |, -, _ and . only",
+        ),
+        (
+            "tls.server.mode=enforcing",
+            "broker.conf: server.tls_mode = enforcing: needs server.tls_cert_file and"
+            " server.tls_key_file",
+        ),
+        ("a=\\u12", "broker.conf: line 1: bad \\u escape '12'"),
+    ],
+)
+def test_a_bad_broker_conf_is_one_line_naming_file_and_key(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        conf(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[borker]\n", "n0.toml: unknown setting [borker] (did you mean [broker]?)"),
+        ("broker = 1", "n0.toml: broker: expected a table [broker]"),
+        (
+            "[server]\nlisten_prt = 1",
+            "n0.toml: unknown setting server.listen_prt (did you mean server.listen_port?)",
+        ),
+        (
+            "[server]\nlisten_port = '1x'",
+            "n0.toml: server.listen_port = '1x': expected int, got str",
+        ),
+        (
+            "[server]\nlisten_port = 1.5",
+            "n0.toml: server.listen_port = 1.5: expected a whole number",
+        ),
+        (
+            "[raft]\nheartbeat_interval_ms = 400",
+            "n0.toml: raft.heartbeat_interval_ms = 400: at most a third of"
+            " raft.election_timeout_ms = 800",
+        ),
+        (
+            "[raft]\nmax_pending_bytes = '1MiB'",
+            "n0.toml: raft.max_pending_bytes = 1048576: less than one entry of"
+            " raft.max_entry_bytes",
+        ),
+        (
+            "[store]\ndisk_max_used_space_ratio = 95",
+            "n0.toml: store.disk_max_used_space_ratio = 95: must be below disk_space_warning_ratio",
+        ),
+    ],
+)
+def test_a_bad_toml_file_is_one_line_naming_file_and_key(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toml(text)
+    assert str(caught.value) == message
+
+
+def test_text_that_is_not_toml_names_the_file_and_the_place() -> None:
+    with pytest.raises(ConfigError, match=r"^n0\.toml: not TOML: Expected .*end of document"):
+        toml("[broker")
+
+
+def test_a_secret_is_neither_printed_nor_told_in_an_error() -> None:
+    config = conf("tls.server.keyPassword=hunter2")
+    assert ("server.tls_key_password", "***", "broker.conf") in config.settings()
+    with pytest.raises(ConfigError) as caught:
+        load_config(options={"server.tls_key_password": 5})
+    assert "***" in str(caught.value)
+
+
+def test_the_later_source_wins_and_is_remembered() -> None:
+    files = [
+        ConfigFile("b.conf", "namesrvAddr=conf:1\nbrokerName=conf\nlistenPort=2\n"),
+        ConfigFile(
+            "a.toml",
+            "[broker]\nbroker_name = 'toml'\ncluster_name = 'toml'\nnamesrv_addr = ['toml:1']\n"
+            "[server]\nlisten_port = 1\n",
+        ),
+    ]
+    config = load_config(
+        files,
+        environment={"NAMESRV_ADDR": "env:1", "LISTEN_PORT": "9"},
+        options={"server.listen_port": 3},
+    )
+    paths = (
+        "broker.cluster_name",
+        "broker.broker_name",
+        "broker.namesrv_addr",
+        "server.listen_port",
+        "broker.broker_role",
+    )
+    assert [(config.get(path), config.sources[path]) for path in paths] == [
+        ("toml", "a.toml"),
+        ("conf", "b.conf"),
+        (("env:1",), "environment NAMESRV_ADDR"),
+        (3, "command line"),
+        ("SYNC_MASTER", "default"),
+    ]
+
+
+def test_an_option_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^command line: unknown setting store\.path"):
+        load_config(options={"store.path": "/x"})
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [
+        f'"{THREE_PEERS}"',
+        '["n0-127.0.0.1:40911", "n1-127.0.0.1:40912", "n2-127.0.0.1:40913"]',
+        '{n0 = "127.0.0.1:40911", n1 = "127.0.0.1:40912", n2 = "127.0.0.1:40913"}',
+    ],
+)
+def test_peers_may_be_text_a_list_or_a_table(peers: str) -> None:
+    config = toml(f'[raft]\npeers = {peers}\nself_id = "n1"')
+    assert show_value("raft.peers", config.raft.peers) == THREE_PEERS
+    assert config.self_peer.address == "127.0.0.1:40912"
+    assert config.self_number == 1
+
+
+def test_a_peer_host_may_have_dashes_and_be_ipv6() -> None:
+    config = conf("dLegerPeers=n0-my-host-1:40911;n1-[::1]:40912;n2-h:3\ndLegerSelfId=n0")
+    assert [(p.id, p.host, p.port) for p in config.raft.peers] == [
+        ("n0", "my-host-1", 40911),
+        ("n1", "::1", 40912),
+        ("n2", "h", 3),
+    ]
+    assert config.raft.peers[1].address == "[::1]:40912"
+
+
+def test_without_peers_a_broker_is_a_group_of_its_own() -> None:
+    config = load_config()
+    assert show_value("raft.peers", config.raft.peers) == "n0-127.0.0.1:40911"
+    assert config.advertised_address == "127.0.0.1:10911"
+
+
+def test_switching_dledger_off_leaves_a_group_of_this_node_alone() -> None:
+    config = conf(f"enableDLegerCommitLog=false\ndLegerPeers={THREE_PEERS}\ndLegerSelfId=n2")
+    assert show_value("raft.peers", config.raft.peers) == "n2-127.0.0.1:40913"
+    assert config.sources["raft.peers"] == "from raft.enable_dledger_commit_log"
+
+
+@pytest.mark.parametrize(
+    ("text", "bound", "advertised"),
+    [
+        ("", "127.0.0.1", "127.0.0.1"),
+        ("brokerIP1=192.0.2.1", "0.0.0.0", "192.0.2.1"),
+        ("dLegerPeers=n0-10.1.1.1:40911", "0.0.0.0", "10.1.1.1"),
+        ("bindAddress=0.0.0.0", "0.0.0.0", "0.0.0.0"),
+        ("bindAddress=10.1.1.2\nbrokerIP1=192.0.2.1", "10.1.1.2", "192.0.2.1"),
+    ],
+)
+def test_bind_address_and_advertised_host(text: str, bound: str, advertised: str) -> None:
+    config = conf(text)
+    assert (config.server.listen_host, config.broker.broker_ip1) == (bound, advertised)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "group"),
+    [
+        ("", "DEFAULT_BROKER", "DEFAULT_BROKER"),
+        ("brokerName=a", "a", "a"),
+        ("dLegerGroup=g", "g", "g"),
+        ("brokerName=a\ndLegerGroup=g", "a", "g"),
+    ],
+)
+def test_name_and_group_stand_in_for_each_other(text: str, name: str, group: str) -> None:
+    config = conf(text)
+    assert (config.broker.broker_name, config.raft.group) == (name, group)
+
+
+def test_a_tilde_is_the_home_folder_and_the_log_lies_below_the_root() -> None:
+    config = load_config(home="/home/mq")
+    assert config.store.path_root_dir == "/home/mq/store"
+    assert config.store.path_commit_log == "/home/mq/store/commitlog"
+    assert config.sources["store.path_commit_log"] == "from store.path_root_dir"
+
+
+def test_sizes_may_have_a_unit() -> None:
+    config = toml('[store]\nmapped_file_size_commit_log = "64 MiB"\nmax_message_size = "1KiB"')
+    assert config.store.mapped_file_size_commit_log == 64 << 20
+    assert config.store.max_message_size == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("dLegerPeers=n0-h:1;n1-h:2", "raft.peers: a group of 2 survives no more failures"),
+        ("flushDiskType=ASYNC_FLUSH", "store.flush_disk_type = ASYNC_FLUSH: a power cut may"),
+        ("brokerRole=ASYNC_MASTER", "broker.broker_role = ASYNC_MASTER: a fail-over may lose"),
+    ],
+)
+def test_settings_that_weaken_a_promise_say_so(text: str, warning: str) -> None:
+    (found,) = conf(text).warnings
+    assert found.startswith(warning)
+
+
+def test_delay_levels_are_rocketmqs() -> None:
+    levels = load_config().delay_levels_ms
+    assert len(levels) == 18
+    assert (levels[0], levels[4], levels[17]) == (1_000, 60_000, 7_200_000)
+    assert parse_delay_levels("1d") == (86_400_000,)
+    with pytest.raises(ValueError, match="expected 1 to 64 delays, got 65"):
+        parse_delay_levels("1s " * 65)
+
+
+@pytest.mark.parametrize("node", ["n0", "n1", "n2"])
+def test_the_sample_files_describe_one_group(node: str) -> None:
+    for name in (f"rocketmq-dledger/broker-{node}.conf", f"three-nodes/{node}.toml"):
+        path = ROOT / "examples" / name
+        config = load_config([ConfigFile(name, path.read_text())])
+        assert config.raft.self_id == node
+        assert [peer.id for peer in config.raft.peers] == ["n0", "n1", "n2"]
+        assert config.sources["store.path_root_dir"] == name
+
+
+@pytest.mark.parametrize("folder", ["rocketmq-dledger", "three-nodes"])
+def test_the_sample_nodes_do_not_get_into_each_others_way(folder: str) -> None:
+    configs = [
+        load_config([ConfigFile(path.name, path.read_text())])
+        for path in sorted((ROOT / "examples" / folder).glob("*n[0-2].*"))
+    ]
+    assert len(configs) == 3
+    assert len({config.raft.peers for config in configs}) == 1
+    ports = {config.server.listen_port for config in configs}
+    assert len(ports | {peer.port for peer in configs[0].raft.peers}) == 6
+    # RocketMQ clients may try a port two below the one they were told.
+    assert not {port - 2 for port in ports} & ports
+    assert len({config.store.path_root_dir for config in configs}) == 3
+
+
+def test_the_documentation_lists_every_setting() -> None:
+    from dledger.settings_documentation import settings_markdown
+
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    begin, end = "<!-- settings -->\n", "<!-- end of settings -->"
+    assert text.partition(begin)[2].partition(end)[0] == settings_markdown(), (
+        "run: .venv/bin/python -m dledger.settings_documentation docs/configuration.md"
+    )
