@@ -61,6 +61,8 @@ class Condition(StrEnum):
     GROUP_NOT_EXIST = "group_not_exist"
     INVALID_QUEUE = "invalid_queue"
     SUBSCRIPTION_ILLEGAL = "subscription_illegal"
+    SUBSCRIPTION_NOT_EXIST = "subscription_not_exist"
+    SUBSCRIPTION_NOT_LATEST = "subscription_not_latest"
     NOT_FOUND = "not_found"
     OFFSET_MOVED = "offset_moved"
 
@@ -98,6 +100,12 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.INVALID_QUEUE: Answer(ResponseCode.INVALID_PARAMETER, "not_stored", False),
     Condition.SUBSCRIPTION_ILLEGAL: Answer(
         ResponseCode.SUBSCRIPTION_PARSE_FAILED, "not_stored", False
+    ),
+    Condition.SUBSCRIPTION_NOT_EXIST: Answer(
+        ResponseCode.SUBSCRIPTION_NOT_EXIST, "not_stored", True
+    ),
+    Condition.SUBSCRIPTION_NOT_LATEST: Answer(
+        ResponseCode.SUBSCRIPTION_NOT_LATEST, "not_stored", True
     ),
     Condition.NOT_FOUND: Answer(ResponseCode.QUERY_NOT_FOUND, "not_stored", False),
     Condition.OFFSET_MOVED: Answer(ResponseCode.PULL_OFFSET_MOVED, "not_stored", False),
