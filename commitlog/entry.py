@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
+from commitlog.columns import scatter
 from commitlog.errors import CorruptEntryError, InvariantBroken
 from commitlog.record import (
     BORN_HOST_OFFSET,
@@ -397,7 +398,7 @@ def _patch_bulk(
         offsets[:, 0] = np.repeat(np.array(queue_offsets, np.int64) - first_record, counts)
         offsets[:, 0] += np.arange(count)
     offsets[:, 1] = starts + position
-    _scatter(frame, starts + QUEUE_OFFSET_OFFSET, offsets.view("V16").ravel())
+    scatter(frame, starts + QUEUE_OFFSET_OFFSET, offsets.view("V16").ravel())
 
     flags = np.frombuffer(frame, np.uint8)[starts + _SYS_FLAG_LOW_BYTE]
     store_times = starts + STORE_TIMESTAMP_OFFSET
@@ -412,7 +413,7 @@ def _patch_bulk(
     else:
         _check_store_host(False, store_host)
     time_and_host = store_time_ms.to_bytes(8, "big", signed=True) + store_host
-    _scatter(frame, store_times, np.frombuffer(time_and_host, f"V{len(time_and_host)}"))
+    scatter(frame, store_times, np.frombuffer(time_and_host, f"V{len(time_and_host)}"))
 
     done = 0
     for batch in batches:
@@ -422,18 +423,8 @@ def _patch_bulk(
             for is_v6 in set(batch_v6) or {False}:
                 _check_born_host(is_v6, batch.born_host)
             host = np.frombuffer(batch.born_host, f"V{len(batch.born_host)}")
-            _scatter(frame, starts[done:after] + BORN_HOST_OFFSET, host)
+            scatter(frame, starts[done:after] + BORN_HOST_OFFSET, host)
         done = after
-
-
-def _scatter(
-    frame: bytearray, offsets: npt.NDArray[np.int64], values: npt.NDArray[np.void]
-) -> None:
-    # One overlapping item per byte of the frame: the fancy assignment below then copies a whole
-    # field at any byte offset, one memcpy a record.
-    width = values.dtype.itemsize
-    windows = np.ndarray((len(frame) - width + 1,), values.dtype, frame, strides=(1,))
-    windows[offsets] = values
 
 
 def _check_store_host(is_v6: bool, store_host: bytes) -> None:

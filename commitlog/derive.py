@@ -1,0 +1,457 @@
+"""What a committed entry means for the derived files: queue units and index keys of its records.
+
+`derive` works on columns and costs next to nothing for records without tags and keys;
+`derive_plain` decodes record by record and says what `derive` must return.
+
+Spec: docs/formats.md, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from commitlog.columns import gather_bytes
+from commitlog.consume_queue import UNIT_DTYPE, Units
+from commitlog.entry import KIND_RECORDS, EntryHeader, record_sizes, record_starts
+from commitlog.errors import CorruptEntryError, CorruptRecordError
+from commitlog.java_hash import (
+    index_hashes,
+    index_key_hash,
+    java_hash_matrix,
+    tags_code,
+    topic_prefix_hash,
+)
+from commitlog.properties import (
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    get_property,
+)
+from commitlog.record import (
+    SYS_FLAG_PREPARED,
+    SYS_FLAG_ROLLBACK,
+    SYS_FLAG_TRANSACTION_MASK,
+    decode_record,
+)
+from commitlog.record_columns import RecordColumns, record_columns
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+"""Its units hold the delivery time in place of a tags code; queue id + 1 is the delay level."""
+
+DEFAULT_DELAY_MS: Final[Mapping[int, int]] = {
+    level: seconds * 1000
+    for level, seconds in enumerate(
+        [1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200], start=1
+    )
+}
+"""Delay level → milliseconds, as RocketMQ ships them."""
+
+UNKNOWN_LEVEL_DELAY_MS: Final = 1000
+"""For a level that is not in the table, as RocketMQ does it."""
+
+_PLAIN_RECORDS: Final = 8
+"""Up to here decoding record by record is cheaper than starting numpy (measured)."""
+
+_UNIQ_KEY_BYTES: Final = 32
+"""Length of a UNIQ_KEY made on an IPv4 host: the shape worth a fast path."""
+
+_TAGS: Final = PROPERTY_TAGS.encode()
+_KEYS: Final = PROPERTY_KEYS.encode()
+_UNIQ_KEY: Final = PROPERTY_UNIQ_KEY.encode()
+_UNIQ_KEY_HEAD: Final = _UNIQ_KEY + b"\x01"
+_UNIQ_KEY_COLUMN: Final = np.frombuffer(_UNIQ_KEY_HEAD, np.uint8)
+
+Where = slice | npt.NDArray[np.int64]
+
+
+class QueueGroup(NamedTuple):
+    """Records of one queue inside an entry: a slice, or row numbers where they are scattered."""
+
+    topic: str
+    queue_id: int
+    where: Where
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Derived:
+    """Columns over all records of an entry, in record order.
+
+    Attributes:
+        starts: Where each record begins, bytes from the begin of the frame.
+        units: The consume queue unit of each record; meaningless where no group holds the record.
+        groups: Queues touched, in the order of their first record, with the records that get a
+            unit there. Prepared and rolled-back records are in none.
+        key_hashes: One hash per index key, in record order, UNIQ_KEY before KEYS.
+        key_phy_offsets, key_store_times: Beside each hash, the record it belongs to.
+    """
+
+    starts: npt.NDArray[np.int64]
+    queue_offset: npt.NDArray[np.int64]
+    phy_offset: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int32]
+    tags_code: npt.NDArray[np.int64]
+    store_time_ms: npt.NDArray[np.int64]
+    queue_id: npt.NDArray[np.int32]
+    sys_flag: npt.NDArray[np.int32]
+    units: Units
+    groups: list[QueueGroup]
+    key_hashes: npt.NDArray[np.int32]
+    key_phy_offsets: npt.NDArray[np.int64]
+    key_store_times: npt.NDArray[np.int64]
+
+
+class _Keys(NamedTuple):
+    hashes: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int64]
+
+
+def derive(
+    frame: Buffer, header: EntryHeader, *, delay_ms: Mapping[int, int] = DEFAULT_DELAY_MS
+) -> Derived:
+    """Return units and index keys of an entry's records; body checksums are not looked at.
+
+    Args:
+        frame: The whole entry, verified when it was appended.
+        delay_ms: Delay level → milliseconds, for records of the schedule topic.
+    Raises:
+        CorruptEntryError: The size table or a record is damaged.
+    """
+    if header.record_count <= _PLAIN_RECORDS:
+        return derive_plain(frame, header, delay_ms=delay_ms)
+    return derive_bulk(frame, header, delay_ms=delay_ms)
+
+
+def derive_plain(
+    frame: Buffer, header: EntryHeader, *, delay_ms: Mapping[int, int] = DEFAULT_DELAY_MS
+) -> Derived:
+    """Do what `derive` does, record by record; the reference for it."""
+    view = memoryview(frame).cast("B")
+    if header.kind != KIND_RECORDS:
+        return _empty()
+    starts = _checked_starts(view, header)
+    records = []
+    for i, (start, size) in enumerate(
+        zip(starts.tolist(), record_sizes(view, header).tolist(), strict=True)
+    ):
+        try:
+            record = decode_record(view[start : start + size], check_crc=False)
+        except CorruptRecordError as error:
+            raise _corrupt(header, f"record {i}: {error}") from error
+        if record.size != size:
+            raise _corrupt(header, f"record {i} has another size in its table")
+        records.append(record)
+
+    codes: list[int] = []
+    rows_of: dict[tuple[str, int], list[int]] = {}
+    hashes: list[int] = []
+    key_rows: list[int] = []
+    for row, record in enumerate(records):
+        properties = record.properties
+        if record.topic == SCHEDULE_TOPIC:
+            delay = delay_ms.get(record.queue_id + 1, UNKNOWN_LEVEL_DELAY_MS)
+            codes.append(record.store_timestamp_ms + delay)
+        else:
+            tags = get_property(properties, _TAGS)
+            codes.append(tags_code(tags.decode("utf-8", "replace")) if tags else 0)
+        transaction = record.sys_flag & SYS_FLAG_TRANSACTION_MASK
+        if transaction not in (SYS_FLAG_PREPARED, SYS_FLAG_ROLLBACK):
+            rows_of.setdefault((record.topic, record.queue_id), []).append(row)
+        if transaction != SYS_FLAG_ROLLBACK:
+            for key in _index_keys(properties):
+                hashes.append(index_key_hash(record.topic, key))
+                key_rows.append(row)
+    return _derived(
+        starts=starts,
+        queue_offset=np.array([record.queue_offset for record in records], np.int64),
+        phy_offset=np.array([record.phy_offset for record in records], np.int64),
+        size=np.array([record.size for record in records], np.int32),
+        codes=np.array(codes, np.int64),
+        store_time_ms=np.array([record.store_timestamp_ms for record in records], np.int64),
+        queue_id=np.array([record.queue_id for record in records], np.int32),
+        sys_flag=np.array([record.sys_flag for record in records], np.uint32).view(np.int32),
+        groups=[QueueGroup(*queue, _where(rows)) for queue, rows in rows_of.items()],
+        keys=_Keys(np.array(hashes, np.int32), np.array(key_rows, np.int64)),
+    )
+
+
+def derive_bulk(
+    frame: Buffer, header: EntryHeader, *, delay_ms: Mapping[int, int] = DEFAULT_DELAY_MS
+) -> Derived:
+    """Do what `derive` does, on columns whatever the number of records."""
+    view = memoryview(frame).cast("B")
+    if header.kind != KIND_RECORDS:
+        return _empty()
+    starts = _checked_starts(view, header)
+    sizes = record_sizes(view, header).astype(np.int64)
+    try:
+        columns = record_columns(view, starts, sizes)
+    except CorruptRecordError as error:
+        raise _corrupt(header, str(error)) from error
+    topics, topic_of = _topics(view, columns, header)
+    queue_id = columns.head["queue_id"].astype(np.int32)
+    transaction = columns.sys_flag & SYS_FLAG_TRANSACTION_MASK
+    has_unit = (transaction != SYS_FLAG_PREPARED) & (transaction != SYS_FLAG_ROLLBACK)
+    properties = _Properties(view, columns)
+
+    codes = np.zeros(len(starts), np.int64)
+    for row, tags in properties.values(_TAGS):
+        codes[row] = tags_code(tags.decode("utf-8", "replace"))
+    if SCHEDULE_TOPIC in topics:
+        scheduled = np.flatnonzero(topic_of == topics.index(SCHEDULE_TOPIC))
+        levels = (queue_id[scheduled].astype(np.int64) + 1).tolist()
+        delays = [delay_ms.get(level, UNKNOWN_LEVEL_DELAY_MS) for level in levels]
+        codes[scheduled] = columns.store_time_ms[scheduled] + np.array(delays, np.int64)
+
+    return _derived(
+        starts=starts,
+        queue_offset=columns.head["queue_offset"].astype(np.int64),
+        phy_offset=columns.head["phy_offset"].astype(np.int64),
+        size=sizes.astype(np.int32),
+        codes=codes,
+        store_time_ms=columns.store_time_ms,
+        queue_id=queue_id,
+        sys_flag=columns.sys_flag,
+        groups=_groups(topics, topic_of, queue_id, has_unit),
+        keys=_keys(topics, topic_of, properties, transaction != SYS_FLAG_ROLLBACK),
+    )
+
+
+class _Properties:
+    """The properties of all records in one piece, to search them in one go."""
+
+    __slots__ = ("_blob", "_ends", "_lengths", "_view", "columns")
+
+    def __init__(self, view: memoryview, columns: RecordColumns) -> None:
+        self._view = view
+        self.columns = columns
+        lengths = columns.properties_bytes
+        self._lengths = lengths
+        self._ends = np.cumsum(lengths)
+        if (lengths == lengths[0]).all():
+            self._blob = gather_bytes(view, columns.properties_start, int(lengths[0])).tobytes()
+        else:
+            starts = columns.properties_start.tolist()
+            ends = (columns.properties_start + lengths).tolist()
+            self._blob = b"".join([view[a:b] for a, b in zip(starts, ends, strict=True)])
+
+    def count(self, pattern: bytes) -> int:
+        return self._blob.count(pattern)
+
+    def of(self, row: int) -> bytes:
+        end = int(self._ends[row])
+        return self._blob[end - int(self._lengths[row]) : end]
+
+    def rows_with(self, pattern: bytes) -> npt.NDArray[np.int64]:
+        """Return the records in which *pattern* may begin, each once, in order."""
+        hits: list[int] = []
+        find = self._blob.find
+        at = find(pattern)
+        while at >= 0:
+            hits.append(at)
+            at = find(pattern, at + 1)
+        if not hits:
+            return np.empty(0, np.int64)
+        return np.unique(np.searchsorted(self._ends, np.array(hits, np.int64), side="right"))
+
+    def values(self, key: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield row and value for each record that has property *key*."""
+        for row in self.rows_with(key + b"\x01").tolist():
+            value = get_property(self.of(row), key)
+            if value is not None:
+                yield row, value
+
+
+def _keys(
+    topics: Sequence[str],
+    topic_of: npt.NDArray[np.int64],
+    properties: _Properties,
+    indexed: npt.NDArray[np.bool_],
+) -> _Keys:
+    hashes, rows = _usual_uniq_keys(topics, topic_of, properties)
+    slow_hashes: list[int] = []
+    slow_rows: list[int] = []
+
+    # Every occurrence accounted for by the fast path: no record has a second or an odd one.
+    if properties.count(_UNIQ_KEY_HEAD) != len(rows):
+        hashes, rows = hashes[:0], rows[:0]
+        for row, value in properties.values(_UNIQ_KEY):
+            slow_hashes.append(
+                index_key_hash(topics[topic_of[row]], value.decode("utf-8", "replace"))
+            )
+            slow_rows.append(row)
+    for row, value in properties.values(_KEYS):
+        topic = topics[topic_of[row]]
+        for key in _split_keys(value):
+            slow_hashes.append(index_key_hash(topic, key))
+            slow_rows.append(row)
+
+    if slow_rows:
+        hashes = np.concatenate([hashes, np.array(slow_hashes, np.int32)])
+        rows = np.concatenate([rows, np.array(slow_rows, np.int64)])
+        order = np.argsort(rows, kind="stable")
+        hashes, rows = hashes[order], rows[order]
+    if not indexed.all():
+        kept = indexed[rows]
+        hashes, rows = hashes[kept], rows[kept]
+    return _Keys(hashes, rows)
+
+
+def _usual_uniq_keys(
+    topics: Sequence[str], topic_of: npt.NDArray[np.int64], properties: _Properties
+) -> _Keys:
+    """Hash the keys that stand first in their properties and have 32 ASCII characters."""
+    columns = properties.columns
+    view = properties._view
+    whole = len(_UNIQ_KEY_HEAD) + _UNIQ_KEY_BYTES
+    rows = np.flatnonzero(columns.properties_bytes >= whole)
+    texts = gather_bytes(view, columns.properties_start[rows], whole)
+    usual = (texts[:, : len(_UNIQ_KEY_HEAD)] == _UNIQ_KEY_COLUMN).all(axis=1)
+    keys = texts[:, len(_UNIQ_KEY_HEAD) :]
+    # ASCII without separators: above \x02, below 128.
+    usual &= (keys.min(axis=1, initial=255) > 2) & (keys.max(axis=1, initial=0) < 128)
+    longer = columns.properties_bytes[rows] > whole
+    # A key at the very end needs no separator; reading one byte back keeps the index in bounds.
+    after = columns.properties_start[rows] + whole - ~longer
+    usual &= ~longer | (np.frombuffer(view, np.uint8)[after] == 2)
+    if not usual.all():
+        rows, keys = rows[usual], keys[usual]
+    prefixes = np.array([topic_prefix_hash(topic) for topic in topics], np.int32)
+    prefix = prefixes[0] if len(topics) == 1 else prefixes[topic_of[rows]]
+    return _Keys(index_hashes(java_hash_matrix(keys, prefix)), rows)
+
+
+def _topics(
+    view: memoryview, columns: RecordColumns, header: EntryHeader
+) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Return the distinct topics and, for each record, which of them it has."""
+    starts, lengths = columns.topic_start, columns.topic_bytes
+    count = len(starts)
+    if (lengths == lengths[0]).all():
+        texts = gather_bytes(view, starts, int(lengths[0]))
+        if (texts == texts[0]).all():
+            return [_topic(texts[0].tobytes(), header)], np.zeros(count, np.int64)
+    number_of: dict[bytes, int] = {}
+    topic_of = [
+        number_of.setdefault(bytes(view[start:end]), len(number_of))
+        for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    ]
+    return [_topic(raw, header) for raw in number_of], np.array(topic_of, np.int64)
+
+
+def _topic(raw: bytes, header: EntryHeader) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise _corrupt(header, "a topic is not UTF-8") from error
+
+
+def _groups(
+    topics: Sequence[str],
+    topic_of: npt.NDArray[np.int64],
+    queue_id: npt.NDArray[np.int32],
+    has_unit: npt.NDArray[np.bool_],
+) -> list[QueueGroup]:
+    rows = np.flatnonzero(has_unit)
+    if not len(rows):
+        return []
+    row_topic, row_queue = topic_of[rows], queue_id[rows]
+    changes = np.flatnonzero((row_topic[1:] != row_topic[:-1]) | (row_queue[1:] != row_queue[:-1]))
+    firsts = [0, *(changes + 1).tolist()]
+    ends = [*firsts[1:], len(rows)]
+    runs_of: dict[tuple[str, int], list[int]] = {}
+    numbers = rows.tolist()
+    for first, end, topic, queue in zip(
+        firsts, ends, row_topic[firsts].tolist(), row_queue[firsts].tolist(), strict=True
+    ):
+        runs_of.setdefault((topics[topic], queue), []).extend(numbers[first:end])
+    return [QueueGroup(*queue, _where(found)) for queue, found in runs_of.items()]
+
+
+def _where(rows: list[int]) -> Where:
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return np.array(rows, np.int64)
+
+
+def _index_keys(properties: bytes) -> list[str]:
+    keys: list[str] = []
+    uniq_key = get_property(properties, _UNIQ_KEY)
+    if uniq_key is not None:
+        keys.append(uniq_key.decode("utf-8", "replace"))
+    value = get_property(properties, _KEYS)
+    if value is not None:
+        keys += _split_keys(value)
+    return keys
+
+
+def _split_keys(value: bytes) -> list[str]:
+    return [key for key in value.decode("utf-8", "replace").split(KEY_SEPARATOR) if key]
+
+
+def _checked_starts(view: memoryview, header: EntryHeader) -> npt.NDArray[np.int64]:
+    starts = record_starts(view, header)
+    last = record_sizes(view, header)[-1:].astype(np.int64)
+    if not len(starts) or int(starts[-1] + last[0]) != len(view):
+        raise _corrupt(header, "record sizes do not add up")
+    return starts
+
+
+def _corrupt(header: EntryHeader, what: str) -> CorruptEntryError:
+    return CorruptEntryError(f"entry {header.index}: {what}")
+
+
+def _derived(
+    *,
+    starts: npt.NDArray[np.int64],
+    queue_offset: npt.NDArray[np.int64],
+    phy_offset: npt.NDArray[np.int64],
+    size: npt.NDArray[np.int32],
+    codes: npt.NDArray[np.int64],
+    store_time_ms: npt.NDArray[np.int64],
+    queue_id: npt.NDArray[np.int32],
+    sys_flag: npt.NDArray[np.int32],
+    groups: list[QueueGroup],
+    keys: _Keys,
+) -> Derived:
+    units = np.empty(len(starts), UNIT_DTYPE)
+    units["phy_offset"] = phy_offset
+    units["size"] = size
+    units["tags_code"] = codes
+    return Derived(
+        starts=starts,
+        queue_offset=queue_offset,
+        phy_offset=phy_offset,
+        size=size,
+        tags_code=codes,
+        store_time_ms=store_time_ms,
+        queue_id=queue_id,
+        sys_flag=sys_flag,
+        units=units,
+        groups=groups,
+        key_hashes=keys.hashes,
+        key_phy_offsets=phy_offset[keys.rows],
+        key_store_times=store_time_ms[keys.rows],
+    )
+
+
+def _empty() -> Derived:
+    none, small = np.empty(0, np.int64), np.empty(0, np.int32)
+    return _derived(
+        starts=none,
+        queue_offset=none,
+        phy_offset=none,
+        size=small,
+        codes=none,
+        store_time_ms=none,
+        queue_id=small,
+        sys_flag=small,
+        groups=[],
+        keys=_Keys(small, none),
+    )

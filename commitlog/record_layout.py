@@ -1,0 +1,113 @@
+"""Check of a batch that a client sent in record layout, before its bytes enter the log.
+
+Spec: docs/formats.md, section 1.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from commitlog.columns import gather_bytes
+from commitlog.entry import Run
+from commitlog.errors import CorruptRecordError
+from commitlog.record import (
+    BODY_CRC_MASK,
+    MAGIC_V1,
+    MAX_TOPIC_V1_BYTES,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE_MASK,
+)
+from commitlog.record_columns import RecordColumns, record_columns
+
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""RocketMQ's maxMessageSize by default; the broker passes its own setting."""
+
+ACCEPTED_SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
+"""Only compression is the client's to say: hosts and transactions are the broker's business."""
+
+
+def verify_record_layout(
+    records: Buffer,
+    sizes: npt.NDArray[np.uint32],
+    runs: Sequence[Run],
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> None:
+    """Check that *records* may be sealed into an entry after patching alone.
+
+    What the broker writes itself (offsets, store time, hosts) may hold anything.
+
+    Args:
+        records: Records back to back, V1 with IPv4 hosts.
+        sizes: Size in bytes of each, as the client gave them.
+        runs: Topic, queue and length of each stretch, as the client gave them.
+        max_body_bytes: Largest body as stored, compressed or not.
+    Raises:
+        CorruptRecordError: Naming the first record that is not what it says, is none the client
+            may send, or has a body that does not fit its checksum. Nothing was stored.
+    """
+    view = memoryview(records).cast("B")
+    count = len(sizes)
+    if not count or sum(run.count for run in runs) != count or any(r.count <= 0 for r in runs):
+        raise CorruptRecordError("runs and sizes of the batch count records differently")
+    wide = sizes.astype(np.int64)
+    ends = np.cumsum(wide)
+    if int(ends[-1]) != len(view):
+        raise CorruptRecordError(
+            f"sizes of the batch add up to {int(ends[-1])} bytes, its records have {len(view)}"
+        )
+    columns = record_columns(view, ends - wide, wide)
+    head = columns.head
+    _refuse(head["magic"] != MAGIC_V1, "is not version 1")
+    _refuse((columns.sys_flag & ~ACCEPTED_SYS_FLAGS) != 0, "has system flags a client may not set")
+    _refuse(head["reconsume_times"] != 0, "claims to have been consumed before")
+    _refuse(head["prepared_transaction_offset"] != 0, "claims a half message")
+    _refuse(columns.body_bytes == 0, "has no body")
+    _refuse(columns.body_bytes > max_body_bytes, f"has a body over {max_body_bytes} bytes")
+    _verify_runs(view, columns, runs)
+    _verify_bodies(view, columns)
+
+
+def _verify_runs(view: memoryview, columns: RecordColumns, runs: Sequence[Run]) -> None:
+    queue_ids = np.repeat([run.queue_id for run in runs], [run.count for run in runs])
+    _refuse(columns.head["queue_id"] != queue_ids, "has another queue than its run")
+    first = 0
+    # Neighbouring runs of one topic are compared in one go.
+    for topic, same in groupby(runs, key=attrgetter("topic")):
+        part = slice(first, first + sum(run.count for run in same))
+        raw = topic.encode("utf-8", "replace")
+        if not 0 < len(raw) <= MAX_TOPIC_V1_BYTES:
+            raise CorruptRecordError(
+                f"record {first} of the batch has a topic of {len(raw)} bytes; version 1 takes "
+                f"1 to {MAX_TOPIC_V1_BYTES}"
+            )
+        _refuse(columns.topic_bytes[part] != len(raw), "has another topic than its run", first)
+        topics = gather_bytes(view, columns.topic_start[part], len(raw))
+        differs = (topics != np.frombuffer(raw, np.uint8)).any(axis=1)
+        _refuse(differs, "has another topic than its run", first)
+        first = part.stop
+
+
+def _verify_bodies(view: memoryview, columns: RecordColumns) -> None:
+    crc32 = zlib.crc32
+    starts = columns.body_start.tolist()
+    ends = (columns.body_start + columns.body_bytes).tolist()
+    crcs = [crc32(view[start:end]) for start, end in zip(starts, ends, strict=True)]
+    stored = columns.head["body_crc"]
+    _refuse(
+        np.array(crcs, np.uint32) & np.uint32(BODY_CRC_MASK) != stored,
+        "has a body that does not fit its checksum",
+    )
+
+
+def _refuse(bad: npt.NDArray[np.bool_], what: str, first: int = 0) -> None:
+    if bad.any():
+        raise CorruptRecordError(f"record {first + int(bad.argmax())} of the batch {what}")
