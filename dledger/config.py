@@ -177,6 +177,8 @@ class _Gathered:
         self.values: dict[str, Any] = {path: entry.default for path, entry in SETTINGS.items()}
         self.sources: dict[str, str] = dict.fromkeys(SETTINGS, DEFAULT_SOURCE)
         self.warnings: dict[str, None] = {}
+        self.commit_log_path: tuple[tuple[str, str], str] | None = None
+        """Where and what, if a file says it: only worth a warning when it is another place."""
 
     def set(self, path: str, raw: object, source: str, key: str) -> None:
         if path == "broker.broker_role" and raw == "SLAVE":
@@ -223,6 +225,8 @@ class _Gathered:
         for _, key, raw in lines:
             if key in ROCKETMQ_KEYS:
                 self.set(ROCKETMQ_KEYS[key], raw, file.path, key)
+            elif key == "storePathCommitLog":
+                self.commit_log_path = ((file.path, key), raw)
             elif key in IGNORED_KEYS:
                 self.ignore(file.path, key)
             else:
@@ -246,14 +250,13 @@ class _Gathered:
         own = next((p for p in values["raft.peers"] if p.id == values["raft.self_id"]), None)
         self._complete_hosts(own.host if own else "")
         if home:
-            for path in ("store.path_root_dir", "store.path_commit_log"):
-                if values[path] == "~" or values[path].startswith("~/"):
-                    values[path] = home + values[path][1:]
-        root = values["store.path_root_dir"] = posixpath.normpath(values["store.path_root_dir"])
-        if values["store.path_commit_log"]:
-            values["store.path_commit_log"] = posixpath.normpath(values["store.path_commit_log"])
-        else:
-            self.derive("store.path_commit_log", f"{root}/commitlog", "store.path_root_dir")
+            root = values["store.path_root_dir"]
+            if root == "~" or root.startswith("~/"):
+                values["store.path_root_dir"] = home + root[1:]
+        values["store.path_root_dir"] = posixpath.normpath(values["store.path_root_dir"])
+        expected = posixpath.join(values["store.path_root_dir"], "commitlog")
+        if self.commit_log_path and posixpath.normpath(self.commit_log_path[1]) != expected:
+            self.ignore(*self.commit_log_path[0])
 
     def _complete_peers(self) -> None:
         values = self.values

@@ -7,6 +7,7 @@ that a knob turns something.
 from __future__ import annotations
 
 REASONS: dict[str, str] = {
+    "the log lies in `commitlog` below the data folder": "storePathCommitLog",
     "replication runs between the peers of the Raft group": """
         brokerId haListenPort haMasterAddress haSendHeartbeatInterval haHousekeepingInterval
         haTransferBatchSize haSlaveFallbehindMax haMaxGapNotInSync haMaxTimeSlaveNotCatchup

@@ -235,12 +235,6 @@ class StoreTable(Struct, frozen=True, kw_only=True):
             "Data folder of this node; `~` is the home folder.", "storePathRootDir", min_length=1
         ),
     ] = "~/store"
-    path_commit_log: Annotated[
-        str,
-        _about(
-            "Folder of the log segments; empty: `commitlog` below the root.", "storePathCommitLog"
-        ),
-    ] = ""
     flush_disk_type: Annotated[
         FlushDiskType,
         _about(

@@ -61,7 +61,6 @@ KEYS = [
     ("tls.client.certPath", "/c.pem", "/c.pem"),
     ("tls.client.keyPath", "/k.pem", "/k.pem"),
     ("storePathRootDir", "/data/n0", "/data/n0"),
-    ("storePathCommitLog", "/fast/n0", "/fast/n0"),
     ("flushDiskType", "ASYNC_FLUSH", "ASYNC_FLUSH"),
     ("flushIntervalCommitLog", "100", 100),
     ("mappedFileSizeCommitLog", "268435456", 268435456),
@@ -360,11 +359,14 @@ def test_name_and_group_stand_in_for_each_other(text: str, name: str, group: str
     assert (config.broker.broker_name, config.raft.group) == (name, group)
 
 
-def test_a_tilde_is_the_home_folder_and_the_log_lies_below_the_root() -> None:
-    config = load_config(home="/home/mq")
-    assert config.store.path_root_dir == "/home/mq/store"
-    assert config.store.path_commit_log == "/home/mq/store/commitlog"
-    assert config.sources["store.path_commit_log"] == "from store.path_root_dir"
+def test_a_tilde_is_the_home_folder() -> None:
+    assert load_config(home="/home/mq").store.path_root_dir == "/home/mq/store"
+
+
+def test_the_log_folder_needs_no_warning_where_it_lies_anyway() -> None:
+    assert conf("storePathRootDir=/d/n0\nstorePathCommitLog=/d/n0/commitlog/").warnings == ()
+    (warning,) = conf("storePathCommitLog=/fast/n0\nstorePathRootDir=/d/n0").warnings
+    assert "storePathCommitLog" in warning
 
 
 def test_sizes_may_have_a_unit() -> None:

@@ -1,0 +1,395 @@
+"""A NameServer and brokers as child processes of this one, on loopback ports, in one folder.
+
+For ``dledger up``, the demo, the bench and tests with real processes. Children die with this
+process: the kernel kills them when their parent goes. Only processes started here are signalled.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from dledger.cli.output import CliError, ExitCode
+
+HEALTHY_TIMEOUT_S = 30.0
+"""Three interpreters on a busy machine take seconds to start; an election takes one or two."""
+
+STOP_TIMEOUT_S = 15.0
+"""A clean stop drains and flushes; after this the process is killed."""
+
+POLL_S = 0.05
+
+
+def free_ports(count: int) -> list[int]:
+    """Return free loopback ports, none of them two below another.
+
+    Some RocketMQ clients try the port two below the one they were told.
+    """
+    ports: list[int] = []
+    held: list[socket.socket] = []
+    try:
+        while len(ports) < count:
+            probe = socket.socket()
+            held.append(probe)
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            if not any(abs(port - other) == 2 for other in ports):
+                ports.append(port)
+    finally:
+        for probe in held:
+            probe.close()
+    return ports
+
+
+@dataclass(slots=True)
+class Node:
+    """One child process: how it is started, where it writes, and whether it runs."""
+
+    name: str
+    address: str
+    arguments: tuple[str, ...]
+    log_path: Path
+    store_path: Path | None = None
+    config_path: Path | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """True while the process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, also of one that has ended."""
+        return self.process.pid if self.process is not None else None
+
+    def last_log_lines(self, count: int = 5) -> str:
+        """Return the end of what it logged, for an error message."""
+        if not self.log_path.exists():
+            return ""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return " | ".join(lines[-count:])
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """A NameServer and the brokers of one group. Get it from `local_cluster`."""
+
+    folder: Path
+    namesrv: Node
+    brokers: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def namesrv_address(self) -> str:
+        """``host:port`` for clients."""
+        return self.namesrv.address
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The NameServer and the brokers."""
+        return [self.namesrv, *self.brokers.values()]
+
+    async def start(self, name: str) -> None:
+        """Start a node that does not run. Returns when the process exists, not when it serves."""
+        node = self._node(name)
+        if node.running:
+            raise CliError(f"{name} runs already, process {node.pid}")
+        with node.log_path.open("ab") as log:
+            # From this thread, not from one of trio's workers: the kernel ties the child's life
+            # to the thread that made it.
+            node.process = subprocess.Popen(  # noqa: ASYNC220
+                [sys.executable, "-m", "dledger.cli.child", str(os.getpid()), *node.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_child_environment(),
+                # Ctrl-C goes to us alone; we stop the children in order.
+                start_new_session=True,
+            )
+
+    async def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a node and wait until its process has ended."""
+        node = self._node(name)
+        if node.process is None or not node.running:
+            return
+        node.process.send_signal(number)
+        await _ended(node.process)
+
+    async def restart(self, name: str) -> None:
+        """Start a node again on its folder and ports, after stopping it if it runs."""
+        await self.stop(name)
+        await self.start(name)
+
+    async def stop(self, name: str) -> int | None:
+        """Stop a node cleanly and return its exit status; kill it when that takes too long."""
+        node = self._node(name)
+        if node.process is None:
+            return None
+        if node.running:
+            node.process.terminate()
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await _ended(node.process)
+            await self.kill(name)
+        return node.process.returncode
+
+    async def stop_all(self) -> None:
+        """Stop the brokers at the same time, then the NameServer. Runs even when cancelled."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for name in self.brokers:
+                    nursery.start_soon(self.stop, name)
+            await self.stop(self.namesrv.name)
+
+    async def statuses(self) -> dict[str, Mapping[str, object]]:
+        """Return the Raft status of every broker that answers, by name."""
+        from dledger.cli.probe import raft_status
+
+        found: dict[str, Mapping[str, object]] = {}
+
+        async def ask(node: Node) -> None:
+            status = await raft_status(node.address, timeout_s=1.0)
+            if status is not None:
+                found[node.name] = status
+
+        async with trio.open_nursery() as nursery:
+            for node in self.brokers.values():
+                if node.running:
+                    nursery.start_soon(ask, node)
+        return {name: found[name] for name in self.brokers if name in found}
+
+    async def leader(self) -> str | None:
+        """Return the name of the broker that leads and serves, in the newest term; or None."""
+        leading = [
+            (int(str(status.get("term", 0))), name)
+            for name, status in (await self.statuses()).items()
+            if status.get("serving")
+        ]
+        return max(leading)[1] if leading else None
+
+    async def wait_leader(
+        self, *, other_than: str | None = None, timeout_s: float = HEALTHY_TIMEOUT_S
+    ) -> str:
+        """Return the leader as soon as there is one.
+
+        Raises:
+            CliError: None within *timeout_s*, or a broker that should run has ended.
+        """
+        with trio.move_on_after(timeout_s):
+            while True:
+                name = await self.leader()
+                if name is not None and name != other_than:
+                    return name
+                self._complain_about_the_dead()
+                await trio.sleep(POLL_S)
+        raise CliError(f"no leader within {timeout_s:.0f} s", next_step=f"see {self.folder}/*.log")
+
+    async def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> str:
+        """Wait until all started brokers answer, one leads and the NameServer knows it.
+
+        Returns:
+            The name of the leader.
+        Raises:
+            CliError: Not within *timeout_s*; says what is missing.
+        """
+        from dledger.cli.probe import namesrv_leader
+
+        missing = "nothing answered"
+        with trio.move_on_after(timeout_s):
+            while True:
+                self._complain_about_the_dead()
+                statuses = await self.statuses()
+                running = [name for name, node in self.brokers.items() if node.running]
+                leader = await self.leader()
+                known = await namesrv_leader(self.namesrv.address, timeout_s=1.0)
+                silent = sorted(set(running) - set(statuses))
+                behind = _behind(statuses)
+                if silent:
+                    missing = f"{', '.join(silent)} do not answer"
+                elif leader is None:
+                    missing = "no broker leads"
+                elif known != self.brokers[leader].address:
+                    missing = f"the NameServer knows {known or 'nobody'} as leader"
+                elif behind:
+                    missing = f"{', '.join(behind)} are behind"
+                else:
+                    return leader
+                await trio.sleep(POLL_S)
+        raise CliError(
+            f"not healthy within {timeout_s:.0f} s: {missing}",
+            next_step=f"see the logs in {self.folder}",
+        )
+
+    def _node(self, name: str) -> Node:
+        if name == self.namesrv.name:
+            return self.namesrv
+        return self.brokers[name]
+
+    def _complain_about_the_dead(self) -> None:
+        for node in self.nodes:
+            code = node.process.poll() if node.process is not None else None
+            if code is not None and code >= 0:
+                raise CliError(
+                    f"{node.name} ended with status {code}: {node.last_log_lines(2)}",
+                    next_step=f"see {node.log_path}",
+                )
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended, and reap it."""
+    if hasattr(os, "pidfd_open"):
+        handle = os.pidfd_open(process.pid)
+        try:
+            while process.poll() is None:
+                await trio.lowlevel.wait_readable(handle)
+        finally:
+            os.close(handle)
+    while process.poll() is None:
+        await trio.sleep(POLL_S)
+
+
+def _behind(statuses: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Return who has applied less than another one had committed."""
+    committed = max((int(str(s.get("commit_index", 0))) for s in statuses.values()), default=0)
+    return [n for n, s in statuses.items() if int(str(s.get("applied_index", 0))) < committed]
+
+
+@functools.cache
+def _package_root() -> str:
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _child_environment() -> dict[str, str]:
+    path = os.environ.get("PYTHONPATH", "")
+    return {
+        **{name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"},
+        "PYTHONPATH": f"{_package_root()}{os.pathsep}{path}" if path else _package_root(),
+    }
+
+
+def lay_out(
+    folder: Path,
+    *,
+    brokers: int = 3,
+    settings: Mapping[str, object] | None = None,
+    ports: Sequence[int] | None = None,
+    group: str = "broker-a",
+) -> LocalCluster:
+    """Write the configuration files of a cluster and return it; nothing is started.
+
+    Args:
+        folder: Empty or missing; holds configuration, data and log files.
+        settings: ``table.name`` to value, for every broker.
+        ports: NameServer, then client port and peer port of each broker; free ones otherwise.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    namesrv_port, *rest = ports or free_ports(1 + 2 * brokers)
+    namesrv_config = folder / "namesrv.toml"
+    namesrv_config.write_text(
+        "[server]\n"
+        'listen_host = "127.0.0.1"\n'
+        f"listen_port = {namesrv_port}\n"
+        "[namesrv]\n"
+        f"kv_config_path = {_toml(str(folder / 'namesrv' / 'kvConfig.json'))}\n"
+    )
+    cluster = LocalCluster(
+        folder,
+        Node(
+            "namesrv",
+            f"127.0.0.1:{namesrv_port}",
+            ("namesrv", "-c", str(namesrv_config)),
+            folder / "namesrv.log",
+            config_path=namesrv_config,
+        ),
+    )
+    names = [f"n{number}" for number in range(brokers)]
+    peers = ";".join(f"{name}-127.0.0.1:{rest[2 * place + 1]}" for place, name in enumerate(names))
+    for place, name in enumerate(names):
+        store = folder / name / "store"
+        values: dict[str, object] = {
+            "broker.cluster_name": "DefaultCluster",
+            "broker.broker_name": group,
+            "broker.namesrv_addr": cluster.namesrv_address,
+            "server.listen_host": "127.0.0.1",
+            "server.listen_port": rest[2 * place],
+            "store.path_root_dir": str(store),
+            "raft.group": group,
+            "raft.self_id": name,
+            "raft.peers": peers,
+            **(settings or {}),
+        }
+        config_path = folder / f"{name}.toml"
+        config_path.write_text(_toml_document(values))
+        cluster.brokers[name] = Node(
+            name,
+            f"127.0.0.1:{rest[2 * place]}",
+            ("broker", "-c", str(config_path), "--log-form", "json"),
+            folder / f"{name}.log",
+            store_path=store,
+            config_path=config_path,
+        )
+    return cluster
+
+
+@asynccontextmanager
+async def local_cluster(
+    folder: Path,
+    *,
+    brokers: int = 3,
+    settings: Mapping[str, object] | None = None,
+    ports: Sequence[int] | None = None,
+    wait: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> AsyncIterator[LocalCluster]:
+    """Run a cluster while the block runs; all its processes have ended when it is left.
+
+    Args:
+        folder: Where everything is kept; it is not removed.
+        settings: ``table.name`` to value, for every broker.
+        wait: Enter only when the cluster is healthy.
+        progress: Told in a few words what is being waited for.
+    Raises:
+        CliError: It did not become healthy; the message says why and where the logs are.
+    Cancellation: The processes are stopped cleanly first.
+    """
+    cluster = lay_out(folder, brokers=brokers, settings=settings, ports=ports)
+    try:
+        if progress:
+            progress(f"starting a NameServer and {brokers} brokers in {folder}")
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        if wait:
+            leader = await cluster.wait_healthy()
+            if progress:
+                progress(f"healthy; {leader} leads")
+        yield cluster
+    finally:
+        await cluster.stop_all()
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    text = str(value)
+    if any(char in text for char in '"\\\n\r') or not text.isprintable():
+        raise CliError(f"{text!r} does not fit a configuration file", exit_code=ExitCode.USAGE)
+    return f'"{text}"'
+
+
+def _toml_document(values: Mapping[str, object]) -> str:
+    tables: dict[str, list[str]] = {}
+    for path, value in values.items():
+        table, _, name = path.partition(".")
+        tables.setdefault(table, []).append(f"{name} = {_toml(value)}\n")
+    return "\n".join(f"[{table}]\n{''.join(lines)}" for table, lines in tables.items())

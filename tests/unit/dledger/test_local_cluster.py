@@ -1,0 +1,40 @@
+"""What a local cluster writes before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dledger.cli.local_cluster import free_ports, lay_out
+from dledger.cli.output import CliError
+from dledger.config import ConfigFile, load_config
+
+
+def test_free_ports_are_distinct_and_never_two_apart() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert not {port - 2 for port in ports} & set(ports)
+
+
+def test_each_broker_gets_a_file_that_loads_and_a_folder_of_its_own(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, brokers=3, settings={"raft.election_timeout_ms": 500})
+    configs = []
+    for name, node in cluster.brokers.items():
+        assert node.config_path is not None
+        config = load_config([ConfigFile(name + ".toml", node.config_path.read_text())])
+        assert config.raft.self_id == name
+        assert config.advertised_address == node.address
+        assert config.store.path_root_dir == str(node.store_path)
+        assert config.raft.election_timeout_ms == 500
+        assert config.broker.namesrv_addr == (cluster.namesrv_address,)
+        configs.append(config)
+    assert len({config.store.path_root_dir for config in configs}) == 3
+    assert len({config.raft.peers for config in configs}) == 1
+    assert [peer.id for peer in configs[0].raft.peers] == ["n0", "n1", "n2"]
+
+
+def test_a_setting_that_toml_cannot_hold_plainly_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(CliError) as caught:
+        lay_out(tmp_path, settings={"broker.cluster_name": 'a"b'})
+    assert caught.value.exit_code == 2
