@@ -25,8 +25,7 @@ T = TypeVar("T")
 
 # Connections the kernel holds for us between two accepts (RocketMQ's number).
 LISTEN_BACKLOG: Final = 1024
-# How long a TLS handshake, and the first byte in permissive mode, may take: a silent peer must
-# not keep a descriptor.
+# How long a TLS handshake may take: a peer that stops half-way must not keep a descriptor.
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 # When descriptors run out, accepting again at once would only spin.
 FD_EXHAUSTED_PAUSE_S: Final = 0.1
@@ -41,6 +40,21 @@ THREADS_PER_KIND: Final = 1
 
 _TLS_FIRST_BYTE: Final = 0x16
 _FD_ERRORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
+# What accept(2) reports of the connection it was about to return, not of the listener.
+_GONE_ERRORS: Final = frozenset(
+    (
+        errno.ECONNABORTED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,  # gone between accept and getpeername
+        errno.EPERM,  # a firewall said no
+        errno.EPROTO,
+        errno.ETIMEDOUT,
+    )
+)
 
 _log = structlog.get_logger()
 
@@ -164,12 +178,7 @@ class _ServerStream:
     async def _open(self) -> SocketStream | TlsStream:
         async with self._opening:
             if self._inner is None:
-                try:
-                    with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-                        self._inner = await self._negotiate()
-                except trio.TooSlowError as error:
-                    await self.aclose()
-                    raise trio.BrokenResourceError("no TLS handshake in time") from error
+                self._inner = await self._negotiate()
             return self._inner
 
     async def _negotiate(self) -> SocketStream | TlsStream:
@@ -181,7 +190,11 @@ class _ServerStream:
         if context is None:
             raise trio.BrokenResourceError("TLS is enforced and no certificate is loaded")
         stream = TlsStream(self._tcp, context, server_hostname=None)
-        await stream.handshake()
+        try:
+            with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                await stream.handshake()
+        except trio.TooSlowError as error:
+            raise trio.BrokenResourceError("no TLS handshake in time") from error
         return stream
 
     async def send_all(self, data: Buffer) -> None:
@@ -218,7 +231,7 @@ class TcpListener:
             try:
                 tcp = SocketStream(await self._listener.accept())
             except OSError as error:
-                if error.errno == errno.ENOTCONN:  # gone between accept and getpeername
+                if error.errno in _GONE_ERRORS:
                     continue
                 if error.errno not in _FD_ERRORS:
                     raise

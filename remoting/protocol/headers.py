@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from remoting.errors import BadRequestError
@@ -68,15 +67,23 @@ _PARSERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 }
 
 
-@cache
-def _plan(kind: type[Header]) -> tuple[tuple[str, str, Callable[[str, Any], Any], bool], ...]:
-    """Return (attribute, wire name, parser, required) of each field of *kind*."""
-    plan = []
+# Attribute, wire name, parser, required.
+_Field: TypeAlias = tuple[str, str, Callable[[str, Any], Any], bool]
+_plans: Final[dict[type, tuple[_Field, ...]]] = {}
+
+
+def _plan(kind: type[Header]) -> tuple[_Field, ...]:
+    """Return how to translate the fields of *kind*; worked out once."""
+    known = _plans.get(kind)
+    if known is not None:
+        return known
+    plan: list[_Field] = []
     for field in dataclasses.fields(kind):
         annotation = str(field.type).removesuffix(" | None")
         required = field.default is dataclasses.MISSING
         plan.append((field.name, kind.wire_name(field.name), _PARSERS[annotation], required))
-    return tuple(plan)
+    _plans[kind] = tuple(plan)
+    return _plans[kind]
 
 
 @dataclass(slots=True)
@@ -184,9 +191,9 @@ class SendMessageHeader(Header):
                 flag,
                 get("i"),
                 None if reconsume_times is None else int(reconsume_times),
-                get("k") in _TRUE,
+                _BOOLEANS[get("k")],
                 None if max_reconsume_times is None else int(max_reconsume_times),
-                get("m") in _TRUE_OR_ONE,
+                _FLAGS[get("m")],
                 get("n"),
             )
         except (KeyError, ValueError, TypeError):
@@ -220,8 +227,9 @@ _V2_CODES: Final = frozenset(
         RequestCode.SEND_REPLY_MESSAGE_V2,
     )
 )
-_TRUE: Final = frozenset(("true", "True", "TRUE", True))
-_TRUE_OR_ONE: Final = _TRUE | {"1"}
+# What clients really send; anything else takes the slow way.
+_BOOLEANS: Final[dict[Any, bool | None]] = {"true": True, "false": False, None: None}
+_FLAGS: Final[dict[Any, bool | None]] = {**_BOOLEANS, "1": True, "0": False}
 # Letter of V2 → long name.
 _V2_NAMES: Final[Mapping[str, str]] = {
     "a": "producerGroup",

@@ -1,0 +1,191 @@
+"""Calls servers by address over one shared connection per address."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from commitlog.errors import LocalProtocolError
+from remoting.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
+from remoting.errors import ConnectFailedError
+from remoting.processor import ProcessorTable
+from remoting.protocol.command import RemotingCommand
+from remoting.seams import Network
+
+CONNECT_TIMEOUT_S: Final = 3.0
+RPC_TIMEOUT_S: Final = 3.0
+
+
+class RemotingClient:
+    """A pool of connections, one per "host:port", made when first needed and again when broken."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        network: Network,
+        processors: ProcessorTable | None = None,
+        *,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Prepare a client; nothing is connected yet.
+
+        Args:
+            nursery: Connections are served in it; `close` or its cancellation ends them.
+            processors: Answers requests that servers send; None refuses them all.
+        """
+        self._nursery = nursery
+        self._network = network
+        self._processors = processors if processors is not None else ProcessorTable()
+        self._limits = limits
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._connections: dict[str, Connection] = {}
+        self._connecting: dict[str, trio.Lock] = {}
+        self._closed = False
+
+    async def invoke(
+        self, address: str, command: RemotingCommand, timeout_s: float = RPC_TIMEOUT_S
+    ) -> RemotingCommand:
+        """Send a request to *address* and return its answer, whatever its code.
+
+        Args:
+            address: ``"host:port"``.
+            command: Gets its opaque here; its body must not change until this returns.
+            timeout_s: For everything, connecting included.
+        Raises:
+            ConnectFailedError: No connection; nothing was sent.
+            ConnectionLostError: The connection ended; `sent` tells whether the request had left.
+            RequestTimedOutError: The request was sent and no answer came in time.
+            TooManyInFlightError: A limit of this side; nothing was sent.
+            LocalProtocolError: The request or the address cannot be written; nothing was sent.
+        Cancellation: The request may have been sent; its answer is ignored.
+        """
+        deadline = trio.current_time() + timeout_s
+        connection = self._live(address)
+        if connection is None:
+            connection = await self.connection(address, timeout_s)
+            timeout_s = deadline - trio.current_time()
+            if timeout_s <= 0:
+                raise ConnectFailedError(f"connecting to {address} took all the time there was")
+        return await connection.invoke(command, timeout_s)
+
+    async def invoke_oneway(
+        self, address: str, command: RemotingCommand, timeout_s: float = RPC_TIMEOUT_S
+    ) -> None:
+        """Hand a request nobody answers to the connection of *address*.
+
+        Args:
+            timeout_s: For connecting.
+        Raises:
+            ConnectFailedError, ConnectionLostError, TooManyInFlightError, LocalProtocolError:
+                Nothing was sent.
+        """
+        connection = self._live(address)
+        if connection is None:
+            connection = await self.connection(address, timeout_s)
+        connection.invoke_oneway(command)
+
+    async def connection(self, address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
+        """Return the connection to *address*, made now if there is none.
+
+        Raises:
+            ConnectFailedError: No connection could be made in time, or the client is closed.
+            LocalProtocolError: Not "host:port".
+        """
+        host, port = split_address(address)
+        failed = f"no connection to {address}"
+        lock = self._connecting.get(address)
+        if lock is None:
+            lock = self._connecting[address] = trio.Lock()
+        with trio.move_on_after(timeout_s) as waiting:
+            async with lock:
+                live = self._live(address)
+                if live is not None:
+                    return live
+                if self._closed:
+                    raise ConnectFailedError(f"{failed}: this client is closed")
+                try:
+                    stream = await self._network.connect(
+                        host,
+                        port,
+                        timeout_s=min(timeout_s, self._connect_timeout_s),
+                        tls=self._tls,
+                    )
+                except OSError as error:
+                    raise ConnectFailedError(f"{failed}: {error}") from error
+                connection = Connection(stream, self._processors, limits=self._limits)
+                connection.on_close.append(lambda ended: self._forget(address, ended))
+                self._connections[address] = connection
+                self._nursery.start_soon(connection.run)
+                return connection
+        assert waiting.cancelled_caught
+        raise ConnectFailedError(f"{failed} within {timeout_s} s")
+
+    def _live(self, address: str) -> Connection | None:
+        connection = self._connections.get(address)
+        return None if connection is None or connection.is_closed else connection
+
+    def _forget(self, address: str, ended: Connection) -> None:
+        if self._connections.get(address) is ended:
+            del self._connections[address]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses that have a live connection."""
+        return tuple(self._connections)
+
+    def disconnect(self, address: str, reason: str = "closed by the client") -> None:
+        """Close the connection to *address* if there is one; calls over it end as lost."""
+        connection = self._connections.get(address)
+        if connection is not None:
+            connection.close(reason)
+
+    def close(self) -> None:
+        """Close every connection and refuse new ones. Idempotent, returns at once."""
+        self._closed = True
+        for connection in list(self._connections.values()):
+            connection.close("client closed")
+
+
+@asynccontextmanager
+async def open_client(
+    network: Network,
+    processors: ProcessorTable | None = None,
+    *,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[RemotingClient]:
+    """Give a client with a nursery of its own; leaving the block closes its connections."""
+    async with trio.open_nursery() as nursery:
+        client = RemotingClient(
+            nursery,
+            network,
+            processors,
+            limits=limits,
+            connect_timeout_s=connect_timeout_s,
+            tls=tls,
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+            nursery.cancel_scope.cancel()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``"host:port"`` or ``"[v6]:port"``.
+
+    Raises:
+        LocalProtocolError: It is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
+        raise LocalProtocolError(f"not an address of the form host:port: {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,576 @@
+"""One connection, the same on both sides: requests go both ways over it.
+
+One task reads, one writes, and each handler that must wait has its own. The reader handles every
+whole frame of a received chunk before it yields, so answers of one chunk leave together.
+
+::
+
+    socket ─► reader ─► decoder ─┬─ response ─► response table ─► the task that waits
+                                 └─ request ──► limiter ─► handler ─┐
+    socket ◄─ writer ◄─ write buffer ◄── reply ◄───────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+import trio
+from typing_extensions import Buffer
+
+from commitlog.errors import InvariantBroken, LocalProtocolError, MQError, RemoteProtocolError
+from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
+from remoting.processor import DEFERRED, Answered, Handled, Limiter, ProcessorTable
+from remoting.protocol.command import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    RemotingCommand,
+)
+from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command_parts
+from remoting.protocol.outcome import Condition, answer, answer_error
+from remoting.seams import Stream
+
+_log = structlog.get_logger()
+
+RECEIVE_BYTES: Final = 64 * 1024
+# A large frame is taken in larger pieces.
+MAX_RECEIVE_BYTES: Final = 1024 * 1024
+# Parts up to this size are joined into one send; larger ones go out uncopied.
+JOIN_BYTES: Final = 64 * 1024
+# One send call carries at most this much, so that the write deadline measures progress.
+SEND_BYTES: Final = 256 * 1024
+# What is still to be sent when the peer has ended its side gets this long.
+FLUSH_AT_END_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of one connection.
+
+    Attributes:
+        max_frame_bytes: Larger frames end the connection, as in RocketMQ.
+        max_in_flight: Requests of the peer that are open; more are answered SYSTEM_BUSY.
+        max_in_flight_bytes: Their bodies together, likewise.
+        max_pending_calls: Requests of ours that wait for an answer; more are refused here.
+        write_buffer_bytes: Unsent answers at which reading stops until half is gone.
+        max_write_buffer_bytes: Unsent bytes, from answers that come late, at which the peer is
+            given up: it asks and does not read.
+        write_timeout_s: A peer that takes nothing for so long is closed.
+        frame_timeout_s: A frame must be complete so long after it began.
+        idle_timeout_s: Nothing either way for so long ends the connection (RocketMQ's 120 s).
+    """
+
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    max_in_flight: int = 16_384
+    max_in_flight_bytes: int = 64 * 1024 * 1024
+    max_pending_calls: int = 65_536
+    write_buffer_bytes: int = 4 * 1024 * 1024
+    max_write_buffer_bytes: int = 256 * 1024 * 1024
+    write_timeout_s: float = 30.0
+    frame_timeout_s: float = 60.0
+    idle_timeout_s: float = 120.0
+
+
+DEFAULT_LIMITS: Final = ConnectionLimits()
+
+
+class _Call:
+    """A request of ours that waits for its answer."""
+
+    __slots__ = ("arrived", "lost", "response", "starts_at")
+
+    def __init__(self, starts_at: int) -> None:
+        # Position of its first byte in everything this connection was given to send.
+        self.starts_at = starts_at
+        self.arrived = trio.Event()
+        self.response: RemotingCommand | None = None
+        self.lost = False
+
+
+class Connection:
+    """A connection that is served by `run`.
+
+    Attributes:
+        peer_address: Host and port of the other end.
+        local_address: Host and port of this end.
+        attributes: For whoever serves the connection, e.g. the client id it announced.
+        on_close: Called once, in order, when the connection has ended; must not raise.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        processors: ProcessorTable,
+        *,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        after_batch: Callable[[], None] | None = None,
+    ) -> None:
+        """Wrap *stream*, which the connection owns from now on.
+
+        Args:
+            after_batch: Called when every whole frame of one received chunk has been given to its
+                handler, before anything else runs.
+        """
+        self.peer_address = stream.peer_address
+        self.local_address = stream.local_address
+        self.attributes: dict[str, Any] = {}
+        self.on_close: list[Callable[[Connection], None]] = []
+        self._stream = stream
+        self._processors = processors
+        self._limits = limits
+        self._after_batch = after_batch
+        self._decoder = FrameDecoder(limits.max_frame_bytes)
+        self._nursery: trio.Nursery | None = None
+        self._closed = False
+        self._draining = False
+        self._close_reason = ""
+        self._last_activity_s = 0.0
+
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._queued_total = 0
+        self._handed_total = 0
+        self._writer_idle = trio.lowlevel.ParkingLot()
+        self._drained = trio.lowlevel.ParkingLot()
+
+        # Requests of the peer by identity: its opaques may repeat.
+        self._in_flight: dict[int, tuple[RemotingCommand, Limiter, int]] = {}
+        self._in_flight_bytes = 0
+
+        # The response table: requests of ours by opaque.
+        self._calls: dict[int, _Call] = {}
+        self._next_opaque = 0
+
+    # ------------------------------------------------------------------------------ asking
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended or is ending; nothing can be sent any more."""
+        return self._closed
+
+    @property
+    def close_reason(self) -> str:
+        """Why the connection ended; empty while it lives."""
+        return self._close_reason
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests of the peer are not answered yet."""
+        return len(self._in_flight)
+
+    @property
+    def pending_calls(self) -> int:
+        """How many requests of ours wait for an answer."""
+        return len(self._calls)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes in the write buffer, what is being sent just now included."""
+        return self._out_bytes
+
+    async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """Send a request and return its answer, whatever its code.
+
+        Args:
+            command: Gets its opaque here; its body must not change until this returns.
+        Raises:
+            LocalProtocolError: The request cannot be written; nothing was sent.
+            TooManyInFlightError: A limit of this side; nothing was sent.
+            ConnectionLostError: The connection ended; `sent` tells whether the request had left.
+            RequestTimedOutError: No answer in time; a late one is ignored.
+        Cancellation: The request stays sent, its answer is ignored.
+        """
+        call = self._begin_call(command)
+        opaque = command.opaque
+        try:
+            with trio.move_on_after(timeout_s):
+                await call.arrived.wait()
+        finally:
+            if self._calls.get(opaque) is call:
+                del self._calls[opaque]
+        if call.response is not None:
+            return call.response
+        if call.lost:
+            raise ConnectionLostError(
+                f"connection to {_text(self.peer_address)} ended ({self._close_reason}) before the "
+                f"answer to request {command.code}",
+                sent=self._handed_total > call.starts_at,
+            )
+        raise RequestTimedOutError(
+            f"no answer from {_text(self.peer_address)} to request {command.code} "
+            f"within {timeout_s} s"
+        )
+
+    def _begin_call(self, command: RemotingCommand) -> _Call:
+        if len(self._calls) >= self._limits.max_pending_calls:
+            raise TooManyInFlightError(
+                f"{len(self._calls)} calls to {_text(self.peer_address)} wait for an answer; "
+                f"the limit is max_pending_calls"
+            )
+        self._refuse_when_full()
+        opaque = self._new_opaque()
+        command.opaque = opaque
+        command.flag &= ~(FLAG_RESPONSE | FLAG_ONEWAY)
+        call = _Call(self._queued_total)
+        self._send(command)
+        self._calls[opaque] = call
+        return call
+
+    def invoke_oneway(self, command: RemotingCommand) -> None:
+        """Send a request nobody answers. Never blocks.
+
+        Raises:
+            LocalProtocolError: The request cannot be written; nothing was sent.
+            TooManyInFlightError: The write buffer is full; nothing was sent.
+            ConnectionLostError: The connection has ended; nothing was sent.
+        """
+        self._refuse_when_full()
+        command.opaque = self._new_opaque()
+        command.flag = command.flag & ~FLAG_RESPONSE | FLAG_ONEWAY
+        self._send(command)
+
+    def _refuse_when_full(self) -> None:
+        if self._closed:
+            raise ConnectionLostError(
+                f"connection to {_text(self.peer_address)} has ended ({self._close_reason})",
+                sent=False,
+            )
+        if self._out_bytes > self._limits.write_buffer_bytes:
+            raise TooManyInFlightError(
+                f"{self._out_bytes} bytes wait to be sent to {_text(self.peer_address)}; "
+                f"the limit is write_buffer_bytes"
+            )
+
+    def _new_opaque(self) -> int:
+        opaque = self._next_opaque
+        while opaque in self._calls:
+            opaque = _after(opaque)
+        self._next_opaque = _after(opaque)
+        return opaque
+
+    # ------------------------------------------------------------------------------ answering
+
+    def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
+        """Answer a request whose handler returned DEFERRED. Never blocks.
+
+        Args:
+            response: Gets the opaque and the header encoding of *asked*. Its body must not change
+                until it has been sent.
+        Returns:
+            False when nobody will read it: the connection has ended, the request was one-way, or
+            has been answered already.
+        """
+        if not self._finish_request(asked) or asked.flag & FLAG_ONEWAY:
+            return False
+        self._answer(asked, response)
+        return not self._closed
+
+    def _answer(self, asked: RemotingCommand, response: RemotingCommand) -> None:
+        response.opaque = asked.opaque
+        response.flag = response.flag & ~FLAG_ONEWAY | FLAG_RESPONSE
+        response.serialize = asked.serialize
+        try:
+            self._send(response)
+        except LocalProtocolError as error:
+            _log.warning("answer_unsendable", code=asked.code, error=str(error))
+            self._send(answer_error(asked, error))
+
+    def _finish_request(self, asked: RemotingCommand) -> bool:
+        entry = self._in_flight.pop(id(asked), None)
+        if entry is None:
+            return False
+        _, limiter, size = entry
+        limiter.release()
+        self._in_flight_bytes -= size
+        if self._draining:
+            self._drained.unpark_all()
+        return True
+
+    # ------------------------------------------------------------------------------ serving
+
+    async def run(self) -> None:
+        """Serve the connection until it ends, from either side.
+
+        Cancellation: Closes the connection; calls of ours end with ConnectionLostError.
+        Raises:
+            InvariantBroken: From a handler; everything else a handler raises becomes its answer.
+        """
+        self._last_activity_s = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self._closed:
+                    return
+                nursery.start_soon(self._write_loop)
+                await self._read_loop()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._end()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + FLUSH_AT_END_S):
+                await self._stream.aclose()
+
+    def close(self, reason: str) -> None:
+        """End the connection now; what is unsent is lost. Idempotent, returns at once."""
+        if not self._closed:
+            self._closed = True
+            self._close_reason = reason
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    async def drain(self) -> None:
+        """Refuse new requests, let open ones be answered and sent, then close.
+
+        Cancellation: Leaves the connection open and draining.
+        """
+        self._draining = True
+        while not self._closed and (self._in_flight or self._out_bytes):
+            await self._drained.park()
+        self.close("drained")
+
+    def _end(self) -> None:
+        self._closed = True
+        self._close_reason = self._close_reason or "closed"
+        for _, limiter, _ in self._in_flight.values():
+            limiter.release()
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+        for call in self._calls.values():
+            call.lost = True
+            call.arrived.set()
+        self._calls.clear()
+        self._out.clear()
+        self._out_bytes = 0
+        self._drained.unpark_all()
+        callbacks, self.on_close = self.on_close, []
+        for callback in callbacks:
+            callback(self)
+
+    # ------------------------------------------------------------------------------ reading
+
+    async def _read_loop(self) -> None:
+        decoder = self._decoder
+        limits = self._limits
+        frame_began_s: float | None = None
+        while not self._closed:
+            needed = decoder.bytes_needed
+            size = RECEIVE_BYTES if needed <= RECEIVE_BYTES else min(needed, MAX_RECEIVE_BYTES)
+            deadline = (
+                self._last_activity_s + limits.idle_timeout_s
+                if frame_began_s is None
+                else frame_began_s + limits.frame_timeout_s
+            )
+            data: Buffer | None = None
+            try:
+                with trio.CancelScope(deadline=deadline):
+                    data = await self._stream.receive_some(size)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                return self._note_end(f"broken: {error}")
+            now = trio.current_time()
+            if data is None:
+                if frame_began_s is not None:
+                    return self._note_end("half a frame and then silence")
+                if now - self._last_activity_s >= limits.idle_timeout_s:
+                    return self._note_end("idle")
+                continue
+            if not data:
+                self._note_end("ended by the peer")
+                return await self._flush_at_end()
+            self._last_activity_s = now
+            try:
+                commands = decoder.feed(data)
+            except RemoteProtocolError as error:
+                return self._note_end(f"protocol error: {error}")
+            for command in commands:
+                if command.flag & FLAG_RESPONSE:
+                    self._take_response(command)
+                else:
+                    self._take_request(command)
+            if self._after_batch is not None:
+                self._after_batch()
+            if decoder.error is not None:
+                self._note_end(f"protocol error: {decoder.error}")
+                return await self._flush_at_end()
+            if not decoder.pending_bytes:
+                frame_began_s = None
+            elif commands or frame_began_s is None:
+                frame_began_s = now
+            if self._out_bytes > limits.write_buffer_bytes:
+                await self._wait_for_room()
+                if frame_began_s is not None:  # we were not looking
+                    frame_began_s = trio.current_time()
+        return None
+
+    def _note_end(self, reason: str) -> None:
+        if not self._close_reason:
+            self._close_reason = reason
+        level = _log.debug if reason.startswith(("ended", "idle", "broken")) else _log.warning
+        level("connection_ends", peer=_text(self.peer_address), reason=reason)
+
+    async def _wait_for_room(self) -> None:
+        while self._out_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:
+            await self._drained.park()
+
+    async def _flush_at_end(self) -> None:
+        """Let answers go out to a peer that has only ended its sending side."""
+        with trio.move_on_after(FLUSH_AT_END_S):
+            while self._out_bytes and not self._closed:
+                await self._drained.park()
+
+    def _take_response(self, response: RemotingCommand) -> None:
+        # Late, doubled and unasked answers (Java answers one-way callbacks) find nobody.
+        call = self._calls.pop(response.opaque, None)
+        if call is not None:
+            call.response = response
+            call.arrived.set()
+
+    def _take_request(self, asked: RemotingCommand) -> None:
+        processor = self._processors.get(asked.code)
+        if processor is None:
+            self._refuse(
+                asked, Condition.NOT_SUPPORTED, f" request type {asked.code} not supported"
+            )
+            return
+        if self._draining:
+            self._refuse(asked, Condition.SHUTTING_DOWN, "shutting down")
+            return
+        body = asked.body
+        size = len(body) if type(body) is bytes else memoryview(body).nbytes
+        limits = self._limits
+        if (
+            len(self._in_flight) >= limits.max_in_flight
+            or self._in_flight_bytes + size > limits.max_in_flight_bytes
+        ) and self._in_flight:
+            self._refuse(asked, Condition.BUSY, "[OVERLOAD]too many requests of this connection")
+            return
+        handler, limiter = processor
+        if not limiter.try_acquire():
+            self._refuse(
+                asked,
+                Condition.BUSY,
+                f"[OVERLOAD]{limiter.max_concurrent} requests of kind {limiter.name} are open",
+            )
+            return
+        self._in_flight[id(asked)] = (asked, limiter, size)
+        self._in_flight_bytes += size
+        handled: Handled
+        try:
+            handled = handler(self, asked)
+        except InvariantBroken:
+            raise
+        except Exception as error:  # noqa: BLE001  # becomes the answer
+            handled = self._failed(asked, error)
+        if isinstance(handled, RemotingCommand):
+            self.reply(asked, handled)
+        elif handled is None:
+            self._finish_request(asked)
+        elif handled is not DEFERRED:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._finish_later, asked, handled)
+
+    async def _finish_later(self, asked: RemotingCommand, handling: Awaitable[Answered]) -> None:
+        handled: Answered
+        try:
+            handled = await handling
+        except InvariantBroken:
+            raise
+        except Exception as error:  # noqa: BLE001  # becomes the answer
+            handled = self._failed(asked, error)
+        if isinstance(handled, RemotingCommand):
+            self.reply(asked, handled)
+        elif handled is not DEFERRED:
+            self._finish_request(asked)
+
+    def _refuse(self, asked: RemotingCommand, condition: Condition, remark: str) -> None:
+        if not asked.flag & FLAG_ONEWAY:
+            self._answer(asked, answer(asked, condition, remark))
+
+    def _failed(self, asked: RemotingCommand, error: Exception) -> RemotingCommand:
+        if isinstance(error, MQError):
+            _log.debug("request_refused", code=asked.code, error=str(error))
+        else:
+            _log.error("handler_failed", code=asked.code, exc_info=error)
+        return answer_error(asked, error)
+
+    # ------------------------------------------------------------------------------ writing
+
+    def _send(self, command: RemotingCommand) -> None:
+        head, body = encode_command_parts(command, self._limits.max_frame_bytes)
+        if self._closed:
+            return
+        out = self._out
+        size = len(head)
+        out.append(head)
+        if type(body) is not bytes:
+            view = memoryview(body).cast("B")
+            if view.nbytes:
+                out.append(view)
+                size += view.nbytes
+        elif body:
+            out.append(body)
+            size += len(body)
+        self._queued_total += size
+        self._out_bytes += size
+        if self._out_bytes > self._limits.max_write_buffer_bytes:
+            self.close("the peer asks for more than it reads")
+            return
+        if self._writer_idle:
+            self._writer_idle.unpark_all()
+
+    async def _write_loop(self) -> None:
+        limits = self._limits
+        resume_below = limits.write_buffer_bytes // 2
+        try:
+            while True:
+                while not self._out:
+                    await self._writer_idle.park()
+                parts, self._out = self._out, []
+                for piece in _pieces(parts):
+                    size = len(piece)
+                    self._handed_total += size
+                    sent = False
+                    with trio.move_on_after(limits.write_timeout_s):
+                        await self._stream.send_all(piece)
+                        sent = True
+                    if not sent:
+                        self._note_end("the peer does not read")
+                        return self.close("the peer does not read")
+                    self._out_bytes -= size
+                    if self._out_bytes <= resume_below:
+                        self._drained.unpark_all()
+                self._last_activity_s = trio.current_time()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.close(f"broken: {error}")
+
+
+def _pieces(parts: list[Buffer]) -> list[bytes | memoryview]:
+    """Join small neighbours, leave large parts uncopied, cut what is too large for one send."""
+    pieces: list[bytes | memoryview] = []
+    run: list[Buffer] = []
+    run_bytes = 0
+    for part in parts:
+        size = len(part) if type(part) is bytes else memoryview(part).nbytes
+        if run and run_bytes + size > SEND_BYTES:
+            pieces.append(b"".join(run))
+            run, run_bytes = [], 0
+        if size <= JOIN_BYTES:
+            run.append(part)
+            run_bytes += size
+            continue
+        if run:
+            pieces.append(b"".join(run))
+            run, run_bytes = [], 0
+        view = memoryview(part)
+        pieces.extend(view[start : start + SEND_BYTES] for start in range(0, size, SEND_BYTES))
+    if run:
+        pieces.append(b"".join(run))
+    return pieces
+
+
+def _after(opaque: int) -> int:
+    return opaque + 1 if opaque < 0x7FFFFFFF else -0x80000000
+
+
+def _text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
