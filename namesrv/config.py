@@ -277,13 +277,17 @@ class ResolvedConfig:
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 
+    def settings(self) -> list[tuple[str, str, str]]:
+        """Return name, value and source of every setting."""
+        return [
+            (name, _toml_text(getattr(self.config, name)), self.sources[name]) for name in SETTINGS
+        ]
+
     def lines(self) -> list[str]:
         """Return one line per setting, ``name = value  # source``, as ``-p`` prints them."""
-        shown = {name: _toml_text(getattr(self.config, name)) for name in SETTINGS}
-        width = max(len(f"{name} = {text}") for name, text in shown.items())
-        return [
-            f"{f'{name} = {text}':<{width}}  # {self.sources[name]}" for name, text in shown.items()
-        ]
+        rows = [(f"{name} = {value}", source) for name, value, source in self.settings()]
+        width = max(len(left) for left, _ in rows)
+        return [f"{left:<{width}}  # {source}" for left, source in rows]
 
 
 def read_file_values(path: str, content: bytes) -> tuple[dict[str, object], tuple[str, ...]]:

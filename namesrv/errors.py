@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from commitlog.errors import MQError
+from remoting.protocol.outcome import Condition
 
 
 class NameServerError(MQError):
     """A request to a NameServer was refused; every table is as it was before."""
+
+    condition: ClassVar[Condition] = Condition.BAD_REQUEST
 
 
 class RegistrationRefusedError(NameServerError):
@@ -19,3 +24,9 @@ class BadRegisterBodyError(NameServerError):
 
 class KvConfigFullError(NameServerError):
     """The key-value table would outgrow its limit; the old value stays."""
+
+
+class SettingLockedError(NameServerError):
+    """A setting that no client may change."""
+
+    condition = Condition.NO_PERMISSION

@@ -1,0 +1,172 @@
+"""``dledger namesrv``: one NameServer daemon."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import structlog
+import trio
+from cyclopts import App, Parameter
+
+from commitlog.errors import ConfigError
+from namesrv.config import NamesrvConfig, ResolvedConfig, resolve_config
+
+EXIT_OK = 0
+EXIT_CONFIG = 2
+EXIT_FAILED = 1
+
+app = App(name="namesrv", help="Run one NameServer.", backend="trio")
+
+
+@app.default
+async def namesrv(
+    *,
+    config: Annotated[
+        Path | None,
+        Parameter(name=["--config", "-c"], help="TOML file, or a RocketMQ namesrv.conf unchanged."),
+    ] = None,
+    print_settings: Annotated[
+        bool,
+        Parameter(
+            name=["--print-settings", "-p"],
+            negative="",
+            help="Print every setting with its source and exit.",
+        ),
+    ] = False,
+    listen_host: Annotated[str | None, Parameter(help="Address to listen on.")] = None,
+    listen_port: Annotated[int | None, Parameter(help="Port to listen on; 0: a free one.")] = None,
+    kv_config_path: Annotated[
+        str | None, Parameter(help="File of the key-value configuration.")
+    ] = None,
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    log_form: Annotated[
+        Literal["json", "text"] | None,
+        Parameter(help="json, or text for people; text on a terminal."),
+    ] = None,
+) -> int:
+    """Run one NameServer.
+
+    Settings come from defaults, a file and this command line; the later ones win. Routes live in
+    memory: brokers bring them. SIGTERM and Ctrl-C stop it cleanly.
+    """
+    try:
+        resolved = read_settings(
+            config,
+            {
+                "listen_host": listen_host,
+                "listen_port": listen_port,
+                "kv_config_path": kv_config_path,
+            },
+        )
+        if print_settings:
+            sys.stdout.writelines(f"{line}\n" for line in resolved.lines())
+            return EXIT_OK
+        return await run_daemon(resolved, log_level, log_form)
+    except ConfigError as error:
+        return _fail(str(error), EXIT_CONFIG)
+    except OSError as error:
+        return _fail(str(error), EXIT_FAILED)
+
+
+def read_settings(path: Path | None, command_line: dict[str, object]) -> ResolvedConfig:
+    """Return the settings of a file, if there is one, and the command line.
+
+    Raises:
+        ConfigError: The file cannot be read, or a setting is unknown or bad.
+    """
+    if path is None:
+        return resolve_config(command_line=command_line)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return resolve_config(path=str(path), content=content, command_line=command_line)
+
+
+async def run_daemon(
+    resolved: ResolvedConfig, log_level: str, log_form: Literal["json", "text"] | None
+) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status.
+
+    Raises:
+        ConfigError: A certificate or the key-value file cannot be used.
+        OSError: The address cannot be bound.
+    """
+    configure_logs(form=log_form or ("text" if sys.stderr.isatty() else "json"), level=log_level)
+    log = structlog.get_logger()
+    for warning in resolved.warnings:
+        log.warning("config_warning", text=warning)
+    log.info("settings", **{name: f"{value} ({src})" for name, value, src in resolved.settings()})
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
+                await _serve(resolved.config)
+        except* ConfigError as errors:
+            raise _first(errors) from None
+        except* OSError as errors:
+            raise _first(errors) from None
+    log.info("namesrv_stopped")
+    return EXIT_OK
+
+
+def configure_logs(*, form: Literal["json", "text"], level: str) -> None:
+    """Send log lines to standard error: JSON for machines, coloured text for people."""
+    renderer = (
+        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+async def _serve(config: NamesrvConfig) -> None:
+    from commitlog.disk import OsDisk
+    from namesrv.server import serve_namesrv
+    from remoting.edge import SystemRng, TcpNetwork, TrioClock, server_tls
+
+    tls = server_tls(
+        config.tls_mode,
+        cert_file=config.tls_cert_file or None,
+        key_file=config.tls_key_file or None,
+        client_ca_file=config.tls_ca_file or None,
+    )
+    await serve_namesrv(
+        config,
+        clock=TrioClock(),
+        rng=SystemRng(),
+        network=TcpNetwork(),
+        disk=OsDisk(),
+        tls=tls,
+    )
+
+
+async def _cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for number in signals:
+        structlog.get_logger().info("signal", name=signal.Signals(number).name)
+        scope.cancel()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _fail(message: str, status: int) -> int:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return status

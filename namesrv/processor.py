@@ -1,0 +1,400 @@
+"""Requests to a NameServer: decode, ask or change the tables, encode.
+
+Every handler is synchronous: nothing can come between a question and its answer, and a route is
+served whether or not brokers are registering.
+
+Spec: remoting fact sheet section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from namesrv.kv_config import ORDER_TOPIC_CONFIG
+from namesrv.name_server import NameServer
+from namesrv.properties_text import parse_properties
+from namesrv.register_body import decode_register_body
+from namesrv.route_cache import route_dialect
+from namesrv.route_table import BrokerLiveInfo, Registration
+from remoting.connection import Connection
+from remoting.errors import BadRequestError
+from remoting.protocol.bodies import (
+    Body,
+    BrokerMemberGroupBody,
+    DataVersion,
+    KVTable,
+    TopicList,
+    TopicRouteData,
+)
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import (
+    AddWritePermResponseHeader,
+    BrokerHeader,
+    BrokerHeartbeatHeader,
+    BrokerMemberGroupHeader,
+    BrokerNameHeader,
+    DeleteTopicInNamesrvHeader,
+    GetKvConfigResponseHeader,
+    GetRouteInfoHeader,
+    KvConfigHeader,
+    KvNamespaceHeader,
+    PutKvConfigHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerHeader,
+    RegisterBrokerResponseHeader,
+    RegisterTopicHeader,
+    TopicsByClusterHeader,
+    WipeWritePermResponseHeader,
+)
+from remoting.seams import Clock
+
+NO_ROUTE_REMARK: Final = (
+    "No topic route info in name server for the topic: {topic}\n"
+    "See http://rocketmq.apache.org/docs/faq/ for further details."
+)
+
+_CONNECTION_NUMBER: Final = "namesrv.connection_number"
+
+SyncHandler = Callable[[Connection, RemotingCommand], RemotingCommand]
+
+_log = structlog.get_logger()
+
+
+class NameServerProcessor:
+    """Answers every request code a NameServer has.
+
+    Args:
+        name_server: The tables; changed here and by `scan` only.
+        clock: Monotonic time of registrations.
+    """
+
+    def __init__(self, name_server: NameServer, clock: Clock) -> None:
+        self._name_server = name_server
+        self._clock = clock
+        self._started_ms = self._now_ms()
+        self._connections: dict[int, Connection] = {}
+        self._last_connection_number = 0
+
+    def handlers(self) -> dict[RequestCode, SyncHandler]:
+        """Return the handler of each request code."""
+        return {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route_info,
+            RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.UNREGISTER_BROKER: self.unregister_broker,
+            RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
+            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_broker_member_group,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_broker_cluster_info,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_all_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_ununit_topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
+            RequestCode.GET_KV_CONFIG: self.get_kv_config,
+            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self.update_config,
+            RequestCode.GET_NAMESRV_CONFIG: self.get_config,
+        }
+
+    def scan(self) -> None:
+        """Remove silent brokers and close connections that served nobody else."""
+        routes = self._name_server.routes
+        gone = routes.scan(self._now_ms())
+        _log_removed(gone, "expired")
+        used = {info.connection for info in routes.broker_live_table.values()}
+        for number in {info.connection for info in gone} - used:
+            connection = self._connections.get(number) if number is not None else None
+            if connection is not None:
+                connection.close("its broker expired")
+
+    # Routes
+
+    def get_route_info(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """GET_ROUTEINFO_BY_TOPIC: the encoded route, or 17."""
+        header = GetRouteInfoHeader.decode(asked.ext)
+        if not self._is_ready():
+            return response_to(asked, ResponseCode.SYSTEM_ERROR, "name server not ready")
+        dialect = route_dialect(
+            asked.version, accept_standard_json_only=header.accept_standard_json_only is True
+        )
+        body = self._name_server.route_cache.body(header.topic, dialect)
+        if body is None:
+            remark = NO_ROUTE_REMARK.format(topic=header.topic)
+            return response_to(asked, ResponseCode.TOPIC_NOT_EXIST, remark)
+        return response_to(asked, body=body)
+
+    def get_broker_cluster_info(
+        self, _connection: Connection, asked: RemotingCommand
+    ) -> RemotingCommand:
+        """GET_BROKER_CLUSTER_INFO: every broker and cluster."""
+        return _answer_body(asked, self._name_server.routes.cluster_info())
+
+    def get_broker_member_group(
+        self, _connection: Connection, asked: RemotingCommand
+    ) -> RemotingCommand:
+        """GET_BROKER_MEMBER_GROUP: the addresses of one broker name."""
+        header = BrokerMemberGroupHeader.decode(asked.ext)
+        group = self._name_server.routes.member_group(header.cluster_name, header.broker_name)
+        return _answer_body(asked, BrokerMemberGroupBody(broker_member_group=group))
+
+    # Brokers
+
+    def register_broker(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """REGISTER_BROKER: enter or refresh a broker; a follower learns its leader's addresses."""
+        header = RegisterBrokerHeader.decode(asked.ext)
+        body = decode_register_body(
+            asked.body, compressed=header.compressed is True, crc=header.body_crc32 or 0
+        )
+        wrapper = body.topic_config_serialize_wrapper
+        result = self._name_server.routes.register_broker(
+            Registration(
+                cluster_name=header.cluster_name,
+                broker_name=header.broker_name,
+                broker_addr=header.broker_addr,
+                broker_id=header.broker_id,
+                topics=wrapper.topic_config_table,
+                data_version=wrapper.data_version,
+                ha_server_addr=header.ha_server_addr,
+                heartbeat_timeout_ms=header.heartbeat_timeout_millis,
+                enable_acting_master=header.enable_acting_master,
+                filter_servers=body.filter_server_list,
+                connection=self._number_of(connection),
+            ),
+            self._now_ms(),
+        )
+        if result.moved or result.superseded:
+            _log.info(
+                "broker_superseded" if result.superseded else "broker_registered",
+                cluster=header.cluster_name,
+                broker_name=header.broker_name,
+                broker_addr=header.broker_addr,
+                broker_id=header.broker_id,
+                state_version=wrapper.data_version.state_version,
+            )
+        response = RegisterBrokerResponseHeader(
+            ha_server_addr=result.ha_server_addr or None, master_addr=result.master_addr or None
+        )
+        return response_to(asked, ext=dict(response.encode()), body=self._order_topics())
+
+    def unregister_broker(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """UNREGISTER_BROKER: remove a broker that stops."""
+        header = BrokerHeader.decode(asked.ext)
+        if self._name_server.routes.unregister_broker(
+            header.cluster_name, header.broker_name, header.broker_addr
+        ):
+            _log.info(
+                "broker_removed",
+                reason="unregistered",
+                cluster=header.cluster_name,
+                broker_name=header.broker_name,
+                broker_addr=header.broker_addr,
+            )
+        return response_to(asked)
+
+    def broker_heartbeat(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """BROKER_HEARTBEAT: liveness only."""
+        header = BrokerHeartbeatHeader.decode(asked.ext)
+        self._name_server.routes.heartbeat(header.cluster_name, header.broker_addr, self._now_ms())
+        return response_to(asked)
+
+    def query_data_version(
+        self, _connection: Connection, asked: RemotingCommand
+    ) -> RemotingCommand:
+        """QUERY_DATA_VERSION: must the broker register, or is its topic table known?"""
+        header = BrokerHeader.decode(asked.ext)
+        version = DataVersion.decode(asked.body) if asked.body else DataVersion()
+        changed, stored = self._name_server.routes.query_data_version(
+            header.cluster_name, header.broker_addr, version, self._now_ms()
+        )
+        return response_to(
+            asked,
+            ext=dict(QueryDataVersionResponseHeader(changed=changed).encode()),
+            body=stored.encode() if stored is not None else b"",
+        )
+
+    # Topics
+
+    def get_all_topics(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
+        if not self._name_server.config.enable_all_topic_list:
+            return response_to(asked, ResponseCode.SYSTEM_ERROR, "disable")
+        return _answer_topics(asked, self._name_server.routes.all_topics())
+
+    def get_topics_by_cluster(
+        self, _connection: Connection, asked: RemotingCommand
+    ) -> RemotingCommand:
+        """GET_TOPICS_BY_CLUSTER."""
+        header = TopicsByClusterHeader.decode(asked.ext)
+        return _answer_topics(asked, self._name_server.routes.topics_of_cluster(header.cluster))
+
+    def get_system_topics(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """GET_SYSTEM_TOPIC_LIST_FROM_NS: names of clusters and brokers, and some address."""
+        names, addr = self._name_server.routes.system_topics()
+        return _answer_body(asked, TopicList(topic_list=names, broker_addr=addr or None))
+
+    def get_unit_topics(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """GET_UNIT_TOPIC_LIST."""
+        return _answer_topics(asked, self._name_server.routes.unit_topics(unit=True, unit_sub=None))
+
+    def get_unit_sub_topics(
+        self, _connection: Connection, asked: RemotingCommand
+    ) -> RemotingCommand:
+        """GET_HAS_UNIT_SUB_TOPIC_LIST."""
+        return _answer_topics(asked, self._name_server.routes.unit_topics(unit=None, unit_sub=True))
+
+    def get_unit_sub_ununit_topics(
+        self, _connection: Connection, asked: RemotingCommand
+    ) -> RemotingCommand:
+        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST."""
+        return _answer_topics(
+            asked, self._name_server.routes.unit_topics(unit=False, unit_sub=True)
+        )
+
+    def delete_topic(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """DELETE_TOPIC_IN_NAMESRV: take a topic out of the route."""
+        header = DeleteTopicInNamesrvHeader.decode(asked.ext)
+        self._name_server.routes.delete_topic(header.topic, header.cluster_name or None)
+        _log.info("topic_deleted", topic=header.topic, cluster=header.cluster_name)
+        return response_to(asked)
+
+    def register_topic(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """REGISTER_TOPIC_IN_NAMESRV: enter a topic on registered brokers."""
+        header = RegisterTopicHeader.decode(asked.ext)
+        route = TopicRouteData.decode(asked.body) if asked.body else TopicRouteData()
+        entered = self._name_server.routes.register_topic(header.topic, route.queue_datas)
+        _log.info("topic_registered" if entered else "topic_not_registered", topic=header.topic)
+        return response_to(asked)
+
+    def wipe_write_perm(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """WIPE_WRITE_PERM_OF_BROKER: producers leave the broker."""
+        name = BrokerNameHeader.decode(asked.ext).broker_name
+        count = self._name_server.routes.wipe_write_perm(name)
+        _log.info("write_perm_wiped", broker_name=name, topics=count)
+        return response_to(
+            asked, ext=dict(WipeWritePermResponseHeader(wipe_topic_count=count).encode())
+        )
+
+    def add_write_perm(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """ADD_WRITE_PERM_OF_BROKER: producers may come back."""
+        name = BrokerNameHeader.decode(asked.ext).broker_name
+        count = self._name_server.routes.add_write_perm(name)
+        _log.info("write_perm_added", broker_name=name, topics=count)
+        return response_to(
+            asked, ext=dict(AddWritePermResponseHeader(add_topic_count=count).encode())
+        )
+
+    # Key-value configuration
+
+    def put_kv_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """PUT_KV_CONFIG: durable when answered."""
+        header = PutKvConfigHeader.decode(asked.ext)
+        self._name_server.put_kv(header.namespace, header.key, header.value)
+        _log.info("kv_config_put", namespace=header.namespace, key=header.key)
+        return response_to(asked)
+
+    def get_kv_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """GET_KV_CONFIG: the value, or 22."""
+        header = KvConfigHeader.decode(asked.ext)
+        value = self._name_server.kv_config.get(header.namespace, header.key)
+        if value is None:
+            remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
+            return response_to(asked, ResponseCode.QUERY_NOT_FOUND, remark)
+        return response_to(asked, ext=dict(GetKvConfigResponseHeader(value=value).encode()))
+
+    def delete_kv_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """DELETE_KV_CONFIG: durable when answered; missing is fine."""
+        header = KvConfigHeader.decode(asked.ext)
+        self._name_server.delete_kv(header.namespace, header.key)
+        _log.info("kv_config_deleted", namespace=header.namespace, key=header.key)
+        return response_to(asked)
+
+    def get_kv_list(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """GET_KVLIST_BY_NAMESPACE: all of a namespace, or 22."""
+        header = KvNamespaceHeader.decode(asked.ext)
+        table = self._name_server.kv_config.table(header.namespace)
+        if table is None:
+            remark = f"No config item, Namespace: {header.namespace}"
+            return response_to(asked, ResponseCode.QUERY_NOT_FOUND, remark)
+        return _answer_body(asked, KVTable(table=dict(table)))
+
+    # Settings
+
+    def update_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """UPDATE_NAMESRV_CONFIG: change settings until the next start, all of them or none."""
+        changes = parse_properties(_text_body(asked))
+        self._name_server.update_settings(changes)
+        _log.info("settings_updated", **changes)
+        return response_to(asked)
+
+    def get_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        """GET_NAMESRV_CONFIG: all settings under RocketMQ's names."""
+        return response_to(asked, body=self._name_server.settings_text().encode())
+
+    # Inside
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+    def _is_ready(self) -> bool:
+        config = self._name_server.config
+        if not config.need_wait_for_service:
+            return True
+        return self._now_ms() - self._started_ms >= config.wait_seconds_for_service * 1000
+
+    def _order_topics(self) -> bytes:
+        if not self._name_server.config.return_order_topic_config_to_broker:
+            return b""
+        table = self._name_server.kv_config.table(ORDER_TOPIC_CONFIG)
+        return b"" if table is None else KVTable(table=dict(table)).encode()
+
+    def _number_of(self, connection: Connection) -> int:
+        number: int | None = connection.attributes.get(_CONNECTION_NUMBER)
+        if number is None:
+            self._last_connection_number += 1
+            number = self._last_connection_number
+            connection.attributes[_CONNECTION_NUMBER] = number
+            self._connections[number] = connection
+            connection.on_close.append(self._connection_closed)
+        return number
+
+    def _connection_closed(self, connection: Connection) -> None:
+        number = connection.attributes[_CONNECTION_NUMBER]
+        self._connections.pop(number, None)
+        _log_removed(self._name_server.routes.disconnect(number), "disconnected")
+
+
+def _log_removed(gone: Sequence[BrokerLiveInfo], reason: str) -> None:
+    for info in gone:
+        _log.info(
+            "broker_removed",
+            reason=reason,
+            cluster=info.key.cluster_name,
+            broker_name=info.broker_name,
+            broker_addr=info.key.broker_addr,
+        )
+
+
+def _answer_body(asked: RemotingCommand, body: Body) -> RemotingCommand:
+    return response_to(asked, body=body.encode())
+
+
+def _answer_topics(asked: RemotingCommand, topics: list[str]) -> RemotingCommand:
+    return _answer_body(asked, TopicList(topic_list=topics))
+
+
+def _text_body(asked: RemotingCommand) -> str:
+    try:
+        return bytes(asked.body).decode()
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"body is not UTF-8: {error}") from error

@@ -1,0 +1,70 @@
+"""One NameServer, running: the listener, the requests, and the search for silent brokers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+import trio
+
+from commitlog.seams import Disk
+from namesrv.config import NamesrvConfig
+from namesrv.name_server import NameServer
+from namesrv.processor import NameServerProcessor
+from remoting.connection import ConnectionLimits
+from remoting.processor import Limiter, ProcessorTable
+from remoting.seams import Clock, Network, Rng, ServerTls
+from remoting.server import RemotingServer, ServerLimits
+
+MAX_OPEN_REQUESTS: Final = 1024
+"""Requests open at a time. Handlers answer before they return, so one is the most there can be;
+the limit is for those that will not."""
+
+_log = structlog.get_logger()
+
+
+async def serve_namesrv(
+    config: NamesrvConfig,
+    *,
+    clock: Clock,
+    rng: Rng,
+    network: Network,
+    disk: Disk,
+    tls: ServerTls | None = None,
+    task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a NameServer until cancelled. `nursery.start` gets the address it listens on.
+
+    Args:
+        rng: Part of the world every daemon is handed; a NameServer decides nothing by chance.
+        tls: TLS of the listener, loaded from the files that *config* names.
+    Raises:
+        ConfigError: The key-value file is damaged; nothing was started.
+        OSError: The address cannot be bound; nothing was started.
+    Cancellation: Every connection is closed at once. Nothing is lost: key-values are on disk when
+        they are acknowledged, and brokers register with a NameServer again when it is back.
+    """
+    name_server = NameServer(config, disk)
+    processor = NameServerProcessor(name_server, clock)
+    processors = ProcessorTable()
+    limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
+    for code, handler in processor.handlers().items():
+        processors.register(code, handler, limiter)
+    limits = ServerLimits(connection=ConnectionLimits(idle_timeout_s=float(config.idle_timeout_s)))
+    server = RemotingServer(network, processors, limits=limits, tls=tls)
+    async with trio.open_nursery() as nursery:
+        address: tuple[str, int] = await nursery.start(
+            server.serve, config.listen_host, config.listen_port
+        )
+        nursery.start_soon(_scan_forever, config, clock, processor)
+        _log.info("namesrv_started", host=address[0], port=address[1])
+        task_status.started(address)
+
+
+async def _scan_forever(
+    config: NamesrvConfig, clock: Clock, processor: NameServerProcessor
+) -> None:
+    await clock.sleep(config.first_scan_delay_ms / 1000)
+    while True:
+        processor.scan()
+        await clock.sleep(config.scan_interval_ms / 1000)
