@@ -61,7 +61,8 @@ _CHAIN_END: Final = struct.Struct(">QIIII")
 _U64: Final = struct.Struct(">Q")
 _U32: Final = struct.Struct(">I")
 _OFFSETS: Final = struct.Struct(">qq")
-_SIZE_BYTES: Final = 4
+SIZE_FIELD_BYTES: Final = 4
+"""One record's line in the table of sizes."""
 _CHAIN_OFFSET: Final = 48
 _CRC_OFFSET: Final = 64
 _PAD_OFFSET: Final = 68
@@ -157,7 +158,7 @@ def parse_header(buf: Buffer, offset: int = 0) -> EntryHeader:
         raise CorruptEntryError(f"entry header at {offset} does not fit its checksum")
     if format_ != ENTRY_FORMAT or kind not in _KINDS:
         raise CorruptEntryError(f"entry {index} has format {format_}, kind {kind}: unknown here")
-    body_start = ENTRY_HEADER_BYTES + _SIZE_BYTES * record_count
+    body_start = ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * record_count
     if size < body_start + MIN_RECORD_BYTES * record_count:
         raise CorruptEntryError(f"entry {index}: {size} bytes cannot hold {record_count} records")
     if (kind == KIND_RECORDS) != (record_count > 0) and kind != KIND_CONFIG:
@@ -254,7 +255,7 @@ def seal_entry(
     else:
         sizes = np.concatenate([batch.sizes for batch in batches])
     count = len(sizes)
-    body_start = ENTRY_HEADER_BYTES + _SIZE_BYTES * count
+    body_start = ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * count
     frame = bytearray().join(
         (
             bytes(ENTRY_HEADER_BYTES),

@@ -7,11 +7,14 @@
     ├── PendingFullError      too much is waiting for a majority already
     ├── ShuttingDownError     the node drains and takes nothing new
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
+
+``condition`` is the row of :mod:`remoting.protocol.outcome` that tells a client.
 """
 
 from __future__ import annotations
 
 from commitlog.errors import MQError
+from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD, Condition
 
 
 class ReplicationError(MQError):
@@ -27,6 +30,7 @@ class NotLeaderError(ReplicationError):
 
     retriable = True
     refresh_route = True
+    condition = Condition.NOT_LEADER
 
     def __init__(self, leader_address: str | None, term: int) -> None:
         where = leader_address or "nobody yet"
@@ -36,11 +40,17 @@ class NotLeaderError(ReplicationError):
         self.leader_address = leader_address
         self.term = term
 
+    @property
+    def answer_fields(self) -> dict[str, object]:
+        """What an answer tells the client beside the code: where to go."""
+        return {LEADER_FIELD: self.leader_address, TERM_FIELD: self.term}
+
 
 class PendingFullError(ReplicationError):
     """Too many bytes wait for a majority. Nothing was stored; retry after a moment."""
 
     retriable = True
+    condition = Condition.PENDING_FULL
 
 
 class ShuttingDownError(ReplicationError):
@@ -48,6 +58,7 @@ class ShuttingDownError(ReplicationError):
 
     retriable = True
     refresh_route = True
+    condition = Condition.SHUTTING_DOWN
 
 
 class UnknownOutcomeError(ReplicationError):
@@ -56,3 +67,4 @@ class UnknownOutcomeError(ReplicationError):
     retriable = True
     refresh_route = True
     outcome = "unknown"
+    condition = Condition.LEADERSHIP_LOST

@@ -21,7 +21,7 @@ import numpy as np
 import structlog
 import trio
 
-from commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch
+from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch
 from commitlog.errors import DiskFullError, LocalProtocolError
 from dledger.errors import (
     NotLeaderError,
@@ -48,9 +48,6 @@ APPLY_AT_ONCE_ENTRIES: Final = 64
 
 EXPIRE_INTERVAL_S: Final = 0.2
 """How often overdue proposals are looked for."""
-
-SIZE_FIELD_BYTES: Final = 4
-"""One record's line in an entry's table of sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +121,6 @@ class Group:
         self.on_role_change: list[Callable[[], None]] = []
         self.services: list[Callable[[Leadership], Awaitable[None]]] = []
         self.leadership: Leadership | None = None
-        self._guards = guards
         self._clock = clock
         self._executor = executor
         self._pending: deque[_Pending] = deque()
@@ -214,7 +210,7 @@ class Group:
         if self._draining:
             raise ShuttingDownError("this broker is stopping; nothing was stored")
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
-        if self._guards.entry_size_capped and size > self.settings.entry_bytes_max:
+        if size + ENTRY_HEADER_BYTES > self.settings.entry_bytes_max:
             raise LocalProtocolError(
                 f"a batch of {size} bytes does not fit an entry of {self.settings.entry_bytes_max}"
             )
@@ -378,12 +374,18 @@ class Group:
             return
         for index in range(tables.applied_index + 1, min(commit, tables.applied_index + limit) + 1):
             applied = self.store.apply(index)
+            if applied.deleted_topics:
+                self._forget_counters(applied.deleted_topics)
             self._resolve(index)
             touched = applied.touched
             for listener in self.on_applied:
                 listener(touched)
         if tables.applied_index < commit:
             self._apply_wake.set()
+
+    def _forget_counters(self, topics: tuple[str, ...]) -> None:
+        for key in [key for key in self._counters if key[0] in topics]:
+            del self._counters[key]
 
     def _resolve(self, index: int) -> None:
         while self._in_flight and self._in_flight[0].index <= index:

@@ -23,7 +23,7 @@ AppliedListener = Callable[[Sequence[QueueTouched]], None]
 class Proposed:
     """What became of a proposal.
 
-    ``stored``: committed and applied on this node; ``not_stored``: it never will be; ``unknown``:
+    ``stored``: committed (with ``ASYNC_MASTER``: flushed by the leader alone); ``not_stored``: it never will be; ``unknown``:
     this node stopped leading before it could tell. The other fields count for ``stored`` only.
     """
 
@@ -119,12 +119,15 @@ class BrokerGroup(Protocol):
     def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
 
-        *on_done* is called exactly once, later, never from inside this call.
+        Nothing more is needed for it to be sealed soon. *on_done* is called exactly once, later,
+        never from inside this call; a stored batch is applied by then, except with
+        ``ASYNC_MASTER``: compare `Proposed.index` with the applied index.
 
         Raises:
             NotLeaderError: Not leading; nothing was stored.
             PendingFullError: Too much in flight; nothing was stored.
-            DiskFullError: No space; nothing was stored.
+            ShuttingDownError: The node drains; nothing was stored.
+            LocalProtocolError: Larger than an entry may be; nothing was stored.
         """
 
     async def submit(self, batch: RecordBatch) -> Proposed:

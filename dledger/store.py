@@ -12,17 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import cbor2
 import structlog
 from commitlog.consume_queue import ConsumeQueueStore
 from commitlog.derive import derive
 from commitlog.entry_log import EntryLog
 from commitlog.key_index import KeyIndex
-from commitlog.recovery import Mark
+from commitlog.mark import Mark
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
 from commitlog.entry import parse_header
-from commitlog.errors import CorruptStoreError, InvariantBroken
+from commitlog.errors import InvariantBroken
 from commitlog.seams import Disk, Lock
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
@@ -47,21 +46,6 @@ class StoreSettings:
     index_entries_max: int = 20_000_000
     delay_levels_ms: tuple[int, ...] = ()
     pid: int = 0
-
-
-def encode_mark(mark: Mark) -> bytes:
-    """Return the commit mark as it stands in its slot."""
-    return cbor2.dumps([mark.index, mark.term, mark.position, mark.chain, mark.end_position])
-
-
-def decode_mark(payload: bytes | None) -> Mark | None:
-    """Return the commit mark of a slot; None when there is none."""
-    if payload is None:
-        return None
-    fields = cbor2.loads(payload)
-    if not (isinstance(fields, list) and len(fields) == 5):
-        raise CorruptStoreError("the commit mark is not what this version writes")
-    return Mark(*fields)
 
 
 class ReplicaStore:
@@ -91,7 +75,8 @@ class ReplicaStore:
         self.unclean = self._abort.exists()
         self._mark_slots = SlotFile(disk, self.paths.commit_mark)
         self.vote_slots = SlotFile(disk, self.paths.vote)
-        mark = decode_mark(self._mark_slots.load())
+        recorded = self._mark_slots.load()
+        mark = None if recorded is None else Mark.decode(recorded)
         self.log = EntryLog.open(
             disk, settings.root, segment_bytes=settings.segment_bytes, trusted=mark
         )
@@ -106,9 +91,7 @@ class ReplicaStore:
             slots=settings.index_slots,
             max_entries=settings.index_entries_max,
         )
-        self._delays = {
-            level: delay for level, delay in enumerate(settings.delay_levels_ms, start=1)
-        }
+        self._delays = dict(enumerate(settings.delay_levels_ms, start=1))
         self.tables = self._load_tables(tables)
         self._abort.create(settings.pid)
         if self.log.needs_reserve:
@@ -237,5 +220,5 @@ class Checkpointing:
         for flush in self.flushes:
             flush()
         store._disk.replace(store.paths.snapshot, self.tables)
-        store._mark_slots.store(encode_mark(self.mark))
+        store._mark_slots.store(self.mark.encode())
         store._checkpoint_file.store(self.checkpoint)

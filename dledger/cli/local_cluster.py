@@ -253,7 +253,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
                 await trio.lowlevel.wait_readable(handle)
         finally:
             os.close(handle)
-    while process.poll() is None:
+    while process.poll() is None:  # noqa: ASYNC110
         await trio.sleep(POLL_S)
 
 

@@ -50,7 +50,10 @@ ENTRY_BYTES_MAX: Final = 1 << 30
 KNOWN_MESSAGES: Final = frozenset(
     {"append_entries", "next_node_idx", "request_vote", "response_vote", "timeout_now"}
 )
-"""Library messages that may travel. All others execute commands or carry pickles."""
+"""Library messages that may travel. All others execute commands."""
+
+PICKLED_PARTS: Final = frozenset({"serialized", "transmission"})
+"""Parts of an append that the library would unpickle, or commit unverified."""
 
 Message = dict[str, Any]
 
@@ -275,12 +278,10 @@ class RaftCore:
             RemoteProtocolError: The kind may not travel; nothing was changed.
             InvariantBroken: A committed entry would be cut, or entries disagree: stop the node.
         """
-        if self._guards.never_forwarded and (
-            message["type"] not in KNOWN_MESSAGES
-            or "serialized" in message
-            or "transmission" in message
-        ):
+        if self._guards.never_forwarded and message["type"] not in KNOWN_MESSAGES:
             raise RemoteProtocolError(f"peer {peer} sent a {message['type']!r}; refused")
+        if self._guards.no_pickle and not PICKLED_PARTS.isdisjoint(message):
+            raise RemoteProtocolError(f"peer {peer} sent a pickled {message['type']!r}; refused")
         node = None if peer is None else self._nodes[peer]
         with self._ambient():
             self._outbox._onMessageReceived(node, message)

@@ -15,7 +15,14 @@ from commitlog.entry_log import EntryLog
 from pysyncobj.journal import Journal
 from typing_extensions import Buffer
 
-from commitlog.entry import EntryHeader, RecordBatch, entry_size, seal_entry, seal_no_op
+from commitlog.entry import (
+    ENTRY_HEADER_BYTES,
+    SIZE_FIELD_BYTES,
+    EntryHeader,
+    RecordBatch,
+    seal_entry,
+    seal_no_op,
+)
 from commitlog.errors import InvariantBroken
 from dledger.raft.guards import Guards
 from dledger.raft.term_vote import TermVote
@@ -44,6 +51,13 @@ class Frame:
 
     data: memoryview
     header: EntryHeader
+
+
+def entry_size(batches: Sequence[RecordBatch]) -> int:
+    """Return the bytes of the entry that `batches` make."""
+    return ENTRY_HEADER_BYTES + sum(
+        SIZE_FIELD_BYTES * len(batch.sizes) + memoryview(batch.records).nbytes for batch in batches
+    )
 
 
 class EntryRange(Sequence[Item]):
@@ -102,6 +116,8 @@ class CommitLogJournal(Journal):
     ) -> None:
         self.log = log
         self.term_vote = term_vote
+        if guards.commit_restored_clamped:
+            restored_commit_index = min(restored_commit_index, log.durable_index)
         self._commit_index = restored_commit_index
         self._store_host = store_host
         self._sync_flush = sync_flush

@@ -25,13 +25,13 @@ from typing import Any, Final
 import structlog
 from commitlog.entry_log import EntryLog
 
-from commitlog.errors import DiskFullError, RemoteProtocolError
+from commitlog.errors import DiskFullError, LocalProtocolError, RemoteProtocolError
 from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Hello, Identity
-from dledger.raft.journal import CommitLogJournal, Proposal
+from dledger.raft.journal import CommitLogJournal, Proposal, entry_size
 from dledger.raft.replicator import Append, Replicator
 from dledger.raft.term_vote import TermVote
 from dledger.raft.wakeup import Wakeup
@@ -260,9 +260,15 @@ class RaftNode:
         """Append one entry as leader and return its index; `settle` must follow.
 
         Raises:
+            LocalProtocolError: Larger than `RaftSettings.entry_bytes_max`; nothing was appended.
             DiskFullError: Nothing was appended; this member stays leader.
             InvariantBroken: This member does not lead.
         """
+        size = entry_size(proposal.batches)
+        if self.guards.entry_size_capped and size > self.settings.entry_bytes_max:
+            raise LocalProtocolError(
+                f"an entry of {size} bytes is above the cap of {self.settings.entry_bytes_max}"
+            )
         return self.core.append(proposal)
 
     def settle(self) -> None:

@@ -144,7 +144,9 @@ class Replicator:
             progress.next_index = index + 1
         progress.match_index = max(progress.match_index, index)
         progress.next_index = max(progress.next_index, progress.match_index + 1)
-        progress.probing = progress.probe_out = False
+        if progress.match_index == progress.next_index - 1:
+            # A lower match may be an older answer: the probe's own has yet to come.
+            progress.probing = progress.probe_out = False
 
     def rejected(self, peer: str, hint: int, now_s: float) -> None:
         """The follower lacks what came before; *hint* is the first index it asks for."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.consume_queue import UNIT_DTYPE
+from commitlog.consume_queue import Units
 from commitlog.derive import Derived
 from commitlog.entry import KIND_RECORDS, EntryHeader
 from commitlog.errors import InvariantBroken
@@ -37,7 +36,7 @@ class QueueUnits:
     topic: str
     queue_id: int
     first: int
-    units: npt.NDArray[np.void]
+    units: Units
 
 
 @dataclass(slots=True)
@@ -111,10 +110,6 @@ def _apply_queues(
     tables: StateTables, derived: Derived
 ) -> tuple[list[QueueUnits], list[tuple[int, int]]]:
     """Return units per queue, and (position, state queue) of each state record."""
-    entry_units = np.empty(len(derived.phy_offset), UNIT_DTYPE)
-    entry_units["phy_offset"] = derived.phy_offset
-    entry_units["size"] = derived.size
-    entry_units["tags_code"] = derived.tags_code
     result: list[QueueUnits] = []
     state_positions: list[tuple[int, int]] = []
     queues = tables.queues
@@ -135,7 +130,7 @@ def _apply_queues(
                 f"queue offsets {offsets.tolist()[:8]} of {topic} {queue_id} do not follow {first}"
             )
         bounds.max_offset = first + count
-        result.append(QueueUnits(topic, queue_id, first, entry_units[where]))
+        result.append(QueueUnits(topic, queue_id, first, derived.units[where]))
         if topic == STATE_TOPIC:
             state_positions.extend(
                 (position, queue_id) for position in derived.phy_offset[where].tolist()
