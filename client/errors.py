@@ -1,0 +1,134 @@
+"""What can go wrong on the client's side, and what it means for the message.
+
+::
+
+    ClientError (MQError)
+    ├── MessageIllegalError       (also LocalProtocolError) refused before sending        not_stored
+    ├── ClientClosedError         the instance or producer is closed; nothing was sent    not_stored
+    ├── BackpressureError         too many bytes wait already; nothing was queued         not_stored
+    ├── NoNameServerError         no NameServer answers and there is no cached route      not_stored
+    ├── NoRouteError              the NameServers do not know the topic                   not_stored
+    ├── BrokerUnreachableError    no connection could be made in time                     not_stored
+    ├── BrokerRefusedError        a broker said no, and will again                        not_stored
+    │   └── BrokerBusyError       a broker said no for now (busy, not leader)             not_stored
+    ├── UnknownOutcomeError       sent, but no answer says whether it was stored          unknown
+    ├── OffsetIllegalError        a pull outside the queue; carries where to go on        not_stored
+    └── RequestFailedError        an answer to a read or admin request that is no success not_stored
+        └── RequestTimedOutError  no answer to a read or admin request in time            unknown
+
+``retriable`` says whether calling again can help; a send has by then used up its own budget.
+"""
+
+from __future__ import annotations
+
+from commitlog.errors import LocalProtocolError, MQError
+
+
+class ClientError(MQError):
+    """Root of the client's errors."""
+
+
+class MessageIllegalError(ClientError, LocalProtocolError):
+    """The message breaks a rule (topic, size, properties, batch). Nothing was sent."""
+
+
+class ClientClosedError(ClientError):
+    """The client instance or producer is closed or closing. Nothing was sent."""
+
+
+class BackpressureError(ClientError):
+    """More bytes wait to be sent than the limit allows. Nothing was queued; wait and try again."""
+
+    retriable = True
+
+
+class NoNameServerError(ClientError):
+    """None of the NameServers answers, and nothing is cached to go on with. Nothing was sent."""
+
+    retriable = True
+
+
+class NoRouteError(ClientError):
+    """The NameServers know no writable (or readable) queue of the topic. Nothing was sent."""
+
+    retriable = True
+    refresh_route = True
+
+
+class BrokerUnreachableError(ClientError):
+    """No connection to the broker could be made within the budget. Nothing was sent."""
+
+    retriable = True
+    refresh_route = True
+
+
+class BrokerRefusedError(ClientError):
+    """A broker refused before storing anything.
+
+    Attributes:
+        code: The response code.
+        remark: The broker's own words.
+    """
+
+    def __init__(self, message: str, *, code: int, remark: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.remark = remark
+
+
+class BrokerBusyError(BrokerRefusedError):
+    """A broker refused for now: busy, shutting down or not the leader. Nothing was stored."""
+
+    retriable = True
+    refresh_route = True
+
+
+class UnknownOutcomeError(ClientError):
+    """The message was sent and may or may not be stored: the answer never came or said so.
+
+    Sending it again may store it twice.
+    """
+
+    retriable = True
+    refresh_route = True
+    outcome = "unknown"
+
+
+class OffsetIllegalError(ClientError):
+    """The offset asked for lies outside the queue.
+
+    Attributes:
+        next_begin_offset: Where the broker says reading can go on.
+        min_offset: First offset the queue holds.
+        max_offset: One past the last offset the queue holds.
+    """
+
+    def __init__(
+        self, message: str, *, next_begin_offset: int, min_offset: int, max_offset: int
+    ) -> None:
+        super().__init__(message)
+        self.next_begin_offset = next_begin_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+
+
+class RequestFailedError(ClientError):
+    """A read or admin request was answered with something that is no success.
+
+    Attributes:
+        code: The response code, or −1 when no answer came.
+        remark: The peer's own words.
+    """
+
+    def __init__(self, message: str, *, code: int = -1, remark: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.remark = remark
+
+
+class RequestTimedOutError(RequestFailedError):
+    """A read or admin request got no answer in time; what it asked for may have been done."""
+
+    retriable = True
+    refresh_route = True
+    outcome = "unknown"

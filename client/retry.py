@@ -1,0 +1,171 @@
+"""When a failed attempt is followed by another one, where, and after how long. Pure arithmetic.
+
+The caller tells :class:`RetrySchedule` what went wrong and what time it is; it answers with the
+next step or with nothing. It never sleeps and never looks at a clock.
+
+===========================  =======================  ======================================
+failure                      where next               limited by
+===========================  =======================  ======================================
+REDIRECTED (leader named)    the named leader         at once, up to max_redirects in a row
+NOT_LEADER (nobody named)    same group               deadline
+UNREACHABLE (not sent)       another broker or group  deadline
+BUSY                         another broker or group  deadline
+REFUSED_HERE                 another broker only      max_retries, and another broker exists
+UNKNOWN (sent, no answer)    same group               max_retries, deadline, retry_unknown
+FINAL                        nowhere
+===========================  =======================  ======================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from remoting.protocol.codes import ResponseCode
+
+
+class FailureKind(Enum):
+    """What a failed attempt means for the next one."""
+
+    REDIRECTED = auto()
+    NOT_LEADER = auto()
+    UNREACHABLE = auto()
+    BUSY = auto()
+    REFUSED_HERE = auto()
+    UNKNOWN = auto()
+    FINAL = auto()
+
+
+class Where(Enum):
+    """Where the next attempt goes."""
+
+    NAMED_LEADER = auto()
+    """To the address the last answer named; no search is needed."""
+    SAME_GROUP = auto()
+    """To the same broker name, after finding out who leads it now."""
+    OTHER_BROKER = auto()
+    """To a queue of another broker name if the topic has one, else as SAME_GROUP."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long and how often a send is tried.
+
+    Attributes:
+        max_retries: Attempts after the first one whose outcome was unknown, or that this broker
+            refused for good. What was certainly not stored and may go better later is retried
+            until the deadline instead.
+        retry_unknown: Send again when the outcome is unknown (at least once). Off: the caller
+            gets the error at once and no duplicate is ever made.
+        first_backoff_s: Pause before the second try; doubles each time.
+        max_backoff_s: Longest pause; well under the second a fail-over takes.
+        max_redirects: Redirects followed at once in a row, so that two confused followers that
+            name each other do not make a busy loop.
+    """
+
+    max_retries: int = 2
+    retry_unknown: bool = True
+    first_backoff_s: float = 0.020
+    max_backoff_s: float = 0.250
+    max_redirects: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """One more attempt: wait *delay_s*, then go *where*."""
+
+    where: Where
+    delay_s: float
+
+
+class RetrySchedule:
+    """The attempts of one send. A step is only given if it starts before the deadline."""
+
+    __slots__ = ("_backoff_s", "_counted", "_deadline", "_policy", "_redirects")
+
+    def __init__(self, policy: RetryPolicy, deadline: float) -> None:
+        """Start a schedule.
+
+        Args:
+            policy: Limits and pauses.
+            deadline: Monotonic seconds after which no attempt may start.
+        """
+        self._policy = policy
+        self._deadline = deadline
+        self._backoff_s = policy.first_backoff_s
+        self._counted = 0
+        self._redirects = 0
+
+    def next(self, failure: FailureKind, now: float, *, other_broker: bool = False) -> Retry | None:
+        """Return the step after a *failure* seen at *now*, or None when it is over.
+
+        Args:
+            failure: What the attempt ended with.
+            now: Monotonic seconds.
+            other_broker: The message may go to another broker name and there is one.
+        """
+        policy = self._policy
+        if failure is FailureKind.FINAL or now >= self._deadline:
+            return None
+        if failure is FailureKind.REDIRECTED:
+            self._redirects += 1
+            if self._redirects <= policy.max_redirects:
+                return Retry(Where.NAMED_LEADER, 0.0)
+            self._redirects = 0
+            return self._paused(Where.SAME_GROUP, now)
+        self._redirects = 0
+        if failure is FailureKind.UNKNOWN:
+            if not policy.retry_unknown or self._counted >= policy.max_retries:
+                return None
+            self._counted += 1
+            return self._paused(Where.SAME_GROUP, now)
+        if failure is FailureKind.REFUSED_HERE:
+            if not other_broker or self._counted >= policy.max_retries:
+                return None
+            self._counted += 1
+            return Retry(Where.OTHER_BROKER, 0.0)
+        if failure is FailureKind.NOT_LEADER:
+            return self._paused(Where.SAME_GROUP, now)
+        return self._paused(Where.OTHER_BROKER if other_broker else Where.SAME_GROUP, now)
+
+    def _paused(self, where: Where, now: float) -> Retry | None:
+        delay_s = self._backoff_s
+        if now + delay_s >= self._deadline:
+            return None
+        self._backoff_s = min(delay_s * 2, self._policy.max_backoff_s)
+        return Retry(where, delay_s)
+
+
+_BUSY_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+_REFUSED_HERE_CODES = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+
+
+def failure_of_response(code: int, outcome: str | None, leader_address: str | None) -> FailureKind:
+    """Tell what a refusing answer to a send means.
+
+    Args:
+        code: Response code, not one of the success codes 0, 10, 11, 12.
+        outcome: The answer's ``outcome`` field; a real RocketMQ sends none.
+        leader_address: The answer's ``leaderAddr`` field, if any.
+    """
+    if outcome == "unknown":
+        return FailureKind.UNKNOWN
+    if code == ResponseCode.SERVICE_NOT_AVAILABLE and leader_address:
+        return FailureKind.REDIRECTED
+    if code == ResponseCode.SERVICE_NOT_AVAILABLE and leader_address is not None:
+        return FailureKind.NOT_LEADER
+    if code in _BUSY_CODES:
+        return FailureKind.BUSY
+    if code in _REFUSED_HERE_CODES:
+        return FailureKind.REFUSED_HERE
+    if code == ResponseCode.SYSTEM_ERROR:
+        # Without a word about the outcome it may be anything, also a lost answer behind a proxy.
+        return FailureKind.BUSY if outcome == "not_stored" else FailureKind.UNKNOWN
+    return FailureKind.FINAL
