@@ -24,7 +24,7 @@ from commitlog.java_hash import (
     index_hashes,
     index_key_hash,
     java_hash_matrix,
-    tags_code,
+    raw_tags_code,
     topic_prefix_hash,
 )
 from commitlog.properties import (
@@ -159,7 +159,7 @@ def derive_plain(
             codes.append(record.store_timestamp_ms + delay)
         else:
             tags = get_property(properties, _TAGS)
-            codes.append(tags_code(tags.decode("utf-8", "replace")) if tags else 0)
+            codes.append(raw_tags_code(tags) if tags else 0)
         transaction = record.sys_flag & SYS_FLAG_TRANSACTION_MASK
         if transaction not in (SYS_FLAG_PREPARED, SYS_FLAG_ROLLBACK):
             rows_of.setdefault((record.topic, record.queue_id), []).append(row)
@@ -202,7 +202,7 @@ def derive_bulk(
 
     codes = np.zeros(len(starts), np.int64)
     for row, tags in properties.values(_TAGS):
-        codes[row] = tags_code(tags.decode("utf-8", "replace"))
+        codes[row] = raw_tags_code(tags)
     if SCHEDULE_TOPIC in topics:
         scheduled = np.flatnonzero(topic_of == topics.index(SCHEDULE_TOPIC))
         levels = (queue_id[scheduled].astype(np.int64) + 1).tolist()
@@ -226,13 +226,13 @@ def derive_bulk(
 class _Properties:
     """The properties of all records in one piece, to search them in one go."""
 
-    __slots__ = ("_blob", "_ends", "_lengths", "_view", "columns")
+    __slots__ = ("_blob", "_bounds", "_ends", "columns", "view")
 
     def __init__(self, view: memoryview, columns: RecordColumns) -> None:
-        self._view = view
+        self.view = view
         self.columns = columns
         lengths = columns.properties_bytes
-        self._lengths = lengths
+        self._bounds: list[int] | None = None
         self._ends = np.cumsum(lengths)
         if (lengths == lengths[0]).all():
             self._blob = gather_bytes(view, columns.properties_start, int(lengths[0])).tobytes()
@@ -243,10 +243,6 @@ class _Properties:
 
     def count(self, pattern: bytes) -> int:
         return self._blob.count(pattern)
-
-    def of(self, row: int) -> bytes:
-        end = int(self._ends[row])
-        return self._blob[end - int(self._lengths[row]) : end]
 
     def rows_with(self, pattern: bytes) -> npt.NDArray[np.int64]:
         """Return the records in which *pattern* may begin, each once, in order."""
@@ -262,8 +258,13 @@ class _Properties:
 
     def values(self, key: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield row and value for each record that has property *key*."""
-        for row in self.rows_with(key + b"\x01").tolist():
-            value = get_property(self.of(row), key)
+        rows = self.rows_with(key + b"\x01").tolist()
+        if rows and self._bounds is None:
+            self._bounds = [0, *self._ends.tolist()]
+        bounds = self._bounds or []
+        blob = self._blob
+        for row in rows:
+            value = get_property(blob[bounds[row] : bounds[row + 1]], key)
             if value is not None:
                 yield row, value
 
@@ -308,7 +309,7 @@ def _usual_uniq_keys(
 ) -> _Keys:
     """Hash the keys that stand first in their properties and have 32 ASCII characters."""
     columns = properties.columns
-    view = properties._view
+    view = properties.view
     whole = len(_UNIQ_KEY_HEAD) + _UNIQ_KEY_BYTES
     rows = np.flatnonzero(columns.properties_bytes >= whole)
     texts = gather_bytes(view, columns.properties_start[rows], whole)

@@ -41,10 +41,15 @@ def java_hash(text: str, prefix_hash: int = 0) -> int:
     return (value ^ _SIGN) - _SIGN
 
 
-@lru_cache(MAX_CACHED_HASHES)
 def tags_code(tags: str) -> int:
     """Return what a consume queue unit holds for TAGS; 0 for none."""
     return java_hash(tags)
+
+
+@lru_cache(MAX_CACHED_HASHES)
+def raw_tags_code(tags: bytes) -> int:
+    """Return `tags_code` for TAGS as they stand in a record; bad UTF-8 counts as U+FFFD."""
+    return tags_code(tags.decode("utf-8", "replace"))
 
 
 @lru_cache(MAX_CACHED_HASHES)

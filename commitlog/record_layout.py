@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -29,6 +27,9 @@ from commitlog.record_columns import RecordColumns, record_columns
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize by default; the broker passes its own setting."""
+
+MAX_QUEUE_ID: Final = 0x7FFFFFFF
+"""The record's field is a signed 32-bit integer."""
 
 ACCEPTED_SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 """Only compression is the client's to say: hosts and transactions are the broker's business."""
@@ -77,23 +78,44 @@ def verify_record_layout(
 
 
 def _verify_runs(view: memoryview, columns: RecordColumns, runs: Sequence[Run]) -> None:
+    if any(not 0 <= run.queue_id <= MAX_QUEUE_ID for run in runs):
+        raise CorruptRecordError("a run of the batch names a queue id that no record can hold")
     queue_ids = np.repeat([run.queue_id for run in runs], [run.count for run in runs])
     _refuse(columns.head["queue_id"] != queue_ids, "has another queue than its run")
-    first = 0
-    # Neighbouring runs of one topic are compared in one go.
-    for topic, same in groupby(runs, key=attrgetter("topic")):
-        part = slice(first, first + sum(run.count for run in same))
-        raw = topic.encode("utf-8", "replace")
-        if not 0 < len(raw) <= MAX_TOPIC_V1_BYTES:
-            raise CorruptRecordError(
-                f"record {first} of the batch has a topic of {len(raw)} bytes; version 1 takes "
-                f"1 to {MAX_TOPIC_V1_BYTES}"
-            )
-        _refuse(columns.topic_bytes[part] != len(raw), "has another topic than its run", first)
-        topics = gather_bytes(view, columns.topic_start[part], len(raw))
+    expected = {topic: _topic_bytes(topic) for topic in {run.topic for run in runs}}
+    if len(expected) == 1:
+        (raw,) = expected.values()
+        _refuse(columns.topic_bytes != len(raw), "has another topic than its run")
+        topics = gather_bytes(view, columns.topic_start, len(raw))
         differs = (topics != np.frombuffer(raw, np.uint8)).any(axis=1)
-        _refuse(differs, "has another topic than its run", first)
-        first = part.stop
+        _refuse(differs, "has another topic than its run")
+        return
+    starts = columns.topic_start.tolist()
+    ends = (columns.topic_start + columns.topic_bytes).tolist()
+    record = 0
+    for run in runs:
+        raw = expected[run.topic]
+        for _ in range(run.count):
+            if view[starts[record] : ends[record]] != raw:
+                raise CorruptRecordError(
+                    f"record {record} of the batch has another topic than its run"
+                )
+            record += 1
+
+
+def _topic_bytes(topic: str) -> bytes:
+    try:
+        raw = topic.encode()
+    except UnicodeEncodeError as error:
+        raise CorruptRecordError(
+            f"a run of the batch names a topic that is not text: {error}"
+        ) from error
+    if not 0 < len(raw) <= MAX_TOPIC_V1_BYTES:
+        raise CorruptRecordError(
+            f"a run of the batch names a topic of {len(raw)} bytes; version 1 takes 1 to "
+            f"{MAX_TOPIC_V1_BYTES}"
+        )
+    return raw
 
 
 def _verify_bodies(view: memoryview, columns: RecordColumns) -> None:
@@ -108,6 +130,6 @@ def _verify_bodies(view: memoryview, columns: RecordColumns) -> None:
     )
 
 
-def _refuse(bad: npt.NDArray[np.bool_], what: str, first: int = 0) -> None:
+def _refuse(bad: npt.NDArray[np.bool_], what: str) -> None:
     if bad.any():
-        raise CorruptRecordError(f"record {first + int(bad.argmax())} of the batch {what}")
+        raise CorruptRecordError(f"record {int(bad.argmax())} of the batch {what}")
