@@ -95,8 +95,7 @@ class SlotFile:
         return self._value
 
     def _discard_short(self, file: DiskFile) -> None:
-        # Made and cut off by a crash before anything was stored in it: storing fills it to its
-        # whole size first. A shortened file that held a value shows one.
+        # A crash while the file was made leaves it short and empty.
         try:
             empty = not any(file.view(0, file.size))
         finally:
@@ -111,7 +110,7 @@ class SlotFile:
         if whole:
             (self._sequence, self._value), self._slot = max(whole)
         elif slots[1].strip(b"\0"):
-            # The first value goes to slot 0: slot 1 holds something only after slot 0 was whole.
+            # Slot 1 holds something only after slot 0 was whole.
             raise CorruptStoreError(f"neither slot of {self._path} is whole")
 
     def store(self, payload: Buffer) -> None:
@@ -127,9 +126,14 @@ class SlotFile:
         self.load()
         if self._broken:
             raise FlushFailedError(f"an earlier flush of {self._path} failed")
-        file = self._file
-        if file is None:
-            file = self._make()
+        if self._file is None:
+            # The first value goes into both slots: from then on damage to one never looks like
+            # a file in which nothing was stored.
+            self._file = self._make()
+            self._write(self._file, data)
+        self._write(self._file, data)
+
+    def _write(self, file: DiskFile, data: bytes) -> None:
         slot = 1 - self._slot
         encoded = encode_slot(self._sequence + 1, data)
         self._broken = True
@@ -148,7 +152,6 @@ class SlotFile:
         except MQError:
             self._broken = True
             raise
-        self._file = file
         return file
 
     def close(self) -> None:

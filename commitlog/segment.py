@@ -1,0 +1,124 @@
+"""Segments: preallocated files that hold the log, and the arithmetic of positions in them.
+
+A segment is named by the position of its first byte, a multiple of the segment size. An entry
+never spans two: when it and the 8 bytes of a blank do not fit any more, a blank record fills the
+rest and the entry begins the next segment. A blank has the same bytes on every replica.
+
+Spec: docs/formats.md, section 4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from commitlog.record import BLANK_MAGIC
+from commitlog.seams import DiskFile
+
+DEFAULT_SEGMENT_BYTES: Final = 1 << 30
+"""RocketMQ's mappedFileSizeCommitLog."""
+
+BLANK_BYTES: Final = 8
+"""The last bytes of a segment are always left for a blank."""
+
+MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
+"""A blank's size is a signed 32-bit number."""
+
+ZERO_CHUNK_BYTES: Final = 1 << 20
+"""Ranges are zeroed and searched in pieces of this size, so memory stays bounded."""
+
+_ZEROS: Final = bytes(ZERO_CHUNK_BYTES)
+_BLANK: Final = struct.Struct(">iI")
+
+
+def segment_base(position: int, segment_bytes: int) -> int:
+    """Return the base of the segment that holds the byte at *position*."""
+    return position - position % segment_bytes
+
+
+def place(end_position: int, size: int, segment_bytes: int) -> int:
+    """Return where a frame of *size* bytes starts in a log that ends at *end_position*."""
+    room = segment_bytes - end_position % segment_bytes
+    return end_position if size + BLANK_BYTES <= room else end_position + room
+
+
+def encode_blank(remaining: int) -> bytes:
+    """Return the begin of the blank that fills *remaining* bytes; the rest of it is zero."""
+    return _BLANK.pack(remaining, BLANK_MAGIC)
+
+
+class Segment:
+    """One segment file. Views pin the mapping: they stay valid after `close` and `unlink`."""
+
+    __slots__ = ("_view", "base", "end", "file", "size")
+
+    def __init__(self, base: int, file: DiskFile) -> None:
+        self.base = base
+        self.file = file
+        self.size = file.size
+        self.end = base + file.size
+        self._view: memoryview | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the file."""
+        return self.file.path
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes of the segment, read-only; sees later writes."""
+        view = self._view
+        if view is None:
+            view = self._view = self.file.view(0, self.size)
+        return view
+
+    def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write at an absolute position.
+
+        Raises:
+            DiskFullError: What was at these bytes is undefined.
+        """
+        self.file.write_at(position - self.base, data)
+
+    def bytes_at(self, position: int, size: int) -> memoryview:
+        """Return *size* bytes at an absolute position, fewer at the end of the segment."""
+        at = position - self.base
+        return self.view[at : at + size]
+
+    def has_blank_at(self, position: int) -> bool:
+        """Tell whether a blank that fills the rest of the segment begins at *position*."""
+        remaining = self.end - position
+        return remaining >= BLANK_BYTES and self.bytes_at(position, BLANK_BYTES) == encode_blank(
+            remaining
+        )
+
+    def written_chunks(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (position, content) of the pieces of [*start*, *stop*) that are not all zero."""
+        stop = min(stop, self.end)
+        while start < stop:
+            # Pieces end at their own multiples: a range that is searched and then zeroed is cut
+            # the same way both times.
+            size = min(stop - start, ZERO_CHUNK_BYTES - start % ZERO_CHUNK_BYTES)
+            content = bytes(self.bytes_at(start, size))
+            if content != (_ZEROS if size == ZERO_CHUNK_BYTES else _ZEROS[:size]):
+                yield start, content
+            start += size
+
+    def zero(self, start: int, stop: int) -> int:
+        """Set [*start*, *stop*) to zero where it is not; return the bytes up to the last such one.
+
+        Raises:
+            DiskFullError: A copy-on-write file system had no space.
+        """
+        last = start
+        for position, content in self.written_chunks(start, stop):
+            used = len(content.rstrip(b"\0"))
+            self.write(position, _ZEROS[:used])
+            last = position + used
+        return last - start
+
+    def close(self) -> None:
+        """Give the descriptor back. Idempotent."""
+        self._view = None
+        self.file.close()
