@@ -1,0 +1,190 @@
+"""``dledger cluster``: which brokers there are, their roles, and whether all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import trio
+from cyclopts import App, Parameter
+
+from dledger.cli.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    note,
+    print_json,
+    print_table,
+    show,
+)
+from dledger.cli.probe import NoAnswerError, any_cluster_info, cluster_info, raft_status
+from remoting.protocol.bodies import ClusterInfo
+
+app = App(name="cluster", help="Brokers, their roles and health.", backend="trio")
+
+BROKER_COLUMNS = (
+    "cluster",
+    "broker",
+    "id",
+    "address",
+    "role",
+    "term",
+    "leader",
+    "commit_index",
+    "applied_index",
+    "end_position",
+)
+
+
+async def brokers_of(info: ClusterInfo) -> list[dict[str, Any]]:
+    """Return one row per broker: what the NameServer knows and what the broker itself says."""
+    clusters = {
+        name: cluster for cluster, names in info.cluster_addr_table.items() for name in names
+    }
+    rows: list[dict[str, Any]] = []
+    for name, group in sorted(info.broker_addr_table.items()):
+        for broker_id, address in sorted(group.broker_addrs.items()):
+            rows.append(
+                {
+                    "cluster": clusters.get(name, group.cluster),
+                    "broker": name,
+                    "id": broker_id,
+                    "address": address,
+                }
+            )
+
+    async def fill(row: dict[str, Any]) -> None:
+        status = await raft_status(row["address"])
+        row["reachable"] = status is not None
+        row.update(status or {"role": "unreachable"})
+
+    async with trio.open_nursery() as nursery:
+        for row in rows:
+            nursery.start_soon(fill, row)
+    return rows
+
+
+@app.command
+async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") -> int:
+    """List brokers with role, term and position."""
+    source, info = await any_cluster_info(addresses(namesrv))
+    rows = await brokers_of(info)
+    show(output, f"Brokers known to {source}", rows, BROKER_COLUMNS)
+    return ExitCode.OK
+
+
+class GroupHealth(msgspec.Struct, frozen=True):
+    """One broker group: healthy, or why not."""
+
+    group: str
+    healthy: bool
+    leader: str | None
+    term: int
+    members: int
+    reasons: tuple[str, ...]
+
+
+def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
+    """Return how a broker group is, from what its members say of themselves. Pure.
+
+    Healthy: one member leads and serves in the newest term, the NameServer has it as id 0, every
+    member of the Raft group is registered and answers, and nobody is behind what is committed.
+    """
+    reasons: list[str] = []
+    up = [row for row in rows if row.get("reachable")]
+    reasons += [f"{row['address']} does not answer" for row in rows if not row.get("reachable")]
+    term = max((int(row.get("term", 0)) for row in up), default=0)
+    leaders = [row for row in up if row.get("serving") and row.get("term") == term]
+    leader = leaders[0] if leaders else None
+    if leader is None:
+        reasons.append("no leader")
+    elif leader["id"] != 0:
+        reasons.append(f"the NameServer has not heard yet that {leader['address']} leads")
+    members = {str(row.get("self")) for row in up}
+    expected = members.union(*(map(str, row.get("peers", {})) for row in up))
+    absent = sorted(expected - members)
+    if absent:
+        reasons.append(f"{', '.join(absent)} of the group not registered")
+    if leader is not None:
+        committed = int(leader.get("commit_index", 0))
+        reasons += [
+            f"{row['address']} is {committed - int(row.get('applied_index', 0))} entries behind"
+            for row in up
+            if int(row.get("applied_index", 0)) < committed
+        ]
+    reasons += [f"{row['address']} must not vote" for row in up if row.get("voter") is False]
+    return GroupHealth(
+        group=name,
+        healthy=not reasons,
+        leader=str(leader["address"]) if leader else None,
+        term=term,
+        members=len(expected),
+        reasons=tuple(reasons),
+    )
+
+
+async def _look(namesrvs: list[str]) -> tuple[list[GroupHealth], list[str]]:
+    """Return the health of every group, and what is wrong with NameServers."""
+    down: list[str] = []
+    infos: list[ClusterInfo] = []
+    for address in namesrvs:
+        try:
+            infos.append(await cluster_info(address))
+        except NoAnswerError as error:
+            if len(namesrvs) == 1:
+                raise
+            down.append(str(error))
+    if not infos:
+        raise CliError("; ".join(down), exit_code=ExitCode.UNREACHABLE)
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in await brokers_of(infos[0]):
+        groups.setdefault(row["broker"], []).append(row)
+    return [judge_group(name, rows) for name, rows in sorted(groups.items())], down
+
+
+@app.command
+async def health(
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    wait: Annotated[bool, Parameter(help="Wait until it is healthy.")] = False,
+    timeout_s: Annotated[float, Parameter(help="How long to wait at most.")] = 60.0,
+    output: Output = "table",
+) -> int:
+    """Tell whether every group has a leader, a quorum and nobody behind; exit 1 if not."""
+    namesrvs = addresses(namesrv)
+    groups: list[GroupHealth] = []
+    down: list[str] = []
+    unreachable: CliError | None = None
+    with trio.move_on_after(timeout_s if wait else float("inf")):
+        while True:
+            try:
+                groups, down = await _look(namesrvs)
+                unreachable = None
+            except CliError as error:
+                unreachable = error
+            good = bool(groups) and all(g.healthy for g in groups) and not down
+            if not wait or (good and unreachable is None):
+                break
+            await trio.sleep(0.2)
+    if unreachable is not None:
+        raise unreachable
+    healthy = bool(groups) and all(group.healthy for group in groups) and not down
+    reasons = [*down, *([] if groups else ["no broker is registered"])]
+    if output == "json":
+        print_json({"healthy": healthy, "reasons": reasons, "groups": groups})
+    else:
+        print_table(
+            "",
+            ["group", "healthy", "leader", "term", "members", "reasons"],
+            [
+                [g.group, g.healthy, g.leader, g.term, g.members, "; ".join(g.reasons)]
+                for g in groups
+            ],
+        )
+        for reason in reasons:
+            note(reason)
+    return ExitCode.OK if healthy else ExitCode.FAILED

@@ -1,0 +1,271 @@
+"""Checks the data folder of a stopped broker: records, entries, chain, queues. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from commitlog.consume_queue import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
+from commitlog.derive import SCHEDULE_TOPIC, derive
+from commitlog.entry import record_sizes
+from commitlog.errors import CorruptEntryError, CorruptRecordError, CorruptStoreError
+from commitlog.mark import Mark
+from commitlog.record import decode_record
+from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
+from commitlog.store_paths import StorePaths, parse_file_name
+from dledger.cli.log_walk import LogDamageError, LogEntry, Segment, open_segments, walk
+from dledger.cli.output import CliError, ExitCode
+
+PROBLEMS_SHOWN = 20
+"""One torn place can break thousands of units; the first ones say where to look."""
+
+UNITS_AT_ONCE = 50_000
+"""Units of one queue gathered before they are compared: bounds memory on long logs."""
+
+
+class StoreReport(msgspec.Struct, kw_only=True):
+    """What stands in a data folder, and what is wrong with it."""
+
+    folder: str
+    segments: int = 0
+    entries: int = 0
+    records: int = 0
+    first_index: int = 0
+    last_index: int = 0
+    last_term: int = 0
+    chain: str = ""
+    end_position: int = 0
+    commit_index: int = 0
+    clean_stop: bool = True
+    queues: int = 0
+    units: int = 0
+    problem_count: int = 0
+    problems: list[str] = []
+    notes: list[str] = []
+
+    @property
+    def good(self) -> bool:
+        """Nothing is wrong."""
+        return self.problem_count == 0
+
+    def problem(self, text: str) -> None:
+        """Note something that must not be."""
+        self.problem_count += 1
+        if len(self.problems) < PROBLEMS_SHOWN:
+            self.problems.append(text)
+
+
+def verify_store(root: Path) -> StoreReport:
+    """Return what stands in the data folder *root* of a stopped broker.
+
+    Raises:
+        CliError: It is not a data folder.
+    """
+    paths = StorePaths(str(root))
+    if not Path(paths.commitlog).is_dir():
+        raise CliError(
+            f"{root} is not a data folder: there is no commitlog in it",
+            next_step="give the folder that store.path_root_dir names",
+            exit_code=ExitCode.USAGE,
+        )
+    report = StoreReport(folder=str(root))
+    report.clean_stop = not Path(paths.abort).exists()
+    report.commit_index = _commit_index(Path(paths.commit_mark), report)
+    queues = _Queues(Path(paths.consumequeue), report)
+    try:
+        segments = open_segments(Path(paths.commitlog))
+        report.segments = len(segments)
+        for entry in walk(segments):
+            _count(entry, report)
+            _check_records(entry, report)
+            queues.add(entry)
+        _check_rest(segments, report)
+    except LogDamageError as error:
+        report.problem(f"log: {error}")
+    queues.finish()
+    if report.commit_index > report.last_index:
+        report.problem(
+            f"log: ends at entry {report.last_index}, entry {report.commit_index} was committed"
+        )
+    if not report.clean_stop:
+        report.notes.append("not stopped cleanly: queue units may be missing until the next start")
+    return report
+
+
+def commit_mark(path: Path) -> Mark | None:
+    """Return the newest whole commit mark of a data folder; None when there is none.
+
+    Raises:
+        CorruptStoreError: The file is there and neither slot is whole.
+    """
+    if not path.exists():
+        return None
+    data = path.read_bytes()
+    slots = [decode_slot(data[at : at + SLOT_STRIDE_BYTES]) for at in (0, SLOT_STRIDE_BYTES)]
+    whole = [slot for slot in slots if slot is not None]
+    if not whole:
+        if not any(data):
+            return None
+        raise CorruptStoreError(f"{path}: neither slot is whole")
+    return Mark.decode(max(whole)[1])
+
+
+def _commit_index(path: Path, report: StoreReport) -> int:
+    try:
+        mark = commit_mark(path)
+    except CorruptStoreError as error:
+        report.problem(str(error))
+        return 0
+    return mark.index if mark else 0
+
+
+def _count(entry: LogEntry, report: StoreReport) -> None:
+    header = entry.header
+    report.first_index = report.first_index or header.index
+    report.entries += 1
+    report.records += header.record_count
+    report.last_index = header.index
+    report.last_term = header.term
+    report.chain = f"{header.chain:016x}"
+    report.end_position = header.end_position
+
+
+def _check_records(entry: LogEntry, report: StoreReport) -> None:
+    header = entry.header
+    start = header.body_start
+    for size in record_sizes(entry.frame, header).tolist():
+        position = header.position + start
+        try:
+            record = decode_record(entry.frame, start)
+        except CorruptRecordError as error:
+            report.problem(f"record at byte {position}: {error}")
+            start += size
+            continue
+        if record.phy_offset != position:
+            report.problem(f"record at byte {position} says it is at {record.phy_offset}")
+        if record.size != size:
+            report.problem(f"record at byte {position}: {record.size} bytes, the table says {size}")
+        if record.store_timestamp_ms != header.store_time_ms:
+            report.problem(f"record at byte {position} has another store time than its entry")
+        start += size
+
+
+def _check_rest(segments: list[Segment], report: StoreReport) -> None:
+    """Behind the last entry there must be zeros only: anything else is a tail nobody cut."""
+    for segment in segments:
+        begin = max(report.end_position - segment.start, 0)
+        if begin >= len(segment.data):
+            continue
+        rest = np.frombuffer(segment.data, np.uint8)[begin:]
+        if segment.end <= report.end_position or segment is not segments[-1]:
+            continue
+        if rest.any():
+            at = segment.start + begin + int(rest.argmax() if rest[0] else rest.nonzero()[0][0])
+            report.problem(f"log: byte {at} behind the last entry is not zero")
+
+
+class _Queues:
+    """Compares the units that follow from the log with those in the queue files."""
+
+    def __init__(self, folder: Path, report: StoreReport) -> None:
+        self._folder = folder
+        self._report = report
+        self._waiting: dict[tuple[str, int], list[Units]] = {}
+        self._first: dict[tuple[str, int], int] = {}
+        self._next: dict[tuple[str, int], int] = {}
+        self._absent: set[tuple[str, int]] = set()
+
+    def add(self, entry: LogEntry) -> None:
+        """Take in the units of the next entry."""
+        if not entry.header.record_count:
+            return
+        try:
+            derived = derive(entry.frame, entry.header)
+        except (CorruptEntryError, CorruptRecordError) as error:
+            self._report.problem(f"entry {entry.header.index}: {error}")
+            return
+        for topic, queue_id, where in derived.groups:
+            key = (topic, queue_id)
+            offsets = derived.queue_offset[where]
+            expected = self._next.get(key, int(offsets[0]))
+            if (offsets != np.arange(expected, expected + len(offsets))).any():
+                self._report.problem(
+                    f"entry {entry.header.index}: {topic} queue {queue_id} goes on with offset"
+                    f" {int(offsets[0])}, not {expected}"
+                )
+            self._next[key] = int(offsets[-1]) + 1
+            self._first.setdefault(key, int(offsets[0]))
+            waiting = self._waiting.setdefault(key, [])
+            waiting.append(derived.units[where])
+            if entry.header.index > self._report.commit_index:
+                # Not known to be committed: no unit is promised, and none may be wrong.
+                self._compare(key, promised=False)
+            elif sum(map(len, waiting)) >= UNITS_AT_ONCE:
+                self._compare(key, promised=True)
+
+    def finish(self) -> None:
+        """Compare what is left."""
+        for key in list(self._waiting):
+            self._compare(key, promised=True)
+        self._report.queues = len(self._next)
+        self._report.units = sum(self._next[key] - self._first[key] for key in self._next)
+        for topic, queue_id in sorted(self._absent):
+            self._report.notes.append(f"{topic} queue {queue_id} has no files: deleted topic?")
+
+    def _compare(self, key: tuple[str, int], *, promised: bool) -> None:
+        waiting = self._waiting.pop(key, [])
+        if not waiting:
+            return
+        expected = np.concatenate(waiting)
+        topic, queue_id = key
+        first = self._next[key] - len(expected)
+        if not (self._folder / topic).is_dir():
+            self._absent.add(key)
+            return
+        found = read_units(self._folder / topic / str(queue_id), first, len(expected))
+        written = (found["size"] != 0) & (found["size"] != FILLER_SIZE)
+        differs = written & (
+            (found["phy_offset"] != expected["phy_offset"]) | (found["size"] != expected["size"])
+        )
+        if topic != SCHEDULE_TOPIC:
+            # There it holds a delivery time, which follows from the broker's delay levels.
+            differs |= written & (found["tags_code"] != expected["tags_code"])
+        for place in np.flatnonzero(differs)[:PROBLEMS_SHOWN].tolist():
+            self._report.problem(
+                f"{topic} queue {queue_id} offset {first + place}: unit"
+                f" {tuple(found[place].tolist())}, the log says {tuple(expected[place].tolist())}"
+            )
+        missing = int(len(expected) - written.sum())
+        if missing and promised and self._report.clean_stop:
+            at = first + int(np.flatnonzero(~written)[0])
+            self._report.problem(
+                f"{topic} queue {queue_id}: {missing} units missing from offset {at} on"
+            )
+
+
+def read_units(folder: Path, first: int, count: int) -> Units:
+    """Return *count* units of a queue from its files; zeros where there are none."""
+    units = np.zeros(count, UNIT_DTYPE)
+    begin, end = first * UNIT_BYTES, (first + count) * UNIT_BYTES
+    for start, path in _queue_files(folder):
+        stop = start + path.stat().st_size
+        low, high = max(begin, start), min(end, stop)
+        if low >= high:
+            continue
+        with path.open("rb") as file:
+            file.seek(low - start)
+            data = file.read(high - low)
+        place = (low - begin) // UNIT_BYTES
+        part = np.frombuffer(data, UNIT_DTYPE)
+        units[place : place + len(part)] = part
+    return units
+
+
+def _queue_files(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        start = parse_file_name(path.name)
+        if start is not None:
+            yield start, path

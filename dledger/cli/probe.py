@@ -1,0 +1,127 @@
+"""One question to one daemon, on a connection of its own: for tools and for watching a start.
+
+Unlike the SDK it wants no route and no NameServer, so it can ask a node that is not well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import trio
+
+from dledger.cli.output import CliError, ExitCode
+from remoting.protocol.bodies import ClusterInfo
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.frame import FrameDecoder, encode_command
+
+RECEIVE_BYTES = 64 * 1024
+
+
+class NoAnswerError(CliError):
+    """The daemon could not be asked or said nothing in time."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(
+            f"{address} does not answer: {why}",
+            next_step="check that it runs and that the address is right",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+
+
+async def ask(
+    address: str,
+    code: int,
+    ext: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    *,
+    timeout_s: float = 3.0,
+) -> RemotingCommand:
+    """Send one request and return the answer, whatever its code is.
+
+    Raises:
+        NoAnswerError: No connection, or no whole answer in time. What was asked for may have been
+            done.
+    """
+    host, _, port = address.rpartition(":")
+    command = request(code, dict(ext or {}), body)
+    command.opaque = 1
+    try:
+        with trio.fail_after(timeout_s):
+            stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+            async with stream:
+                await stream.send_all(encode_command(command))
+                return await _answer(stream, address)
+    except trio.TooSlowError:
+        raise NoAnswerError(address, f"nothing within {timeout_s:g} s") from None
+    except (OSError, trio.BrokenResourceError) as error:
+        raise NoAnswerError(address, _reason(error)) from None
+
+
+async def _answer(stream: trio.SocketStream, address: str) -> RemotingCommand:
+    decoder = FrameDecoder()
+    while True:
+        data = await stream.receive_some(RECEIVE_BYTES)
+        if not data:
+            raise NoAnswerError(address, "it closed the connection")
+        for command in decoder.feed(data):
+            if command.is_response and command.opaque == 1:
+                return command
+
+
+def _reason(error: BaseException) -> str:
+    causes = getattr(error.__cause__, "exceptions", ()) or ()
+    inner = causes[0] if causes else error
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+
+
+async def raft_status(address: str, *, timeout_s: float = 3.0) -> dict[str, Any] | None:
+    """Return what a broker says about its part in the group; None when it does not answer."""
+    try:
+        answer = await ask(address, RequestCode.RAFT_STATUS, timeout_s=timeout_s)
+    except NoAnswerError:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        return None
+    status: dict[str, Any] = msgspec.json.decode(answer.body)
+    return status
+
+
+async def cluster_info(namesrv: str, *, timeout_s: float = 3.0) -> ClusterInfo:
+    """Return every broker group that a NameServer knows.
+
+    Raises:
+        NoAnswerError: It does not answer.
+        CliError: It refuses.
+    """
+    answer = await ask(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
+    if answer.code != ResponseCode.SUCCESS:
+        raise CliError(f"{namesrv} refuses with code {answer.code}: {answer.remark}")
+    return ClusterInfo.decode(answer.body)
+
+
+async def any_cluster_info(namesrvs: list[str]) -> tuple[str, ClusterInfo]:
+    """Return the answer of the first NameServer that gives one, and its address.
+
+    Raises:
+        NoAnswerError: None does; the last one's reason.
+    """
+    for place, address in enumerate(namesrvs):
+        try:
+            return address, await cluster_info(address)
+        except NoAnswerError:
+            if place == len(namesrvs) - 1:
+                raise
+    raise CliError("no NameServer is named", exit_code=ExitCode.USAGE)
+
+
+async def namesrv_leader(namesrv: str, *, timeout_s: float = 3.0) -> str | None:
+    """Return the address a NameServer has as id 0 of its only broker group; None without one."""
+    try:
+        info = await cluster_info(namesrv, timeout_s=timeout_s)
+    except CliError:
+        return None
+    leaders = [group.broker_addrs.get(0) for group in info.broker_addr_table.values()]
+    return leaders[0] if len(leaders) == 1 else None

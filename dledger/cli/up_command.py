@@ -1,0 +1,85 @@
+"""``dledger up``: a local cluster in one command."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import trio
+from cyclopts import Parameter
+
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+
+WATCH_S = 0.5
+
+
+async def up(
+    *,
+    brokers: Annotated[int, Parameter(help="Members of the group.")] = 3,
+    folder: Annotated[
+        Path | None, Parameter(name=["--dir"], help="Where data and logs are kept.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        Parameter(help="Port of the NameServer; free ports are found when it is left out."),
+    ] = None,
+    output: Output = "table",
+) -> int:
+    """Run a NameServer and brokers on this machine until Ctrl-C.
+
+    Without --dir everything lies in a new temporary folder, which stays there.
+    """
+    if not 1 <= brokers <= 5:
+        raise CliError("--brokers: from 1 to 5", exit_code=ExitCode.USAGE)
+    where = folder or Path(tempfile.mkdtemp(prefix="dledger-up-"))
+    ports = None
+    if port is not None:
+        from dledger.cli.local_cluster import free_ports
+
+        ports = [port, *free_ports(2 * brokers)]
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with local_cluster(where, brokers=brokers, ports=ports, progress=note) as cluster:
+            await _announce(cluster, output)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_watch, cluster)
+                async for _ in signals:
+                    note("stopping")
+                    nursery.cancel_scope.cancel()
+                    break
+    return ExitCode.OK
+
+
+async def _announce(cluster: LocalCluster, output: str) -> None:
+    leader = await cluster.leader()
+    rows = [
+        {
+            "node": node.name,
+            "address": node.address,
+            "pid": node.pid,
+            "leads": node.name == leader,
+            "log": str(node.log_path),
+        }
+        for node in cluster.nodes
+    ]
+    if output == "json":
+        print_json({"namesrv": cluster.namesrv_address, "nodes": rows})
+        return
+    print_table(
+        "", ["node", "address", "pid", "leads", "log"], [list(row.values()) for row in rows]
+    )
+    note(f"export NAMESRV_ADDR={cluster.namesrv_address}")
+    note("dledger cluster ls; dledger send --topic hello 'a message'; Ctrl-C stops everything")
+
+
+async def _watch(cluster: LocalCluster) -> None:
+    """Say it once when a node ends by itself."""
+    told: set[str] = set()
+    while True:
+        await trio.sleep(WATCH_S)
+        for node in cluster.nodes:
+            if not node.running and node.name not in told:
+                told.add(node.name)
+                note(f"{node.name} has ended: {node.last_log_lines(1)}")
