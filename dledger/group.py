@@ -257,7 +257,8 @@ class Group:
                 return
 
     def _seal(self) -> bool:
-        taken, size = [], ENTRY_HEADER_BYTES
+        taken: list[_Pending] = []
+        size = ENTRY_HEADER_BYTES
         while self._pending and (
             not taken or size + self._pending[0].size <= self.settings.entry_bytes_max
         ):
@@ -286,8 +287,6 @@ class Group:
             return False
         counters.update(moved)
         self._in_flight.append(self._entry_in_flight(index, taken, offsets))
-        if self.store.log.needs_reserve:
-            self._reserve_wake.set()
         return True
 
     def _entry_in_flight(self, index: int, taken: list[_Pending], offsets: list[int]) -> _InFlight:
@@ -335,6 +334,8 @@ class Group:
             self._answer_stable()
         if self._pending and not self.node.flushing:
             self._seal_all()
+        if self.store.log.needs_reserve:
+            self._reserve_wake.set()
 
     def _note_leadership(self) -> None:
         node = self.node

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from commitlog.consume_queue import ConsumeQueueStore
+from commitlog.consume_queue import ConsumeQueueFlush, ConsumeQueueStore
 from commitlog.derive import derive
 from commitlog.entry_log import EntryLog
-from commitlog.key_index import KeyIndex
+from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Mark
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
@@ -138,7 +138,7 @@ class ReplicaStore:
         header = parse_header(frame)
         if header.index != index:
             raise InvariantBroken(f"entry {header.index} stands where {index} should")
-        derived = derive(frame, header, self._delays)
+        derived = derive(frame, header, delay_ms=self._delays)
         applied = apply_entry(self.tables, frame, header, derived)
         for units in applied.units:
             self.queues.queue(units.topic, units.queue_id).put(units.first, units.units)
@@ -173,9 +173,9 @@ class ReplicaStore:
             tables=snapshot(tables),
             flushes=(self.queues.begin_flush(), self.key_index.begin_flush()),
             checkpoint=Checkpoint(
-                physic_msg_timestamp=tables.last_store_time_ms,
-                logics_msg_timestamp=tables.last_store_time_ms,
-                index_msg_timestamp=0,
+                physic_msg_timestamp_ms=tables.last_store_time_ms,
+                logics_msg_timestamp_ms=tables.last_store_time_ms,
+                index_msg_timestamp_ms=0,
                 master_flushed_offset=mark.end_position,
                 confirm_phy_offset=mark.end_position,
             ),
@@ -205,7 +205,7 @@ class Checkpointing:
     store: ReplicaStore
     mark: Mark
     tables: bytes
-    flushes: tuple[Callable[[], None], ...]
+    flushes: tuple[ConsumeQueueFlush, KeyIndexFlush]
     checkpoint: Checkpoint
 
     def write(self) -> None:
@@ -218,7 +218,7 @@ class Checkpointing:
         """
         store = self.store
         for flush in self.flushes:
-            flush()
+            flush.run()
         store._disk.replace(store.paths.snapshot, self.tables)
         store._mark_slots.store(self.mark.encode())
         store._checkpoint_file.store(self.checkpoint)

@@ -1,0 +1,252 @@
+"""Members of a Raft group driven by hand: no tasks, no sockets, one step at a time.
+
+Frames pass through the real codec. The test decides when a disk flushes, which frames arrive,
+in which order and how often, and what time it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from commitlog.disk import OsDisk
+from commitlog.entry import RecordBatch, Run
+from commitlog.entry_log import EntryLog
+from commitlog.record import encode_record
+from commitlog.slot_file import SlotFile
+from dledger.raft.guards import ALL_ON, Guards
+from dledger.raft.identity import Identity
+from dledger.raft.journal import Proposal
+from dledger.raft.node import Outgoing, RaftNode, RaftSettings
+from dledger.raft.term_vote import TermVote
+from dledger.raft.wire import PeerFrame, PeerFrameDecoder, encode_frame, encode_head
+
+SEGMENT_BYTES = 1 << 20
+
+
+@dataclass
+class HandClock:
+    """Time that moves when told."""
+
+    now_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.now_s * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing sleeps in a cluster driven by hand")
+
+
+def batch(*bodies: bytes, topic: str = "T", queue_id: int = 0) -> RecordBatch:
+    """Return a batch of one run."""
+    records = [
+        encode_record(topic=topic, queue_id=queue_id, body=body, properties=b"") for body in bodies
+    ]
+    sizes = np.array([len(record) for record in records], np.uint32)
+    return RecordBatch(b"".join(records), sizes, (Run(topic, queue_id, len(bodies)),))
+
+
+@dataclass
+class Letter:
+    """A frame on its way."""
+
+    sender: str
+    receiver: str
+    frame: PeerFrame
+
+
+@dataclass
+class Member:
+    """A node with its disk, and what it has committed so far."""
+
+    name: str
+    root: Path
+    node: RaftNode
+    log: EntryLog
+    term_vote: TermVote
+    flushes_by_itself: bool = True
+    committed: list[tuple[int, int]] = field(default_factory=list)
+
+    def flush(self) -> None:
+        """Make everything durable, allocate ahead, and let the node notice."""
+        if self.log.needs_reserve:
+            self.log.reserve_next()
+        if not self.term_vote.is_durable:
+            version, record = self.term_vote.snapshot()
+            self.term_vote.write(record)
+            self.term_vote.mark_durable(version)
+        ticket = self.log.begin_flush()
+        if ticket is not None:
+            ticket.run()
+            self.log.complete_flush(ticket)
+        self.node.settle()
+
+
+class Cluster:
+    """A group of members whose network is a list of letters."""
+
+    def __init__(
+        self, root: Path, size: int = 3, *, guards: Guards = ALL_ON, seed: int = 1
+    ) -> None:
+        self.clock = HandClock()
+        self.rng = random.Random(seed)
+        self.guards = guards
+        self.root = root
+        self.names = [f"n{number}" for number in range(size)]
+        self.members: dict[str, Member] = {}
+        self.queue_offsets: dict[str, int] = {}
+        self.post: list[Letter] = []
+        self.cut: set[tuple[str, str]] = set()
+        for name in self.names:
+            self.start(name)
+        for member in self.members.values():
+            for other in self.names:
+                if other != member.name:
+                    member.node.link_up(other, "control", self.members[other].node.hello("control"))
+                    member.node.link_up(other, "data", self.members[other].node.hello("data"))
+        for member in self.members.values():
+            heard = {name: peer.hello for name, peer in member.node.peers.items() if peer.hello}
+            member.node.identity.agree(member.node.settings.others, heard)
+        for member in self.members.values():
+            for other in self.names:
+                if other != member.name:
+                    member.node.heard(self.members[other].node.hello("control"))
+
+    def start(self, name: str, *, restored_commit_index: int = 0) -> Member:
+        """Open the member's folder and make its node; what was unflushed is still there."""
+        root = self.root / name
+        disk = OsDisk()
+        disk.make_dir(str(root))
+        log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None)
+        if log.needs_reserve:
+            log.reserve_next()
+        term_vote = TermVote(SlotFile(disk, str(root / "vote")))
+        identity = Identity(
+            disk, str(root / "identity"), cluster="C", group="G", name=name, rng=self.rng
+        )
+        settings = RaftSettings(
+            cluster="C",
+            group="G",
+            self_id=name,
+            peers=dict.fromkeys(self.names, ("127.0.0.1", 1)),
+            client_address=f"{name}:10911",
+        )
+        committed: list[tuple[int, int]] = []
+        node = RaftNode(
+            settings,
+            log,
+            term_vote,
+            identity,
+            restored_commit_index=restored_commit_index,
+            store_host=bytes(8),
+            doubtful=False,
+            clock=self.clock,
+            rng=self.rng,
+            on_settled=lambda: self._note(name),
+            guards=self.guards,
+        )
+        self.members[name] = Member(name, root, node, log, term_vote, committed=committed)
+        return self.members[name]
+
+    def _note(self, name: str) -> None:
+        member = self.members.get(name)
+        if member is None:
+            return
+        first = len(member.committed) + 1
+        for index in range(first, member.node.commit_index + 1):
+            member.committed.append((index, member.log.chain_at(index)))
+
+    def node(self, name: str) -> RaftNode:
+        """Return the node of *name*."""
+        return self.members[name].node
+
+    # -- letters ---------------------------------------------------------------------------
+
+    def collect(self, name: str) -> None:
+        """Put what *name* has to send into the post."""
+        node = self.node(name)
+        for other, peer in node.peers.items():
+            while peer.control:
+                self._post(name, other, peer.control.popleft(), [])
+            while peer.replies:
+                self._post(name, other, peer.replies.popleft(), [])
+            while (append := node.next_append(other)) is not None:
+                self._post(name, other, *append)
+
+    def _post(
+        self, sender: str, receiver: str, outgoing: Outgoing, views: list[memoryview]
+    ) -> None:
+        head = encode_head(outgoing.kind, outgoing.term, 1, 1, outgoing.fields)
+        (frame,) = PeerFrameDecoder().feed(encode_frame(head, views))
+        if (sender, receiver) not in self.cut:
+            self.post.append(Letter(sender, receiver, frame))
+
+    def deliver(self, letter: Letter) -> None:
+        """Hand one letter over."""
+        node = self.node(letter.receiver)
+        node.receive(letter.sender, letter.frame)
+        node.settle()
+
+    def step(self) -> bool:
+        """Flush where members do so by themselves, deliver all letters once; false if none."""
+        for name, member in self.members.items():
+            if member.flushes_by_itself:
+                member.flush()
+            self.collect(name)
+        letters, self.post = self.post, []
+        for letter in letters:
+            self.deliver(letter)
+        return bool(letters)
+
+    def run(self, steps: int = 60) -> None:
+        """Step until nothing moves any more."""
+        for _ in range(steps):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {steps} steps")
+
+    def beat(self, name: str) -> None:
+        """Let a leader's heartbeat pass, and all that follows from it."""
+        self.node(name).beat()
+        self.run()
+
+    def elect(self, name: str) -> RaftNode:
+        """Make *name* leader by the ordinary way: pre-vote, vote, no-op committed."""
+        node = self.node(name)
+        self.clock.now_s += 10.0
+        node.stand()
+        node.settle()
+        self.run()
+        assert node.is_leader, f"{name} was not elected"
+        return node
+
+    def append(self, name: str, *bodies: bytes) -> int:
+        """Append one entry on *name*, which must lead."""
+        node = self.node(name)
+        first = self.queue_offsets.get("T", 0)
+        self.queue_offsets["T"] = first + len(bodies)
+        index = node.append(Proposal([batch(*bodies)], [first], self.clock.wall_ms()))
+        node.settle()
+        return index
+
+    def chains(self) -> dict[str, list[int]]:
+        """Return every member's chain checksums."""
+        return {
+            name: [member.log.chain_at(i) for i in range(1, member.log.last_index + 1)]
+            for name, member in self.members.items()
+        }
+
+    def close(self) -> None:
+        """Close all logs."""
+        for member in self.members.values():
+            member.log.close()
+
+
+ClusterFactory = Callable[..., Cluster]

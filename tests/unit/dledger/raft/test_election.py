@@ -1,0 +1,46 @@
+"""Timers and ballots."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
+
+
+@given(st.integers(0, 2**32))
+def test_a_member_waits_one_to_two_timeouts_for_its_leader(seed: int) -> None:
+    timer = ElectionTimer(0.8, random.Random(seed))
+    timer.heard_leader(10.0)
+    assert 10.8 <= timer.deadline_s <= 11.6
+    assert timer.hears_leader(10.79)
+    assert not timer.hears_leader(10.81)
+
+
+@given(st.integers(0, 2**32))
+def test_a_broken_connection_to_the_leader_is_not_waited_out(seed: int) -> None:
+    timer = ElectionTimer(0.8, random.Random(seed))
+    timer.heard_leader(10.0)
+    timer.lost_leader(10.1)
+    assert 10.1 < timer.deadline_s <= 10.1 + 0.16
+    assert not timer.hears_leader(10.1)
+
+
+def test_a_voter_counts_once_and_in_its_own_term_only() -> None:
+    ballot = Ballot(5)
+    assert ballot.grant(5, "b")
+    assert not ballot.grant(5, "b")
+    assert not ballot.grant(4, "c")
+    assert ballot.votes == {"b"}
+
+
+def test_the_newer_last_term_wins_before_the_longer_log() -> None:
+    assert is_up_to_date(3, 1, 2, 100)
+    assert not is_up_to_date(2, 99, 2, 100)
+    assert is_up_to_date(2, 100, 2, 100)
+
+
+def test_majorities() -> None:
+    assert [majority(voters) for voters in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]

@@ -1,0 +1,151 @@
+"""The sender's bookkeeping: what goes out next, and that it never goes out without need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dledger.raft.guards import ALL_ON
+from dledger.raft.replicator import Replicator
+
+ENTRY_BYTES = 100
+
+
+@dataclass
+class FlatLog:
+    """A log of equal entries, all of term 1."""
+
+    last_index: int
+    anchor_index: int = 0
+
+    def term_at(self, index: int) -> int:
+        assert self.anchor_index <= index <= self.last_index
+        return 1
+
+    def end_position_of(self, index: int) -> int:
+        return index * ENTRY_BYTES
+
+
+@dataclass
+class FlatReplicator(Replicator):
+    """A sender whose log the test can let grow."""
+
+    log: FlatLog
+
+
+def reign(last_index: int, *, window: int = 10) -> FlatReplicator:
+    sender = FlatReplicator(
+        FlatLog(last_index),
+        window_bytes=window * ENTRY_BYTES,
+        append_bytes=4 * ENTRY_BYTES,
+        stall_s=1.0,
+        guards=ALL_ON,
+    )
+    sender.start(["b"], 0.0)
+    return sender
+
+
+def send(sender: Replicator, *, idle: bool = False) -> tuple[int, int] | None:
+    """Send what is due; return (first, last) of the entries in it."""
+    append = sender.next_append("b", 0, idle=idle)
+    if append is None:
+        return None
+    count = append.max_bytes // ENTRY_BYTES if not append.is_empty else 0
+    last = min(append.first + count - 1, sender.log.last_index)
+    sender.sent("b", last, (last - append.first + 1) * ENTRY_BYTES)
+    return append.first, last
+
+
+def test_a_reign_begins_with_one_probe_and_waits_for_its_answer() -> None:
+    sender = reign(5)
+    assert send(sender) == (6, 5)
+    assert send(sender) is None
+    assert not sender.has_work("b")
+
+
+def test_after_a_match_appends_go_out_ahead_of_answers_until_the_window_is_full() -> None:
+    sender = reign(10)
+    send(sender)
+    sender.matched("b", 10, 0.0)
+    sender.log.last_index = 40
+    assert [send(sender) for _ in range(4)] == [(11, 14), (15, 18), (19, 20), None]
+    sender.matched("b", 14, 0.0)
+    assert send(sender) == (21, 24)
+
+
+def test_an_answer_never_moves_the_next_index_back() -> None:
+    sender = reign(10)
+    send(sender)
+    sender.matched("b", 10, 0.0)
+    sender.log.last_index = 18
+    sent = [send(sender), send(sender)]
+    sender.matched("b", 12, 0.0)
+    assert sent == [(11, 14), (15, 18)]
+    assert send(sender) is None
+
+
+def test_a_rejection_goes_back_to_what_the_follower_asks_for_in_one_round() -> None:
+    sender = reign(1000)
+    send(sender)
+    sender.rejected("b", 200, 0.0)
+    assert send(sender) == (200, 203)
+    assert send(sender) is None
+
+
+def test_a_rejection_never_goes_below_what_is_known_to_match() -> None:
+    sender = reign(10)
+    send(sender)
+    sender.matched("b", 8, 0.0)
+    sender.rejected("b", 3, 0.0)
+    assert send(sender) == (9, 10)
+
+
+def test_a_silent_follower_is_probed_again_after_the_stall_time() -> None:
+    sender = reign(10)
+    send(sender)
+    assert not sender.stalled("b", 0.9)
+    assert sender.stalled("b", 1.1)
+    assert send(sender) == (11, 10)
+
+
+def test_the_commit_index_travels_alone_only_when_idle() -> None:
+    sender = reign(10)
+    send(sender)
+    sender.matched("b", 10, 0.0)
+    assert sender.next_append("b", 7, idle=False) is None
+    append = sender.next_append("b", 7, idle=True)
+    assert append is not None
+    assert (append.is_empty, append.commit_index) == (True, 7)
+    assert sender.next_append("b", 7, idle=True) is None
+
+
+@given(st.lists(st.sampled_from(["grow", "send", "match", "reject", "reset", "stall"])), st.data())
+def test_whatever_happens_match_stays_below_next_and_the_window_holds(
+    events: list[str], data: st.DataObject
+) -> None:
+    sender = reign(5)
+    progress = sender.peers["b"]
+    now = 0.0
+    for event in events:
+        now += 0.3
+        match event:
+            case "grow":
+                sender.log.last_index += data.draw(st.integers(0, 20))
+            case "send":
+                send(sender, idle=data.draw(st.booleans()))
+            case "match":
+                sender.matched(
+                    "b", data.draw(st.integers(progress.match_index, progress.next_index - 1)), now
+                )
+            case "reject":
+                sender.rejected("b", data.draw(st.integers(0, sender.log.last_index + 1)), now)
+            case "reset":
+                sender.link_reset("b")
+            case "stall":
+                sender.stalled("b", now)
+        assert 0 <= progress.match_index < progress.next_index <= sender.log.last_index + 1
+        if progress.match_index and not progress.probing:
+            on_its_way = (progress.next_index - 1 - progress.match_index) * ENTRY_BYTES
+            assert on_its_way <= sender.window_bytes + ENTRY_BYTES

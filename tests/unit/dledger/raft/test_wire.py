@@ -1,0 +1,97 @@
+"""Peer frames: what is damaged, late or foreign never gets past the decoder."""
+
+from __future__ import annotations
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commitlog.errors import RemoteProtocolError
+from dledger.raft.wire import (
+    FIELDS,
+    FRAME_BYTES_MAX,
+    Kind,
+    PeerFrameDecoder,
+    encode_frame,
+    encode_head,
+)
+
+NUMBERS = st.integers(0, 2**62)
+KINDS = st.sampled_from([kind for kind in Kind if kind not in (Kind.HELLO, Kind.HELLO_ACK)])
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> tuple[Kind, tuple[int, ...], bytes, bytes]:
+    kind = draw(KINDS)
+    fields = tuple(draw(st.lists(NUMBERS, min_size=FIELDS[kind], max_size=FIELDS[kind])))
+    payload = draw(st.binary(max_size=200))
+    data = encode_frame(encode_head(kind, 7, 11, 13, fields), [memoryview(payload)])
+    return kind, fields, payload, data
+
+
+def test_heartbeat_frame_has_these_bytes() -> None:
+    data = encode_frame(encode_head(Kind.HEARTBEAT, 3, 1, 2, (9, 4)))
+    assert data.hex() == "0000000d" + data[4:8].hex() + "0007" + "860503010209" + "04"
+
+
+@given(st.lists(frames(), max_size=5))
+def test_frames_fed_byte_by_byte_come_out_whole(
+    given_frames: list[tuple[Kind, tuple[int, ...], bytes, bytes]],
+) -> None:
+    decoder = PeerFrameDecoder()
+    out = []
+    for byte in b"".join(data for *_, data in given_frames):
+        out += decoder.feed(bytes([byte]))
+    assert [(f.kind, tuple(f.fields), bytes(f.payload)) for f in out] == [
+        (kind, fields, payload) for kind, fields, payload, _ in given_frames
+    ]
+    assert all((f.term, f.epoch, f.sequence) == (7, 11, 13) for f in out)
+
+
+@given(frames(), st.data())
+def test_one_flipped_bit_is_never_a_frame(
+    frame: tuple[Kind, tuple[int, ...], bytes, bytes], data: st.DataObject
+) -> None:
+    damaged = bytearray(frame[3])
+    bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
+    damaged[bit // 8] ^= 1 << (bit % 8)
+    decoder = PeerFrameDecoder()
+    try:
+        assert decoder.feed(bytes(damaged)) == []  # a longer length waits for more
+    except RemoteProtocolError:
+        with pytest.raises(RemoteProtocolError, match="in error already"):
+            decoder.feed(b"")
+
+
+def _with_head(head: object) -> bytes:
+    encoded = cbor2.dumps(head)
+    return encode_frame(len(encoded).to_bytes(2, "big") + encoded)
+
+
+@pytest.mark.parametrize(
+    ("head", "complaint"),
+    [
+        ([99, 1, 1, 1], "unknown kind 99"),
+        ([int(Kind.VOTE_REPLY), 1, 1, 1, 5], "VOTE_REPLY frame with 1 fields"),
+        ([int(Kind.HEARTBEAT), 1, 1, 1, "x", 1], "not numbers"),
+        ([int(Kind.HEARTBEAT), -1, 1, 1, 1, 1], "not numbers"),
+        ({"kind": 5}, "not what this version sends"),
+        ([5], "not what this version sends"),
+    ],
+)
+def test_foreign_heads_are_refused(head: object, complaint: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=complaint):
+        PeerFrameDecoder().feed(_with_head(head))
+
+
+def test_bytes_behind_the_cbor_head_are_refused() -> None:
+    encoded = cbor2.dumps([int(Kind.VOTE_REPLY), 1, 1, 1]) + b"\x00"
+    with pytest.raises(RemoteProtocolError, match="not what this version sends"):
+        PeerFrameDecoder().feed(encode_frame(len(encoded).to_bytes(2, "big") + encoded))
+
+
+@pytest.mark.parametrize("length", [0, 5, FRAME_BYTES_MAX + 1, 0xFFFFFFFF])
+def test_lengths_out_of_bounds_are_refused_before_anything_is_read(length: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="a peer frame of"):
+        PeerFrameDecoder().feed(length.to_bytes(4, "big") + bytes(4))
