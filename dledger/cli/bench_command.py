@@ -1,0 +1,55 @@
+"""``dledger bench``: how fast it is, on this machine, now."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import App, Parameter
+
+from dledger.cli.output import CliError, ExitCode, Output, print_json, print_table
+
+app = App(name="bench", help="Measure sending, consuming and storing.", backend="trio")
+
+MIB = 1 << 20
+
+
+def print_result(title: str, result: Any, output: str) -> None:
+    """Print a measurement: one JSON object, or a table of names and values."""
+    values: dict[str, Any] = msgspec.to_builtins(result)
+    if output == "json":
+        print_json(values)
+        return
+    rows = [
+        [name.replace("_", " "), f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"]
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        else [name.replace("_", " "), str(value)]
+        for name, value in values.items()
+    ]
+    print_table(title, ["what", "value"], rows)
+
+
+@app.command
+def store(
+    *,
+    size: Annotated[int, Parameter(help="Bytes of a body.")] = 1_024,
+    entry: Annotated[int, Parameter(help="Bytes of an entry, about.")] = MIB,
+    total_mib: Annotated[int, Parameter(help="How much is written, MiB.")] = 512,
+    folder: Annotated[
+        Path | None, Parameter(name="--dir", help="On the disk to measure; removed afterwards.")
+    ] = None,
+    output: Output = "table",
+) -> int:
+    """Measure MB/s into one log with records, CRC and queue units, beside a raw write."""
+    from dledger.cli.bench_store import StoreLoad, bench_store
+
+    if not (0 < size < 4 * MIB and 1_024 <= entry <= 64 * MIB and total_mib > 0):
+        raise CliError("--size up to 4 MiB, --entry from 1 KiB to 64 MiB", exit_code=ExitCode.USAGE)
+    where = Path(tempfile.mkdtemp(prefix="dledger-bench-", dir=folder))
+    result = bench_store(
+        where, StoreLoad(body_bytes=size, entry_bytes=entry, total_bytes=total_mib * MIB)
+    )
+    print_result("One log beside a raw sequential write", result, output)
+    return ExitCode.OK

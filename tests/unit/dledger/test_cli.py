@@ -1,0 +1,210 @@
+"""The command line: help, settings, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from commitlog.errors import ConfigError, InvariantBroken
+from dledger.cli.cluster_command import judge_group
+from dledger.cli.main import COMMANDS, broker_main, build_app, exit_code_of, main, run
+from dledger.cli.output import CliError, ExitCode
+from dledger.logs import configure_logs
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, _, _, about in COMMANDS:
+        assert name in out
+        assert about in out
+    assert "namesrv" in out
+
+
+@pytest.mark.parametrize("name", [name for name, _, _, _ in COMMANDS])
+def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"dledger {name}" in capsys.readouterr().out
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys; from dledger.cli.main import main; main(['--help']);"
+        "bad = [m for m in ('numpy', 'structlog', 'client', 'pysyncobj') if m in sys.modules];"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tokens", "code", "text"),
+    [
+        (["nothing"], 2, 'Unknown command "nothing"'),
+        (["broker", "--nothing"], 2, "Unknown option: --nothing"),
+        (["broker", "-c", "/missing.toml"], 2, "/missing.toml: cannot be read: No such file"),
+        (["broker", "--set", "raft"], 2, "--set raft: expected table.name=value"),
+        (["broker", "--set", "raft.peer=1"], 2, "unknown setting raft.peer (did you mean"),
+        (["broker", "--listen-port", "ten"], 2, "--listen-port"),
+        (["cluster", "ls", "-n", "127.0.0.1:1"], 3, "127.0.0.1:1 does not answer"),
+        (["cluster", "health", "-n", "127.0.0.1:1", "-o", "json"], 3, "does not answer"),
+        (["raft", "status", "-n", "nonsense"], 2, "'nonsense' is not host:port"),
+        (["demo", "--brokers", "2"], 2, "--brokers: 3 or 5"),
+        (["up", "--brokers", "6"], 2, "--brokers: from 1 to 5"),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_code_tells_the_kind(
+    tokens: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tokens) == code
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert text in err
+
+
+def test_p_prints_every_setting_with_its_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
+    monkeypatch.setenv("HOME", "/home/mq")
+    monkeypatch.chdir(tmp_path)
+    Path("n1.toml").write_text(
+        '[broker]\nbroker_name = "broker-a"\n[raft]\nself_id = "n1"\n'
+        'peers = "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"\n'
+    )
+    Path("broker.conf").write_text("deleteWhen=04;16\nflushDiskType=ASYNC_FLUSH\n")
+    tokens = ["-c", "n1.toml", "-c", "broker.conf", "--listen-port", "10921", "-p"]
+    assert broker_main(tokens) == 0
+    printed = capsys.readouterr().out
+    golden = ROOT / "tests" / "data" / "print_settings.txt"
+    assert printed == golden.read_text(), "the list of settings changed: see docs/configuration.md"
+
+
+def test_a_script_is_its_sub_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert broker_main(["-p"]) == main(["broker", "-p"]) == 0
+    first, second = capsys.readouterr().out.split("broker.cluster_name")[1:]
+    assert first == second
+
+
+def test_exit_codes_mean_something() -> None:
+    from client.errors import BrokerRefusedError, NoNameServerError
+
+    assert exit_code_of(ConfigError("x")) == 2
+    assert exit_code_of(CliError("x")) == 1
+    assert exit_code_of(CliError("x", exit_code=ExitCode.UNREACHABLE)) == 3
+    assert exit_code_of(NoNameServerError("x")) == 3
+    assert exit_code_of(BrokerRefusedError("x", code=1)) == 1
+    assert exit_code_of(OSError("x")) == 1
+
+
+def test_errors_out_of_a_nursery_are_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    app = build_app()
+
+    @app.command
+    def fail() -> None:
+        raise ExceptionGroup("x", [ExceptionGroup("y", [ConfigError("two\nlines")])])
+
+    assert run(app, ["fail"]) == 2
+    assert capsys.readouterr().err == "error: two lines\n"
+
+
+@pytest.mark.parametrize("bug", [InvariantBroken("x"), ZeroDivisionError()])
+def test_a_bug_is_not_dressed_up_as_an_error_of_the_user(bug: Exception) -> None:
+    app = build_app()
+
+    @app.command
+    def fail() -> None:
+        raise ExceptionGroup("x", [bug])
+
+    with pytest.raises(ExceptionGroup):
+        run(app, ["fail"])
+
+
+def row(**changes: object) -> dict[str, object]:
+    """What one member of a healthy group of two says."""
+    healthy: dict[str, object] = {
+        "broker": "a",
+        "id": 0,
+        "address": "h:1",
+        "reachable": True,
+        "self": "n0",
+        "serving": True,
+        "term": 3,
+        "commit_index": 9,
+        "applied_index": 9,
+        "voter": True,
+        "peers": {"n1": {}},
+    }
+    return {**healthy, **changes}
+
+
+def follower(**changes: object) -> dict[str, object]:
+    """What the other one says."""
+    base: dict[str, object] = {
+        "id": 2,
+        "address": "h:2",
+        "self": "n1",
+        "serving": False,
+        "peers": {"n0": {}},
+    }
+    return row(**{**base, **changes})
+
+
+def test_a_group_with_a_leader_and_nobody_behind_is_healthy() -> None:
+    health = judge_group("a", [row(), follower()])
+    assert (health.healthy, health.leader, health.term, health.members) == (True, "h:1", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([row(serving=False), follower()], "no leader"),
+        ([row(), follower(reachable=False)], "h:2 does not answer"),
+        ([row(id=1), follower()], "the NameServer has not heard yet that h:1 leads"),
+        ([row()], "n1 of the group not registered"),
+        ([row(), follower(applied_index=4)], "h:2 is 5 entries behind"),
+        ([row(), follower(voter=False)], "h:2 must not vote"),
+        ([row(), follower(term=4)], "no leader"),
+    ],
+)
+def test_what_is_wrong_with_a_group_is_said(rows: list[dict[str, object]], reason: str) -> None:
+    health = judge_group("a", list(rows))
+    assert not health.healthy
+    assert reason in health.reasons
+
+
+def test_logs_are_one_json_object_per_line_with_the_facts_of_the_node() -> None:
+    out = io.StringIO()
+    configure_logs(stream=out, node_id="n0", group="a")
+    try:
+        log = structlog.get_logger("x").bind(peer="n1")
+        log.info("role_changed", term=4, role="leader")
+        log.debug("too_much")
+        try:
+            raise ConfigError("why")
+        except ConfigError:
+            log.exception("failed")
+    finally:
+        structlog.contextvars.clear_contextvars()
+        structlog.reset_defaults()
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert first.pop("timestamp").endswith("Z")
+    assert first == {
+        "event": "role_changed",
+        "level": "info",
+        "node_id": "n0",
+        "group": "a",
+        "peer": "n1",
+        "term": 4,
+        "role": "leader",
+    }
+    assert "ConfigError: why" in second["exception"]
