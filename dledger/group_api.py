@@ -23,8 +23,9 @@ AppliedListener = Callable[[Sequence[QueueTouched]], None]
 class Proposed:
     """What became of a proposal.
 
-    ``stored``: committed (with ``ASYNC_MASTER``: flushed by the leader alone); ``not_stored``: it never will be; ``unknown``:
-    this node stopped leading before it could tell. The other fields count for ``stored`` only.
+    ``stored``: committed (with ``ASYNC_MASTER``: flushed by the leader alone); ``not_stored``: it
+    never will be; ``unknown``: this node stopped leading before it could tell. The other fields
+    count for ``stored`` only.
     """
 
     outcome: Outcome

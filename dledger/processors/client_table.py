@@ -1,0 +1,192 @@
+"""Which clients are connected: consumer groups with their subscriptions, producer groups. Pure.
+
+Not replicated: clients tell every broker themselves, again every 30 seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dledger.processors.subscription import SUB_ALL, TagCodes, codes_array, is_tag_type, parse_tags
+from remoting.protocol.bodies import (
+    ClientConnection,
+    ConsumeFromWhere,
+    ConsumerConnection,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    SubscriptionData,
+)
+
+ChannelT = TypeVar("ChannelT")
+
+
+@dataclass(slots=True)
+class Client(Generic[ChannelT]):
+    """One client of a group."""
+
+    channel: ChannelT
+    client_id: str
+    address: str
+    language: str
+    version: int
+    last_update: float = 0.0
+
+
+@dataclass(slots=True)
+class Subscription:
+    """What a group wants of one topic, ready to filter with."""
+
+    data: SubscriptionData
+    codes: TagCodes | None
+
+    @property
+    def is_tag_type(self) -> bool:
+        """Whether consume queue units alone decide what matches."""
+        return is_tag_type(self.data.expression_type) or self.data.class_filter_mode
+
+    @classmethod
+    def of(cls, data: SubscriptionData) -> Subscription:
+        """Return the filter for what a heartbeat said; a bad expression matches nothing."""
+        if data.class_filter_mode or data.sub_string in ("", SUB_ALL):
+            return cls(data, None)
+        # The C++ client leaves the codes out.
+        if data.code_set:
+            return cls(data, codes_array(data.code_set))
+        try:
+            return cls(data, parse_tags(data.sub_string))
+        except ValueError:
+            return cls(data, codes_array(()))
+
+
+@dataclass(slots=True)
+class ConsumerGroup(Generic[ChannelT]):
+    """A consumer group with at least one client."""
+
+    name: str
+    consume_type: ConsumeType
+    message_model: MessageModel
+    consume_from_where: ConsumeFromWhere
+    clients: dict[ChannelT, Client[ChannelT]] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether every consumer sees every message."""
+        return self.message_model is MessageModel.BROADCASTING
+
+    def connection(self) -> ConsumerConnection:
+        """Return what GET_CONSUMER_CONNECTION_LIST answers."""
+        return ConsumerConnection(
+            connection_set=[_connection(client) for client in self.clients.values()],
+            subscription_table={name: item.data for name, item in self.subscriptions.items()},
+            consume_type=self.consume_type,
+            message_model=self.message_model,
+            consume_from_where=self.consume_from_where,
+        )
+
+
+class ClientTable(Generic[ChannelT]):
+    """All groups of one broker. A channel is whatever stands for a connection."""
+
+    def __init__(self) -> None:
+        self._consumers: dict[str, ConsumerGroup[ChannelT]] = {}
+        self._producers: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
+
+    def consumer_group(self, name: str) -> ConsumerGroup[ChannelT] | None:
+        """Return a consumer group that has clients, or None."""
+        return self._consumers.get(name)
+
+    def producers(self, group: str) -> list[Client[ChannelT]]:
+        """Return the clients of a producer group."""
+        return list(self._producers.get(group, {}).values())
+
+    def register_consumer(self, data: ConsumerData, client: Client[ChannelT]) -> bool:
+        """Take a heartbeat; tell whether the group changed, so that its clients must rebalance.
+
+        A heartbeat with another model or type overwrites silently, as in RocketMQ.
+        """
+        group = self._consumers.get(data.group_name)
+        if group is None:
+            group = self._consumers[data.group_name] = ConsumerGroup(
+                data.group_name, data.consume_type, data.message_model, data.consume_from_where
+            )
+        group.consume_type = data.consume_type
+        group.message_model = data.message_model
+        group.consume_from_where = data.consume_from_where
+        known = group.clients.get(client.channel)
+        changed = known is None or known.client_id != client.client_id
+        group.clients[client.channel] = client
+        return _update_subscriptions(group, data.subscription_data_set) or changed
+
+    def register_producer(self, group: str, client: Client[ChannelT]) -> None:
+        """Take a producer's heartbeat."""
+        self._producers.setdefault(group, {})[client.channel] = client
+
+    def unregister_consumer(self, group_name: str, channel: ChannelT) -> bool:
+        """Remove a client from a consumer group; tell whether others are left to rebalance."""
+        group = self._consumers.get(group_name)
+        if group is None or group.clients.pop(channel, None) is None:
+            return False
+        if not group.clients:
+            del self._consumers[group_name]
+            return False
+        return True
+
+    def unregister_producer(self, group_name: str, channel: ChannelT) -> None:
+        """Remove a client from a producer group."""
+        clients = self._producers.get(group_name)
+        if clients is not None and clients.pop(channel, None) is not None and not clients:
+            del self._producers[group_name]
+
+    def close_channel(self, channel: ChannelT) -> list[ConsumerGroup[ChannelT]]:
+        """Remove a connection from everything; return the consumer groups that must rebalance."""
+        changed = []
+        for name in list(self._consumers):
+            if self.unregister_consumer(name, channel):
+                changed.append(self._consumers[name])
+        for name in list(self._producers):
+            self.unregister_producer(name, channel)
+        return changed
+
+    def silent_since(self, before: float) -> set[ChannelT]:
+        """Return the connections whose newest heartbeat is older than *before*."""
+        newest: dict[ChannelT, float] = {}
+        tables: Iterable[dict[ChannelT, Client[ChannelT]]] = (
+            *(group.clients for group in self._consumers.values()),
+            *self._producers.values(),
+        )
+        for clients in tables:
+            for channel, client in clients.items():
+                newest[channel] = max(newest.get(channel, client.last_update), client.last_update)
+        return {channel for channel, seen in newest.items() if seen < before}
+
+
+def _update_subscriptions(
+    group: ConsumerGroup[ChannelT], subscriptions: Iterable[SubscriptionData]
+) -> bool:
+    changed = False
+    names = set()
+    for data in subscriptions:
+        names.add(data.topic)
+        known = group.subscriptions.get(data.topic)
+        if known is None:
+            changed = True
+        elif known.data.sub_version >= data.sub_version:
+            continue
+        group.subscriptions[data.topic] = Subscription.of(data)
+    for topic in [topic for topic in group.subscriptions if topic not in names]:
+        del group.subscriptions[topic]
+        changed = True
+    return changed
+
+
+def _connection(client: Client[ChannelT]) -> ClientConnection:
+    return ClientConnection(
+        client_id=client.client_id,
+        client_addr=client.address,
+        language=client.language,
+        version=client.version,
+    )

@@ -1,0 +1,195 @@
+"""Clients come and go: heartbeat (34), unregister (35), consumer list (38), expression check (46).
+
+Spec: remoting fact sheet, section 8.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from commitlog.errors import MQError
+from dledger.errors import ReplicationError
+from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.processors.client_table import Client, ClientTable, ConsumerGroup
+from dledger.processors.names_check import check_group_name
+from dledger.processors.refusal import RefusedError, refusal
+from dledger.processors.subscription import is_tag_type, parse_tags
+from dledger.services.pending_configs import TopicView
+from dledger.state.state_record import StateChange, state_batch
+from remoting.connection import Connection
+from remoting.errors import RemotingError
+from remoting.processor import Handled
+from remoting.protocol.bodies import CheckClientRequestBody, ConsumerIdList, HeartbeatData
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
+from remoting.protocol.outcome import Condition
+from remoting.seams import Clock
+
+SILENT_AFTER_S = 120.0
+"""A client without a heartbeat for so long is taken out (RocketMQ's channel expiry)."""
+
+SCAN_S = 10.0
+"""How often silent clients are looked for."""
+
+logger = structlog.get_logger(__name__)
+
+
+class ClientsProcessor:
+    """Keeps the client table, and tells consumers when their group changed."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        clients: ClientTable[Connection],
+        *,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._clients = clients
+        self._clock = clock
+        self._watched: set[Connection] = set()
+
+    async def run(self) -> None:
+        """Take silent clients out, for ever.
+
+        Cancellation: The table stays as it is.
+        """
+        while True:
+            await self._clock.sleep(SCAN_S)
+            for connection in self._clients.silent_since(self._clock.monotonic() - SILENT_AFTER_S):
+                logger.info("client_silent", peer=connection.peer_address)
+                self._closed(connection)
+                connection.close("no heartbeat")
+
+    def heartbeat(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 34 at once; missing groups and retry topics are proposed on the way."""
+        data = HeartbeatData.decode(command.body)
+        now = self._clock.monotonic()
+        client = Client(
+            connection,
+            data.client_id,
+            f"{connection.peer_address[0]}:{connection.peer_address[1]}",
+            command.language,
+            command.version,
+            now,
+        )
+        if connection not in self._watched:
+            self._watched.add(connection)
+            connection.on_close.append(self._closed)
+        for producer in data.producer_data_set:
+            self._clients.register_producer(producer.group_name, client)
+        changed = []
+        for consumer in data.consumer_data_set:
+            try:
+                check_group_name(consumer.group_name)
+            except RefusedError as error:
+                return refusal(command, error)
+            self._make_known(consumer.group_name)
+            if self._clients.register_consumer(consumer, client):
+                group = self._clients.consumer_group(consumer.group_name)
+                if group is not None:
+                    changed.append(group)
+        self._notify(changed)
+        return response_to(command, 0, None, {"IS_SUPPORT_HEART_BEAT_V2": "false"})
+
+    def unregister(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 35."""
+        header = UnregisterClientHeader.decode(command.ext)
+        if header.producer_group:
+            self._clients.unregister_producer(header.producer_group, connection)
+        if header.consumer_group:
+            group = self._clients.consumer_group(header.consumer_group)
+            if self._clients.unregister_consumer(header.consumer_group, connection) and group:
+                self._notify([group])
+        return response_to(command)
+
+    def consumer_list(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 38; without clients it is code 1, which clients take as "keep what you have"."""
+        name = ConsumerGroupHeader.decode(command.ext).consumer_group
+        group = self._clients.consumer_group(name)
+        if group is None:
+            return refusal(
+                command, RefusedError(Condition.BAD_REQUEST, f"no consumer for this group, {name}")
+            )
+        ids = sorted({client.client_id for client in group.clients.values()})
+        return response_to(command, 0, None, {}, ConsumerIdList(consumer_id_list=ids).encode())
+
+    def check_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 46: whether this broker can filter with that expression."""
+        body = CheckClientRequestBody.decode(command.body)
+        data = body.subscription_data
+        if data is None or data.class_filter_mode:
+            return response_to(command)
+        if not is_tag_type(data.expression_type):
+            return refusal(
+                command,
+                RefusedError(
+                    Condition.BAD_REQUEST,
+                    "The broker does not support consumer to filter message by "
+                    f"{data.expression_type}",
+                ),
+            )
+        try:
+            parse_tags(data.sub_string)
+        except ValueError as error:
+            return response_to(command, int(ResponseCode.SUBSCRIPTION_PARSE_FAILED), str(error))
+        return response_to(command)
+
+    def _closed(self, connection: Connection) -> None:
+        self._watched.discard(connection)
+        self._notify(self._clients.close_channel(connection))
+
+    def _make_known(self, name: str) -> None:
+        if self._group.leadership is None:
+            return
+        changes: list[StateChange] = []
+        notes: list[OnDone] = []
+        group_change = self._topics.group_to_create(name)
+        if group_change is not None:
+            changes.append(group_change)
+        topic_change = self._topics.retry_topic_to_create(name)
+        if topic_change is not None:
+            changes.append(topic_change)
+        if not changes:
+            return
+
+        def done(proposed: Proposed) -> None:
+            for answered in notes:
+                answered(proposed)
+
+        try:
+            self._group.propose(state_batch(*changes), done)
+        except ReplicationError as error:
+            # The next heartbeat tries again; until then the group works with defaults.
+            logger.info("consumer_group_not_made", group=name, reason=str(error))
+            return
+        except MQError as error:
+            logger.warning("consumer_group_not_made", group=name, reason=str(error))
+            return
+        if group_change is not None:
+            notes.append(self._topics.pending_groups.put(name, group_change.put[0]))
+        if topic_change is not None:
+            retry = topic_change.put[0]
+            notes.append(self._topics.pending.put(retry.topic, retry))
+
+    def _notify(self, groups: Iterable[ConsumerGroup[Connection]]) -> None:
+        for group in groups:
+            config = self._topics.subscription_group_or_default(group.name)
+            if group.is_broadcasting or (
+                config is not None and not config.notify_consumer_ids_changed_enable
+            ):
+                continue
+            for connection in list(group.clients):
+                told = request(
+                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name}
+                )
+                try:
+                    connection.invoke_oneway(told)
+                except RemotingError as error:
+                    # It rebalances by itself within 20 s; a dead connection is taken out anyway.
+                    logger.debug("notify_failed", group=group.name, reason=str(error))

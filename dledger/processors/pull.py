@@ -1,0 +1,404 @@
+"""PULL_MESSAGE (11), LITE_PULL_MESSAGE (361) and our BULK_PULL (51103), with long polling.
+
+Answers come from applied entries of the node asked, followers included. A pull that finds nothing
+may be held: it is tried again when its queue grows, every five seconds, and answered at the latest
+when the client's own time is over.
+
+Spec: remoting fact sheet, sections 8.1 and 8.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+from typing_extensions import Buffer
+
+from commitlog.errors import MQError
+from dledger.errors import ReplicationError
+from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.client_table import ClientTable
+from dledger.processors.get_message import GetStatus, MessageRange, ReadLimits, find_messages
+from dledger.processors.held_pulls import Held, HeldPulls
+from dledger.processors.refusal import RefusedError, not_leader, refusal
+from dledger.processors.subscription import TagCodes, is_tag_type, parse_tags
+from dledger.services.offset_commits import OffsetCommits
+from dledger.services.pending_configs import TopicView
+from dledger.services.throughput import Throughput
+from dledger.services.waiting import wait_for
+from dledger.state.state_record import state_batch
+from dledger.state.topic_config import PERM_READ
+from remoting.connection import Connection
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import PullMessageHeader
+from remoting.protocol.outcome import Condition
+from remoting.seams import Clock, Executor
+
+FLAG_COMMIT_OFFSET = 1
+FLAG_SUSPEND = 2
+FLAG_SUBSCRIPTION = 4
+FLAG_CLASS_FILTER = 8
+
+SWEEP_S = 5.0
+"""Held pulls are compared with their queues this often, whatever woke or did not wake them."""
+
+MAX_SUSPEND_MS = 600_000
+"""Longest hold: a client that asks for more is answered "nothing there" after ten minutes."""
+
+COLD_READ_KIND = "cold_read"
+"""Name under which the executor measures reads of old data."""
+
+_CODES = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+@dataclass(slots=True)
+class _Pull:
+    """A pull that passed its checks."""
+
+    connection: Connection
+    command: RemotingCommand
+    topic: str
+    queue_id: int
+    offset: int
+    hot: ReadLimits
+    cold: ReadLimits
+    codes: TagCodes | None
+    # While it is held: where the next look begins, behind messages that did not match.
+    scan_from: int
+
+
+class PullProcessor:
+    """Answers pulls, and keeps those that wait."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        clients: ClientTable[Connection],
+        offsets: OffsetCommits,
+        settings: BrokerSettings,
+        *,
+        clock: Clock,
+        executor: Executor,
+        throughput: Throughput | None = None,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._clients = clients
+        self._offsets = offsets
+        self._settings = settings
+        self._clock = clock
+        self._executor = executor
+        self._throughput = throughput
+        self._held: HeldPulls[_Pull] = HeldPulls(settings.max_held_pulls)
+        self._deadline_moved = trio.Event()
+        self._watched: set[Connection] = set()
+
+    @property
+    def held_count(self) -> int:
+        """How many pulls wait."""
+        return len(self._held)
+
+    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 11, 361 and 51103."""
+        try:
+            return self._pull(connection, command)
+        except MQError as error:
+            return refusal(command, error)
+
+    def on_applied(self, touched: list[QueueTouched]) -> None:
+        """Try held pulls of these queues again; to be put into the group's `on_applied`."""
+        if not len(self._held):
+            return
+        for topic, queue_id, _ in touched:
+            if self._held.waits_for((topic, queue_id)):
+                for held in self._held.waiting((topic, queue_id)):
+                    self._try_again(held)
+
+    async def run(self) -> None:
+        """Answer held pulls whose time is over, and sweep.
+
+        Cancellation: Held pulls are left to the closing of their connections.
+        """
+        next_sweep = self._clock.monotonic() + SWEEP_S
+        while True:
+            self._deadline_moved = trio.Event()
+            deadline = self._held.next_deadline
+            until = next_sweep if deadline is None else min(next_sweep, deadline)
+            await wait_for(
+                self._deadline_moved, self._clock, max(0.0, until - self._clock.monotonic())
+            )
+            now = self._clock.monotonic()
+            for held in self._held.expired(now):
+                self._answer_held(held)
+            if now >= next_sweep:
+                next_sweep = now + SWEEP_S
+                self.sweep()
+
+    def sweep(self) -> None:
+        """Try every held pull again whose queue is not where it was."""
+        for key in self._held.queues:
+            bounds = self._group.state.queues.get(key)
+            for held in self._held.waiting(key):
+                if bounds is None or bounds.max_offset != held.pull.scan_from:
+                    self._try_again(held)
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _pull(self, connection: Connection, command: RemotingCommand) -> Handled:
+        header = PullMessageHeader.decode(command.ext)
+        settings = self._settings
+        leading = self._group.leadership is not None
+        if not leading and not settings.slave_read_enable:
+            raise not_leader(self._group)
+        if not settings.broker_permission & PERM_READ:
+            raise RefusedError(
+                Condition.NO_PERMISSION,
+                f"the broker[{settings.address}] pulling message is forbidden",
+            )
+        group_name, topic = header.consumer_group, header.topic
+        self._check_group(group_name, leading)
+        config = self._topics.config(topic)
+        if config is None:
+            raise RefusedError(
+                Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
+            )
+        if not config.readable:
+            raise RefusedError(
+                Condition.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden"
+            )
+        if not 0 <= header.queue_id < config.read_queue_nums:
+            raise RefusedError(
+                Condition.INVALID_QUEUE,
+                f"queueId[{header.queue_id}] is illegal, topic:[{topic}] has "
+                f"{config.read_queue_nums} read queues",
+            )
+        codes = self._codes(header)
+        if header.sys_flag & FLAG_COMMIT_OFFSET and header.commit_offset >= 0 and leading:
+            self._offsets.commit(group_name, topic, header.queue_id, header.commit_offset)
+        hot, cold = self._limits(command.code, header)
+        pull = _Pull(
+            connection,
+            command,
+            topic,
+            header.queue_id,
+            header.queue_offset,
+            hot,
+            cold,
+            codes,
+            header.queue_offset,
+        )
+        found, is_cold = self._find(pull, pull.offset)
+        if found.status is GetStatus.FOUND:
+            if is_cold:
+                return self._answer_cold(pull, found)
+            return self._answer(pull, found, found.join(self._group))
+        may_wait = header.sys_flag & FLAG_SUSPEND and header.suspend_timeout_millis > 0
+        if may_wait and self._is_waiting(pull, found) and self._hold(pull, header):
+            return DEFERRED
+        return self._answer(pull, found)
+
+    def _check_group(self, group_name: str, leading: bool) -> None:
+        known = self._topics.subscription_group(group_name)
+        config = known or self._topics.subscription_group_or_default(group_name)
+        if config is None:
+            raise RefusedError(
+                Condition.GROUP_NOT_EXIST, f"subscription group [{group_name}] does not exist"
+            )
+        if not config.consume_enable:
+            raise RefusedError(
+                Condition.NO_PERMISSION,
+                f"subscription group no permission, {group_name} is not allowed to consume",
+            )
+        if known is None and leading:
+            self._make_known(group_name)
+
+    def _make_known(self, group_name: str) -> None:
+        change = self._topics.group_to_create(group_name)
+        if change is None:
+            return
+        answered = self._topics.pending_groups.put(group_name, change.put[0])
+        try:
+            self._group.propose(state_batch(change), answered)
+        except ReplicationError:
+            # The pull itself needs no entry; the next one tries again.
+            self._topics.pending_groups.forget(group_name)
+
+    def _codes(self, header: PullMessageHeader) -> TagCodes | None:
+        group_name, topic = header.consumer_group, header.topic
+        if header.sys_flag & FLAG_SUBSCRIPTION:
+            if header.sys_flag & FLAG_CLASS_FILTER:
+                return None
+            if not is_tag_type(header.expression_type):
+                raise _no_sql()
+            try:
+                return parse_tags(header.subscription)
+            except ValueError as error:
+                raise RefusedError(
+                    Condition.SUBSCRIPTION_ILLEGAL,
+                    f"parse the consumer's subscription failed: {error}",
+                ) from error
+        group = self._clients.consumer_group(group_name)
+        if group is None:
+            raise RefusedError(
+                Condition.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group info not exist, group: {group_name}",
+            )
+        config = self._topics.subscription_group_or_default(group_name)
+        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
+            raise RefusedError(
+                Condition.NO_PERMISSION, f"the consumer group[{group_name}] may not broadcast"
+            )
+        subscription = group.subscriptions.get(topic)
+        if subscription is None:
+            raise RefusedError(
+                Condition.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's subscription not exist, group: {group_name}, topic: {topic}",
+            )
+        if subscription.data.sub_version < header.sub_version:
+            raise RefusedError(
+                Condition.SUBSCRIPTION_NOT_LATEST,
+                f"the consumer's subscription not latest, group: {group_name}, topic: {topic}",
+            )
+        if not subscription.is_tag_type:
+            raise _no_sql()
+        return subscription.codes
+
+    def _limits(self, code: int, header: PullMessageHeader) -> tuple[ReadLimits, ReadLimits]:
+        settings = self._settings
+        if code == RequestCode.BULK_PULL:
+            hot = cold = settings.bulk_pull_limits
+        else:
+            hot, cold = settings.pull_limits, settings.cold_pull_limits
+        return _lowered(hot, header), _lowered(cold, header)
+
+    # ------------------------------------------------------------------------------ reading
+
+    def _find(self, pull: _Pull, offset: int) -> tuple[MessageRange, bool]:
+        key = (pull.topic, pull.queue_id, offset)
+        found = find_messages(self._group, *key, pull.hot, pull.codes)
+        if found.status is not GetStatus.FOUND:
+            return found, False
+        recent_from = self._group.log.end_position - self._settings.recent_bytes
+        if found.slices[0][0] >= recent_from:
+            return found, False
+        if pull.cold != pull.hot:
+            found = find_messages(self._group, *key, pull.cold, pull.codes)
+        return found, True
+
+    def _is_waiting(self, pull: _Pull, found: MessageRange) -> bool:
+        """Tell whether the pull stands at the end of its queue, as far as this node knows."""
+        status = found.status
+        if status is GetStatus.OFFSET_OVERFLOW_ONE:
+            return True
+        if status is GetStatus.NO_MESSAGE_IN_QUEUE and pull.offset == 0:
+            return True
+        # A follower may be behind what the consumer has read from the leader.
+        return self._group.leadership is None and status in (
+            GetStatus.NO_MESSAGE_IN_QUEUE,
+            GetStatus.OFFSET_OVERFLOW_BADLY,
+        )
+
+    def _answer(self, pull: _Pull, found: MessageRange, body: Buffer = b"") -> RemotingCommand:
+        status = found.status
+        code = _CODES[status]
+        if self._throughput is not None:
+            self._throughput.count_pull(found.count)
+        next_offset = found.next_begin_offset
+        if status is GetStatus.NO_MESSAGE_IN_QUEUE and pull.offset == 0:
+            code = ResponseCode.PULL_NOT_FOUND
+        if (
+            code is ResponseCode.PULL_OFFSET_MOVED
+            and status is not GetStatus.OFFSET_TOO_SMALL
+            and self._group.leadership is None
+        ):
+            # Only the leader knows that the offset is beyond the end: keep it, try again.
+            code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            next_offset = pull.offset
+        return response_to(
+            pull.command,
+            int(code),
+            status.value,
+            {
+                "suggestWhichBrokerId": "0",
+                "nextBeginOffset": str(next_offset),
+                "minOffset": str(found.min_offset),
+                "maxOffset": str(found.max_offset),
+            },
+            body,
+        )
+
+    async def _answer_cold(self, pull: _Pull, found: MessageRange) -> RemotingCommand:
+        body = await self._executor.run(lambda: found.join_copied(self._group), kind=COLD_READ_KIND)
+        return self._answer(pull, found, body)
+
+    # ------------------------------------------------------------------------------ waiting
+
+    def _hold(self, pull: _Pull, header: PullMessageHeader) -> bool:
+        settings = self._settings
+        hold_ms = min(header.suspend_timeout_millis, MAX_SUSPEND_MS)
+        if not settings.long_polling_enable:
+            hold_ms = min(hold_ms, settings.short_polling_time_ms)
+        connection = pull.connection
+        deadline = self._clock.monotonic() + hold_ms / 1000
+        before = self._held.next_deadline
+        if not self._held.hold((pull.topic, pull.queue_id), connection, deadline, pull):
+            return False
+        if connection not in self._watched:
+            self._watched.add(connection)
+            connection.on_close.append(self._closed)
+        if before is None or deadline < before:
+            self._deadline_moved.set()
+        return True
+
+    def _closed(self, connection: Connection) -> None:
+        self._watched.discard(connection)
+        self._held.drop_owner(connection)
+
+    def _try_again(self, held: Held[_Pull]) -> None:
+        pull = held.pull
+        found, _ = self._find(pull, pull.scan_from)
+        if found.status is GetStatus.NO_MATCHED_MESSAGE:
+            # Nothing for this one among the new messages: it goes on waiting behind them.
+            pull.scan_from = found.next_begin_offset
+            return
+        if self._is_waiting(pull, found):
+            return
+        self._held.release(held)
+        self._reply(pull, found)
+
+    def _answer_held(self, held: Held[_Pull]) -> None:
+        pull = held.pull
+        found, _ = self._find(pull, pull.scan_from)
+        if pull.scan_from > pull.offset and found.status is GetStatus.OFFSET_OVERFLOW_ONE:
+            found.status = GetStatus.NO_MATCHED_MESSAGE
+        self._reply(pull, found)
+
+    def _reply(self, pull: _Pull, found: MessageRange) -> None:
+        body = found.join(self._group) if found.status is GetStatus.FOUND else b""
+        pull.connection.reply(pull.command, self._answer(pull, found, body))
+
+
+def _lowered(limits: ReadLimits, header: PullMessageHeader) -> ReadLimits:
+    messages = max(1, min(limits.max_messages, header.max_msg_nums))
+    size = limits.max_bytes
+    if header.max_msg_bytes is not None and header.max_msg_bytes > 0:
+        size = min(size, header.max_msg_bytes)
+    return ReadLimits(messages, size)
+
+
+def _no_sql() -> RefusedError:
+    return RefusedError(
+        Condition.BAD_REQUEST, "The broker does not support consumer to filter message by SQL92"
+    )

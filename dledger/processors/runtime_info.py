@@ -1,0 +1,92 @@
+"""GET_BROKER_RUNTIME_INFO (28): the table that mqadmin and the dashboard read.
+
+Only what is true here is in it; keys of RocketMQ's thread pools and buffers are left out.
+
+Spec: remoting fact sheet, section 10.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dledger.group_api import BrokerGroup
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.services.delay_level import queue_of_level
+from dledger.services.throughput import Throughput
+from dledger.state.names import SCHEDULE_TOPIC
+from remoting.connection import Connection
+from remoting.processor import Handled
+from remoting.protocol.bodies import KVTable
+from remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
+from remoting.seams import Clock
+
+VERSION_DESC = "V4_9_7"
+"""The RocketMQ version this broker's `response.version` stands for."""
+
+
+class RuntimeInfoProcessor:
+    """Answers 28.
+
+    Args:
+        disk_ratio: Used part of the file system that holds the log, 0 … 1.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        settings: BrokerSettings,
+        throughput: Throughput,
+        *,
+        clock: Clock,
+        disk_ratio: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._throughput = throughput
+        self._clock = clock
+        self._disk_ratio = disk_ratio
+        self._boot_ms = clock.wall_ms()
+
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Return the table."""
+        return response_to(command, 0, None, None, KVTable(table=self._table()).encode())
+
+    def _table(self) -> dict[str, str]:
+        group, state, rates = self._group, self._group.state, self._throughput
+        up_ms = max(0, self._clock.wall_ms() - self._boot_ms)
+        transferred = rates.rates("got")
+        table = {
+            "brokerActive": "true" if group.leadership is not None else "false",
+            "brokerVersion": str(OUR_VERSION),
+            "brokerVersionDesc": VERSION_DESC,
+            "bootTimestamp": str(self._boot_ms),
+            "runtime": _duration(up_ms),
+            "putTps": rates.rates("put"),
+            "getFoundTps": rates.rates("found"),
+            "getMissTps": rates.rates("missed"),
+            "getTotalTps": transferred,
+            # Both spellings: 4.x writes one, 5.x the other.
+            "getTransferedTps": transferred,
+            "getTransferredTps": transferred,
+            "putMessageTimesTotal": str(rates.put),
+            "commitLogMinOffset": "0",
+            "commitLogMaxOffset": str(state.applied_end_position),
+            "commitLogDiskRatio": f"{self._disk_ratio():.4f}",
+            "dispatchBehindBytes": str(max(0, group.log.end_position - state.applied_end_position)),
+            "earliestMessageTimeStamp": "-1",
+            "raftTerm": str(group.term),
+            "raftAppliedIndex": str(state.applied_index),
+        }
+        for level in range(1, len(self._settings.delay_levels_ms) + 1):
+            delivered = state.delay_progress.get(level, 0)
+            end = state.max_offset(SCHEDULE_TOPIC, queue_of_level(level))
+            table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"
+        return table
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    days, rest = divmod(seconds, 86_400)
+    hours, rest = divmod(rest, 3_600)
+    minutes, seconds = divmod(rest, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

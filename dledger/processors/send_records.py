@@ -1,0 +1,272 @@
+"""SEND_RECORDS (51101): a batch of our SDK whose records are in record layout already.
+
+Request: CBOR header with ``group``, ``runs`` = [[topic, queue id, count], …],
+``default_topic_queue_nums`` and ``timeout_ms``; body = one u32 size for each record, then the
+records with offsets, store time and hosts zero. The broker checks and patches, it never parses
+message by message. Answer: ``results`` = one [code, first queue offset, remark?] for each run,
+``phy_offset`` of the first stored record, ``store_host`` (8 bytes), ``store_time_ms``. Accepted
+runs stand in the log one behind the other.
+
+Spec: docs/formats/send_records.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commitlog.entry import RecordBatch, Run
+from commitlog.errors import CorruptRecordError, MQError
+from commitlog.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_PREPARED,
+    get_property,
+)
+from commitlog.record import IPV4_HOST_BYTES, decode_record
+from commitlog.record_layout import verify_record_layout
+from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.processors.born_host import born_host_of
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.names_check import check_sendable
+from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
+from dledger.services.pending_configs import TopicView
+from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
+from dledger.state.state_record import StateRecord, TopicsChange, state_record
+from dledger.state.topic_config import PERM_WRITE, TopicConfig
+from remoting.connection import Connection
+from remoting.errors import BadRequestError
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.outcome import ANSWERS, Condition
+
+MAX_RUNS = 4096
+"""Runs of one request: a queue each is what a producer has open."""
+
+SIZE_FIELD_BYTES = 4
+
+# Properties that ask for more than an append: such messages are sent with 310.
+_NOT_PLAIN = tuple(
+    name.encode()
+    for name in (
+        PROPERTY_DELAY,
+        PROPERTY_TRANSACTION_PREPARED,
+        PROPERTY_TIMER_DELAY_SEC,
+        PROPERTY_TIMER_DELAY_MS,
+        PROPERTY_TIMER_DELIVER_MS,
+    )
+)
+_NOT_PLAIN_MARKS = tuple(name + b"\x01" for name in _NOT_PLAIN)
+
+
+class SendRecordsProcessor:
+    """Turns a batch in record layout into one proposal."""
+
+    def __init__(self, group: BrokerGroup, topics: TopicView, settings: BrokerSettings) -> None:
+        self._group = group
+        self._topics = topics
+        self._settings = settings
+
+    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 51101: refused at once, everything else when its fate is known."""
+        try:
+            return self._send(connection, command)
+        except MQError as error:
+            return refusal(command, error)
+
+    def _send(self, connection: Connection, command: RemotingCommand) -> Handled:
+        group = self._group
+        if group.leadership is None:
+            raise not_leader(group)
+        if not self._settings.broker_permission & PERM_WRITE:
+            raise RefusedError(
+                Condition.NO_PERMISSION,
+                f"the broker[{self._settings.address}] sending message is forbidden",
+            )
+        runs, default_queue_nums = _runs_of(command)
+        records, sizes = _split(command, sum(run.count for run in runs))
+        try:
+            verify_record_layout(
+                records, sizes, runs, max_body_bytes=self._settings.max_message_bytes
+            )
+        except CorruptRecordError as error:
+            raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from error
+        create: dict[str, TopicConfig] = {}
+        refused: dict[int, RefusedError] = {}
+        for number, run in enumerate(runs):
+            try:
+                self._check_run(run, default_queue_nums, create)
+            except RefusedError as error:
+                refused[number] = error
+        if any(mark in records for mark in _NOT_PLAIN_MARKS):
+            _refuse_not_plain(records, sizes, runs, refused)
+        accepted = runs
+        if refused:
+            accepted = tuple(run for i, run in enumerate(runs) if i not in refused)
+            if not accepted:
+                return response_to(command, 0, None, {"results": _results(len(runs), refused, ())})
+            records, sizes = _without_refused(records, sizes, runs, refused)
+            topics = {run.topic for run in accepted}
+            create = {name: config for name, config in create.items() if name in topics}
+        self._propose(connection, command, runs, accepted, records, sizes, create, refused)
+        return DEFERRED
+
+    def _check_run(self, run: Run, default_queue_nums: int, create: dict[str, TopicConfig]) -> None:
+        config = create.get(run.topic) or self._topics.config(run.topic)
+        check_sendable(run.topic)
+        if config is None:
+            config = self._topics.to_create(
+                run.topic, AUTO_CREATE_TOPIC_KEY_TOPIC, default_queue_nums
+            )
+            if config is None:
+                raise RefusedError(
+                    Condition.TOPIC_NOT_EXIST, f"topic[{run.topic}] not exist, apply first please!"
+                )
+            create[run.topic] = config
+        if not config.writeable:
+            raise RefusedError(
+                Condition.NO_PERMISSION, f"the topic[{run.topic}] sending message is forbidden"
+            )
+        if not 0 <= run.queue_id < config.queue_nums:
+            raise RefusedError(
+                Condition.INVALID_QUEUE,
+                f"request queueId[{run.queue_id}] is illegal, {run.topic} has "
+                f"{config.queue_nums} queues",
+            )
+
+    def _propose(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        runs: tuple[Run, ...],
+        accepted: tuple[Run, ...],
+        records: bytes,
+        sizes: npt.NDArray[np.uint32],
+        create: dict[str, TopicConfig],
+        refused: dict[int, RefusedError],
+    ) -> None:
+        first: StateRecord | None = None
+        batch_runs = accepted
+        born_host: bytes | None = born_host_of(connection)
+        if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
+            # Records in this layout have room for an IPv4 address: an IPv6 client stays unnamed.
+            born_host = None
+        if create:
+            first = state_record(TopicsChange(put=tuple(create.values())))
+            records = first.record + records
+            sizes = np.concatenate([np.array([len(first.record)], np.uint32), sizes])
+            batch_runs = (first.run, *accepted)
+        before = len(first.record) if first else 0
+        skip = 1 if first else 0
+        made: list[OnDone] = []
+
+        def done(proposed: Proposed) -> None:
+            for answered in made:
+                answered(proposed)
+            if proposed.outcome == "stored":
+                response = response_to(
+                    command,
+                    0,
+                    None,
+                    {
+                        "results": _results(len(runs), refused, proposed.first_offsets[skip:]),
+                        "phy_offset": proposed.phy_offset + before,
+                        "store_host": self._settings.store_host,
+                        "store_time_ms": proposed.store_time_ms,
+                    },
+                )
+            else:
+                response = failed_proposal(command, proposed, self._group)
+            connection.reply(command, response)
+
+        self._group.propose(RecordBatch(records, sizes, batch_runs, born_host), done)
+        made.extend(self._topics.pending.put(name, config) for name, config in create.items())
+
+
+def _runs_of(command: RemotingCommand) -> tuple[tuple[Run, ...], int]:
+    value = command.ext.get("runs")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_RUNS:
+        raise BadRequestError(f"runs must be a list of 1 to {MAX_RUNS}")
+    runs = []
+    for item in value:
+        if not isinstance(item, list) or len(item) != 3:
+            raise BadRequestError("a run is [topic, queue id, count]")
+        topic, queue_id, count = item
+        if type(topic) is not str or type(queue_id) is not int or type(count) is not int:
+            raise BadRequestError("a run is [topic, queue id, count]")
+        if count <= 0 or not 0 <= queue_id <= 0x7FFFFFFF:
+            raise BadRequestError(f"a run of {count} records in queue {queue_id}")
+        runs.append(Run(topic, queue_id, count))
+    queue_nums = command.ext.get("default_topic_queue_nums", 4)
+    if type(queue_nums) is not int:
+        raise BadRequestError("default_topic_queue_nums is not a number")
+    return tuple(runs), queue_nums
+
+
+def _split(command: RemotingCommand, count: int) -> tuple[bytes, npt.NDArray[np.uint32]]:
+    view = memoryview(command.body).cast("B")
+    table_bytes = count * SIZE_FIELD_BYTES
+    if table_bytes > view.nbytes:
+        raise BadRequestError(f"a body of {view.nbytes} bytes cannot hold {count} records")
+    sizes = np.frombuffer(view, ">u4", count).astype(np.uint32)
+    # One copy lets the receive buffer go and makes searching quick.
+    return bytes(view[table_bytes:]), sizes
+
+
+def _refuse_not_plain(
+    records: bytes,
+    sizes: npt.NDArray[np.uint32],
+    runs: tuple[Run, ...],
+    refused: dict[int, RefusedError],
+) -> None:
+    view = memoryview(records)
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    record_number = 0
+    for number, run in enumerate(runs):
+        for i in range(record_number, record_number + run.count):
+            start = ends[i - 1] if i else 0
+            properties = decode_record(view[start : ends[i]], check_crc=False).properties
+            for name in _NOT_PLAIN:
+                if get_property(properties, name) is not None and number not in refused:
+                    refused[number] = RefusedError(
+                        Condition.MESSAGE_ILLEGAL,
+                        f"a message with {name.decode()} is sent on its own, with request 310",
+                    )
+        record_number += run.count
+
+
+def _without_refused(
+    records: bytes,
+    sizes: npt.NDArray[np.uint32],
+    runs: tuple[Run, ...],
+    refused: dict[int, RefusedError],
+) -> tuple[bytes, npt.NDArray[np.uint32]]:
+    ends = np.cumsum(sizes, dtype=np.int64)
+    parts, kept = [], []
+    first = 0
+    for number, run in enumerate(runs):
+        last = first + run.count
+        if number not in refused:
+            start = int(ends[first - 1]) if first else 0
+            parts.append(records[start : int(ends[last - 1])])
+            kept.append(sizes[first:last])
+        first = last
+    return b"".join(parts), np.concatenate(kept)
+
+
+def _results(
+    count: int, refused: dict[int, RefusedError], offsets: tuple[int, ...]
+) -> list[list[Any]]:
+    if not refused:
+        return [[0, offset] for offset in offsets]
+    stored = iter(offsets)
+    return [
+        [int(ANSWERS[refused[i].condition].code), -1, str(refused[i])]
+        if i in refused
+        else [0, next(stored)]
+        for i in range(count)
+    ]

@@ -1,0 +1,239 @@
+"""Topic administration: 17, 21, 202, 215 and 351.
+
+Spec: remoting fact sheet, section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from commitlog.errors import MQError
+from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.names_check import check_topic_name
+from dledger.processors.offsets import store_time_at
+from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
+from dledger.services.pending_configs import TopicView
+from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.topic_config import TopicConfig
+from remoting.connection import Connection
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol import bodies
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import CreateTopicHeader, TopicHeader
+from remoting.protocol.outcome import Condition
+
+MAX_QUEUE_NUMS = 65_536
+"""Queues of one topic on one broker: each costs a folder and a table row on every replica."""
+
+MAX_PERM = 15
+
+SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
+
+
+def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
+    """Return a topic as remoting bodies show it."""
+    return bodies.TopicConfig(
+        topic_name=config.topic,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=dict(config.attributes),
+    )
+
+
+def wire_topics(group: BrokerGroup) -> bodies.TopicConfigSerializeWrapper:
+    """Return all topics of a broker with their version.
+
+    The term stands first in the version: what a newer leader says is newer, whatever was counted.
+    """
+    state = group.state
+    return bodies.TopicConfigSerializeWrapper(
+        topic_config_table={config.topic: wire_topic(config) for config in state.all_topics()},
+        data_version=bodies.DataVersion(
+            timestamp=state.topics_changed_ms,
+            counter=state.topics_counter,
+            state_version=group.term,
+        ),
+    )
+
+
+class TopicsProcessor:
+    """Answers topic administration."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        settings: BrokerSettings,
+        *,
+        on_deleting: Callable[[str], None] = lambda _topic: None,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._settings = settings
+
+    def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 17 when the topic is as asked for."""
+        try:
+            self._require_leader()
+            header = CreateTopicHeader.decode(command.ext)
+            config = self._config(header)
+            if self._group.state.topic_config(config.topic) == config and not len(
+                self._topics.pending
+            ):
+                return response_to(command)
+            self._propose(
+                connection,
+                command,
+                TopicsChange(put=(config,)),
+                lambda: self._topics.pending.put(config.topic, config),
+            )
+        except MQError as error:
+            return refusal(command, error)
+        return DEFERRED
+
+    def delete(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 215 when the topic, its messages and its offsets are gone."""
+        try:
+            self._require_leader()
+            topic = TopicHeader.decode(command.ext).topic
+            if not topic.strip():
+                raise RefusedError(Condition.BAD_REQUEST, "the specified topic is blank")
+            self._refuse_system_topic(topic)
+            if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
+                return response_to(command)
+            self._propose(
+                connection,
+                command,
+                TopicsChange(delete=(topic,)),
+                lambda: self._topics.pending.delete(topic),
+            )
+        except MQError as error:
+            return refusal(command, error)
+        return DEFERRED
+
+    def all_topics(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 21: every topic, whatever part was asked for."""
+        wrapper = wire_topics(self._group)
+        return response_to(
+            command,
+            0,
+            None,
+            {"totalTopicNum": str(len(wrapper.topic_config_table))},
+            wrapper.encode(),
+        )
+
+    def topic_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 351: one topic."""
+        try:
+            config = self._existing(TopicHeader.decode(command.ext).topic)
+        except MQError as error:
+            return refusal(command, error)
+        return response_to(command, 0, None, None, wire_topic(config).encode())
+
+    def topic_stats(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 202: bounds and newest store time of each queue."""
+        try:
+            config = self._existing(TopicHeader.decode(command.ext).topic)
+            body = self._stats(config)
+        except MQError as error:
+            return refusal(command, error)
+        return response_to(command, 0, None, None, body.encode())
+
+    def _stats(self, config: TopicConfig) -> bodies.TopicStatsTable:
+        table = {}
+        for queue_id in range(config.write_queue_nums):
+            bounds = self._group.state.queues.get((config.topic, queue_id))
+            stats = bodies.TopicOffset()
+            if bounds is not None:
+                stats.min_offset, stats.max_offset = bounds.min_offset, bounds.max_offset
+                if bounds.max_offset > bounds.min_offset:
+                    stats.last_update_timestamp = store_time_at(
+                        self._group, config.topic, queue_id, bounds.max_offset - 1
+                    )
+            queue = bodies.MessageQueue(config.topic, self._settings.broker_name, queue_id)
+            table[queue] = stats
+        return bodies.TopicStatsTable(offset_table=table)
+
+    def _existing(self, topic: str) -> TopicConfig:
+        config = self._topics.config(topic)
+        if config is None:
+            raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        return config
+
+    def _require_leader(self) -> None:
+        if self._group.leadership is None:
+            raise not_leader(self._group)
+
+    def _refuse_system_topic(self, topic: str) -> None:
+        if topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self._group.state.builtin_topics:
+            raise RefusedError(
+                Condition.BAD_REQUEST, f"The topic[{topic}] is conflict with system topic."
+            )
+
+    def _config(self, header: CreateTopicHeader) -> TopicConfig:
+        topic = header.topic
+        check_topic_name(topic)
+        self._refuse_system_topic(topic)
+        for name, queues in (
+            ("readQueueNums", header.read_queue_nums),
+            ("writeQueueNums", header.write_queue_nums),
+        ):
+            if not 0 < queues <= MAX_QUEUE_NUMS:
+                raise RefusedError(
+                    Condition.BAD_REQUEST, f"{name} {queues} is not between 1 and {MAX_QUEUE_NUMS}"
+                )
+        if not 0 <= header.perm <= MAX_PERM:
+            raise RefusedError(Condition.BAD_REQUEST, f"perm {header.perm} is not one")
+        current = self._topics.config(topic)
+        return TopicConfig(
+            topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag or 0,
+            header.order,
+            _attributes(header.attributes, dict(current.attributes) if current else {}),
+        )
+
+    def _propose(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        change: TopicsChange,
+        note: Callable[[], OnDone],
+    ) -> None:
+        answered: list[OnDone] = []
+
+        def done(proposed: Proposed) -> None:
+            for tell in answered:
+                tell(proposed)
+            if proposed.outcome == "stored":
+                response = response_to(command)
+            else:
+                response = failed_proposal(command, proposed, self._group)
+            connection.reply(command, response)
+
+        self._group.propose(state_batch(change), done)
+        answered.append(note())
+
+
+def _attributes(text: str | None, current: dict[str, str]) -> dict[str, str]:
+    """Return *current* changed by ``+key=value,-key``."""
+    for item in filter(None, (text or "").split(",")):
+        sign, rest = item[0], item[1:]
+        key, has_value, value = rest.partition("=")
+        if sign == "-" and key:
+            current.pop(key, None)
+        elif sign == "+" and key and has_value:
+            current[key] = value
+        else:
+            raise RefusedError(
+                Condition.BAD_REQUEST, f"attribute {item!r} is neither +key=value nor -key"
+            )
+    return current

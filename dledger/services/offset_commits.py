@@ -1,0 +1,155 @@
+"""Consumer offsets on their way into the log: many commits, one entry a second.
+
+RocketMQ's clients commit one-way and often. The leader keeps the newest offset of each queue and
+proposes them together; our SDK's synchronous commit is a proposal of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from commitlog.errors import DiskFullError
+from dledger.errors import NotLeaderError, PendingFullError
+from dledger.group_api import BrokerGroup, Proposed
+from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
+from remoting.seams import Clock
+
+OffsetSlot = tuple[str, str, int]
+"""Consumer group, topic, queue id."""
+
+MAX_OFFSETS_PER_RECORD = 20_000
+"""Keeps an offsets record well below the largest body (about 60 bytes an offset)."""
+
+MAX_DIRTY_OFFSETS = 1_000_000
+"""Queues with an offset not yet proposed; beyond it a flush is made at once."""
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    offset: int
+    # Set when the answer came before the apply, as it does with ASYNC_MASTER.
+    until_index: int | None = None
+
+
+class OffsetCommits:
+    """Offsets this leader has accepted and not yet seen applied.
+
+    What is not yet proposed when leadership ends is dropped, as a one-way commit may be: the
+    clients still hold their offsets and commit them again within seconds.
+    """
+
+    def __init__(self, group: BrokerGroup, clock: Clock, *, interval_s: float = 1.0) -> None:
+        self._group = group
+        self._clock = clock
+        self._interval_s = interval_s
+        self._dirty: dict[OffsetSlot, int] = {}
+        self._in_flight: dict[OffsetSlot, _InFlight] = {}
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return the newest offset: not yet proposed, in flight, or applied; None without any."""
+        if self._group.leadership is not None:
+            slot = (group, topic, queue_id)
+            dirty = self._dirty.get(slot)
+            if dirty is not None:
+                return dirty
+            in_flight = self._in_flight.get(slot)
+            if in_flight is not None:
+                if in_flight.until_index is None or (
+                    in_flight.until_index > self._group.state.applied_index
+                ):
+                    return in_flight.offset
+                del self._in_flight[slot]
+        return self._group.state.consumer_offset(group, topic, queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Take an offset for the next flush."""
+        if self.offset(group, topic, queue_id) == offset:
+            return
+        self._dirty[(group, topic, queue_id)] = offset
+        if len(self._dirty) >= MAX_DIRTY_OFFSETS:
+            self.flush()
+
+    def commit_now(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        on_done: Callable[[Proposed], None],
+    ) -> None:
+        """Propose one offset at once; *on_done* hears when it is applied.
+
+        Raises:
+            NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
+        """
+        slot = (group, topic, queue_id)
+        self._propose([(slot, offset)], on_done)
+        # A later entry wins over an earlier one, so an older offset must not follow this one.
+        self._dirty.pop(slot, None)
+
+    def flush(self) -> None:
+        """Propose everything that waits. What cannot be taken now stays for the next time."""
+        if not self._dirty or self._group.leadership is None:
+            return
+        state = self._group.state
+        items = [item for item in self._dirty.items() if state.topic_config(item[0][1]) is not None]
+        self._dirty = dict(items)
+        for start in range(0, len(items), MAX_OFFSETS_PER_RECORD):
+            chunk = items[start : start + MAX_OFFSETS_PER_RECORD]
+            try:
+                self._propose(chunk, None)
+            except NotLeaderError:
+                return
+            except (PendingFullError, DiskFullError) as exc:
+                logger.warning("offset_commits_delayed", waiting=len(self._dirty), reason=str(exc))
+                return
+            for slot, _ in chunk:
+                del self._dirty[slot]
+
+    def drop(self) -> None:
+        """Forget what was not proposed: leadership ended."""
+        self._dirty.clear()
+
+    async def run(self) -> None:
+        """Flush every interval, in the leadership's scope.
+
+        Cancellation: What was not proposed is dropped.
+        """
+        self.drop()
+        try:
+            while True:
+                await self._clock.sleep(self._interval_s)
+                self.flush()
+        finally:
+            self.drop()
+
+    def _propose(
+        self,
+        items: Iterable[tuple[OffsetSlot, int]],
+        on_done: Callable[[Proposed], None] | None,
+    ) -> None:
+        mine = {slot: _InFlight(offset) for slot, offset in items}
+        offsets: tuple[ConsumerOffset, ...] = tuple(
+            (*slot, item.offset) for slot, item in mine.items()
+        )
+
+        def done(proposed: Proposed) -> None:
+            early = proposed.outcome == "stored" and (
+                proposed.index > self._group.state.applied_index
+            )
+            for slot, item in mine.items():
+                if self._in_flight.get(slot) is item:
+                    if early:
+                        item.until_index = proposed.index
+                    else:
+                        del self._in_flight[slot]
+            if on_done is not None:
+                on_done(proposed)
+
+        self._group.propose(state_batch(ConsumerOffsetsChange(offsets)), done)
+        self._in_flight.update(mine)

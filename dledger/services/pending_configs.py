@@ -1,0 +1,176 @@
+"""Topics and subscription groups as the leader sees them: applied, plus what it has in flight.
+
+A configuration change is decided before it is applied, and sends to a topic that is just being
+made follow its entry in the log. So the leader looks here instead of at the tables alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.state.names import DLQ_PREFIX, RETRY_PREFIX
+from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
+
+ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig)
+
+
+@dataclass(slots=True)
+class _Pending(Generic[ConfigT]):
+    config: ConfigT | None
+    until_index: int | None = None
+
+
+class PendingConfigs(Generic[ConfigT]):
+    """Changes that were proposed and are not applied yet; the newest of a name wins.
+
+    Every `put` or `delete` returns what to call when the proposal is answered, however it ends.
+
+    Args:
+        applied_index: Index of the newest applied entry; an answer may come before the apply
+            (``ASYNC_MASTER``), and the change counts as pending until then.
+    """
+
+    def __init__(self, applied_index: Callable[[], int]) -> None:
+        self._applied_index = applied_index
+        self._pending: dict[str, _Pending[ConfigT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def put(self, name: str, config: ConfigT) -> OnDone:
+        """Note that *config* was proposed."""
+        return self._note(name, config)
+
+    def delete(self, name: str) -> OnDone:
+        """Note that the removal of *name* was proposed."""
+        return self._note(name, None)
+
+    def is_deleting(self, name: str) -> bool:
+        """Tell whether the newest change in flight removes *name*."""
+        pending = self._newest(name)
+        return pending is not None and pending.config is None
+
+    def resolve(self, name: str, applied: ConfigT | None) -> ConfigT | None:
+        """Return what *name* will be when everything in flight is applied."""
+        pending = self._newest(name)
+        return applied if pending is None else pending.config
+
+    def forget(self, name: str) -> None:
+        """Take back the newest note on *name*: its proposal was refused."""
+        self._pending.pop(name, None)
+
+    def _newest(self, name: str) -> _Pending[ConfigT] | None:
+        pending = self._pending.get(name)
+        if pending is None:
+            return None
+        if pending.until_index is not None and pending.until_index <= self._applied_index():
+            del self._pending[name]
+            return None
+        return pending
+
+    def _note(self, name: str, config: ConfigT | None) -> OnDone:
+        mine = self._pending[name] = _Pending(config)
+
+        def answered(proposed: Proposed) -> None:
+            if self._pending.get(name) is not mine:
+                return
+            if proposed.outcome == "stored" and proposed.index > self._applied_index():
+                mine.until_index = proposed.index
+            else:
+                del self._pending[name]
+
+        return answered
+
+
+class TopicView:
+    """Which topics there are and which may be made, for the processors of one broker."""
+
+    def __init__(
+        self, group: BrokerGroup, *, auto_create_topic_enable: bool, auto_create_group_enable: bool
+    ) -> None:
+        self._group = group
+        self._auto_create_topic_enable = auto_create_topic_enable
+        self._auto_create_group_enable = auto_create_group_enable
+        self.pending: PendingConfigs[TopicConfig] = PendingConfigs(self._applied_index)
+        self.pending_groups: PendingConfigs[SubscriptionGroupConfig] = PendingConfigs(
+            self._applied_index
+        )
+
+    def _applied_index(self) -> int:
+        return self._group.state.applied_index
+
+    def config(self, topic: str) -> TopicConfig | None:
+        """Return the topic, or None when it does not exist or is being removed."""
+        applied = self._group.state.topic_config(topic)
+        return self.pending.resolve(topic, applied) if len(self.pending) else applied
+
+    def is_deleting(self, topic: str) -> bool:
+        """Tell whether the removal of *topic* is in flight: nothing may be appended to it then.
+
+        Its queue offsets begin at 0 again once the removal is applied, and an offset assigned
+        before that would be wrong after it.
+        """
+        return self.pending.is_deleting(topic)
+
+    def to_create(
+        self, topic: str, default_topic: str, default_topic_queue_nums: int
+    ) -> TopicConfig | None:
+        """Return the configuration a missing topic gets at its first send, or None for refusal.
+
+        ``%RETRY%`` and ``%DLQ%`` topics get one queue. Others inherit from *default_topic* when
+        that exists with the inherit permission.
+        """
+        if self.is_deleting(topic):
+            return None
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
+        if not self._auto_create_topic_enable:
+            return None
+        default = self.config(default_topic)
+        if default is None or not default.inherited:
+            return None
+        queues = max(1, min(default_topic_queue_nums, default.write_queue_nums))
+        return TopicConfig(
+            topic,
+            queues,
+            queues,
+            default.perm & ~PERM_INHERIT,
+            topic_filter_type=default.topic_filter_type,
+        )
+
+    def subscription_group(self, group: str) -> SubscriptionGroupConfig | None:
+        """Return the consumer group, or None when it is unknown."""
+        applied = self._group.state.subscription_group(group)
+        return self.pending_groups.resolve(group, applied) if len(self.pending_groups) else applied
+
+    def subscription_group_or_default(self, group: str) -> SubscriptionGroupConfig | None:
+        """Return the consumer group; an unknown one as it would be made, None if it may not be."""
+        known = self.subscription_group(group)
+        if known is None and self._auto_create_group_enable:
+            return SubscriptionGroupConfig(group)
+        return known
+
+    def group_to_create(self, group: str) -> SubscriptionGroupsChange | None:
+        """Return the change that makes a consumer group known; None if it is, or may not be."""
+        if not self._auto_create_group_enable or self.subscription_group(group) is not None:
+            return None
+        return SubscriptionGroupsChange(put=(SubscriptionGroupConfig(group),))
+
+    def retry_topic_to_create(self, group: str) -> TopicsChange | None:
+        """Return the change that makes a consumer group's retry topic, None if not needed."""
+        config = self.subscription_group_or_default(group)
+        retry = RETRY_PREFIX + group
+        if (
+            config is None
+            or config.retry_queue_nums <= 0
+            or self.config(retry) is not None
+            or self.is_deleting(retry)
+        ):
+            return None
+        queues = config.retry_queue_nums
+        return TopicsChange(put=(TopicConfig(retry, queues, queues, PERM_READ | PERM_WRITE),))

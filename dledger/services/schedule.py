@@ -1,0 +1,198 @@
+"""Delivery of delayed messages, on the leader.
+
+Each level is first in, first out. One entry holds the messages that became due *and* the level's
+new progress, and a level has one entry in flight: whatever happens to the leader, a message is
+delivered exactly once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+import trio
+
+from commitlog.errors import DiskFullError, InvariantBroken
+from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
+from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.services.delay_level import Delivery, deliver, delivery_batch, queue_of_level
+from dledger.services.waiting import wait_for
+from dledger.state.names import SCHEDULE_TOPIC
+from remoting.seams import Clock
+
+MAX_DELIVERIES_PER_ENTRY = 512
+"""Messages of one delivery entry: bounds the time between two heartbeats' worth of work."""
+
+MAX_DELIVERY_BYTES = 1 << 20
+"""Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
+
+RETRY_S = 1.0
+"""Pause after the log took nothing (full disk, too much pending); the message waits, it is kept."""
+
+LEAST_SLEEP_S = 0.0005
+"""A wait below half a millisecond is over: wall time has whole milliseconds."""
+
+LONGEST_SLEEP_S = 60.0
+"""The wall clock is looked at again after this long, in case it was set while we slept."""
+
+logger = structlog.get_logger(__name__)
+
+
+class ScheduleMessageService:
+    """Moves due messages of the schedule topic to their real queues.
+
+    Args:
+        levels_ms: Delay of each level; the first is level 1.
+        is_deleting: Whether the removal of a topic is in flight; its level waits until it is
+            applied, since no queue offset can be assigned in that topic before.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        clock: Clock,
+        levels_ms: Sequence[int],
+        *,
+        is_deleting: Callable[[str], bool] = lambda _topic: False,
+    ) -> None:
+        self._group = group
+        self._clock = clock
+        self._levels_ms = tuple(levels_ms)
+        self._is_deleting = is_deleting
+        self._wake: dict[int, trio.Event] = {}
+        self._seen: dict[int, SeenTimes] = {}
+        self._applied = trio.Event()
+
+    async def run(self) -> None:
+        """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
+
+        Raises:
+            InvariantBroken: The applied progress contradicts what this leader delivered.
+        Cancellation: An entry in flight may still be stored; the next leader goes on behind it.
+        """
+        levels = range(1, len(self._levels_ms) + 1)
+        self._wake = {level: trio.Event() for level in levels}
+        self._seen = {level: SeenTimes(self._levels_ms[level - 1] / 1000) for level in levels}
+        self._group.on_applied.append(self._on_applied)
+        try:
+            async with trio.open_nursery() as nursery:
+                for level in self._wake:
+                    nursery.start_soon(self._deliver_level, level)
+        finally:
+            self._group.on_applied.remove(self._on_applied)
+
+    def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
+        self._applied.set()
+        self._applied = trio.Event()
+        for topic, queue_id, max_offset in touched:
+            if topic == SCHEDULE_TOPIC:
+                level = queue_id + 1
+                if level in self._wake:
+                    self._seen[level].note(max_offset, self._clock.monotonic())
+                    self._wake[level].set()
+
+    async def _deliver_level(self, level: int) -> None:
+        queue_id = queue_of_level(level)
+        state = self._group.state
+        queue = self._group.queues.queue(SCHEDULE_TOPIC, queue_id)
+        # The applied state holds all there can ever be from earlier leaders: leadership begins
+        # only after this leader's own first entry was applied.
+        next_offset = state.delay_progress.get(level, 0)
+        seen = self._seen[level]
+        while True:
+            self._wake[level] = trio.Event()
+            max_offset = state.max_offset(SCHEDULE_TOPIC, queue_id)
+            seen.note(max_offset, self._clock.monotonic())
+            if next_offset >= max_offset:
+                await self._wake[level].wait()
+                continue
+            units = queue.read(next_offset, min(max_offset - next_offset, MAX_DELIVERIES_PER_ENTRY))
+            if not len(units):
+                raise InvariantBroken(
+                    f"schedule queue {queue_id} has no unit {next_offset}, its end is {max_offset}"
+                )
+            now_ms = self._clock.wall_ms()
+            now = self._clock.monotonic()
+            wait_s = min(
+                (int(units["tags_code"][0]) - now_ms) / 1000, seen.waited(next_offset, now)
+            )
+            # Float seconds: less than a millisecond to go cannot be slept on every clock.
+            if wait_s >= LEAST_SLEEP_S:
+                await self._clock.sleep(min(wait_s, LONGEST_SLEEP_S))
+                continue
+            deliveries: list[Delivery] = []
+            size = 0
+            for i, (phy_offset, unit_size, deliver_ms) in enumerate(units.tolist()):
+                if i and (
+                    size + unit_size > MAX_DELIVERY_BYTES
+                    or (deliver_ms > now_ms and seen.waited(next_offset + i, now) > 0)
+                ):
+                    break
+                delivery = deliver(self._group.log.record_at(phy_offset))
+                if self._is_deleting(delivery.topic):
+                    break
+                deliveries.append(delivery)
+                size += unit_size
+            if not deliveries:
+                await wait_for(self._wake[level], self._clock, RETRY_S)
+                continue
+            to_offset = next_offset + len(deliveries)
+            batch = delivery_batch(deliveries, level, next_offset, to_offset)
+            try:
+                proposed = await self._group.submit(batch)
+            except (PendingFullError, DiskFullError) as exc:
+                logger.warning("delayed_delivery_waits", level=level, reason=str(exc))
+                await self._clock.sleep(RETRY_S)
+                continue
+            except (NotLeaderError, ShuttingDownError, UnknownOutcomeError) as exc:
+                # This leadership is over, its scope is about to be cancelled. The next leader
+                # finds the progress in its applied state, with this entry or without it.
+                logger.info("delayed_delivery_stops", level=level, reason=str(exc))
+                return
+            # With ASYNC_MASTER the answer comes before the apply.
+            while state.applied_index < proposed.index:
+                await self._applied.wait()
+            applied = state.delay_progress.get(level, 0)
+            if applied != to_offset:
+                raise InvariantBroken(
+                    f"delay level {level} stands at {applied} after delivering up to {to_offset}"
+                )
+            next_offset = to_offset
+
+
+class SeenTimes:
+    """When this leader first saw the messages of a level, within `GRANULARITY_S`, never too early.
+
+    The guard against a wall clock that was set back, or that is behind the former leader's: nobody
+    waits for longer than the level's delay after having been seen. A message is stored before it
+    is seen, so this is never early in true time.
+    """
+
+    GRANULARITY_S = 1.0
+    """Bounds the memory: two hours of the longest level are 7,200 items."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._marks: deque[tuple[float, float, int]] = deque()
+
+    def note(self, max_offset: int, monotonic: float) -> None:
+        """Remember that every offset below *max_offset* is there by now."""
+        if self._marks:
+            began, _, seen_to = self._marks[-1]
+            if max_offset <= seen_to:
+                return
+            if monotonic - began < self.GRANULARITY_S:
+                # The later time counts for all of them: too late is safe, too early is not.
+                self._marks[-1] = (began, monotonic, max_offset)
+                return
+        self._marks.append((monotonic, monotonic, max_offset))
+
+    def waited(self, offset: int, monotonic: float) -> float:
+        """Return how long until *offset* has waited the whole delay; not positive when it has."""
+        while self._marks and self._marks[0][2] <= offset:
+            self._marks.popleft()
+        for _, seen, max_offset in self._marks:
+            if offset < max_offset:
+                return seen + self._delay_s - monotonic
+        return self._delay_s

@@ -1,0 +1,81 @@
+"""How many messages came in and went out lately, for those who watch a broker."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dledger.group_api import QueueTouched
+from dledger.state.tables import QueueKey, StateTables
+from remoting.seams import Clock
+
+SAMPLE_S = 1.0
+WINDOWS_S = (10, 60, 600)
+"""The three spans RocketMQ's tools show."""
+
+
+@dataclass(slots=True)
+class _Sample:
+    at: float
+    put: int
+    found: int
+    missed: int
+    got: int
+
+
+class Throughput:
+    """Counters since start, and their rates over the last 10, 60 and 600 seconds."""
+
+    def __init__(self, clock: Clock, tables: StateTables) -> None:
+        self._clock = clock
+        self.put = 0
+        self.found = 0
+        self.missed = 0
+        self.got = 0
+        self._samples: deque[_Sample] = deque([self._sample()], maxlen=max(WINDOWS_S) + 1)
+        self._ends: dict[QueueKey, int] = {
+            key: bounds.max_offset for key, bounds in tables.queues.items()
+        }
+
+    def count_pull(self, messages: int) -> None:
+        """Count an answered pull; 0 messages is a miss."""
+        if messages:
+            self.found += 1
+            self.got += messages
+        else:
+            self.missed += 1
+
+    def on_applied(self, touched: Sequence[QueueTouched]) -> None:
+        """Count applied messages; to be put into the group's `on_applied`."""
+        ends = self._ends
+        for topic, queue_id, end in touched:
+            known = ends.get((topic, queue_id), 0)
+            # A queue that is shorter than it was belongs to a topic made anew.
+            self.put += end - known if end > known else end
+            ends[(topic, queue_id)] = end
+
+    async def run(self) -> None:
+        """Take a sample a second.
+
+        Cancellation: Nothing to undo.
+        """
+        while True:
+            await self._clock.sleep(SAMPLE_S)
+            self._samples.append(self._sample())
+
+    def rates(self, counter: str) -> str:
+        """Return "a b c": events a second over the three windows."""
+        return " ".join(f"{self._rate(counter, window):.2f}" for window in WINDOWS_S)
+
+    def _rate(self, counter: str, window: int) -> float:
+        now = self._sample()
+        index = max(0, len(self._samples) - window)
+        then = self._samples[index]
+        span = now.at - then.at
+        if span <= 0:
+            return 0.0
+        return float(getattr(now, counter) - getattr(then, counter)) / span
+
+    def _sample(self) -> _Sample:
+        return _Sample(self._clock.monotonic(), self.put, self.found, self.missed, self.got)
