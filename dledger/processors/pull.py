@@ -9,6 +9,7 @@ Spec: remoting fact sheet, sections 8.1 and 8.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
@@ -117,7 +118,7 @@ class PullProcessor:
         except MQError as error:
             return refusal(command, error)
 
-    def on_applied(self, touched: list[QueueTouched]) -> None:
+    def on_applied(self, touched: Sequence[QueueTouched]) -> None:
         """Try held pulls of these queues again; to be put into the group's `on_applied`."""
         if not len(self._held):
             return

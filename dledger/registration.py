@@ -1,0 +1,224 @@
+"""A broker makes itself known to every NameServer.
+
+A group registers as RocketMQ's DLedger groups do: one broker name, the leader as id 0, a follower
+as the number in its own id plus one. Every NameServer has a task of its own, so one that is down
+never holds up the others; with all of them down the broker goes on serving.
+
+Spec: semantics fact sheet, section 11; remoting fact sheet, section 12.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from commitlog.errors import ConfigError, LocalProtocolError
+from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.processors.topics import wire_topics
+from dledger.services.waiting import wait_for
+from remoting.client import RemotingClient
+from remoting.errors import RemotingError
+from remoting.protocol.bodies import RegisterBrokerBody
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
+from remoting.seams import Clock
+
+LEADER_ID = 0
+
+RETRY_S = 3.0
+"""After a failed registration: a NameServer that comes back is told soon, not in half a minute."""
+
+UNREGISTER_TIMEOUT_S = 1.0
+"""At a clean stop no NameServer may hold up the others; the connection's end tells it anyway."""
+
+CRC_MASK = 0x7FFFFFFF
+
+_NUMBER = re.compile(r"\d+")
+
+logger = structlog.get_logger(__name__)
+
+
+def follower_id(self_id: str) -> int:
+    """Return the broker id of a follower: the number in its id, plus one.
+
+    Raises:
+        ConfigError: There is no number in it.
+    """
+    number = _NUMBER.search(self_id)
+    if number is None:
+        raise ConfigError(f"self_id {self_id!r} must hold a number, such as n0")
+    return int(number.group()) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationSettings:
+    """Who registers, and how often."""
+
+    cluster_name: str
+    broker_name: str
+    address: str
+    """Advertised ``ip:port``."""
+    self_id: str
+    interval_s: float = 30.0
+    timeout_s: float = 6.0
+    heartbeat_timeout_ms: int | None = None
+    """After how much silence a NameServer drops this broker; None leaves it to the NameServer."""
+
+
+@dataclass(slots=True)
+class _NameServer:
+    address: str
+    wake: trio.Event = field(default_factory=trio.Event)
+    # The role that was last told, so that a change is told at once and one-way.
+    told_id: int | None = None
+    reachable: bool = True
+
+
+class Registration:
+    """Keeps this broker registered.
+
+    Args:
+        name_servers: Addresses ``host:port``; asked again at every round, so they may change.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        client: RemotingClient,
+        settings: RegistrationSettings,
+        name_servers: Callable[[], Sequence[str]],
+        *,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._client = client
+        self._settings = settings
+        self._name_servers = name_servers
+        self._clock = clock
+        self._follower_id = follower_id(settings.self_id)
+        self._known: dict[str, _NameServer] = {}
+        self._topics_counter = group.state.topics_counter
+
+    @property
+    def broker_id(self) -> int:
+        """The id this node has now: 0 as the serving leader."""
+        return LEADER_ID if self._group.leadership is not None else self._follower_id
+
+    def role_changed(self) -> None:
+        """Tell every NameServer at once; to be called when leadership begins or ends."""
+        for name_server in self._known.values():
+            name_server.wake.set()
+
+    def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
+        """Tell every NameServer when topics changed; to be put into the group's `on_applied`."""
+        counter = self._group.state.topics_counter
+        if counter != self._topics_counter:
+            self._topics_counter = counter
+            self.role_changed()
+
+    async def run(self) -> None:
+        """Register with every NameServer, for ever.
+
+        Cancellation: The broker stays registered until it times out or `unregister` is called.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                wanted = set(self._name_servers())
+                for address in wanted - self._known.keys():
+                    name_server = self._known[address] = _NameServer(address)
+                    nursery.start_soon(self._keep_registered, name_server)
+                for address in self._known.keys() - wanted:
+                    self._known.pop(address).wake.set()
+                await self._clock.sleep(self._settings.interval_s)
+
+    async def unregister(self) -> None:
+        """Take this broker out of every NameServer, at a clean stop; failures are logged.
+
+        Cancellation: Some NameServers may not have been told; they notice the closed connection.
+        """
+        async with trio.open_nursery() as nursery:
+            for address in set(self._name_servers()):
+                nursery.start_soon(self._unregister_from, address)
+
+    async def _keep_registered(self, name_server: _NameServer) -> None:
+        while self._known.get(name_server.address) is name_server:
+            name_server.wake = trio.Event()
+            registered = await self._register(name_server)
+            pause_s = self._settings.interval_s if registered else RETRY_S
+            await wait_for(name_server.wake, self._clock, pause_s)
+
+    async def _register(self, name_server: _NameServer) -> bool:
+        settings = self._settings
+        broker_id = self.broker_id
+        command = self.register_request(broker_id)
+        role_is_news = name_server.told_id is not None and name_server.told_id != broker_id
+        try:
+            if role_is_news:
+                await self._client.invoke_oneway(name_server.address, command, settings.timeout_s)
+            else:
+                response = await self._client.invoke(
+                    name_server.address, command, settings.timeout_s
+                )
+                if response.code != ResponseCode.SUCCESS:
+                    logger.warning(
+                        "registration_refused",
+                        name_server=name_server.address,
+                        code=response.code,
+                        remark=response.remark,
+                    )
+                    return False
+        except (RemotingError, LocalProtocolError) as error:
+            if name_server.reachable:
+                logger.warning(
+                    "name_server_unreachable", name_server=name_server.address, reason=str(error)
+                )
+            name_server.reachable = False
+            return False
+        if name_server.told_id != broker_id or not name_server.reachable:
+            logger.info(
+                "registered",
+                name_server=name_server.address,
+                broker_id=broker_id,
+                term=self._group.term,
+            )
+        name_server.reachable = True
+        name_server.told_id = broker_id
+        return True
+
+    def register_request(self, broker_id: int) -> RemotingCommand:
+        """Return REGISTER_BROKER for this broker as *broker_id*, all topics in its body."""
+        settings = self._settings
+        body = RegisterBrokerBody(
+            topic_config_serialize_wrapper=wire_topics(self._group), filter_server_list=[]
+        ).encode()
+        header = RegisterBrokerHeader(
+            broker_name=settings.broker_name,
+            broker_addr=settings.address,
+            cluster_name=settings.cluster_name,
+            ha_server_addr=settings.address,
+            broker_id=broker_id,
+            heartbeat_timeout_millis=settings.heartbeat_timeout_ms,
+            compressed=False,
+            body_crc32=zlib.crc32(body) & CRC_MASK,
+        )
+        return request(RequestCode.REGISTER_BROKER, header.encode(), body)
+
+    async def _unregister_from(self, address: str) -> None:
+        settings = self._settings
+        header = BrokerHeader(
+            broker_name=settings.broker_name,
+            broker_addr=settings.address,
+            cluster_name=settings.cluster_name,
+            broker_id=self.broker_id,
+        )
+        command = request(RequestCode.UNREGISTER_BROKER, header.encode())
+        try:
+            await self._client.invoke(address, command, UNREGISTER_TIMEOUT_S)
+        except (RemotingError, LocalProtocolError) as error:
+            logger.info("unregister_failed", name_server=address, reason=str(error))
