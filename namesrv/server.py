@@ -53,9 +53,13 @@ async def serve_namesrv(
     limits = ServerLimits(connection=ConnectionLimits(idle_timeout_s=float(config.idle_timeout_s)))
     server = RemotingServer(network, processors, limits=limits, tls=tls)
     async with trio.open_nursery() as nursery:
-        address: tuple[str, int] = await nursery.start(
-            server.serve, config.listen_host, config.listen_port
-        )
+        try:
+            address: tuple[str, int] = await nursery.start(
+                server.serve, config.listen_host, config.listen_port
+            )
+        except OSError as error:
+            where = f"{config.listen_host}:{config.listen_port}"
+            raise OSError(f"cannot listen on {where}: {error.strerror or error}") from error
         nursery.start_soon(_scan_forever, config, clock, processor)
         _log.info("namesrv_started", host=address[0], port=address[1])
         task_status.started(address)

@@ -1,0 +1,190 @@
+"""A running NameServer: disconnects, expiry, restart; over memory and over real sockets."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from commitlog.disk import OsDisk
+from commitlog.errors import ConfigError
+from namesrv.config import NamesrvConfig
+from namesrv.server import serve_namesrv
+from remoting.connection import Connection
+from remoting.edge import SystemRng, TcpNetwork, TrioClock
+from remoting.processor import ProcessorTable
+from remoting.protocol.codes import RequestCode
+from tests.unit.namesrv.world import ask, register, register_body, route, running_namesrv
+
+A, B = "10.0.0.1:10911", "10.0.0.2:10911"
+ORDER = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
+
+
+def config_in(folder: Path, **more: int) -> NamesrvConfig:
+    return NamesrvConfig(
+        listen_port=0,
+        kv_config_path=str(folder / "kvConfig.json"),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+async def test_over_real_sockets_a_broken_connection_removes_its_broker_at_once(
+    tmp_path: Path,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(
+            partial(
+                serve_namesrv,
+                config_in(tmp_path),
+                clock=TrioClock(),
+                rng=SystemRng(),
+                network=TcpNetwork(),
+                disk=OsDisk(),
+            )
+        )
+
+        async def connect() -> Connection:
+            stream = await TcpNetwork().connect(host, port, timeout_s=5)
+            connection = Connection(stream, ProcessorTable())
+            nursery.start_soon(connection.run)
+            return connection
+
+        broker, client = await connect(), await connect()
+        await register(broker, A, 0)
+        found = await route(client)
+        assert found is not None
+        assert found.broker_datas[0].broker_addrs == {0: A}
+        broker.close("the broker dies")
+        with trio.fail_after(5):
+            while await route(client) is not None:
+                await trio.lowlevel.checkpoint()
+        answer = await ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T1"})
+        assert answer.remark == (
+            "No topic route info in name server for the topic: T1\n"
+            "See http://rocketmq.apache.org/docs/faq/ for further details."
+        )
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_broker_that_reconnected_outlives_its_old_connection(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with running_namesrv(config_in(tmp_path)) as world:
+        old, new, client = [await world.connect() for _ in range(3)]
+        await register(old, A, 0)
+        await register(new, A, 0)
+        old.close("half open")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await route(client) is not None
+        new.close("dead")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await route(client) is None
+
+
+async def test_a_silent_broker_expires_and_its_connection_is_closed(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with running_namesrv(config_in(tmp_path, idle_timeout_s=3600)) as world:
+        broker, client = await world.connect(), await world.connect()
+        start = trio.current_time()
+        await register(broker, A, 0)
+        await trio.sleep(119)
+        assert await route(client) is not None
+        while await route(client) is not None:
+            await trio.sleep(1)
+        # 5 s, then every 10 s: the scan at 125 s is the first after the expiry.
+        assert trio.current_time() - start == pytest.approx(125, abs=1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert broker.is_closed
+        assert not client.is_closed
+
+
+async def test_a_connection_that_still_serves_a_living_broker_is_kept(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with running_namesrv(config_in(tmp_path)) as world:
+        shared = await world.connect()
+        await register(shared, A, 0)
+        await register(shared, B, 1, heartbeatTimeoutMillis="1000")
+        await trio.sleep(6)
+        found = await route(shared)
+        assert found is not None
+        assert found.broker_datas[0].broker_addrs == {0: A}
+
+
+async def test_key_values_survive_a_restart_and_one_round_of_registrations_restores_routes(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with running_namesrv(config_in(tmp_path)) as world:
+        connection = await world.connect()
+        await ask(connection, RequestCode.PUT_KV_CONFIG, {**ORDER, "value": "broker-a:4"})
+        await register(connection, A, 0, register_body(filters=["f:1"]))
+        await register(connection, B, 1)
+        before = await route(connection)
+    async with running_namesrv(config_in(tmp_path)) as world:
+        connection = await world.connect()
+        assert (await ask(connection, RequestCode.GET_KV_CONFIG, ORDER)).ext == {
+            "value": "broker-a:4"
+        }
+        assert await route(connection) is None
+        await register(connection, B, 1)
+        await register(connection, A, 0, register_body(filters=["f:1"]))
+        assert await route(connection) == before
+
+
+async def test_a_damaged_key_value_file_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "kvConfig.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        await serve_namesrv(
+            config_in(tmp_path),
+            clock=TrioClock(),
+            rng=SystemRng(),
+            network=TcpNetwork(),
+            disk=OsDisk(),
+        )
+
+
+async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address")
+        ):
+            await serve_namesrv(
+                NamesrvConfig(listen_port=port, kv_config_path=str(tmp_path / "kv.json")),
+                clock=TrioClock(),
+                rng=SystemRng(),
+                network=TcpNetwork(),
+                disk=OsDisk(),
+            )
+
+
+async def test_routes_are_served_between_the_registrations_of_many_brokers(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with running_namesrv(config_in(tmp_path)) as world:
+        client = await world.connect()
+        await register(client, A, 0)
+        served = 0
+
+        async def keep_registering(number: int) -> None:
+            connection = await world.connect()
+            for counter in range(20):
+                answer = await register(
+                    connection, f"10.0.1.{number}:1", number, register_body(counter=counter)
+                )
+                assert answer.code == 0
+
+        async with trio.open_nursery() as nursery:
+            for number in range(1, 6):
+                nursery.start_soon(keep_registering, number)
+            for _ in range(50):
+                found = await route(client)
+                assert found is not None
+                assert found.broker_datas[0].broker_addrs[0] == A
+                served += 1
+        assert served == 50

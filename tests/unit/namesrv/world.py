@@ -1,0 +1,191 @@
+"""A network in memory, a running NameServer on it, and the requests brokers and clients send."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+import trio.testing
+from typing_extensions import Buffer
+
+from commitlog.disk import OsDisk
+from namesrv.config import NamesrvConfig
+from namesrv.server import serve_namesrv
+from remoting.connection import Connection, ConnectionLimits
+from remoting.edge import SystemRng, TrioClock
+from remoting.processor import ProcessorTable
+from remoting.protocol.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicRouteData,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.seams import Listener, ServerTls, Stream
+
+ADDR = ("127.0.0.1", 9876)
+PATIENT = ConnectionLimits(idle_timeout_s=3600)
+MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
+
+
+class _Stream:
+    def __init__(self, stream: MemoryStream, peer: tuple[str, int], local: tuple[str, int]) -> None:
+        self._stream = stream
+        self.peer_address = peer
+        self.local_address = local
+
+    async def send_all(self, data: Buffer) -> None:
+        await self._stream.send_all(bytes(data))
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.address = ADDR
+        self.arriving, self._accepted = trio.open_memory_channel[Stream](16)
+
+    async def accept(self) -> Stream:
+        return await self._accepted.receive()
+
+    async def aclose(self) -> None:
+        await self._accepted.aclose()
+
+
+class MemoryNetwork:
+    """One listener, no latency."""
+
+    def __init__(self) -> None:
+        self._listener: _Listener | None = None
+
+    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
+        await trio.lowlevel.checkpoint()
+        self._listener = _Listener()
+        return self._listener
+
+    async def connect(self, host: str, port: int, *, timeout_s: float, tls: Any = None) -> Stream:
+        assert self._listener is not None
+        ours, theirs = trio.testing.memory_stream_pair()
+        await self._listener.arriving.send(_Stream(theirs, ("127.0.0.1", 50_000), ADDR))
+        return _Stream(ours, ADDR, ("127.0.0.1", 50_000))
+
+
+@dataclass
+class World:
+    """A NameServer and a way to reach it."""
+
+    nursery: trio.Nursery
+    network: MemoryNetwork
+
+    async def connect(self) -> Connection:
+        stream = await self.network.connect(*ADDR, timeout_s=1)
+        connection = Connection(stream, ProcessorTable(), limits=PATIENT)
+        self.nursery.start_soon(connection.run)
+        return connection
+
+
+@asynccontextmanager
+async def running_namesrv(config: NamesrvConfig) -> AsyncIterator[World]:
+    """Run a NameServer on a network in memory; stopped at the end of the block."""
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(
+                serve_namesrv,
+                config,
+                clock=TrioClock(),
+                rng=SystemRng(),
+                network=network,
+                disk=OsDisk(),
+            )
+        )
+        yield World(nursery, network)
+        nursery.cancel_scope.cancel()
+
+
+async def ask(
+    connection: Connection,
+    code: RequestCode,
+    ext: dict[str, str] | None = None,
+    body: bytes = b"",
+    *,
+    version: int | None = None,
+) -> RemotingCommand:
+    """Send one request and return its answer."""
+    command = request(code, ext, body)
+    if version is not None:
+        command.version = version
+    return await connection.invoke(command, 5.0)
+
+
+def register_body(
+    topics: Iterable[str] = ("T1", "T2"),
+    *,
+    counter: int = 1,
+    state: int = 0,
+    filters: Iterable[str] = (),
+    perm: int = 6,
+) -> RegisterBrokerBody:
+    """Return what a broker with these topics says."""
+    return RegisterBrokerBody(
+        topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
+            topic_config_table={
+                topic: TopicConfig(
+                    topic_name=topic, read_queue_nums=4, write_queue_nums=4, perm=perm
+                )
+                for topic in topics
+            },
+            data_version=DataVersion(state_version=state, timestamp=1, counter=counter),
+        ),
+        filter_server_list=list(filters),
+    )
+
+
+def broker_ext(addr: str = "10.0.0.1:10911", broker_id: int = 0, **more: str) -> dict[str, str]:
+    """Return the ext fields that name a broker."""
+    return {
+        "brokerName": "broker-a",
+        "brokerAddr": addr,
+        "clusterName": "DefaultCluster",
+        "brokerId": str(broker_id),
+        **more,
+    }
+
+
+async def register(
+    connection: Connection,
+    addr: str = "10.0.0.1:10911",
+    broker_id: int = 0,
+    body: RegisterBrokerBody | None = None,
+    **more: str,
+) -> RemotingCommand:
+    """Register a broker, with a checksum as real brokers send it."""
+    data = (body or register_body()).encode()
+    ext = broker_ext(
+        addr,
+        broker_id,
+        haServerAddr=addr.replace("10911", "10912"),
+        bodyCrc32=str(zlib.crc32(data) & 0x7FFFFFFF),
+        **more,
+    )
+    return await ask(connection, RequestCode.REGISTER_BROKER, ext, data)
+
+
+async def route(connection: Connection, topic: str = "T1") -> TopicRouteData | None:
+    """Return the route of a topic, None for code 17."""
+    answer = await ask(connection, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+    if answer.code == 17:
+        return None
+    assert answer.code == 0, answer.remark
+    return TopicRouteData.decode(answer.body)
