@@ -1,0 +1,232 @@
+"""``dledger topic``: list, create, show and delete topics."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import trio
+from cyclopts import App, Parameter
+
+from dledger.cli.ask_cluster import (
+    all_of,
+    ask_leader,
+    ask_namesrvs,
+    groups_of,
+    refused,
+    topic_route,
+)
+from dledger.cli.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    note,
+    print_json,
+    print_table,
+    show,
+)
+from remoting.protocol.bodies import TopicList
+from remoting.protocol.codes import RequestCode, ResponseCode
+
+app = App(name="topic", help="List, create, show and delete topics.", backend="trio")
+
+SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%")
+SYSTEM_TOPICS = frozenset(
+    {
+        "TBW102",
+        "SELF_TEST_TOPIC",
+        "BenchmarkTest",
+        "OFFSET_MOVED_EVENT",
+        "SCHEDULE_TOPIC_XXXX",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+ROUTE_WAIT_S = 5.0
+"""A broker registers a new topic at once; a NameServer that is slow gets this long."""
+
+PERMISSIONS = {"r": 4, "w": 2, "rw": 6, "none": 0}
+
+
+def permission_text(perm: int) -> str:
+    """Return the permission bits as people read them."""
+    return ("R" if perm & 4 else "-") + ("W" if perm & 2 else "-") + ("X" if perm & 1 else "-")
+
+
+@app.command
+async def ls(
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    system: Annotated[bool, Parameter(help="Topics of the broker itself too.")] = False,
+    output: Output = "table",
+) -> int:
+    """List topics."""
+    answer = await ask_namesrvs(addresses(namesrv), RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    if answer.code != ResponseCode.SUCCESS:
+        raise refused("list of topics", answer)
+    names = sorted(TopicList.decode(answer.body).topic_list)
+    if not system:
+        groups = await groups_of(addresses(namesrv), None)
+        own = {group.broker_name for group in groups} | {group.cluster for group in groups}
+        own |= {f"{group.cluster}_REPLY_TOPIC" for group in groups}
+        names = [
+            name
+            for name in names
+            if name not in SYSTEM_TOPICS | own and not name.startswith(SYSTEM_PREFIXES)
+        ]
+    show(output, "", [{"topic": name} for name in names], ("topic",))
+    return ExitCode.OK
+
+
+@app.command
+async def create(
+    topic: str,
+    /,
+    *,
+    queues: Annotated[int, Parameter(help="Read and write queues.")] = 4,
+    permission: Annotated[str, Parameter(help="r, w or rw.")] = "rw",
+    cluster: Annotated[str | None, Parameter(help="Cluster; all brokers otherwise.")] = None,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Create a topic in every broker group, or change it."""
+    if permission not in PERMISSIONS or queues < 1:
+        raise CliError("--permission is r, w or rw; --queues at least 1", exit_code=ExitCode.USAGE)
+    ext = {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": str(queues),
+        "writeQueueNums": str(queues),
+        "perm": str(PERMISSIONS[permission]),
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+    }
+    groups = await groups_of(addresses(namesrv), cluster)
+    for group in groups:
+        answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        if answer.code != ResponseCode.SUCCESS:
+            raise refused(f"creating {topic} in {group.broker_name}", answer)
+    await _wait_route(addresses(namesrv), topic, {group.broker_name for group in groups})
+    names = [group.broker_name for group in groups]
+    if output == "json":
+        print_json({"topic": topic, "queues": queues, "brokers": names})
+    else:
+        note(f"{topic}: {queues} queues in {', '.join(names)}")
+    return ExitCode.OK
+
+
+async def _wait_route(namesrvs: list[str], topic: str, brokers: set[str]) -> None:
+    with trio.move_on_after(ROUTE_WAIT_S):
+        while True:
+            try:
+                route_ = await topic_route(namesrvs, topic)
+                if brokers <= {data.broker_name for data in route_.queue_datas}:
+                    return
+            except CliError as error:
+                if error.exit_code == ExitCode.UNREACHABLE:
+                    raise
+            await trio.sleep(0.05)
+    note(f"{topic} is stored, but not in the route of {namesrvs[0]} yet")
+
+
+@app.command
+async def route(
+    topic: str, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+) -> int:
+    """Show where the queues of a topic are."""
+    data = await topic_route(addresses(namesrv), topic)
+    if output == "json":
+        print_json(data)
+        return ExitCode.OK
+    brokers = {broker.broker_name: broker for broker in data.broker_datas}
+    print_table(
+        "",
+        ["broker", "read queues", "write queues", "permission", "leader", "followers"],
+        [
+            [
+                queue.broker_name,
+                queue.read_queue_nums,
+                queue.write_queue_nums,
+                permission_text(queue.perm),
+                brokers[queue.broker_name].broker_addrs.get(0),
+                ", ".join(
+                    address
+                    for number, address in sorted(brokers[queue.broker_name].broker_addrs.items())
+                    if number
+                ),
+            ]
+            for queue in sorted(data.queue_datas, key=lambda queue: queue.broker_name)
+        ],
+    )
+    return ExitCode.OK
+
+
+async def queue_bounds(namesrvs: list[str], topic: str) -> list[dict[str, Any]]:
+    """Return min and max offset of every queue of a topic, asked of the leaders."""
+    data = await topic_route(namesrvs, topic)
+    brokers = {broker.broker_name: broker for broker in data.broker_datas}
+    jobs = {}
+    for queue in data.queue_datas:
+        for queue_id in range(max(queue.read_queue_nums, queue.write_queue_nums)):
+            for name, code in (
+                ("min_offset", RequestCode.GET_MIN_OFFSET),
+                ("max_offset", RequestCode.GET_MAX_OFFSET),
+            ):
+                jobs[(queue.broker_name, queue_id, name)] = partial(
+                    ask_leader,
+                    brokers[queue.broker_name],
+                    code,
+                    {"topic": topic, "queueId": str(queue_id)},
+                )
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for (broker, queue_id, name), answer in sorted((await all_of(jobs)).items()):
+        if answer.code != ResponseCode.SUCCESS:
+            raise refused(f"{name} of {topic} queue {queue_id}", answer)
+        row = rows.setdefault((broker, queue_id), {"broker": broker, "queue": queue_id})
+        row[name] = int(answer.ext["offset"])
+    for row in rows.values():
+        row["messages"] = row["max_offset"] - row["min_offset"]
+    return [rows[key] for key in sorted(rows)]
+
+
+@app.command
+async def info(
+    topic: str, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+) -> int:
+    """Show offsets and number of messages of each queue."""
+    rows = await queue_bounds(addresses(namesrv), topic)
+    if output == "json":
+        print_json(
+            {"topic": topic, "messages": sum(row["messages"] for row in rows), "queues": rows}
+        )
+    else:
+        show(output, topic, rows, ("broker", "queue", "min_offset", "max_offset", "messages"))
+    return ExitCode.OK
+
+
+@app.command
+async def delete(
+    topic: str,
+    /,
+    *,
+    cluster: Annotated[str | None, Parameter(help="Cluster; all brokers otherwise.")] = None,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+) -> int:
+    """Delete a topic in every broker group and take it out of the route."""
+    namesrvs = addresses(namesrv)
+    await topic_route(namesrvs, topic)
+    for group in await groups_of(namesrvs, cluster):
+        answer = await ask_leader(group, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+        if answer.code != ResponseCode.SUCCESS:
+            raise refused(f"deleting {topic} in {group.broker_name}", answer)
+    for address in namesrvs:
+        answer = await ask_namesrvs(
+            [address], RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic}
+        )
+        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST):
+            raise refused(f"deleting {topic} at {address}", answer)
+    note(f"{topic} is deleted")
+    return ExitCode.OK
