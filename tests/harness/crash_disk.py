@@ -1,0 +1,232 @@
+"""A disk in memory that forgets what was not flushed, sector by sector, and fails on demand."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+
+from typing_extensions import Buffer
+
+from commitlog.errors import (
+    DiskFullError,
+    FlushFailedError,
+    InvariantBroken,
+    StoreLockedError,
+)
+from commitlog.seams import DiskFile, Lock
+
+SECTOR_BYTES = 512
+
+
+class Inode:
+    """Content as the page cache has it and as the platter has it."""
+
+    def __init__(self, size: int) -> None:
+        self.content = bytearray(size)
+        self.durable = bytearray(size)
+        self.dirty: set[int] = set()
+
+    def flush(self) -> None:
+        for sector in self.dirty:
+            part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
+            self.durable[part] = self.content[part]
+        self.dirty.clear()
+
+    def after_power_cut(self, survives: Callable[[], bool]) -> Inode:
+        left = Inode(len(self.durable))
+        left.content[:] = self.durable
+        for sector in sorted(self.dirty):
+            if survives():
+                part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
+                left.content[part] = self.content[part]
+        left.durable[:] = left.content
+        return left
+
+
+class CrashFile:
+    """An open file of a `CrashDisk`."""
+
+    def __init__(self, disk: CrashDisk, path: str, inode: Inode) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self.closed = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def size(self) -> int:
+        return len(self._inode.content)
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        if self.closed:
+            raise InvariantBroken("write to a closed file")
+        view = memoryview(data).cast("B")
+        if offset < 0 or offset + len(view) > self.size:
+            raise InvariantBroken("write outside the file")
+        self._disk.step("write", self._path)
+        self._inode.content[offset : offset + len(view)] = view
+        if len(view):
+            first, last = offset // SECTOR_BYTES, (offset + len(view) - 1) // SECTOR_BYTES
+            self._inode.dirty.update(range(first, last + 1))
+
+    def view(self, offset: int, size: int) -> memoryview:
+        return memoryview(self._inode.content).toreadonly()[offset : offset + size]
+
+    def flush(self) -> None:
+        self._disk.step("flush", self._path)
+        self._inode.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _NoLock:
+    def release(self) -> None:
+        return
+
+
+class CrashDisk:
+    """A `commitlog.seams.Disk` in memory.
+
+    `fault` is called before every act that changes something, with its kind (``create``,
+    ``write``, ``flush``, ``replace``, ``unlink``, ``flush_dir``) and the path; it may raise.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, Inode] = {}
+        self.durable_names: dict[str, Inode] = {}
+        self.pending_names: list[tuple[str, Inode | None]] = []
+        self.fault: Callable[[str, str], None] = lambda kind, path: None
+        self.steps: list[tuple[str, str]] = []
+
+    def step(self, kind: str, path: str) -> None:
+        self.steps.append((kind, path))
+        self.fault(kind, path)
+
+    def power_cut(self, survives: Callable[[], bool]) -> CrashDisk:
+        """Return the disk as it is found after the power went.
+
+        Args:
+            survives: Asked for every dirty sector and, in order, for every change of a name;
+                the first change of a name that does not survive takes those behind it along.
+        """
+        names = dict(self.durable_names)
+        for path, inode in self.pending_names:
+            if not survives():
+                break
+            if inode is None:
+                names.pop(path, None)
+            else:
+                names[path] = inode
+        left = CrashDisk()
+        left.files = {path: inode.after_power_cut(survives) for path, inode in names.items()}
+        left.durable_names = dict(left.files)
+        return left
+
+    def copy(self) -> CrashDisk:
+        """Return the same files once more, all of them durable."""
+        left = CrashDisk()
+        for path, inode in self.files.items():
+            again = left.files[path] = Inode(len(inode.content))
+            again.content[:] = inode.content
+            again.durable[:] = inode.content
+        left.durable_names = dict(left.files)
+        return left
+
+    def _name(self, path: str, inode: Inode | None) -> None:
+        if inode is None:
+            self.files.pop(path, None)
+        else:
+            self.files[path] = inode
+        self.pending_names.append((path, inode))
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        if path in self.files:
+            raise FileExistsError(path)
+        self.step("create", path)
+        inode = Inode(size)
+        self._name(path, inode)
+        return CrashFile(self, path, inode)
+
+    def open(self, path: str) -> DiskFile:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return CrashFile(self, path, self.files[path])
+
+    def exists(self, path: str) -> bool:
+        return path in self.files or any(name.startswith(path + "/") for name in self.files)
+
+    def list_dir(self, path: str) -> Sequence[str]:
+        prefix = path + "/"
+        return sorted(
+            {name[len(prefix) :].split("/")[0] for name in self.files if name.startswith(prefix)}
+        )
+
+    def make_dir(self, path: str) -> None:
+        return
+
+    def read(self, path: str) -> bytes:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return bytes(self.files[path].content)
+
+    def replace(self, path: str, data: Buffer) -> None:
+        self.step("replace", path)
+        content = bytes(data)
+        inode = Inode(len(content))
+        inode.content[:] = content
+        inode.durable[:] = content
+        self.files[path] = inode
+        self.durable_names[path] = inode
+
+    def unlink(self, path: str) -> None:
+        self.step("unlink", path)
+        if path in self.files:
+            self._name(path, None)
+
+    def remove_tree(self, path: str) -> None:
+        for name in [name for name in self.files if name.startswith(path + "/")]:
+            self.unlink(name)
+
+    def flush_dir(self, path: str) -> None:
+        self.step("flush_dir", path)
+        left: list[tuple[str, Inode | None]] = []
+        for name, inode in self.pending_names:
+            if posixpath.dirname(name) != path:
+                left.append((name, inode))
+            elif inode is None:
+                self.durable_names.pop(name, None)
+            else:
+                self.durable_names[name] = inode
+        self.pending_names = left
+
+    def free_bytes(self, path: str) -> int:
+        return 1 << 40
+
+    def lock(self, path: str) -> Lock:
+        if path in self.files:
+            raise StoreLockedError(path)
+        return _NoLock()
+
+
+def disk_full(*, kind: str = "create", path_part: str = "") -> Callable[[str, str], None]:
+    """Return a fault: no space for such acts on such paths."""
+
+    def fault(found: str, path: str) -> None:
+        if found == kind and path_part in path:
+            raise DiskFullError(f"no space for {path}")
+
+    return fault
+
+
+def failing_flush(path_part: str = "") -> Callable[[str, str], None]:
+    """Return a fault: flushes of such paths fail, and their pages are lost."""
+
+    def fault(found: str, path: str) -> None:
+        if found == "flush" and path_part in path:
+            raise FlushFailedError(f"flush of {path} failed")
+
+    return fault

@@ -1,0 +1,75 @@
+"""The checkpoint and abort files have RocketMQ's bytes and names."""
+
+from __future__ import annotations
+
+import struct
+
+from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
+from commitlog.store_paths import StorePaths, file_name, parse_file_name
+from tests.harness.crash_disk import CrashDisk
+
+PATHS = StorePaths("/store")
+
+
+def test_checkpoint_bytes_are_five_big_endian_longs_in_4_kib() -> None:
+    disk = CrashDisk()
+    CheckpointFile(disk, PATHS.checkpoint).store(Checkpoint(10_000, 9_000, 0, 77, 88))
+    content = disk.read("/store/checkpoint")
+    assert len(content) == 4096
+    assert content[:40] == struct.pack(">qqqqq", 10_000, 9_000, 0, 77, 88)
+    assert not any(content[40:])
+
+
+def test_checkpoint_survives_a_power_cut() -> None:
+    disk = CrashDisk()
+    file = CheckpointFile(disk, PATHS.checkpoint)
+    file.store(Checkpoint(1, 2, 3, 4, 5))
+    file.store(Checkpoint(6, 7, 8, 9, 10))
+    left = disk.power_cut(lambda: False)
+    assert CheckpointFile(left, PATHS.checkpoint).load() == Checkpoint(6, 7, 8, 9, 10)
+
+
+def test_a_missing_or_short_checkpoint_is_all_zero() -> None:
+    disk = CrashDisk()
+    assert CheckpointFile(disk, PATHS.checkpoint).load() == Checkpoint()
+    disk.create(PATHS.checkpoint, 39, reserve=False)
+    assert CheckpointFile(disk, PATHS.checkpoint).load() == Checkpoint()
+    CheckpointFile(disk, PATHS.checkpoint).store(Checkpoint(5))
+    assert CheckpointFile(disk, PATHS.checkpoint).load() == Checkpoint(5)
+
+
+def test_safe_time_is_the_older_of_log_and_queues_minus_three_seconds() -> None:
+    checkpoint = Checkpoint(20_000, 15_000, 8_000)
+    assert checkpoint.safe_time_ms() == 12_000
+    assert checkpoint.safe_time_ms(index_safe=True) == 8_000
+    assert Checkpoint(1_000, 2_000).safe_time_ms() == 0
+
+
+def test_the_abort_file_holds_the_process_id_and_goes_at_a_clean_stop() -> None:
+    disk = CrashDisk()
+    abort = AbortFile(disk, PATHS.abort)
+    assert not abort.exists()
+    abort.create(4711)
+    assert disk.read("/store/abort") == b"4711"
+    assert AbortFile(disk.power_cut(lambda: False), PATHS.abort).exists()
+    abort.remove()
+    assert not AbortFile(disk.power_cut(lambda: False), PATHS.abort).exists()
+
+
+def test_layout_names_are_rocketmqs() -> None:
+    assert PATHS.segment(1 << 30) == "/store/commitlog/00000000001073741824"
+    assert PATHS.consume_queue("%RETRY%g", 3) == "/store/consumequeue/%RETRY%g/3"
+    names = (PATHS.index, PATHS.config, PATHS.checkpoint, PATHS.abort, PATHS.lock)
+    assert names == (
+        "/store/index",
+        "/store/config",
+        "/store/checkpoint",
+        "/store/abort",
+        "/store/lock",
+    )
+
+
+def test_file_names_are_twenty_digits() -> None:
+    assert parse_file_name(file_name(12345)) == 12345
+    for name in ("12345", "0000000000000000000x", "00000000000000000000.tmp", "٠" * 20):
+        assert parse_file_name(name) is None

@@ -1,0 +1,651 @@
+"""Reading, appending, rolling, truncating, flushing and allocating ahead."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from commitlog.disk import OsDisk
+from commitlog.entry import parse_header
+from commitlog.entry_log import Anchor, EntryLog
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    DiskFullError,
+    FlushFailedError,
+    ForeignStoreError,
+    InvariantBroken,
+    OffsetOutOfRangeError,
+)
+from commitlog.mark import store_anchor
+from commitlog.segment import BLANK_BYTES
+from commitlog.store_paths import StorePaths
+from tests.harness.crash_disk import CrashDisk, disk_full, failing_flush
+from tests.harness.entry_frames import ENTRY_BYTES, RECORD_BYTES, next_frame, next_no_op
+
+ROOT = "/store"
+PATHS = StorePaths(ROOT)
+SEGMENT = 2048
+UNITS = 8
+
+
+def open_log(disk: CrashDisk, **options: object) -> EntryLog:
+    return EntryLog.open(
+        disk,
+        ROOT,
+        segment_bytes=SEGMENT,
+        index_units_per_file=UNITS,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def fill(log: EntryLog, count: int, body_bytes: int = 0, term: int = 1) -> list[bytes]:
+    frames = []
+    for _ in range(count):
+        frames.append(next_frame(log, body_bytes, term=term))
+        log.append(frames[-1])
+    return frames
+
+
+def segment_content(disk: CrashDisk, base: int) -> bytes:
+    return disk.read(PATHS.segment(base))
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+def test_an_empty_log_begins_at_entry_one() -> None:
+    log = open_log(CrashDisk())
+    state = (log.first_index, log.last_index, log.last_term, log.last_chain, log.end_position)
+    assert state == (1, 0, 0, 0, 0)
+    assert (log.durable_index, log.last_store_time_ms, log.mark_valid) == (0, 0, True)
+    assert (log.term_at(0), log.chain_at(0)) == (0, 0)
+    assert log.begin_flush() is None
+
+
+def test_reading_what_the_log_does_not_hold_is_out_of_range() -> None:
+    log = open_log(CrashDisk())
+    for index in (-1, 1):
+        with pytest.raises(OffsetOutOfRangeError):
+            log.term_at(index)
+    for index in (0, 1):
+        with pytest.raises(OffsetOutOfRangeError):
+            log.frame(index)
+        with pytest.raises(OffsetOutOfRangeError):
+            log.frames(index, 100)
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(0, 1)
+    assert log.read(0, 0) == b""
+    fill(log, 2)
+    for index in (0, 3):
+        with pytest.raises(OffsetOutOfRangeError):
+            log.frame(index)
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(log.end_position, 1)
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(-1, 1)
+
+
+def test_every_entry_is_read_back_as_it_was_appended() -> None:
+    log = open_log(CrashDisk())
+    frames = fill(log, 40, 30)
+    for index, frame in enumerate(frames, 1):
+        header = parse_header(frame)
+        assert log.frame(index) == frame
+        assert log.position_at(index) == header.position
+        assert log.term_at(index) == 1
+        assert log.chain_at(index) == header.chain
+        assert log.size_at(index) == len(frame)
+        mark = log.mark_at(index)
+        assert (mark.position, mark.end_position) == (header.position, header.end_position)
+    assert log.last_store_time_ms == parse_header(frames[-1]).store_time_ms
+
+
+def test_old_entries_are_read_from_the_index_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = CrashDisk()
+    log = EntryLog.open(disk, ROOT, segment_bytes=1 << 20, index_units_per_file=512)
+    chains = []
+    for _ in range(1500):
+        log.append(next_no_op(log, term=3), sealed_here=True)
+        chains.append(log.last_chain)
+    assert [log.chain_at(i) for i in range(1, 1501)] == chains
+    assert {log.term_at(i) for i in range(1, 1501)} == {3}
+
+
+def test_frames_joins_entries_of_one_segment_and_never_spans_two() -> None:
+    log = open_log(CrashDisk())
+    frames = fill(log, 30, 40)
+    views = log.frames(1, 1 << 20)
+    assert b"".join(views) == b"".join(frames)
+    assert len(views) == log.end_position // SEGMENT + 1
+    for view in views:
+        position = parse_header(view).position
+        assert position // SEGMENT == (position + len(view) - 1) // SEGMENT
+
+
+def test_frames_stays_within_bytes_and_last_but_gives_at_least_one() -> None:
+    log = open_log(CrashDisk())
+    frames = fill(log, 30, 40)
+    size = len(frames[0])
+    for first in (1, 7, 30):
+        for max_bytes in (0, 1, size - 1, size, size + 1, 3 * size, 12 * size + 5):
+            for last in (None, first, first + 2):
+                count = max(1, max_bytes // size)
+                stop = min(30, first + count - 1, last or 30)
+                got = b"".join(log.frames(first, max_bytes, last))
+                assert got == b"".join(frames[first - 1 : stop]), (first, max_bytes, last)
+
+
+def test_frames_are_read_only() -> None:
+    log = open_log(CrashDisk())
+    fill(log, 1)
+    assert log.frame(1).readonly
+    assert log.frames(1, 1)[0].readonly
+
+
+def test_record_at_gives_one_record() -> None:
+    log = open_log(CrashDisk())
+    frame = next_frame(log, 10, records=3, term=1)
+    log.append(frame)
+    start = parse_header(frame).body_start
+    size = RECORD_BYTES + 10
+    for n in range(3):
+        at = start + n * size
+        assert log.record_at(at) == frame[at : at + size]
+    with pytest.raises(CorruptRecordError):
+        log.record_at(start + 1)
+    with pytest.raises(CorruptRecordError):
+        log.record_at(0)
+    for outside in (-1, log.end_position, log.end_position - 7):
+        with pytest.raises(OffsetOutOfRangeError):
+            log.record_at(outside)
+
+
+def test_read_does_not_span_segments() -> None:
+    log = open_log(CrashDisk())
+    fill(log, 30)
+    with pytest.raises(OffsetOutOfRangeError, match="span"):
+        log.read(SEGMENT - 1, 2)
+
+
+# -- appending and rolling -----------------------------------------------------------------
+
+
+def test_a_frame_that_does_not_continue_the_log_is_refused_and_changes_nothing() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    other = open_log(CrashDisk())
+    fill(log, 2, term=5)
+    fill(other, 1, 9, term=5)
+    good = next_frame(log, term=5)
+    wrong = [
+        next_frame(log, term=4),
+        next_frame(other, term=5),
+        bytes(log.frame(2)),
+        good[:-1],
+        good + b"\0",
+        good[:-1] + bytes([good[-1] ^ 1]),
+        good[:50] + bytes([good[50] ^ 1]) + good[51:],
+        b"",
+    ]
+    before = segment_content(disk, 0)
+    for frame in wrong:
+        with pytest.raises(CorruptEntryError):
+            log.append(frame)
+    assert segment_content(disk, 0) == before
+    log.append(good)
+    assert log.last_index == 3
+
+
+def test_a_frame_of_another_history_is_refused_by_its_chain() -> None:
+    log, other = open_log(CrashDisk()), open_log(CrashDisk())
+    log.append(next_frame(log, 5, term=1, fill=1))
+    other.append(next_frame(other, 5, term=1, fill=2))
+    with pytest.raises(CorruptEntryError, match="does not follow"):
+        log.append(next_frame(other, term=1))
+
+
+def test_an_entry_that_exactly_fills_a_segment_leaves_room_for_the_blank() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    log.append(next_frame(log, SEGMENT - BLANK_BYTES - ENTRY_BYTES, term=1))
+    assert log.end_position == SEGMENT - BLANK_BYTES
+    frame = next_frame(log, term=1)
+    assert parse_header(frame).position == SEGMENT
+    log.append(frame)
+    assert segment_content(disk, 0)[-BLANK_BYTES:] == struct.pack(">iI", 8, 0xCBD43194)
+    log.flush()
+    again = open_log(disk)
+    assert (again.last_index, again.frame(2)) == (2, frame)
+
+
+def test_an_entry_one_byte_too_long_for_the_rest_begins_the_next_segment() -> None:
+    log = open_log(CrashDisk())
+    fill(log, 1)
+    room = SEGMENT - log.end_position - BLANK_BYTES
+    assert log.place(room) == log.end_position
+    assert log.place(room + 1) == SEGMENT
+
+
+def test_the_blank_of_a_roll_is_deterministic_and_zero_behind_its_header() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 9, 40)
+    end = log.end_position
+    assert log.place(SEGMENT - end) == SEGMENT
+    log.append(next_frame(log, 700))
+    assert log.position_at(log.last_index) == SEGMENT
+    blank = segment_content(disk, 0)[end:]
+    assert blank == struct.pack(">iI", SEGMENT - end, 0xCBD43194) + bytes(SEGMENT - end - 8)
+
+
+def test_an_entry_larger_than_a_segment_is_a_bug_of_the_caller() -> None:
+    log = open_log(CrashDisk())
+    assert log.place(log.max_entry_bytes) == 0
+    with pytest.raises(InvariantBroken):
+        log.place(log.max_entry_bytes + 1)
+
+
+def test_no_ops_do_not_take_the_store_time_back() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    log.append(next_no_op(log, term=0))
+    assert log.last_store_time_ms == 0
+    log.append(next_frame(log, store_time_ms=500, term=1))
+    log.append(next_no_op(log, term=2))
+    assert log.last_store_time_ms == 500
+    log.close()
+    assert open_log(disk).last_store_time_ms == 500
+
+
+# -- disk full -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["commitlog", "entryindex"])
+def test_a_full_disk_at_a_roll_leaves_the_log_as_it_was(part: str) -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    disk.fault = disk_full(path_part=part)
+    with pytest.raises(DiskFullError):
+        fill(log, 100)
+    kept, end = log.last_index, log.end_position
+    disk.fault = lambda kind, path: None
+    log.flush()
+    again = open_log(disk.power_cut(lambda: False))
+    assert (again.last_index, again.end_position) == (kept, end)
+    fill(log, 20)
+    assert log.last_index == kept + 20
+
+
+def test_a_full_disk_at_a_roll_leaves_no_blank_behind() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 9, 40)
+    end = log.end_position
+    disk.fault = disk_full(path_part="commitlog")
+    with pytest.raises(DiskFullError):
+        log.append(next_frame(log, 700))
+    assert not any(segment_content(disk, 0)[end:])
+
+
+def test_half_a_frame_that_a_full_disk_left_is_wiped() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 3)
+    end = log.end_position
+    disk.fault = disk_full(kind="write", path_part="entryindex")
+    with pytest.raises(DiskFullError):
+        log.append(next_frame(log))
+    assert not any(segment_content(disk, 0)[end:])
+    disk.fault = lambda kind, path: None
+    fill(log, 1)
+    assert log.last_index == 4
+
+
+def test_a_reserve_carries_the_log_over_a_roll_on_a_full_disk() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 3)
+    assert log.needs_reserve
+    assert not log.has_reserve
+    log.reserve_next()
+    assert log.has_reserve
+    assert not log.needs_reserve
+    disk.fault = disk_full()
+    fill(log, 1, SEGMENT - 400)
+    assert log.end_position > SEGMENT
+    assert not log.has_reserve
+    with pytest.raises(DiskFullError):
+        log.reserve_next()
+
+
+def test_while_a_reserve_is_under_way_a_roll_is_refused_and_a_second_call_does_nothing() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 3)
+    seen: list[int] = []
+
+    def meanwhile(kind: str, path: str) -> None:
+        if kind == "create" and "commitlog" in path:
+            disk.fault = lambda kind, path: None
+            log.reserve_next()
+            with pytest.raises(DiskFullError, match="being allocated"):
+                log.append(next_frame(log, SEGMENT - 400))
+            log.append(next_frame(log))
+            seen.append(log.last_index)
+
+    disk.fault = meanwhile
+    log.reserve_next()
+    assert seen == [4]
+    log.append(next_frame(log, SEGMENT - 400))
+    assert log.last_index == 5
+
+
+# -- flushing ------------------------------------------------------------------------------
+
+
+def test_entries_are_durable_when_their_flush_is_complete_and_not_before() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 20)
+    ticket = log.begin_flush()
+    assert ticket is not None
+    fill(log, 1)
+    assert log.durable_index == 0
+    with pytest.raises(InvariantBroken):
+        log.complete_flush(ticket)
+    ticket.run()
+    assert log.complete_flush(ticket)
+    assert log.durable_index == 20
+    assert open_log(disk.power_cut(lambda: False)).last_index >= 20
+    log.flush()
+    assert log.durable_index == 21
+    assert log.begin_flush() is None
+
+
+def test_a_later_ticket_covers_an_unfinished_earlier_one() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 9, 40)
+    assert log.begin_flush() is not None
+    fill(log, 9, 40)
+    second = log.begin_flush()
+    assert second is not None
+    assert log.end_position > SEGMENT
+    second.run()
+    assert log.complete_flush(second)
+    assert log.durable_index == 18
+    assert open_log(disk.power_cut(lambda: False)).last_index == 18
+
+
+def test_a_flush_that_a_truncation_overtook_marks_nothing_durable() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 6, term=1)
+    ticket = log.begin_flush()
+    assert ticket is not None
+    ticket.run()
+    log.truncate_from(4)
+    fill(log, 3, term=2)
+    assert not log.complete_flush(ticket)
+    assert log.durable_index == 0
+    log.flush()
+    assert log.durable_index == 6
+    again = open_log(disk.power_cut(lambda: False))
+    assert [again.term_at(i) for i in range(1, 7)] == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_ticket_run_after_the_truncation_of_its_segment_is_harmless() -> None:
+    log = open_log(CrashDisk())
+    fill(log, 30)
+    ticket = log.begin_flush()
+    assert ticket is not None
+    log.truncate_from(2)
+    ticket.run()
+    assert not log.complete_flush(ticket)
+    log.flush()
+    assert log.durable_index == 1
+
+
+def test_a_failed_flush_poisons_the_log() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    frames = fill(log, 3)
+    ticket = log.begin_flush()
+    assert ticket is not None
+    disk.fault = failing_flush("commitlog")
+    with pytest.raises(FlushFailedError):
+        ticket.run()
+    disk.fault = lambda kind, path: None
+    assert log.poisoned
+    assert not log.needs_reserve
+    for act in (
+        lambda: log.complete_flush(ticket),
+        lambda: log.append(next_frame(log)),
+        lambda: log.truncate_from(2),
+        log.flush,
+        log.reserve_next,
+    ):
+        with pytest.raises(FlushFailedError):
+            act()
+    assert log.durable_index == 0
+    assert log.frame(2) == frames[1]
+    log.close()
+
+
+# -- truncating ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", range(1, 31))
+def test_truncation_anywhere_leaves_the_entries_before_and_zeros_behind(index: int) -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    frames = fill(log, 30, 40, term=1)
+    log.flush()
+    log.truncate_from(index)
+    assert (log.last_index, log.durable_index, log.generation) == (index - 1, index - 1, 1)
+    assert log.last_chain == log.chain_at(index - 1)
+    base = log.end_position - log.end_position % SEGMENT
+    assert not any(segment_content(disk, base)[log.end_position - base :])
+    assert disk.list_dir(PATHS.commitlog)[-1] == f"{base:020d}"
+    with pytest.raises(OffsetOutOfRangeError):
+        log.frame(index)
+    left = open_log(disk.power_cut(lambda: False))
+    assert left.last_index == index - 1
+    assert not left.report.torn_tail
+    # Entries of another size: nothing of the old ones may come back into the chain.
+    newer = fill(log, 12, 55, term=2)
+    log.flush()
+    again = open_log(disk.power_cut(lambda: False))
+    expected = frames[: index - 1] + newer
+    assert [bytes(again.frame(i)) for i in range(1, again.last_index + 1)] == expected
+
+
+def test_truncation_behind_the_end_does_nothing() -> None:
+    log = open_log(CrashDisk())
+    fill(log, 2)
+    log.truncate_from(3)
+    assert (log.last_index, log.generation) == (2, 0)
+    with pytest.raises(InvariantBroken):
+        log.truncate_from(0)
+
+
+def test_truncation_over_a_roll_takes_the_blank_away() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 9, 40)
+    end = log.end_position
+    fill(log, 1, 700)
+    log.truncate_from(10)
+    assert log.end_position == end
+    assert not any(segment_content(disk, 0)[end:])
+    small = next_frame(log)
+    log.append(small)
+    assert parse_header(small).position == end
+
+
+def test_store_time_goes_back_with_a_truncation_only() -> None:
+    log = open_log(CrashDisk())
+    log.append(next_frame(log, store_time_ms=100, term=1))
+    log.append(next_no_op(log, term=2))
+    log.append(next_frame(log, store_time_ms=200))
+    log.truncate_from(3)
+    assert log.last_store_time_ms == 100
+    log.truncate_from(1)
+    assert log.last_store_time_ms == 0
+
+
+def test_recent_entries_after_a_truncation_are_the_right_ones() -> None:
+    log = EntryLog.open(CrashDisk(), ROOT, segment_bytes=1 << 20, index_units_per_file=4096)
+    for _ in range(2000):
+        log.append(next_no_op(log, term=1), sealed_here=True)
+    log.truncate_from(1500)
+    for _ in range(10):
+        log.append(next_no_op(log, term=2), sealed_here=True)
+    for index in range(1, 1510):
+        header = parse_header(log.frame(index))
+        assert (header.index, header.chain) == (index, log.chain_at(index))
+        assert log.term_at(index) == (1 if index < 1500 else 2)
+
+
+@pytest.mark.parametrize("root_name", ["store"])
+def test_views_of_dropped_segments_stay_as_they_were(tmp_path: Path, root_name: str) -> None:
+    log = EntryLog.open(OsDisk(), str(tmp_path / root_name), segment_bytes=SEGMENT)
+    frames = fill(log, 30, 40, term=1)
+    view = log.frame(30)
+    assert log.position_at(30) >= SEGMENT
+    log.truncate_from(2)
+    fill(log, 29, 40, term=2)
+    assert view == frames[29]
+    log.close()
+    assert view == frames[29]
+
+
+def test_a_truncation_cut_off_at_any_step_is_finished_at_the_next_open() -> None:
+    steps = 0
+    for kept_sectors in (True, False):
+        step = 0
+        while True:
+            disk = CrashDisk()
+            log = open_log(disk)
+            frames = fill(log, 30, 40, term=1)
+            log.flush()
+            before = len(disk.steps)
+
+            def crash(
+                kind: str, path: str, stop: int = before + step, on: CrashDisk = disk
+            ) -> None:
+                if len(on.steps) > stop:
+                    raise FlushFailedError("the power went")
+
+            disk.fault = crash
+            try:
+                log.truncate_from(5)
+            except FlushFailedError:
+                done = False
+            else:
+                done = True
+            left = open_log(disk.power_cut(lambda keep=kept_sectors: keep))  # type: ignore[misc]
+            assert left.last_index in ((4,) if done else (4, 30))
+            assert [bytes(left.frame(i)) for i in range(1, 5)] == frames[:4]
+            if done:
+                break
+            step += 1
+        steps += step
+    assert steps > 8
+
+
+# -- the folder ----------------------------------------------------------------------------
+
+
+def test_another_segment_size_is_refused_in_one_line() -> None:
+    disk = CrashDisk()
+    open_log(disk).close()
+    with pytest.raises(ForeignStoreError, match="2048 bytes, not 4096") as caught:
+        EntryLog.open(disk, ROOT, segment_bytes=4096)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_format_is_refused() -> None:
+    disk = CrashDisk()
+    open_log(disk).close()
+    text = disk.read(PATHS.format).replace(b'"format": 1', b'"format": 2')
+    disk.replace(PATHS.format, text)
+    with pytest.raises(ForeignStoreError, match="format 2"):
+        open_log(disk)
+
+
+def test_segments_of_another_program_are_refused() -> None:
+    disk = CrashDisk()
+    disk.create(PATHS.segment(0), SEGMENT, reserve=True)
+    with pytest.raises(ForeignStoreError, match="another program"):
+        open_log(disk)
+
+
+def test_the_size_of_index_files_is_taken_from_the_folder() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    frames = fill(log, 30)
+    log.close()
+    again = EntryLog.open(disk, ROOT, segment_bytes=SEGMENT, index_units_per_file=100)
+    assert again.frame(17) == frames[16]
+
+
+def test_a_log_may_begin_above_entry_one() -> None:
+    disk = CrashDisk()
+    open_log(disk).close()
+    anchor = Anchor(101, 5 * SEGMENT + 300, 7, 0xABCDEF, 9_000)
+    store_anchor(disk, PATHS.anchor, anchor)
+    log = open_log(disk)
+    state = (log.first_index, log.last_index, log.last_term, log.last_chain, log.end_position)
+    assert state == (101, 100, 7, 0xABCDEF, 5 * SEGMENT + 300)
+    assert (log.term_at(100), log.chain_at(100), log.last_store_time_ms) == (7, 0xABCDEF, 9_000)
+    frames = fill(log, 30, 40, term=7)
+    assert parse_header(frames[0]).index == 101
+    with pytest.raises(OffsetOutOfRangeError):
+        log.frame(100)
+    log.flush()
+    for trusted in (None, log.mark_at(100), log.mark_at(110)):
+        again = open_log(disk.copy(), trusted=trusted)
+        assert again.mark_valid
+        assert [bytes(again.frame(i)) for i in range(101, 131)] == frames
+    log.truncate_from(101)
+    assert (log.last_index, log.last_chain, log.last_store_time_ms) == (100, 0xABCDEF, 9_000)
+
+
+def test_a_first_entry_above_one_may_begin_with_a_roll() -> None:
+    disk = CrashDisk()
+    open_log(disk).close()
+    store_anchor(disk, PATHS.anchor, Anchor(101, SEGMENT - 50, 7, 1))
+    log = open_log(disk)
+    frame = next_frame(log, term=7)
+    log.append(frame)
+    assert log.position_at(101) == SEGMENT
+    log.flush()
+    assert open_log(disk.power_cut(lambda: False)).frame(101) == frame
+
+
+def test_segments_below_the_anchor_are_removed_at_open() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    frames = fill(log, 30, 40)
+    first = next(i for i in range(1, 31) if log.position_at(i) >= SEGMENT)
+    before = log.mark_at(first - 1)
+    log.close()
+    anchor = Anchor(first, log.position_at(first), before.term, before.chain, 1_000)
+    store_anchor(disk, PATHS.anchor, anchor)
+    again = open_log(disk)
+    assert again.first_index == first
+    assert bytes(again.frame(30)) == frames[29]
+    assert disk.list_dir(PATHS.commitlog)[0] == f"{SEGMENT:020d}"
+
+
+def test_a_closed_log_refuses_writes_and_closing_twice_is_fine() -> None:
+    log = open_log(CrashDisk())
+    fill(log, 1)
+    log.close()
+    log.close()
+    with pytest.raises(InvariantBroken):
+        log.append(next_frame(log))
