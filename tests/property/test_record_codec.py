@@ -1,0 +1,136 @@
+"""Records, properties and batch items survive the way there and back; damage is always noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commitlog.errors import CorruptRecordError
+from commitlog.message_batch import BatchItem, decode_batch, encode_batch
+from commitlog.message_id import decode_offset_message_id, encode_offset_message_id
+from commitlog.properties import decode_properties, encode_properties, get_property
+from commitlog.record import (
+    decode_record,
+    encode_record,
+    iter_records,
+    pack_host,
+    unpack_host,
+)
+from tests.property.strategies_records import (
+    I64,
+    hosts,
+    mutations,
+    property_maps,
+    raw_properties,
+    record_arguments,
+)
+
+
+@given(record_arguments, hosts)
+def test_a_record_decodes_to_what_was_encoded(arguments: dict[str, Any], store_host: bytes) -> None:
+    raw = encode_record(**arguments, store_host=store_host)
+    record = decode_record(b"head" + raw + b"tail", 4)
+    assert record.size == len(raw)
+    assert record.topic == arguments["topic"]
+    assert record.body == arguments["body"]
+    assert record.properties == arguments["properties"]
+    assert record.born_host == unpack_host(arguments["born_host"])
+    assert record.store_host == unpack_host(store_host)
+    assert (
+        record.queue_id,
+        record.flag,
+        record.queue_offset,
+        record.phy_offset,
+        record.born_timestamp_ms,
+        record.store_timestamp_ms,
+        record.reconsume_times,
+        record.prepared_transaction_offset,
+    ) == (
+        arguments["queue_id"],
+        arguments["flag"],
+        arguments["queue_offset"],
+        arguments["phy_offset"],
+        arguments["born_timestamp_ms"],
+        arguments["store_timestamp_ms"],
+        arguments["reconsume_times"],
+        arguments["prepared_transaction_offset"],
+    )
+    assert record.sys_flag & ~48 == arguments["sys_flag"]
+
+
+@given(st.data(), record_arguments, hosts)
+def test_a_damaged_record_is_refused_with_the_one_error(
+    data: st.DataObject, arguments: dict[str, Any], store_host: bytes
+) -> None:
+    raw = encode_record(**arguments, store_host=store_host)
+    damaged = data.draw(mutations(raw))
+    try:
+        records = list(iter_records(damaged))
+    except CorruptRecordError:
+        return
+    # Not every bit is under a checksum here, but lengths always add up.
+    assert sum(record.size for record in records) == len(damaged)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_no_record(garbage: bytes) -> None:
+    if garbage:
+        with pytest.raises(CorruptRecordError):
+            list(iter_records(garbage))
+    else:
+        assert list(iter_records(garbage)) == []
+
+
+@given(hosts)
+def test_an_address_packs_to_the_bytes_it_came_from(packed: bytes) -> None:
+    host, port = unpack_host(packed)
+    assert pack_host(host, port) == packed
+
+
+@given(property_maps())
+def test_properties_decode_to_what_was_encoded(properties: dict[str, str]) -> None:
+    assert decode_properties(encode_properties(properties)) == properties
+
+
+@given(raw_properties(), st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"X"]))
+def test_one_property_is_found_as_decoding_all_finds_it(raw: bytes, key: bytes) -> None:
+    value = get_property(raw, key)
+    found = None if value is None else value.decode("utf-8", "replace")
+    assert found == decode_properties(raw).get(key.decode())
+
+
+_items = st.lists(
+    st.builds(
+        BatchItem,
+        st.binary(max_size=10),
+        st.binary(max_size=10),
+        st.integers(-(2**31), 2**31 - 1),
+    ),
+    max_size=4,
+)
+
+
+@given(_items)
+def test_a_batch_decodes_to_its_items(items: list[BatchItem]) -> None:
+    assert decode_batch(encode_batch(items)) == items
+
+
+@given(st.data(), _items)
+def test_a_damaged_batch_is_refused_with_the_one_error(
+    data: st.DataObject, items: list[BatchItem]
+) -> None:
+    damaged = data.draw(mutations(encode_batch(items)))
+    try:
+        decoded = decode_batch(damaged)
+    except CorruptRecordError:
+        return
+    assert sum(22 + len(item.body) + len(item.properties) for item in decoded) == len(damaged)
+
+
+@given(hosts, I64)
+def test_an_offset_message_id_names_host_and_offset(store_host: bytes, phy_offset: int) -> None:
+    message_id = encode_offset_message_id(store_host, phy_offset)
+    assert decode_offset_message_id(message_id) == (*unpack_host(store_host), phy_offset)

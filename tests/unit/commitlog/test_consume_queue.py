@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commitlog import consume_queue
+from commitlog.consume_queue import UNIT_DTYPE, ConsumeQueueStore, Units
+from commitlog.disk import OsDisk
+from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
+from commitlog.seams import DiskFile
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "consumequeue"
+
+
+def open_store(root: Path, units_per_file: int = 10) -> ConsumeQueueStore:
+    return ConsumeQueueStore(OsDisk(), str(root), units_per_file)
+
+
+def units(first: int, count: int) -> Units:
+    made = np.zeros(count, UNIT_DTYPE)
+    made["phy_offset"] = np.arange(first, first + count) * 100
+    made["size"] = 100
+    made["tags_code"] = -1
+    return made
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_units_have_the_golden_bytes_in_rocketmqs_file(root: Path) -> None:
+    store = ConsumeQueueStore(OsDisk(), str(root))
+    unit = np.array([(1024, 213, 2598919)], UNIT_DTYPE)
+    store.queue("T1", 3).put(0, unit)
+    store.flush()
+    (path,) = (root / "T1" / "3").iterdir()
+    assert path.name == "0" * 20
+    assert path.stat().st_size == 6_000_000
+    assert path.read_bytes()[:40].hex() == "0000000000000400000000d5000000000027a807" + "0" * 40
+    store.close()
+
+
+def test_units_are_read_as_put_across_files(root: Path) -> None:
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 7))
+    queue.put(7, units(7, 25))
+    assert names(root / "T1" / "0") == [f"{20 * begin:020d}" for begin in (0, 10, 20, 30)]
+    assert queue.read(0, 32).tolist() == units(0, 32).tolist()
+    assert queue.read(8, 15).tolist() == units(8, 15).tolist()
+    assert queue.read(32, 0).tolist() == []
+    store.close()
+
+
+def test_what_is_read_cannot_be_written_to(root: Path) -> None:
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 12))
+    for first, count in [(0, 5), (5, 7)]:
+        assert not queue.read(first, count).flags.writeable
+    store.close()
+
+
+def test_putting_again_changes_nothing(root: Path) -> None:
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 12))
+    queue.put(3, units(3, 9))
+    assert queue.read(0, 12).tolist() == units(0, 12).tolist()
+    store.close()
+
+
+def test_a_queue_that_starts_inside_a_file_is_padded_with_fillers(root: Path) -> None:
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(13, units(13, 2))
+    (path,) = (root / "T1" / "0").iterdir()
+    assert path.name == f"{200:020d}"
+    assert path.read_bytes()[:60] == bytes.fromhex("00" * 8 + "7fffffff" + "00" * 8) * 3
+    assert queue.read(13, 2).tolist() == units(13, 2).tolist()
+    store.close()
+
+
+def test_units_survive_a_restart(root: Path) -> None:
+    store = open_store(root)
+    store.queue("%RETRY%g", 1).put(0, units(0, 12))
+    store.flush()
+    store.close()
+    again = open_store(root)
+    (queue,) = again.queues()
+    assert (queue.topic, queue.queue_id) == ("%RETRY%g", 1)
+    assert queue.read(0, 12).tolist() == units(0, 12).tolist()
+    again.close()
+
+
+@pytest.mark.parametrize(("first", "count"), [(-1, 1), (20, 1), (5, 20), (0, -1)])
+def test_reading_where_no_file_is_says_so(root: Path, first: int, count: int) -> None:
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 12))
+    with pytest.raises(OffsetOutOfRangeError):
+        queue.read(first, count)
+    store.close()
+
+
+def test_truncating_removes_the_files_behind_and_units_can_be_put_anew(root: Path) -> None:
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 35))
+    queue.truncate_to(10)
+    assert names(root / "T1" / "0") == ["0" * 20]
+    with pytest.raises(OffsetOutOfRangeError):
+        queue.read(10, 1)
+    queue.put(10, units(500, 3))
+    assert queue.read(9, 4).tolist() == [*units(9, 1).tolist(), *units(500, 3).tolist()]
+    store.flush()
+    store.close()
+
+
+def test_deleting_before_keeps_the_file_with_the_min_offset(root: Path) -> None:
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 35))
+    queue.delete_before(19)
+    assert names(root / "T1" / "0")[0] == f"{200:020d}"
+    queue.delete_before(20)
+    assert names(root / "T1" / "0")[0] == f"{400:020d}"
+    assert queue.read(20, 15).tolist() == units(20, 15).tolist()
+    store.close()
+
+
+def test_a_deleted_topic_is_gone_and_others_stay(root: Path) -> None:
+    store = open_store(root)
+    for topic in ("T1", "T10"):
+        store.queue(topic, 0).put(0, units(0, 3))
+    kept = store.queue("T1", 0).read(0, 3)
+    store.delete_topic("T1")
+    assert names(root) == ["T10"]
+    assert [queue.topic for queue in store.queues()] == ["T10"]
+    assert kept.tolist() == units(0, 3).tolist()
+    store.queue("T1", 0).put(0, units(7, 1))
+    assert store.queue("T1", 0).read(0, 1).tolist() == units(7, 1).tolist()
+    store.flush()
+    store.close()
+
+
+def test_only_so_many_files_are_open_and_all_stay_readable(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_queue, "MAX_OPEN_FILES", 3)
+    store = open_store(root)
+    for queue_id in range(8):
+        store.queue("T1", queue_id).put(0, units(queue_id, 2))
+    assert len(store._files) == 3
+    for queue_id in range(8):
+        assert store.queue("T1", queue_id).read(0, 2).tolist() == units(queue_id, 2).tolist()
+    assert len(store._files) == 3
+    store.flush()
+    store.close()
+
+
+class RecordingDisk(OsDisk):
+    """Tells which files were flushed."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.folders: list[str] = []
+
+    def open(self, path: str) -> DiskFile:
+        self.opened.append(path.rpartition("consumequeue/")[2])
+        return super().open(path)
+
+    def flush_dir(self, path: str) -> None:
+        self.folders.append(path.rpartition("consumequeue/")[2])
+        super().flush_dir(path)
+
+
+def test_a_flush_covers_every_file_written_since_the_last_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_queue, "MAX_OPEN_FILES", 1)
+    disk = RecordingDisk()
+    store = ConsumeQueueStore(disk, str(root), 10)
+    for queue_id in range(3):
+        store.queue("T1", queue_id).put(0, units(0, 2))
+    disk.folders.clear()
+    store.flush()
+    assert disk.opened == [f"T1/{queue_id}/{0:020d}" for queue_id in range(3)]
+    assert disk.folders == ["T1/0", "T1/1", "T1/2"]
+    store.queue("T1", 2).put(2, units(2, 1))
+    disk.opened.clear()
+    disk.folders.clear()
+    store.flush()
+    assert (disk.opened, disk.folders) == ([f"T1/2/{0:020d}"], [])
+    store.close()
+
+
+def test_a_flush_under_way_does_not_mind_a_file_removed_meanwhile(root: Path) -> None:
+    store = open_store(root)
+    store.queue("T1", 0).put(0, units(0, 2))
+    job = store.begin_flush()
+    store.delete_topic("T1")
+    job.run()
+    assert names(root) == []
+    store.close()
+
+
+def test_files_of_another_size_belong_to_another_store(root: Path) -> None:
+    store = open_store(root)
+    store.queue("T1", 0).put(0, units(0, 2))
+    store.close()
+    other = open_store(root, units_per_file=20)
+    with pytest.raises(ForeignStoreError, match="200 bytes in place of 400"):
+        other.queue("T1", 0).read(0, 1)
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
+def test_a_topic_never_leaves_its_folder(root: Path, topic: str) -> None:
+    with pytest.raises(InvariantBroken):
+        open_store(root).queue(topic, 0)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commitlog.disk import OsDisk, OsFile
+from commitlog.errors import (
+    DiskFullError,
+    FlushFailedError,
+    InvariantBroken,
+    OffsetOutOfRangeError,
+    StoreLockedError,
+)
+
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.fixture
+def disk() -> OsDisk:
+    return OsDisk()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "folder" / "file")
+
+
+@pytest.mark.parametrize("reserve", [True, False])
+def test_a_new_file_is_zero_filled_and_takes_space_when_reserved(
+    disk: OsDisk, path: str, reserve: bool
+) -> None:
+    file = disk.create(path, 1 << 20, reserve=reserve)
+    assert (file.path, file.size) == (path, 1 << 20)
+    assert bytes(file.view(0, 1 << 20)) == bytes(1 << 20)
+    assert (os.stat(path).st_blocks * 512 >= 1 << 20) == reserve
+    file.close()
+
+
+def test_a_name_that_is_there_is_not_overwritten(disk: OsDisk, path: str) -> None:
+    disk.replace(path, b"precious")
+    with pytest.raises(FileExistsError):
+        disk.create(path, 8, reserve=False)
+    assert disk.read(path) == b"precious"
+
+
+def test_a_view_sees_later_writes_and_outlives_close(disk: OsDisk, path: str) -> None:
+    file = disk.create(path, 100, reserve=True)
+    view = file.view(10, 5)
+    file.write_at(8, b"__hello__")
+    assert bytes(view) == b"hello"
+    assert view.readonly
+    file.flush()
+    file.close()
+    file.close()
+    disk.unlink(path)
+    gc.collect()
+    assert bytes(view) == b"hello"
+
+
+def test_writes_are_there_after_opening_again(disk: OsDisk, path: str) -> None:
+    file = disk.create(path, 10, reserve=False)
+    file.write_at(0, memoryview(b"0123456789")[2:])
+    file.close()
+    again = disk.open(path)
+    assert (again.size, bytes(again.view(0, 10))) == (10, b"23456789\0\0")
+    again.close()
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 2), (95, 6), (101, 0), (0, -1)])
+def test_nothing_outside_the_file_is_viewed(
+    disk: OsDisk, path: str, offset: int, size: int
+) -> None:
+    file = disk.create(path, 100, reserve=False)
+    with pytest.raises(OffsetOutOfRangeError):
+        file.view(offset, size)
+    file.close()
+
+
+def test_nothing_outside_the_file_is_written(disk: OsDisk, path: str) -> None:
+    file = disk.create(path, 100, reserve=False)
+    for offset in (-1, 98):
+        with pytest.raises(InvariantBroken):
+            file.write_at(offset, b"abc")
+    file.close()
+    with pytest.raises(InvariantBroken, match="closed"):
+        file.write_at(0, b"abc")
+    with pytest.raises(InvariantBroken, match="closed"):
+        file.view(0, 1)
+    assert os.path.getsize(path) == 100
+
+
+def test_short_writes_are_continued(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = disk.create(path, 100, reserve=False)
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data[:3]), at))
+    file.write_at(1, b"0123456789")
+    assert bytes(file.view(0, 12)) == b"\x000123456789\0"
+    file.close()
+
+
+def test_a_full_disk_is_told_at_write(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = disk.create(path, 100, reserve=False)
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
+    with pytest.raises(DiskFullError) as raised:
+        file.write_at(0, b"abc")
+    assert raised.value.retriable
+    assert raised.value.outcome == "not_stored"
+    file.close()
+
+
+def test_a_full_disk_is_told_at_allocation_and_leaves_no_file(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlog.disk._reserve", failing(errno.ENOSPC))
+    with pytest.raises(DiskFullError):
+        disk.create(path, 100, reserve=True)
+    assert not disk.exists(path)
+
+
+@pytest.mark.parametrize("missing", [None, failing(errno.EOPNOTSUPP)])
+def test_where_space_cannot_be_reserved_the_file_is_sparse(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch, missing: Callable[..., int] | None
+) -> None:
+    monkeypatch.setattr("commitlog.disk._reserve", missing)
+    file = disk.create(path, 4096, reserve=True)
+    assert os.path.getsize(path) == 4096
+    file.close()
+
+
+def test_a_failed_flush_is_told(disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = disk.create(path, 100, reserve=False)
+    monkeypatch.setattr("commitlog.disk._data_sync", failing(errno.EIO))
+    with pytest.raises(FlushFailedError) as raised:
+        file.flush()
+    assert raised.value.outcome == "unknown"
+    file.close()
+    with pytest.raises(FlushFailedError):
+        file.flush()
+    with pytest.raises(FlushFailedError):
+        disk.replace(path, b"new")
+    assert disk.read(path) == bytes(100)
+
+
+def test_closing_during_a_flush_keeps_the_descriptor_until_it_is_done(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = disk.create(path, 100, reserve=False)
+    assert isinstance(file, OsFile)
+    alive = []
+
+    def sync(fd: int) -> None:
+        file.close()
+        alive.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr("commitlog.disk._data_sync", sync)
+    fd = file._fd
+    file.flush()
+    assert alive == [100]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_closed_file_is_still_flushed_and_a_removed_one_needs_none(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+    monkeypatch.setattr("commitlog.disk._data_sync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    file = disk.create(path, 100, reserve=False)
+    file.close()
+    file.flush()
+    assert flushed == [os.stat(path).st_ino]
+    disk.unlink(path)
+    file.flush()
+    assert len(flushed) == 1
+
+
+def test_replacing_sets_the_whole_content_and_leaves_no_temporary_file(
+    disk: OsDisk, path: str
+) -> None:
+    disk.replace(path, b"a longer content")
+    disk.replace(path, bytearray(b"new"))
+    assert disk.read(path) == b"new"
+    assert disk.list_dir(os.path.dirname(path)) == ["file"]
+
+
+def test_a_replacement_without_space_keeps_the_old_content(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.replace(path, b"old")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", failing(errno.ENOSPC))
+        with pytest.raises(DiskFullError):
+            disk.replace(path, b"new")
+    assert disk.read(path) == b"old"
+    assert disk.list_dir(os.path.dirname(path)) == ["file"]
+
+
+def test_missing_things_are_missing(disk: OsDisk, path: str) -> None:
+    for action in (disk.open, disk.read):
+        with pytest.raises(FileNotFoundError):
+            action(path)
+    assert not disk.exists(path)
+    assert list(disk.list_dir(path)) == []
+    disk.unlink(path)
+    disk.remove_tree(path)
+
+
+def test_folders_are_listed_in_order_and_removed_whole(disk: OsDisk, tmp_path: Path) -> None:
+    root = str(tmp_path / "a" / "b")
+    disk.make_dir(root)
+    for name in ("2", "10", "1"):
+        disk.create(f"{root}/{name}", 1, reserve=False).close()
+    assert list(disk.list_dir(root)) == ["1", "10", "2"]
+    disk.remove_tree(str(tmp_path / "a"))
+    assert not disk.exists(root)
+
+
+def test_space_left_is_told_for_folders_not_yet_made(disk: OsDisk, path: str) -> None:
+    assert disk.free_bytes(path) > 0
+
+
+def test_a_lock_is_held_by_one_at_a_time(disk: OsDisk, path: str) -> None:
+    first = disk.lock(path)
+    with pytest.raises(StoreLockedError, match="another process"):
+        disk.lock(path)
+    first.release()
+    first.release()
+    disk.lock(path).release()
+
+
+def test_an_empty_file_has_an_empty_view(disk: OsDisk, path: str) -> None:
+    file = disk.create(path, 0, reserve=True)
+    assert bytes(file.view(0, 0)) == b""
+    file.close()

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import struct
+import zlib
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+
+from commitlog.entry import (
+    ENTRY_HEADER_BYTES,
+    KIND_NO_OP,
+    KIND_RECORDS,
+    RecordBatch,
+    Run,
+    parse_header,
+    record_sizes,
+    record_starts,
+    seal_entry,
+    seal_no_op,
+    verify_frame,
+)
+from commitlog.errors import CorruptEntryError, InvariantBroken
+from commitlog.record import decode_record, encode_record, iter_records, pack_host
+
+STORE_HOST = pack_host("127.0.0.1", 10911)
+
+
+def batch(*queues: tuple[str, int, int], born_host: bytes | None = None) -> RecordBatch:
+    records = [
+        encode_record(topic=topic, queue_id=queue_id, body=b"%d" % i, properties=b"")
+        for topic, queue_id, count in queues
+        for i in range(count)
+    ]
+    sizes = np.array([len(record) for record in records], np.uint32)
+    runs = tuple(Run(*queue) for queue in queues)
+    return RecordBatch(b"".join(records), sizes, runs, born_host)
+
+
+def seal(
+    *batches: RecordBatch, queue_offsets: list[int], store_host: bytes = STORE_HOST
+) -> bytearray:
+    return seal_entry(
+        batches,
+        queue_offsets,
+        index=7,
+        term=3,
+        position=4096,
+        prev_chain=99,
+        store_time_ms=1_795_147_871_927,
+        store_host=store_host,
+    )
+
+
+def test_a_no_op_has_the_golden_bytes() -> None:
+    head = struct.pack(">IIqqqIHHq", 0xD1ED6E01, 72, 1, 0, 0, 0, 0, 1, 0)
+    chain = blake2b(bytes(8) + head + bytes(4), digest_size=8).digest()
+    head += chain + bytes(8)
+    expected = head + struct.pack(">II", zlib.crc32(head + bytes(4)), 0)
+    assert seal_no_op(1, 0, 0, 0, 0) == expected
+    header = parse_header(expected)
+    assert (header.kind, header.record_count, header.size) == (KIND_NO_OP, 0, 72)
+    assert header.chain == int.from_bytes(chain, "big")
+    verify_frame(expected, header, 0)
+
+
+def test_a_header_tells_what_was_sealed() -> None:
+    frame = seal(batch(("T1", 0, 2)), queue_offsets=[10])
+    header = parse_header(b"before" + frame, 6)
+    assert (header.index, header.term, header.position) == (7, 3, 4096)
+    assert (header.kind, header.record_count, header.size) == (KIND_RECORDS, 2, len(frame))
+    assert header.store_time_ms == 1_795_147_871_927
+    assert header.body_start == ENTRY_HEADER_BYTES + 8
+    assert header.end_position == 4096 + len(frame)
+
+
+@pytest.mark.parametrize("count", [1, 24, 25, 300])
+def test_sealing_numbers_the_records_of_each_run(count: int) -> None:
+    born_host = pack_host("10.0.0.9", 5)
+    first = batch(("T1", 0, count), ("T2", 1, 2), born_host=born_host)
+    frame = seal(first, batch(("T1", 0, 1)), queue_offsets=[100, 7, 100 + count])
+    header = parse_header(frame)
+    starts = record_starts(frame, header).tolist()
+    records = list(iter_records(frame[header.body_start :]))
+    assert [record.size for record in records] == record_sizes(frame, header).tolist()
+    assert [record.queue_offset for record in records] == [
+        *range(100, 100 + count),
+        7,
+        8,
+        100 + count,
+    ]
+    assert [record.phy_offset for record in records] == [4096 + start for start in starts]
+    assert {record.store_timestamp_ms for record in records} == {1_795_147_871_927}
+    assert {record.store_host for record in records} == {("127.0.0.1", 10911)}
+    assert [record.born_host for record in records] == [
+        *[("10.0.0.9", 5)] * (count + 2),
+        ("0.0.0.0", 0),
+    ]
+
+
+def test_sealing_leaves_the_batch_alone() -> None:
+    one = batch(("T1", 0, 30))
+    before = bytes(memoryview(one.records))
+    seal(one, queue_offsets=[5])
+    assert one.records == before
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_hosts_of_another_width_are_a_bug_of_the_caller(count: int) -> None:
+    with pytest.raises(InvariantBroken, match="store host"):
+        seal(batch(("T1", 0, count)), queue_offsets=[0], store_host=bytes(20))
+    with pytest.raises(InvariantBroken, match="born host"):
+        seal(batch(("T1", 0, count), born_host=bytes(20)), queue_offsets=[0])
+
+
+def test_ipv6_records_among_others_are_patched_where_their_fields_are() -> None:
+    v4 = encode_record(topic="T1", queue_id=0, body=b"4", properties=b"")
+    v6 = encode_record(
+        topic="T1", queue_id=0, body=b"6", properties=b"", born_host=pack_host("::7", 7)
+    )
+    raw = (v4 + v6) * 20
+    mixed = RecordBatch(raw, np.array([len(v4), len(v6)] * 20, np.uint32), (Run("T1", 0, 40),))
+    frame = seal(mixed, queue_offsets=[0])
+    records = list(iter_records(frame[parse_header(frame).body_start :]))
+    assert [record.body for record in records] == [b"4", b"6"] * 20
+    assert [record.queue_offset for record in records] == list(range(40))
+    assert {record.store_host for record in records} == {("127.0.0.1", 10911)}
+    assert [record.born_host for record in records[:2]] == [("0.0.0.0", 0), ("::7", 7)]
+
+
+@pytest.mark.parametrize(
+    ("queue_offsets", "runs", "extra"),
+    [
+        ([], (Run("T1", 0, 2),), b""),
+        ([0], (Run("T1", 0, 3),), b""),
+        ([0], (Run("T1", 0, 2),), b"x"),
+    ],
+)
+def test_a_batch_that_contradicts_itself_is_a_bug_of_the_caller(
+    queue_offsets: list[int], runs: tuple[Run, ...], extra: bytes
+) -> None:
+    good = batch(("T1", 0, 2))
+    records = bytes(memoryview(good.records)) + extra
+    with pytest.raises(InvariantBroken):
+        seal(RecordBatch(records, good.sizes, runs), queue_offsets=queue_offsets)
+
+
+def test_an_entry_without_records_is_not_sealed() -> None:
+    empty = RecordBatch(b"", np.empty(0, np.uint32), ())
+    with pytest.raises(InvariantBroken, match="at least one"):
+        seal(empty, queue_offsets=[])
+
+
+def test_every_changed_bit_of_the_header_is_noticed() -> None:
+    frame = bytes(seal(batch(("T1", 0, 1)), queue_offsets=[0]))
+    for bit in range(ENTRY_HEADER_BYTES * 8):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptEntryError):
+            parse_header(damaged)
+
+
+def test_a_frame_is_checked_behind_its_header_too() -> None:
+    frame = seal(batch(("T1", 0, 2)), queue_offsets=[0])
+    header = parse_header(frame)
+    verify_frame(frame, header, 99)
+    with pytest.raises(CorruptEntryError, match="does not follow"):
+        verify_frame(frame, header, 98)
+    with pytest.raises(CorruptEntryError, match="bytes"):
+        verify_frame(frame[:-1], header, 99)
+    frame[-1] ^= 1
+    with pytest.raises(CorruptEntryError, match="checksum"):
+        verify_frame(frame, header, 99)
+
+
+def resealed(frame: bytearray) -> bytearray:
+    """Give a changed frame checksums that fit, as a faulty writer would."""
+    body_crc = zlib.crc32(frame[ENTRY_HEADER_BYTES:])
+    struct.pack_into(">I", frame, 56, body_crc)
+    chained = struct.pack(">Q", 99) + frame[:48] + struct.pack(">I", body_crc)
+    frame[48:56] = blake2b(chained, digest_size=8).digest()
+    struct.pack_into(">I", frame, 64, zlib.crc32(frame[68:72], zlib.crc32(frame[:64])))
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [
+        (36, b"\x00\x07", "kind 7"),
+        (38, b"\x00\x02", "format 2"),
+        (36, b"\x00\x00", "kind 0 has 2 records"),
+        (32, b"\x00\x00\x00\xff", "cannot hold 255 records"),
+        (32, b"\x00\x00\x00\x00", "has 0 records"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(offset: int, value: bytes, reason: str) -> None:
+    frame = seal(batch(("T1", 0, 2)), queue_offsets=[0])
+    frame[offset : offset + len(value)] = value
+    with pytest.raises(CorruptEntryError, match=reason):
+        parse_header(resealed(frame))
+
+
+def test_sizes_that_do_not_add_up_are_refused() -> None:
+    frame = seal(batch(("T1", 0, 2)), queue_offsets=[0])
+    frame[ENTRY_HEADER_BYTES + 3] += 1
+    resealed(frame)
+    with pytest.raises(CorruptEntryError, match="add up"):
+        verify_frame(frame, parse_header(frame), 99)
+
+
+def test_a_frame_that_ends_in_its_size_table_is_refused() -> None:
+    frame = seal(batch(("T1", 0, 2)), queue_offsets=[0])
+    with pytest.raises(CorruptEntryError, match="table"):
+        record_sizes(frame[: ENTRY_HEADER_BYTES + 7], parse_header(frame))
+
+
+def test_a_record_lies_where_its_start_says() -> None:
+    frame = seal(batch(("T1", 0, 3)), queue_offsets=[0])
+    starts = record_starts(frame, parse_header(frame))
+    assert [decode_record(frame, int(start)).body for start in starts] == [b"0", b"1", b"2"]

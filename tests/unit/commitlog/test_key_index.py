@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commitlog.disk import OsDisk
+from commitlog.errors import CorruptStoreError, FlushFailedError, ForeignStoreError
+from commitlog.java_hash import index_key_hash
+from commitlog.key_index import ENTRIES_PER_FILE, SLOTS_PER_FILE, KeyIndex, file_name
+
+TIME_MS = 1_795_147_871_927
+ALWAYS = (0, 2**62)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "index"
+
+
+def open_index(root: Path, slots: int = 7, max_entries: int = 20) -> KeyIndex:
+    return KeyIndex(OsDisk(), str(root), slots, max_entries)
+
+
+def put(index: KeyIndex, *keys: tuple[str, int, int]) -> None:
+    """Put (key of T1, physical offset, store time)."""
+    index.put_bulk(
+        np.array([index_key_hash("T1", key) for key, _, _ in keys], np.int32),
+        np.array([phy_offset for _, phy_offset, _ in keys], np.int64),
+        np.array([time_ms for _, _, time_ms in keys], np.int64),
+    )
+
+
+def put_hashes(index: KeyIndex, hashes: list[int], first_phy_offset: int = 100) -> None:
+    count = len(hashes)
+    index.put_bulk(
+        np.array(hashes, np.int32),
+        np.arange(first_phy_offset, first_phy_offset + count, dtype=np.int64),
+        np.full(count, TIME_MS, np.int64),
+    )
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_file_is_named_by_its_first_store_time_in_utc() -> None:
+    assert file_name(TIME_MS) == "20261120041111927"
+    assert file_name(0) == "19700101000000000"
+
+
+def test_a_file_has_rocketmqs_size(root: Path) -> None:
+    index = open_index(root, SLOTS_PER_FILE, ENTRIES_PER_FILE)
+    put(index, ("a", 100, TIME_MS))
+    assert (root / "20261120041111927").stat().st_size == 420_000_040
+    index.close()
+
+
+def test_header_slots_and_entries_have_the_golden_bytes(root: Path) -> None:
+    index = open_index(root, slots=4, max_entries=5)
+    index.put_bulk(
+        np.array([6, 1, 2], np.int32),
+        np.array([1024, 1024, 2048], np.int64),
+        np.array([TIME_MS, TIME_MS, TIME_MS + 2999], np.int64),
+    )
+    index.flush()
+    index.close()
+    raw = (root / file_name(TIME_MS)).read_bytes()
+    header = struct.pack(">qqqqii", TIME_MS, TIME_MS + 2999, 1024, 2048, 2, 4)
+    slots = struct.pack(">iiii", 0, 2, 3, 0)
+    entries = (
+        bytes(20)
+        + struct.pack(">iqii", 6, 1024, 0, 0)
+        + struct.pack(">iqii", 1, 1024, 0, 0)
+        + struct.pack(">iqii", 2, 2048, 2, 1)
+        + bytes(20)
+    )
+    assert raw == header + slots + entries
+
+
+def test_a_query_returns_newest_first_and_only_its_key(root: Path) -> None:
+    index = open_index(root, slots=1)
+    put(index, ("a", 100, TIME_MS), ("b", 100, TIME_MS), ("a", 200, TIME_MS + 1000))
+    put(index, ("a", 300, TIME_MS + 2000))
+    assert index.query("T1", "a", 32, *ALWAYS) == [300, 200, 100]
+    assert index.query("T1", "b", 32, *ALWAYS) == [100]
+    assert index.query("T1", "c", 32, *ALWAYS) == []
+    assert index.query("T2", "a", 32, *ALWAYS) == []
+    assert index.query("T1", "a", 2, *ALWAYS) == [300, 200]
+    index.close()
+
+
+def test_a_query_keeps_to_its_time_window(root: Path) -> None:
+    index = open_index(root)
+    put(index, *[("a", 100 * i, TIME_MS + 1000 * i) for i in range(1, 6)])
+    first = TIME_MS + 1000
+    assert index.query("T1", "a", 32, first + 1000, first + 3000) == [400, 300, 200]
+    assert index.query("T1", "a", 32, first + 1, first + 999) == []
+    assert index.query("T1", "a", 32, first + 5000, first + 6000) == []
+    assert index.query("T1", "a", 32, 0, first - 1) == []
+    index.close()
+
+
+def test_a_query_never_returns_more_than_64(root: Path) -> None:
+    index = open_index(root, max_entries=200)
+    put(index, *[("a", i, TIME_MS) for i in range(1, 101)])
+    assert index.query("T1", "a", 1000, *ALWAYS) == list(range(100, 36, -1))
+    index.close()
+
+
+def test_a_full_file_is_followed_by_another_and_queries_go_through_both(root: Path) -> None:
+    index = open_index(root, max_entries=4)
+    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
+    assert names(root) == [file_name(TIME_MS + i) for i in range(3)]
+    assert index.query("T1", "a", 32, *ALWAYS) == list(range(8, 0, -1))
+    for _ in range(2):
+        index.flush()
+        assert index.query("T1", "a", 32, *ALWAYS) == list(range(8, 0, -1))
+    index.close()
+
+
+def test_a_query_stops_at_a_file_that_began_before_its_window(root: Path) -> None:
+    index = open_index(root, max_entries=4)
+    put(index, *[("a", i, TIME_MS + 1000 * i) for i in range(1, 9)])
+    second_file_ms = TIME_MS + 4000
+    assert index.query("T1", "a", 32, second_file_ms, 2**62) == [8, 7, 6, 5, 4]
+    assert index.query("T1", "a", 32, second_file_ms + 1, 2**62) == [8, 7, 6, 5]
+    index.close()
+
+
+def test_what_is_put_again_is_skipped(root: Path) -> None:
+    index = open_index(root)
+    keys = [("a", 100, TIME_MS), ("b", 100, TIME_MS), ("a", 200, TIME_MS)]
+    put(index, *keys)
+    put(index, *keys, ("a", 300, TIME_MS))
+    assert index.query("T1", "a", 32, *ALWAYS) == [300, 200, 100]
+    assert index.query("T1", "b", 32, *ALWAYS) == [100]
+    assert index.end_phy_offset == 300
+    index.close()
+
+
+def test_nothing_put_makes_no_file(root: Path) -> None:
+    index = open_index(root)
+    put_hashes(index, [])
+    index.flush()
+    assert index.end_phy_offset == -1
+    assert not root.exists()
+
+
+def test_entries_survive_a_restart_and_chains_go_on(root: Path) -> None:
+    index = open_index(root, max_entries=6)
+    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
+    index.flush()
+    index.close()
+    again = open_index(root, max_entries=6)
+    assert again.query("T1", "a", 32, *ALWAYS) == list(range(8, 0, -1))
+    put(again, ("a", 9, TIME_MS))
+    assert again.query("T1", "a", 32, *ALWAYS) == list(range(9, 0, -1))
+    assert (again.end_phy_offset, again.last_timestamp_ms) == (9, TIME_MS)
+    again.close()
+
+
+def test_what_was_not_flushed_is_put_again_after_a_crash(root: Path) -> None:
+    index = open_index(root)
+    put(index, ("a", 1, TIME_MS))
+    index.flush()
+    put(index, ("a", 2, TIME_MS), ("a", 3, TIME_MS))
+    again = open_index(root)
+    assert again.query("T1", "a", 32, *ALWAYS) == [1]
+    put(again, ("a", 2, TIME_MS), ("a", 3, TIME_MS), ("a", 4, TIME_MS))
+    assert again.query("T1", "a", 32, *ALWAYS) == [4, 3, 2, 1]
+    again.close()
+    index.close()
+
+
+def test_slots_that_ran_ahead_of_the_header_hide_nothing(root: Path) -> None:
+    index = open_index(root, slots=1)
+    put_hashes(index, [3])
+    index.flush()
+    before = (root / file_name(TIME_MS)).read_bytes()[:40]
+    put_hashes(index, [3], 200)
+    index.flush()
+    index.close()
+    path = root / file_name(TIME_MS)
+    path.write_bytes(before + path.read_bytes()[40:])
+    again = open_index(root, slots=1)
+    found: list[int] = []
+    again._files[-1].collect(3, 32, *ALWAYS, found)
+    assert found == [100]
+    again.close()
+
+
+def test_a_file_in_which_nothing_was_flushed_is_removed(root: Path) -> None:
+    index = open_index(root)
+    put(index, ("a", 1, TIME_MS))
+    again = open_index(root)
+    assert names(root) == []
+    assert again.end_phy_offset == -1
+    index.close()
+
+
+def test_truncating_forgets_entries_at_and_after_the_offset(root: Path) -> None:
+    index = open_index(root, max_entries=6)
+    put(index, *[("ab"[i % 2], 10 * i, TIME_MS + 1000 * i) for i in range(1, 15)])
+    index.flush()
+    index.truncate_beyond(80)
+    assert index.query("T1", "a", 32, *ALWAYS) == [60, 40, 20]
+    assert index.query("T1", "b", 32, *ALWAYS) == [70, 50, 30, 10]
+    assert index.end_phy_offset == 70
+    put(index, ("a", 75, TIME_MS + 8000))
+    index.flush()
+    index.close()
+    again = open_index(root, max_entries=6)
+    assert again.query("T1", "a", 32, *ALWAYS) == [75, 60, 40, 20]
+    assert len(names(root)) == 2
+    again.close()
+
+
+def test_truncating_everything_leaves_no_file(root: Path) -> None:
+    index = open_index(root, max_entries=4)
+    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
+    index.truncate_beyond(1)
+    assert (names(root), index.query("T1", "a", 32, *ALWAYS)) == ([], [])
+    index.flush()
+    index.close()
+
+
+def test_files_before_the_kept_log_are_removed(root: Path) -> None:
+    index = open_index(root, max_entries=4)
+    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
+    index.delete_before(3)
+    assert len(names(root)) == 3
+    index.delete_before(4)
+    assert len(names(root)) == 2
+    assert index.query("T1", "a", 32, *ALWAYS) == [8, 7, 6, 5, 4]
+    index.close()
+
+
+def test_a_flush_that_failed_is_made_up_for_by_the_next(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = open_index(root)
+    put(index, ("a", 1, TIME_MS))
+
+    def fail(_fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("commitlog.disk._data_sync", fail)
+        with pytest.raises(FlushFailedError):
+            index.flush()
+    put(index, ("a", 2, TIME_MS))
+    index.flush()
+    index.close()
+    raw = (root / file_name(TIME_MS)).read_bytes()
+    assert struct.unpack_from(">i", raw, 36) == (3,)
+    slot = index_key_hash("T1", "a") % 7
+    assert struct.unpack_from(">i", raw, 40 + 4 * slot) == (2,)
+
+
+def test_files_made_with_other_settings_are_refused(root: Path) -> None:
+    index = open_index(root)
+    put(index, ("a", 1, TIME_MS))
+    index.flush()
+    index.close()
+    with pytest.raises(ForeignStoreError, match="other"):
+        open_index(root, slots=8)
+
+
+def test_a_header_that_cannot_be_right_is_refused(root: Path) -> None:
+    index = open_index(root)
+    put(index, ("a", 1, TIME_MS))
+    index.flush()
+    index.close()
+    path = root / file_name(TIME_MS)
+    raw = bytearray(path.read_bytes())
+    struct.pack_into(">i", raw, 36, 21)
+    path.write_bytes(raw)
+    with pytest.raises(CorruptStoreError, match="claims 21 entries"):
+        open_index(root)
+
+
+@pytest.mark.parametrize("previous", [1, 2, 3, -1, 99])
+def test_a_damaged_link_ends_the_walk(root: Path, previous: int) -> None:
+    index = open_index(root)
+    put(index, ("a", 1, TIME_MS), ("a", 2, TIME_MS))
+    index.flush()
+    path = root / file_name(TIME_MS)
+    raw = bytearray(path.read_bytes())
+    struct.pack_into(">i", raw, 40 + 7 * 4 + 2 * 20 + 16, previous)
+    path.write_bytes(raw)
+    found = index.query("T1", "a", 32, *ALWAYS)
+    assert found == ([2, 1] if previous == 1 else [2])
+    index.close()
