@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from commitlog.consume_queue import ConsumeQueueFlush, ConsumeQueueStore
-from commitlog.derive import derive
-from commitlog.entry_log import EntryLog
-from commitlog.key_index import KeyIndex, KeyIndexFlush
-from commitlog.mark import Mark
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
+from commitlog.consume_queue import ConsumeQueueFlush, ConsumeQueueStore
+from commitlog.derive import derive
 from commitlog.entry import parse_header
+from commitlog.entry_log import EntryLog
 from commitlog.errors import InvariantBroken
+from commitlog.key_index import KeyIndex, KeyIndexFlush
+from commitlog.mark import Mark
 from commitlog.seams import Disk, Lock
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths

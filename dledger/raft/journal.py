@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex, overload
 
-from commitlog.entry_log import EntryLog
 from pysyncobj.journal import Journal
 from typing_extensions import Buffer
 
@@ -23,6 +22,7 @@ from commitlog.entry import (
     seal_entry,
     seal_no_op,
 )
+from commitlog.entry_log import EntryLog
 from commitlog.errors import InvariantBroken
 from dledger.raft.guards import Guards
 from dledger.raft.term_vote import TermVote

@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any, Final
 
 import structlog
-from commitlog.entry_log import EntryLog
 
+from commitlog.entry_log import EntryLog
 from commitlog.errors import DiskFullError, LocalProtocolError, RemoteProtocolError
 from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.core import Message, RaftCore

@@ -149,13 +149,19 @@ class Replicator:
             progress.probing = progress.probe_out = False
 
     def rejected(self, peer: str, hint: int, now_s: float) -> None:
-        """The follower lacks what came before; *hint* is the first index it asks for."""
+        """The follower lacks what came before; *hint* is the first index it asks for.
+
+        A hint below what it had acknowledged comes late, or from a member that lost its disk: it
+        is followed all the same, since asking for too much is harmless and asking for too little
+        never ends.
+        """
         progress = self.peers[peer]
         progress.acked_at_s = now_s
-        lowest = max(progress.match_index, self.log.anchor_index) + 1
         progress.next_index = max(
-            lowest, min(hint, progress.next_index - 1, self.log.last_index + 1)
+            self.log.anchor_index + 1,
+            min(hint, progress.next_index - 1, self.log.last_index + 1),
         )
+        progress.match_index = min(progress.match_index, progress.next_index - 1)
         progress.probing, progress.probe_out = True, False
 
     def link_reset(self, peer: str) -> None:

@@ -94,12 +94,13 @@ def test_a_rejection_goes_back_to_what_the_follower_asks_for_in_one_round() -> N
     assert send(sender) is None
 
 
-def test_a_rejection_never_goes_below_what_is_known_to_match() -> None:
+def test_a_follower_that_lost_its_disk_is_sent_everything_again() -> None:
     sender = reign(10)
     send(sender)
     sender.matched("b", 8, 0.0)
-    sender.rejected("b", 3, 0.0)
-    assert send(sender) == (9, 10)
+    sender.rejected("b", 1, 0.0)
+    assert send(sender) == (1, 4)
+    assert sender.peers["b"].match_index == 0
 
 
 def test_a_silent_follower_is_probed_again_after_the_stall_time() -> None:

@@ -1,0 +1,144 @@
+"""Three replicas of a group in one process, on virtual time, with real files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from commitlog.disk import OsDisk
+from commitlog.record import pack_host
+from dledger.group import Group, GroupSettings
+from dledger.raft.identity import Identity
+from dledger.raft.node import RaftSettings
+from dledger.state.tables import StateTables
+from dledger.store import ReplicaStore, StoreSettings
+from tests.harness.memory_network import InlineExecutor, MemoryNetwork
+
+EPOCH_MS = 1_700_000_000_000
+
+
+@dataclass
+class SkewedClock:
+    """Trio's clock, with a wall clock that may stand anywhere."""
+
+    skew_ms: int = 0
+
+    def monotonic(self) -> float:
+        return trio.current_time()
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self.skew_ms + int(trio.current_time() * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+
+@dataclass
+class Replica:
+    """A running replica and what is needed to end it."""
+
+    name: str
+    group: Group
+    clock: SkewedClock
+    scope: trio.CancelScope
+
+    def kill(self) -> None:
+        """End all tasks at once and give the folder back without a clean close."""
+        self.scope.cancel()
+        self.group.store.close(clean=False)
+
+
+class Groups:
+    """A broker group of several replicas."""
+
+    def __init__(self, root: Path, nursery: trio.Nursery, size: int = 3) -> None:
+        self.root = root
+        self.nursery = nursery
+        self.network = MemoryNetwork()
+        self.rng = random.Random(7)
+        self.names = [f"n{number}" for number in range(size)]
+        self.replicas: dict[str, Replica] = {}
+        self.skews_ms: dict[str, int] = {}
+        self.settings = GroupSettings()
+
+    async def start(self, name: str) -> Replica:
+        """Start (again) the replica *name* on its folder."""
+        disk, clock = OsDisk(), SkewedClock(self.skews_ms.get(name, 0))
+        store = ReplicaStore(
+            disk,
+            StoreSettings(
+                str(self.root / name),
+                segment_bytes=1 << 20,
+                index_slots=1000,
+                index_entries_max=4000,
+            ),
+            StateTables,
+        )
+        identity = Identity(
+            disk, store.paths.identity, cluster="C", group="G", name=name, rng=self.rng
+        )
+        group = Group(
+            store,
+            identity,
+            RaftSettings(
+                cluster="C",
+                group="G",
+                self_id=name,
+                peers={peer: ("127.0.0.1", 40911 + i) for i, peer in enumerate(self.names)},
+                client_address=f"{name}:10911",
+            ),
+            self.settings,
+            store_host=pack_host("127.0.0.1", 10911),
+            clock=clock,
+            rng=self.rng,
+            network=self.network.view(name),
+            executor=InlineExecutor(),
+        )
+        scope = trio.CancelScope()
+
+        async def run(*, task_status: trio.TaskStatus[None]) -> None:
+            with scope:
+                await group.run(task_status=task_status)
+
+        await self.nursery.start(run)
+        self.replicas[name] = Replica(name, group, clock, scope)
+        return self.replicas[name]
+
+    async def leader(self, *, among: list[str] | None = None) -> Replica:
+        """Wait for a replica that may act, and return it."""
+        with trio.fail_after(60):
+            while True:
+                for name in among or list(self.replicas):
+                    if self.replicas[name].group.leadership is not None:
+                        return self.replicas[name]
+                await trio.sleep(0.01)
+        raise AssertionError("unreachable")
+
+    async def settle(self) -> None:
+        """Wait until all replicas have applied the same index."""
+        with trio.fail_after(60):
+            while len({r.group.state.applied_index for r in self.replicas.values()}) > 1:
+                await trio.sleep(0.05)
+
+    def others(self, name: str) -> list[str]:
+        """Return the names of all other replicas."""
+        return [other for other in self.names if other != name]
+
+
+@asynccontextmanager
+async def running_groups(root: Path, size: int = 3) -> AsyncIterator[Groups]:
+    """Run replicas until the block ends."""
+    async with trio.open_nursery() as nursery:
+        groups = Groups(root, nursery, size)
+        for name in groups.names:
+            await groups.start(name)
+        yield groups
+        nursery.cancel_scope.cancel()
+    for replica in groups.replicas.values():
+        if not replica.scope.cancel_called:
+            replica.group.store.close(clean=False)

@@ -1,0 +1,259 @@
+"""A group of replicas on virtual time: group commit, outcomes, fail-over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from commitlog.record import decode_record
+from dledger.errors import (
+    NotLeaderError,
+    PendingFullError,
+    ShuttingDownError,
+    UnknownOutcomeError,
+)
+from dledger.group import Group, GroupSettings
+from dledger.group_api import Proposed
+from tests.harness.groups import Groups, running_groups
+from tests.harness.raft_cluster import batch
+
+
+def bodies(group: Group, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    """Read a queue back through consume queue and log."""
+    units = group.queues.queue(topic, queue_id).read(0, group.state.max_offset(topic, queue_id))
+    return [
+        bytes(decode_record(group.log.record_at(int(unit["phy_offset"]))).body) for unit in units
+    ]
+
+
+async def test_what_is_submitted_is_on_every_replica_at_the_same_place(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = (await groups.leader()).group
+        proposed = [await leader.submit(batch(str(n).encode())) for n in range(20)]
+        await groups.settle()
+        for replica in groups.replicas.values():
+            assert bodies(replica.group) == [str(n).encode() for n in range(20)]
+            for number, where in enumerate(proposed):
+                record = decode_record(replica.group.log.record_at(where.phy_offset))
+                assert (record.queue_offset, record.phy_offset) == (number, where.phy_offset)
+                assert where.first_offsets == (number,)
+        chains = {replica.group.state.applied_chain for replica in groups.replicas.values()}
+        assert len(chains) == 1
+
+
+async def test_what_arrives_during_one_flush_becomes_one_entry(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = (await groups.leader()).group
+        before = leader.state.applied_index
+        results: list[Proposed] = []
+        for number in range(50):
+            leader.propose(batch(str(number).encode(), queue_id=number % 4), results.append)
+        leader.kick()
+        while len(results) < 50:
+            await trio.sleep(0.01)
+        assert {result.index for result in results} == {before + 1}
+        assert [result.first_offsets[0] for result in results] == [n // 4 for n in range(50)]
+
+
+async def test_offsets_go_on_where_the_dead_leader_left_them(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        first = await groups.leader()
+        for number in range(5):
+            await first.group.submit(batch(str(number).encode()))
+        first.kill()
+        del groups.replicas[first.name]
+        second = await groups.leader()
+        proposed = await second.group.submit(batch(b"5"))
+        assert proposed.first_offsets == (5,)
+        again = await groups.start(first.name)
+        await groups.settle()
+        assert bodies(again.group) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_a_cut_off_leader_gives_up_and_says_unknown_or_not_stored(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        old = await groups.leader()
+        await old.group.submit(batch(b"before"))
+        groups.network.isolate(old.name, groups.others(old.name))
+        with pytest.raises((UnknownOutcomeError, NotLeaderError)) as failure:
+            await old.group.submit(batch(b"lost"))
+        assert failure.value.outcome in ("unknown", "not_stored")
+        assert old.group.leadership is None
+        with pytest.raises(NotLeaderError):
+            old.group.propose(batch(b"late"), lambda _: None)
+        new = await groups.leader(among=groups.others(old.name))
+        await new.group.submit(batch(b"after"))
+        groups.network.heal()
+        await groups.settle()
+        for replica in groups.replicas.values():
+            assert bodies(replica.group) == [b"before", b"after"]
+        assert old.group.node.journal.truncations == 1
+
+
+async def test_two_leaders_never_both_acknowledge(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        old = await groups.leader()
+        groups.network.isolate(old.name, groups.others(old.name))
+        outcomes: list[Proposed] = []
+        old.group.propose(batch(b"from the old one"), outcomes.append)
+        old.group.kick()
+        new = await groups.leader(among=groups.others(old.name))
+        acknowledged = await new.group.submit(batch(b"from the new one"))
+        await trio.sleep(5)
+        assert [proposed.outcome for proposed in outcomes] == ["unknown"]
+        assert acknowledged.first_offsets == (0,)
+
+
+async def test_the_leadership_scope_ends_when_the_leader_steps_down(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        running = trio.Event()
+        ended = trio.Event()
+
+        async def service(_: object) -> None:
+            running.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                ended.set()
+
+        for replica in groups.replicas.values():
+            if replica is not leader:
+                replica.group.services.append(service)
+        groups.network.isolate(leader.name, groups.others(leader.name))
+        second = await groups.leader(among=groups.others(leader.name))
+        await running.wait()
+        assert not ended.is_set()
+        groups.network.isolate(second.name, groups.others(second.name))
+        with trio.fail_after(3):
+            await ended.wait()
+        assert second.group.leadership is None
+
+
+async def test_store_time_never_goes_back_although_the_next_leaders_clock_does(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        groups = Groups(tmp_path, nursery)
+        groups.skews_ms = {"n0": 0, "n1": -60_000, "n2": 90_000}
+        for name in groups.names:
+            await groups.start(name)
+        times: list[int] = []
+        for _ in range(4):
+            leader = await groups.leader()
+            for _ in range(3):
+                times.append((await leader.group.submit(batch(b"x"))).store_time_ms)
+            groups.network.isolate(leader.name, groups.others(leader.name))
+            await groups.leader(among=groups.others(leader.name))
+            groups.network.heal()
+            await trio.sleep(2)
+        assert times == sorted(times)
+        nursery.cancel_scope.cancel()
+    for replica in groups.replicas.values():
+        replica.group.store.close(clean=False)
+
+
+async def test_a_wiped_replica_catches_up_but_is_no_voter_any_more(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"kept"))
+        wiped = groups.replicas[groups.others(leader.name)[0]]
+        wiped.kill()
+        await trio.sleep(0.1)
+        (tmp_path / wiped.name).rename(tmp_path / "gone")
+        again = await groups.start(wiped.name)
+        await groups.settle()
+        assert bodies(again.group) == [b"kept"]
+        assert not again.group.node.identity.may_vote
+        rest = next(n for n in groups.others(leader.name) if n != wiped.name)
+        groups.network.isolate(rest, groups.others(rest))
+        with pytest.raises((UnknownOutcomeError, NotLeaderError)):
+            await leader.group.submit(batch(b"one voter is no majority"))
+
+
+async def test_a_restarted_replica_replays_from_its_checkpoint(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await groups.leader()
+        for number in range(10):
+            await leader.group.submit(batch(str(number).encode()))
+        await trio.sleep(4)
+        for number in range(10, 15):
+            await leader.group.submit(batch(str(number).encode()))
+        leader.kill()
+        again = await groups.start("n0")
+        assert bodies(again.group)[:10] == [str(n).encode() for n in range(10)]
+        await groups.leader()
+        assert bodies(again.group) == [str(n).encode() for n in range(15)]
+
+
+async def test_too_much_in_flight_is_refused_and_not_stored(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        groups = Groups(tmp_path, nursery)
+        groups.settings = GroupSettings(pending_bytes_max=20_000)
+        for name in groups.names:
+            await groups.start(name)
+        leader = await groups.leader()
+        groups.network.isolate(leader.name, groups.others(leader.name))
+        for _ in range(2):
+            leader.group.propose(batch(bytes(9_000)), lambda _: None)
+        with pytest.raises(PendingFullError) as failure:
+            leader.group.propose(batch(bytes(9_000)), lambda _: None)
+        assert (failure.value.outcome, failure.value.retriable) == ("not_stored", True)
+        nursery.cancel_scope.cancel()
+    for replica in groups.replicas.values():
+        replica.group.store.close(clean=False)
+
+
+async def test_a_draining_group_answers_what_it_has_and_takes_nothing_new(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        results: list[Proposed] = []
+        leader.group.propose(batch(b"x"), results.append)
+        leader.group.kick()
+        assert await leader.group.drain()
+        assert [result.outcome for result in results] == ["stored"]
+        with pytest.raises(ShuttingDownError):
+            leader.group.propose(batch(b"y"), results.append)
+
+
+async def test_a_restart_of_all_keeps_everything_and_terms_go_on(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        for _ in range(3):
+            leader = await groups.leader()
+            await leader.group.submit(batch(b"x"))
+            term = leader.group.term
+            for replica in list(groups.replicas.values()):
+                replica.kill()
+            groups.replicas.clear()
+            await trio.sleep(0.1)
+            for name in groups.names:
+                await groups.start(name)
+            assert (await groups.leader()).group.term > term
+        await groups.settle()
+        for replica in groups.replicas.values():
+            assert bodies(replica.group) == [b"x"] * 3
