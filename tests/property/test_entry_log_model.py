@@ -38,7 +38,6 @@ class EntryLogModel(RuleBasedStateMachine):
         self.mark: Mark | None = None
         self.term = 1
         self.tickets: list[FlushTicket] = []
-        self.maybe_durable = 0
 
     @initialize()
     def begin(self) -> None:
@@ -73,7 +72,7 @@ class EntryLogModel(RuleBasedStateMachine):
     @rule()
     def begin_flush(self) -> None:
         ticket = self.log.begin_flush()
-        assert (ticket is None) == (self.promised == len(self.entries)) or ticket is not None
+        assert ticket is not None or self.promised == len(self.entries)
         if ticket is not None:
             self.tickets.append(ticket)
 
@@ -112,15 +111,16 @@ class EntryLogModel(RuleBasedStateMachine):
         self.reopen(self.mark)
 
     def reopen(self, trusted: Mark | None) -> None:
-        volatile = len(self.entries) - self.promised
+        damage = None
         try:
             self.log = open_log(self.disk, trusted)
         except DamagedLogError as error:
-            # Sectors of a later entry may outlive those of an earlier one; nothing that was
-            # promised may be missing.
-            assert volatile >= 2
-            assert error.damage.index > self.promised
+            damage = error.damage
             self.log = open_log(self.disk, trusted, repair=True)
+        # Sectors of a later entry may outlive those of an earlier one, but nothing that was
+        # promised may be missing.
+        assert damage is None or len(self.entries) - self.promised >= 2
+        assert damage is None or damage.index > self.promised
         assert self.log.mark_valid
         assert self.log.last_index >= self.promised
         del self.entries[self.log.last_index :]

@@ -77,7 +77,7 @@ def test_reading_what_the_log_does_not_hold_is_out_of_range() -> None:
             log.frames(index, 100)
     with pytest.raises(OffsetOutOfRangeError):
         log.read(0, 1)
-    assert log.read(0, 0) == b""
+    assert len(log.read(0, 0)) == 0
     fill(log, 2)
     for index in (0, 3):
         with pytest.raises(OffsetOutOfRangeError):
@@ -103,7 +103,7 @@ def test_every_entry_is_read_back_as_it_was_appended() -> None:
     assert log.last_store_time_ms == parse_header(frames[-1]).store_time_ms
 
 
-def test_old_entries_are_read_from_the_index_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_entries_are_read_from_the_index_files() -> None:
     disk = CrashDisk()
     log = EntryLog.open(disk, ROOT, segment_bytes=1 << 20, index_units_per_file=512)
     chains = []
@@ -218,7 +218,8 @@ def test_an_entry_that_exactly_fills_a_segment_leaves_room_for_the_blank() -> No
     assert segment_content(disk, 0)[-BLANK_BYTES:] == struct.pack(">iI", 8, 0xCBD43194)
     log.flush()
     again = open_log(disk)
-    assert (again.last_index, again.frame(2)) == (2, frame)
+    assert again.last_index == 2
+    assert again.frame(2) == frame
 
 
 def test_an_entry_one_byte_too_long_for_the_rest_begins_the_next_segment() -> None:
@@ -510,9 +511,8 @@ def test_recent_entries_after_a_truncation_are_the_right_ones() -> None:
         assert log.term_at(index) == (1 if index < 1500 else 2)
 
 
-@pytest.mark.parametrize("root_name", ["store"])
-def test_views_of_dropped_segments_stay_as_they_were(tmp_path: Path, root_name: str) -> None:
-    log = EntryLog.open(OsDisk(), str(tmp_path / root_name), segment_bytes=SEGMENT)
+def test_views_of_dropped_segments_stay_as_they_were(tmp_path: Path) -> None:
+    log = EntryLog.open(OsDisk(), str(tmp_path / "store"), segment_bytes=SEGMENT)
     frames = fill(log, 30, 40, term=1)
     view = log.frame(30)
     assert log.position_at(30) >= SEGMENT

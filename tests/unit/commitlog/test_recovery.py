@@ -242,7 +242,7 @@ def test_a_lost_blank_is_written_again() -> None:
 
 
 def test_a_segment_cut_short_while_it_was_made_is_removed() -> None:
-    disk, log, frames = killed_log(5)
+    disk, _log, frames = killed_log(5)
     disk.create(PATHS.segment(SEGMENT), 100, reserve=False)
     again = open_log(disk)
     assert content_of(again) == frames
@@ -251,7 +251,7 @@ def test_a_segment_cut_short_while_it_was_made_is_removed() -> None:
 
 
 def test_a_segment_behind_a_gap_is_removed_when_nothing_is_in_it() -> None:
-    disk, log, frames = killed_log(5)
+    disk, _log, frames = killed_log(5)
     disk.create(PATHS.segment(3 * SEGMENT), SEGMENT, reserve=False)
     assert content_of(open_log(disk)) == frames
     assert disk.list_dir(PATHS.commitlog) == [f"{0:020d}"]
