@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
 from namesrv.config import NamesrvConfig, ResolvedConfig, resolve_config
+from remoting.seams import ServerTls
 
 EXIT_OK = 0
 EXIT_CONFIG = 2
@@ -102,14 +103,16 @@ async def run_daemon(
         log.warning("config_warning", text=warning)
     log.info("settings", **{name: f"{value} ({src})" for name, value, src in resolved.settings()})
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
+        failed: ConfigError | OSError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
+            try:
                 await _serve(resolved.config)
-        except* ConfigError as errors:
-            raise _first(errors) from None
-        except* OSError as errors:
-            raise _first(errors) from None
+            except (ConfigError, OSError) as error:
+                failed = error
+                nursery.cancel_scope.cancel()
+        if failed is not None:  # out here it is not wrapped in a group
+            raise failed
     log.info("namesrv_stopped")
     return EXIT_OK
 
@@ -133,24 +136,34 @@ def configure_logs(*, form: Literal["json", "text"], level: str) -> None:
     )
 
 
-async def _serve(config: NamesrvConfig) -> None:
-    from commitlog.disk import OsDisk
-    from namesrv.server import serve_namesrv
-    from remoting.edge import SystemRng, TcpNetwork, TrioClock, server_tls
+def listener_tls(config: NamesrvConfig) -> ServerTls:
+    """Return the listener's TLS from the files that *config* names.
 
-    tls = server_tls(
+    Raises:
+        ConfigError: A file is missing or not what it should be.
+    """
+    from remoting.edge import server_tls
+
+    return server_tls(
         config.tls_mode,
         cert_file=config.tls_cert_file or None,
         key_file=config.tls_key_file or None,
         client_ca_file=config.tls_ca_file or None,
     )
+
+
+async def _serve(config: NamesrvConfig) -> None:
+    from commitlog.disk import OsDisk
+    from namesrv.server import serve_namesrv
+    from remoting.edge import SystemRng, TcpNetwork, TrioClock
+
     await serve_namesrv(
         config,
         clock=TrioClock(),
         rng=SystemRng(),
         network=TcpNetwork(),
         disk=OsDisk(),
-        tls=tls,
+        tls=listener_tls(config),
     )
 
 
@@ -158,13 +171,6 @@ async def _cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope
     async for number in signals:
         structlog.get_logger().info("signal", name=signal.Signals(number).name)
         scope.cancel()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _fail(message: str, status: int) -> int:

@@ -29,6 +29,8 @@ PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
+MAX_I32: Final = 2**31 - 1
+MAX_I64: Final = 2**63 - 1
 
 DEFAULT_BROKER_EXPIRY_MS: Final = 120_000
 MAX_TOPICS: Final = 1_000_000
@@ -140,11 +142,17 @@ class RouteInfoManager:
         Returns:
             For a follower, the leader's addresses.
         Raises:
-            RegistrationRefusedError: The broker name belongs to another cluster, a single topic
-                from a broker that is not known yet, or a table is full. Nothing changed.
+            RegistrationRefusedError: A name is empty, the broker name belongs to another cluster,
+                a single topic from a broker that is not known yet, a number no client can read, or
+                a table is full. Nothing changed.
         Spec: registration rules 2 to 6.
         """
         name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
+        own_timeout_ms = registration.heartbeat_timeout_ms or 0
+        if not (name and key.cluster_name and key.broker_addr):
+            raise RegistrationRefusedError(
+                "brokerName, brokerAddr and clusterName must not be empty"
+            )
         broker = self.broker_addr_table.get(name)
         addrs = broker.broker_addrs if broker is not None else {}
         holder = addrs.get(broker_id)
@@ -159,9 +167,15 @@ class RouteInfoManager:
                 return RegisterResult(superseded=True)
         if holder is None and len(registration.topics) == 1:
             raise RegistrationRefusedError("register broker failed")
-        self._check_room(registration)
-
         known = self.broker_live_table.get(key)
+        moved = holder != key.broker_addr
+        changed = moved or known is None or known.data_version != registration.data_version
+        if changed:
+            self._check_room(registration)
+            _check_version(registration.data_version)
+            for topic, config in registration.topics.items():
+                _check_numbers(topic, config)
+
         if known is not None and known.broker_name != name:
             self._remove([key])
         if broker is None:
@@ -180,17 +194,15 @@ class RouteInfoManager:
             key=key,
             broker_name=name,
             last_update_ms=now_ms,
-            heartbeat_timeout_ms=registration.heartbeat_timeout_ms or self.broker_expiry_ms,
+            heartbeat_timeout_ms=own_timeout_ms if own_timeout_ms > 0 else self.broker_expiry_ms,
             data_version=registration.data_version,
             ha_server_addr=registration.ha_server_addr,
             connection=registration.connection,
         )
-        moved = holder != key.broker_addr
         if moved and holder is not None:
             self._remove([BrokerKey(key.cluster_name, holder)])
         filters_changed = self._set_filter_servers(key, tuple(registration.filter_servers))
 
-        changed = moved or known is None or known.data_version != registration.data_version
         if changed and self._owns_topics(broker, broker_id):
             self._update_topics(registration)
         if moved or filters_changed:
@@ -273,10 +285,16 @@ class RouteInfoManager:
         self._drop_queues([topic], names)
 
     def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> bool:
-        """Enter a topic on brokers that are registered; nothing changes if one is not."""
+        """Enter a topic on brokers that are registered; nothing changes if one is not.
+
+        Raises:
+            RegistrationRefusedError: A number no client can read, or the table is full.
+        """
         datas = {data.broker_name: data for data in queue_datas}
         if not datas or not datas.keys() <= self.broker_addr_table.keys():
             return False
+        for data in datas.values():
+            _check_numbers(topic, data)
         if topic not in self.topic_queue_table and len(self.topic_queue_table) >= MAX_TOPICS:
             raise RegistrationRefusedError(f"there are {MAX_TOPICS} topics already")
         self.topic_queue_table.setdefault(topic, {}).update(datas)
@@ -433,10 +451,11 @@ class RouteInfoManager:
         return len(topics)
 
     def _topics_of_brokers(self, names: Collection[str]) -> set[str]:
+        wanted = frozenset(names)
         return {
             topic
             for topic, queues in self.topic_queue_table.items()
-            if any(name in queues for name in names)
+            if not wanted.isdisjoint(queues)
         }
 
     def _drop_queues(self, topics: Iterable[str], names: Collection[str]) -> None:
@@ -475,6 +494,23 @@ class RouteInfoManager:
             self._drop_queues(topics, ended)
         else:
             self._on_route_change(topics)
+
+
+def _check_numbers(topic: str, config: TopicConfig | QueueData) -> None:
+    """Refuse what would make the topic's route unreadable for clients: they have 32 bits."""
+    if not (
+        0 <= config.read_queue_nums <= MAX_I32
+        and 0 <= config.write_queue_nums <= MAX_I32
+        and 0 <= config.perm <= MAX_I32
+        and 0 <= config.topic_sys_flag <= MAX_I32
+    ):
+        raise RegistrationRefusedError(f"topic {topic}: a number is out of range")
+
+
+def _check_version(version: DataVersion) -> None:
+    numbers = (version.state_version, version.timestamp, version.counter)
+    if not all(-MAX_I64 <= number <= MAX_I64 for number in numbers):
+        raise RegistrationRefusedError("the data version is out of range")
 
 
 def _with_perm(data: QueueData, perm: int) -> QueueData:

@@ -52,17 +52,21 @@ async def serve_namesrv(
         processors.register(code, handler, limiter)
     limits = ServerLimits(connection=ConnectionLimits(idle_timeout_s=float(config.idle_timeout_s)))
     server = RemotingServer(network, processors, limits=limits, tls=tls)
+    not_bound: OSError | None = None
     async with trio.open_nursery() as nursery:
         try:
             address: tuple[str, int] = await nursery.start(
                 server.serve, config.listen_host, config.listen_port
             )
         except OSError as error:
-            where = f"{config.listen_host}:{config.listen_port}"
-            raise OSError(f"cannot listen on {where}: {error.strerror or error}") from error
-        nursery.start_soon(_scan_forever, config, clock, processor)
-        _log.info("namesrv_started", host=address[0], port=address[1])
-        task_status.started(address)
+            not_bound = error
+        else:
+            nursery.start_soon(_scan_forever, config, clock, processor)
+            _log.info("namesrv_started", host=address[0], port=address[1])
+            task_status.started(address)
+    if not_bound is not None:  # out here it is not wrapped in a group
+        where = f"{config.listen_host}:{config.listen_port}"
+        raise OSError(f"cannot listen on {where}: {not_bound.strerror or not_bound}") from not_bound
 
 
 async def _scan_forever(

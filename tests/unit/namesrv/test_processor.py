@@ -97,7 +97,7 @@ async def test_the_route_is_answered_byte_for_byte_in_both_dialects(
         assert (answer.code, bytes(answer.body)) == (0, body)
 
 
-async def test_a_follower_learns_its_leader_and_gets_the_ordered_topics(
+async def test_rules_6_and_7_a_follower_learns_its_leader_and_the_ordered_topics(
     connection: Connection,
 ) -> None:
     await ask(
@@ -112,7 +112,9 @@ async def test_a_follower_learns_its_leader_and_gets_the_ordered_topics(
     assert follower.ext == {"haServerAddr": "10.0.0.1:10912", "masterAddr": A}
 
 
-async def test_a_registration_with_another_checksum_changes_nothing(connection: Connection) -> None:
+async def test_rule_1_a_registration_with_another_checksum_changes_nothing(
+    connection: Connection,
+) -> None:
     data = register_body().encode()
     ext = broker_ext(haServerAddr="", bodyCrc32=str((zlib.crc32(data) & 0x7FFFFFFF) ^ 1))
     answer = await ask(connection, RequestCode.REGISTER_BROKER, ext, data)

@@ -255,6 +255,39 @@ def test_a_changed_registration_may_delete_topics_when_told_so() -> None:
     assert set(table.topic_queue_table["T1"]) == {"broker-b"}
 
 
+@pytest.mark.parametrize("empty", ["name", "addr", "cluster"])
+def test_a_nameless_broker_is_refused(empty: str) -> None:
+    table = RouteInfoManager()
+    with pytest.raises(RegistrationRefusedError, match="must not be empty"):
+        table.register_broker(registration(**{empty: ""}), 0)  # type: ignore[arg-type]
+    assert is_empty(table)
+
+
+def test_numbers_no_client_can_read_are_refused_before_anything_changes() -> None:
+    table = RouteInfoManager()
+    for bad in (
+        registration(table=topics("T1", "T2", queues=2**31)),
+        registration(table=topics("T1", "T2", perm=-1)),
+        registration(data_version=version(2**63)),
+    ):
+        with pytest.raises(RegistrationRefusedError, match="out of range"):
+            table.register_broker(bad, 0)
+    assert is_empty(table)
+    table.register_broker(registration(), 0)
+    huge = QueueData(broker_name="broker-a", read_queue_nums=2**40)
+    with pytest.raises(RegistrationRefusedError, match="topic T3: a number is out of range"):
+        table.register_topic("T3", [huge])
+    assert table.route("T3") is None
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, None])
+def test_a_broker_without_a_sensible_timeout_gets_the_nameserver_s(timeout_ms: int | None) -> None:
+    table = RouteInfoManager(broker_expiry_ms=1_000)
+    table.register_broker(registration(timeout_ms=timeout_ms), 0)
+    assert table.scan(1_000) == []
+    assert len(table.scan(1_001)) == 1
+
+
 def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "MAX_TOPICS", 3)
     monkeypatch.setattr(route_table, "MAX_BROKERS", 1)

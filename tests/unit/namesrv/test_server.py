@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+import trustme
 
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
-from namesrv.config import NamesrvConfig
+from namesrv.command import listener_tls
+from namesrv.config import NamesrvConfig, resolve_config
 from namesrv.server import serve_namesrv
 from remoting.connection import Connection
 from remoting.edge import SystemRng, TcpNetwork, TrioClock
@@ -67,6 +70,41 @@ async def test_over_real_sockets_a_broken_connection_removes_its_broker_at_once(
             "No topic route info in name server for the topic: T1\n"
             "See http://rocketmq.apache.org/docs/faq/ for further details."
         )
+        nursery.cancel_scope.cancel()
+
+
+async def test_tls_is_a_matter_of_configuration(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    cert_file, key_file = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.cert_chain_pems[0].write_to_path(cert_file)
+    certificate.private_key_pem.write_to_path(key_file)
+    resolved = resolve_config(
+        path="namesrv.conf",
+        content=(
+            f"tls.server.mode=permissive\ntls.server.certPath={cert_file}\n"
+            f"tls.server.keyPath={key_file}\nlistenPort=0\nkvConfigPath={tmp_path}/kv.json\n"
+        ).encode(),
+    )
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(
+            partial(
+                serve_namesrv,
+                resolved.config,
+                clock=TrioClock(),
+                rng=SystemRng(),
+                network=TcpNetwork(),
+                disk=OsDisk(),
+                tls=listener_tls(resolved.config),
+            )
+        )
+        for tls in (trusted, None):
+            stream = await TcpNetwork().connect(host, port, timeout_s=5, tls=tls)
+            connection = Connection(stream, ProcessorTable())
+            nursery.start_soon(connection.run)
+            assert (await register(connection, A, 0)).code == 0
         nursery.cancel_scope.cancel()
 
 
@@ -151,9 +189,7 @@ async def test_a_damaged_key_value_file_stops_the_start(tmp_path: Path) -> None:
 async def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.RaisesGroup(
-            pytest.RaisesExc(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address")
-        ):
+        with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address"):
             await serve_namesrv(
                 NamesrvConfig(listen_port=port, kv_config_path=str(tmp_path / "kv.json")),
                 clock=TrioClock(),
