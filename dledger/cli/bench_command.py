@@ -9,11 +9,24 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.output import CliError, ExitCode, Output, print_json, print_table
+from dledger.cli.output import (
+    CliError,
+    ExitCode,
+    Output,
+    addresses,
+    note,
+    print_json,
+    print_table,
+)
 
 app = App(name="bench", help="Measure sending, consuming and storing.", backend="trio")
 
 MIB = 1 << 20
+
+BenchNamesrv = Annotated[
+    str | None,
+    Parameter(name=["--namesrv", "-n"], help="An existing cluster, host:port;host:port."),
+]
 
 
 def print_result(title: str, result: Any, output: str) -> None:
@@ -53,3 +66,57 @@ def store(
     )
     print_result("One log beside a raw sequential write", result, output)
     return ExitCode.OK
+
+
+@app.command
+async def produce(
+    *,
+    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
+    inflight: Annotated[int, Parameter(help="Outstanding sends.")] = 64,
+    batch: Annotated[int, Parameter(help="Messages of one send.")] = 1,
+    duration: Annotated[float, Parameter(help="Seconds, after one second of warming up.")] = 10.0,
+    queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
+    topic: str = "bench",
+    namesrv: BenchNamesrv = None,
+    output: Output = "table",
+) -> int:
+    """Send for a while; report rate and latency, failures apart.
+
+    Without --namesrv a temporary cluster of three brokers is started on this machine.
+    """
+    from dledger.cli.bench_load import ProduceLoad, bench_produce
+
+    _positive(size=size, inflight=inflight, batch=batch, duration=duration, queues=queues)
+    load = ProduceLoad(topic, size, inflight, batch, duration, queues)
+    result = await bench_produce(addresses(namesrv) if namesrv else None, load, note)
+    print_result("", result, output)
+    return ExitCode.OK
+
+
+@app.command
+async def consume(
+    *,
+    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
+    messages: Annotated[int, Parameter(help="How many are written and then read.")] = 400_000,
+    queues: Annotated[int, Parameter(help="Queues of the topic, one consumer each.")] = 4,
+    topic: str = "bench-consume",
+    namesrv: BenchNamesrv = None,
+    output: Output = "table",
+) -> int:
+    """Write a backlog, then read all of it; report the reading.
+
+    Without --namesrv a temporary cluster of three brokers is started on this machine.
+    """
+    from dledger.cli.bench_load import ConsumeLoad, bench_consume
+
+    _positive(size=size, messages=messages, queues=queues)
+    load = ConsumeLoad(topic, size, messages, queues)
+    result = await bench_consume(addresses(namesrv) if namesrv else None, load, note)
+    print_result("", result, output)
+    return ExitCode.OK
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise CliError(f"--{name} must be more than 0", exit_code=ExitCode.USAGE)

@@ -170,7 +170,7 @@ class LocalCluster:
     async def leader(self) -> str | None:
         """Return the name of the broker that leads and serves, in the newest term; or None."""
         leading = [
-            (int(str(status.get("term", 0))), name)
+            (_number(status, "term"), name)
             for name, status in (await self.statuses()).items()
             if status.get("serving")
         ]
@@ -192,6 +192,28 @@ class LocalCluster:
                 self._complain_about_the_dead()
                 await trio.sleep(POLL_S)
         raise CliError(f"no leader within {timeout_s:.0f} s", next_step=f"see {self.folder}/*.log")
+
+    async def wait_caught_up(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
+        """Wait until a member has applied what was committed when this was called.
+
+        Raises:
+            CliError: Not within *timeout_s*, or a broker that should run has ended.
+        """
+        target: int | None = None
+        with trio.move_on_after(timeout_s):
+            while True:
+                statuses = await self.statuses()
+                if target is None and statuses:
+                    target = max(_number(status, "commit_index") for status in statuses.values())
+                applied = _number(statuses.get(name, {}), "applied_index")
+                if target is not None and name in statuses and applied >= target:
+                    return
+                self._complain_about_the_dead()
+                await trio.sleep(POLL_S)
+        raise CliError(
+            f"{name} did not catch up within {timeout_s:.0f} s",
+            next_step=f"see {self.brokers[name].log_path}",
+        )
 
     async def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> str:
         """Wait until all started brokers answer, one leads and the NameServer knows it.
@@ -259,8 +281,15 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
 
 def _behind(statuses: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Return who has applied less than another one had committed."""
-    committed = max((int(str(s.get("commit_index", 0))) for s in statuses.values()), default=0)
-    return [n for n, s in statuses.items() if int(str(s.get("applied_index", 0))) < committed]
+    committed = max((_number(status, "commit_index") for status in statuses.values()), default=0)
+    return [
+        name for name, status in statuses.items() if _number(status, "applied_index") < committed
+    ]
+
+
+def _number(status: Mapping[str, object], name: str) -> int:
+    value = status.get(name, 0)
+    return value if isinstance(value, int) else 0
 
 
 @functools.cache

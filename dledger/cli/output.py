@@ -90,7 +90,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", title_style="bold")
+    table = Table()
     for place, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], (int, float)) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -100,6 +100,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     if not console.is_terminal:
         # A pipe has no width: what reads it wants the cells whole.
         console.width = max(console.width, 200)
+    if title:
+        console.print(Text(title, style="bold"))
     console.print(table)
 
 

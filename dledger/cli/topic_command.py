@@ -28,6 +28,7 @@ from dledger.cli.output import (
     print_table,
     show,
 )
+from dledger.cli.probe import any_cluster_info
 from remoting.protocol.bodies import TopicList
 from remoting.protocol.codes import RequestCode, ResponseCode
 
@@ -68,9 +69,9 @@ async def ls(
         raise refused("list of topics", answer)
     names = sorted(TopicList.decode(answer.body).topic_list)
     if not system:
-        groups = await groups_of(addresses(namesrv), None)
-        own = {group.broker_name for group in groups} | {group.cluster for group in groups}
-        own |= {f"{group.cluster}_REPLY_TOPIC" for group in groups}
+        _, info_ = await any_cluster_info(addresses(namesrv))
+        own = {*info_.broker_addr_table, *info_.cluster_addr_table}
+        own |= {f"{cluster}_REPLY_TOPIC" for cluster in info_.cluster_addr_table}
         names = [
             name
             for name in names
@@ -94,28 +95,42 @@ async def create(
     """Create a topic in every broker group, or change it."""
     if permission not in PERMISSIONS or queues < 1:
         raise CliError("--permission is r, w or rw; --queues at least 1", exit_code=ExitCode.USAGE)
-    ext = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": str(queues),
-        "writeQueueNums": str(queues),
-        "perm": str(PERMISSIONS[permission]),
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
-    groups = await groups_of(addresses(namesrv), cluster)
-    for group in groups:
-        answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused(f"creating {topic} in {group.broker_name}", answer)
-    await _wait_route(addresses(namesrv), topic, {group.broker_name for group in groups})
-    names = [group.broker_name for group in groups]
+    names = await create_topic(
+        addresses(namesrv), topic, queues=queues, perm=PERMISSIONS[permission], cluster=cluster
+    )
     if output == "json":
         print_json({"topic": topic, "queues": queues, "brokers": names})
     else:
         note(f"{topic}: {queues} queues in {', '.join(names)}")
     return ExitCode.OK
+
+
+async def create_topic(
+    namesrvs: list[str], topic: str, *, queues: int, perm: int = 6, cluster: str | None = None
+) -> list[str]:
+    """Create a topic in every broker group and wait for its route; return the groups' names.
+
+    Raises:
+        CliError: A broker refuses, or none leads.
+    """
+    ext = {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": str(queues),
+        "writeQueueNums": str(queues),
+        "perm": str(perm),
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+    }
+    groups = await groups_of(namesrvs, cluster)
+    for group in groups:
+        answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        if answer.code != ResponseCode.SUCCESS:
+            raise refused(f"creating {topic} in {group.broker_name}", answer)
+    names = [group.broker_name for group in groups]
+    await _wait_route(namesrvs, topic, set(names))
+    return names
 
 
 async def _wait_route(namesrvs: list[str], topic: str, brokers: set[str]) -> None:

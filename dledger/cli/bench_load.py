@@ -1,0 +1,295 @@
+"""``dledger bench produce|consume``: load through the SDK, measured where a user stands."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import trio
+
+from client.client_instance import ClientInstance
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from client.route import MessageQueue
+from commitlog.errors import MQError
+from dledger.cli.local_cluster import local_cluster
+from dledger.cli.output import CliError
+from dledger.cli.sdk import open_client
+from dledger.cli.topic_command import create_topic
+
+WARM_UP_S = 1.0
+"""Connections, routes and caches; sends of this time are not counted."""
+
+FILL_BATCH = 200
+FILL_INFLIGHT = 8
+PULL_MESSAGES = 4_000
+CONSUME_PASSES = 3
+"""A backlog is read in a moment; the same one is read again to measure longer."""
+
+
+class ProduceBench(msgspec.Struct, kw_only=True):
+    """What was measured. A failed send is in none of the rates and times. MB: millions of bytes."""
+
+    messages: int
+    failed: int
+    not_stored: int
+    unknown: int
+    seconds: float
+    messages_per_s: float
+    mb_per_s: float
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    size: int
+    inflight: int
+    batch: int
+    queues: int
+
+
+class ConsumeBench(msgspec.Struct, kw_only=True):
+    """What was measured. Times are those of one pull. MB: millions of body bytes."""
+
+    messages: int
+    failed: int
+    seconds: float
+    messages_per_s: float
+    mb_per_s: float
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    pulls: int
+    size: int
+    consumers: int
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceLoad:
+    """What is sent: *inflight* calls outstanding, each of one message or one batch."""
+
+    topic: str
+    size: int = 256
+    inflight: int = 64
+    batch: int = 1
+    duration_s: float = 10.0
+    queues: int = 4
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Numbers of the sends that ended inside the window."""
+
+    begin: float
+    end: float
+    messages: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    latencies_s: list[float] = field(default_factory=list)
+
+    def stored(self, began: float, ended: float, messages: int) -> None:
+        if self.begin <= ended <= self.end:
+            self.messages += messages
+            self.latencies_s.append(ended - began)
+
+    def failed(self, outcome: str, messages: int) -> None:
+        self.failures[outcome] = self.failures.get(outcome, 0) + messages
+
+
+@asynccontextmanager
+async def cluster_for_bench(
+    namesrvs: list[str] | None, tell: Callable[[str], None]
+) -> AsyncIterator[list[str]]:
+    """Give the NameServers to use: those named, or a temporary cluster's of three brokers."""
+    if namesrvs is not None:
+        yield namesrvs
+        return
+    with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
+        async with local_cluster(
+            Path(folder),
+            settings={"store.mapped_file_size_commit_log": 256 << 20},
+            progress=tell,
+        ) as cluster:
+            yield [cluster.namesrv_address]
+
+
+async def bench_produce(
+    namesrvs: list[str] | None, load: ProduceLoad, tell: Callable[[str], None]
+) -> ProduceBench:
+    """Send for a while and return what was measured.
+
+    Raises:
+        CliError: The cluster cannot be reached, or not one send succeeded.
+    """
+    async with cluster_for_bench(namesrvs, tell) as addresses:
+        await create_topic(addresses, load.topic, queues=load.queues)
+        async with open_client(addresses) as client, Producer(client, "bench") as producer:
+            begin = time.perf_counter() + WARM_UP_S
+            tally = _Tally(begin, begin + load.duration_s)
+            tell(f"{load.inflight} outstanding sends of {load.batch} x {load.size} bytes")
+            async with trio.open_nursery() as nursery:
+                for _ in range(load.inflight):
+                    nursery.start_soon(_produce, producer, load, tally)
+    return _produced(load, tally)
+
+
+async def _produce(producer: Producer, load: ProduceLoad, tally: _Tally) -> None:
+    body = bytes(range(256)) * (load.size // 256 + 1)
+    body = body[: load.size]
+    clock = time.perf_counter
+    end = tally.end
+    while True:
+        began = clock()
+        if began >= end:
+            return
+        try:
+            if load.batch == 1:
+                await producer.send(Message(load.topic, body))
+            else:
+                await producer.send_batch([Message(load.topic, body) for _ in range(load.batch)])
+        except MQError as error:
+            tally.failed(error.outcome, load.batch)
+            await trio.sleep(0.01)
+            continue
+        tally.stored(began, clock(), load.batch)
+
+
+def _produced(load: ProduceLoad, tally: _Tally) -> ProduceBench:
+    if not tally.latencies_s:
+        raise CliError(
+            f"no send succeeded; failed: {tally.failures}", next_step="see dledger cluster health"
+        )
+    p50, p99, p999, worst = percentiles_ms(tally.latencies_s)
+    return ProduceBench(
+        messages=tally.messages,
+        failed=sum(tally.failures.values()),
+        not_stored=tally.failures.get("not_stored", 0),
+        unknown=tally.failures.get("unknown", 0),
+        seconds=load.duration_s,
+        messages_per_s=tally.messages / load.duration_s,
+        mb_per_s=tally.messages * load.size / load.duration_s / 1e6,
+        p50_ms=p50,
+        p99_ms=p99,
+        p999_ms=p999,
+        max_ms=worst,
+        size=load.size,
+        inflight=load.inflight,
+        batch=load.batch,
+        queues=load.queues,
+    )
+
+
+def percentiles_ms(latencies_s: list[float]) -> tuple[float, float, float, float]:
+    """Return p50, p99, p99.9 and the largest of *latencies_s*, in milliseconds."""
+    values = np.percentile(np.array(latencies_s), [50, 99, 99.9, 100]) * 1000
+    p50, p99, p999, worst = (round(value, 3) for value in values.tolist())
+    return p50, p99, p999, worst
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeLoad:
+    """What is read: a backlog that is written first, by one consumer task per queue."""
+
+    topic: str
+    size: int = 256
+    messages: int = 400_000
+    queues: int = 4
+
+
+async def bench_consume(
+    namesrvs: list[str] | None, load: ConsumeLoad, tell: Callable[[str], None]
+) -> ConsumeBench:
+    """Write a backlog, read it, and return what reading was like.
+
+    Raises:
+        CliError: The cluster cannot be reached, or messages are missing.
+    """
+    async with cluster_for_bench(namesrvs, tell) as addresses:
+        await create_topic(addresses, load.topic, queues=load.queues)
+        async with open_client(addresses) as client:
+            tell(f"writing {load.messages:,} messages of {load.size} bytes")
+            await _fill(client, load)
+            tell("reading them")
+            return await _consume(client, load)
+
+
+async def _fill(client: ClientInstance, load: ConsumeLoad) -> None:
+    body = bytes(load.size)
+    left = load.messages
+
+    async def send(producer: Producer) -> None:
+        nonlocal left
+        while left > 0:
+            count = min(FILL_BATCH, left)
+            left -= count
+            try:
+                await producer.send_batch([Message(load.topic, body) for _ in range(count)])
+            except MQError:
+                left += count
+                await trio.sleep(0.05)
+
+    async with Producer(client, "bench") as producer, trio.open_nursery() as nursery:
+        for _ in range(FILL_INFLIGHT):
+            nursery.start_soon(send, producer)
+
+
+async def _consume(client: ClientInstance, load: ConsumeLoad) -> ConsumeBench:
+    read = failed = 0
+    latencies_s: list[float] = []
+
+    async def follow(consumer: PullConsumer, queue: MessageQueue, begin: int, end: int) -> None:
+        nonlocal read, failed
+        offset = begin
+        while offset < end:
+            began = time.perf_counter()
+            try:
+                pulled = await consumer.pull(queue, offset, PULL_MESSAGES)
+            except MQError:
+                failed += 1
+                await trio.sleep(0.01)
+                continue
+            latencies_s.append(time.perf_counter() - began)
+            for message in pulled.messages:
+                # What a user does with each: look at the body.
+                if len(message.body) != load.size:
+                    raise CliError(f"a body of {len(message.body)} bytes came back")
+            read += len(pulled.messages)
+            offset = pulled.next_begin_offset
+
+    async with PullConsumer(client, "bench") as consumer:
+        queues = await consumer.fetch_subscribe_queues(load.topic)
+        bounds = [
+            (queue, await consumer.min_offset(queue), await consumer.max_offset(queue))
+            for queue in queues
+        ]
+        began = time.perf_counter()
+        for _ in range(CONSUME_PASSES):
+            async with trio.open_nursery() as nursery:
+                for queue, begin, end in bounds:
+                    nursery.start_soon(follow, consumer, queue, begin, end)
+        took = time.perf_counter() - began
+    if read < load.messages * CONSUME_PASSES:
+        raise CliError(f"{read} messages read of {load.messages * CONSUME_PASSES}")
+    p50, p99, p999, worst = percentiles_ms(latencies_s)
+    return ConsumeBench(
+        messages=read,
+        failed=failed,
+        seconds=took,
+        messages_per_s=read / took,
+        mb_per_s=read * load.size / took / 1e6,
+        p50_ms=p50,
+        p99_ms=p99,
+        p999_ms=p999,
+        max_ms=worst,
+        pulls=len(latencies_s),
+        size=load.size,
+        consumers=len(bounds),
+        queues=len(bounds),
+    )
