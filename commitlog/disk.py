@@ -247,6 +247,11 @@ class OsDisk:
             path = os.path.dirname(path) or "."
         return shutil.disk_usage(path).free
 
+    def total_bytes(self, path: str) -> int:
+        """Return the size of the file system that holds *path*."""
+        stat = os.statvfs(path)
+        return stat.f_blocks * stat.f_frsize
+
     def lock(self, path: str) -> Lock:
         self.make_dir(os.path.dirname(path))
         fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)

@@ -105,6 +105,9 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int:
         """Return the space left on the file system that holds *path*."""
 
+    def total_bytes(self, path: str) -> int:
+        """Return the size of the file system that holds *path*."""
+
     def lock(self, path: str) -> Lock:
         """Take the exclusive lock file at *path*.
 

@@ -150,6 +150,7 @@ async def _serve(
                 disk=OsDisk(),
                 executor=AdaptiveExecutor(),
                 stop=stop,
+                pid=os.getpid(),
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")

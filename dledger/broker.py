@@ -1,0 +1,360 @@
+"""One broker daemon, put together: store, group, processors, server, registration.
+
+Order of start: open and replay the store, join the group, serve clients, register. Order of a
+clean stop: leave the NameServers, take nothing new, answer what is in flight, close the store.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from client.name_server import NameServers
+from commitlog.consume_queue import UNIT_BYTES
+from commitlog.errors import ConfigError
+from commitlog.record import pack_host
+from commitlog.seams import Disk
+from dledger.config import BrokerConfig
+from dledger.group import Group, GroupSettings, Leadership
+from dledger.processors.broker_processors import BrokerProcessors
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.get_message import ReadLimits
+from dledger.raft.identity import Identity
+from dledger.raft.node import RaftSettings
+from dledger.registration import Registration, RegistrationSettings
+from dledger.services.schedule import ScheduleMessageService
+from dledger.state.names import builtin_groups, builtin_topics
+from dledger.state.tables import StateTables
+from dledger.store import ReplicaStore, StoreSettings
+from remoting.client import RemotingClient
+from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
+from remoting.edge import client_tls, server_tls
+from remoting.processor import ProcessorTable
+from remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from remoting.server import RemotingServer, ServerLimits
+
+log = structlog.get_logger(__name__)
+
+LOCALHOST: Final = {"localhost": "127.0.0.1"}
+
+APPEND_BYTES: Final = 1 << 20
+"""Bytes of one append to a peer: large enough to catch up fast, small enough to share a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The seams a broker lives on."""
+
+    clock: Clock
+    rng: Rng
+    network: Network
+    disk: Disk
+    executor: Executor
+    pid: int = 0
+
+
+@dataclass(slots=True)
+class Broker:
+    """A broker that runs."""
+
+    config: BrokerConfig
+    group: Group
+    server: RemotingServer
+    registration: Registration
+    address: tuple[str, int]
+
+
+async def serve_broker(
+    config: BrokerConfig,
+    *,
+    clock: Clock,
+    rng: Rng,
+    network: Network,
+    disk: Disk,
+    executor: Executor,
+    stop: trio.Event,
+    pid: int = 0,
+    task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a broker until *stop* is set, then end it cleanly.
+
+    Raises:
+        ConfigError, ForeignStoreError, StoreLockedError, OSError: It could not start; the data
+            folder is as it was.
+        CorruptStoreError: Damage that only peers can repair; the folder is as it was.
+        FlushFailedError, InvariantBroken: It had to stop; the folder is as after a crash.
+    Cancellation: Ends at once, as a crash does.
+    """
+    world = World(clock, rng, network, disk, executor, pid)
+    store_host = _packed_address(config)
+    store = ReplicaStore(disk, _store_settings(config, pid), partial(_empty_tables, config))
+    closed = False
+    try:
+        group = _make_group(config, store, world, store_host)
+        async with _run_parts(config, group, world, store_host) as broker:
+            log.info(
+                "broker_started",
+                address=config.advertised_address,
+                replayed=store.replayed,
+                unclean=store.unclean,
+            )
+            task_status.started(broker)
+            await stop.wait()
+            await _leave(broker, config)
+        await group.close()
+        closed = True
+    finally:
+        if not closed:
+            store.close(clean=False)
+
+
+async def _leave(broker: Broker, config: BrokerConfig) -> None:
+    timeout_s = config.server.shutdown_timeout_ms / 1000
+    with trio.move_on_after(timeout_s):
+        await broker.registration.unregister()
+    if not await broker.group.drain():
+        log.warning("stopped_with_proposals_in_flight")
+    await broker.server.drain(timeout_s)
+
+
+@asynccontextmanager
+async def _run_parts(
+    config: BrokerConfig, group: Group, world: World, store_host: bytes
+) -> AsyncIterator[Broker]:
+    processors = BrokerProcessors.build(
+        group,
+        _broker_settings(config, store_host),
+        clock=world.clock,
+        rng=world.rng,
+        executor=world.executor,
+        pid=world.pid,
+        auto_create_topic_enable=config.broker.auto_create_topic_enable,
+        auto_create_subscription_group=config.broker.auto_create_subscription_group,
+        offset_interval_s=config.broker.flush_consumer_offset_interval_ms / 1000,
+        disk_ratio=_disk_ratio(config, world.disk),
+    )
+    schedule = ScheduleMessageService(
+        group, world.clock, config.delay_levels_ms, is_deleting=processors.topics.is_deleting
+    )
+    group.services += [_in_reign(schedule.run), _in_reign(processors.offsets.run)]
+    table = ProcessorTable()
+    processors.register(table)
+    server = RemotingServer(
+        world.network,
+        table,
+        limits=_server_limits(config),
+        tls=_server_tls(config),
+        after_batch=group.kick,
+    )
+    async with trio.open_nursery() as nursery:
+        remoting = RemotingClient(
+            nursery,
+            world.network,
+            connect_timeout_s=config.client.connect_timeout_ms / 1000,
+            tls=_client_tls(config),
+        )
+        registration = _make_registration(config, group, remoting, world, nursery)
+        await nursery.start(group.run)
+        address: tuple[str, int] = await nursery.start(
+            server.serve, config.server.listen_host, config.server.listen_port
+        )
+        nursery.start_soon(processors.run)
+        nursery.start_soon(registration.run)
+        yield Broker(config, group, server, registration, address)
+        nursery.cancel_scope.cancel()
+
+
+def _in_reign(run: Callable[[], Awaitable[None]]) -> Callable[[Leadership], Awaitable[None]]:
+    async def service(_: Leadership) -> None:
+        await run()
+
+    return service
+
+
+def _make_registration(
+    config: BrokerConfig,
+    group: Group,
+    remoting: RemotingClient,
+    world: World,
+    nursery: trio.Nursery,
+) -> Registration:
+    names = NameServers(
+        remoting,
+        world.network,
+        world.clock,
+        world.rng,
+        config.broker.namesrv_addr,
+        address_server_url=config.client.address_server or None,
+    )
+    nursery.start_soon(names.keep_reading)
+    registration = Registration(
+        group,
+        remoting,
+        RegistrationSettings(
+            cluster_name=config.broker.cluster_name,
+            broker_name=config.broker.broker_name,
+            address=config.advertised_address,
+            self_id=f"n{config.self_number}",
+            interval_s=config.client.register_interval_ms / 1000,
+            timeout_s=config.client.register_timeout_ms / 1000,
+        ),
+        lambda: names.list.addresses,
+        clock=world.clock,
+    )
+    group.on_role_change.append(registration.role_changed)
+    group.on_applied.append(registration.on_applied)
+    return registration
+
+
+def _make_group(
+    config: BrokerConfig, store: ReplicaStore, world: World, store_host: bytes
+) -> Group:
+    raft = config.raft
+    identity = Identity(
+        world.disk,
+        store.paths.identity,
+        cluster=config.broker.cluster_name,
+        group=raft.group,
+        name=raft.self_id,
+        rng=world.rng,
+    )
+    return Group(
+        store,
+        identity,
+        RaftSettings(
+            cluster=config.broker.cluster_name,
+            group=raft.group,
+            self_id=raft.self_id,
+            peers={peer.id: (peer.host, peer.port) for peer in raft.peers},
+            client_address=config.advertised_address,
+            election_timeout_s=raft.election_timeout_ms / 1000,
+            heartbeat_interval_s=raft.heartbeat_interval_ms / 1000,
+            window_bytes=raft.window_bytes,
+            append_bytes=APPEND_BYTES,
+            entry_bytes_max=raft.max_entry_bytes,
+            sync_flush=config.sync_flush,
+            flush_interval_s=config.store.flush_interval_ms / 1000,
+        ),
+        GroupSettings(
+            pending_bytes_max=raft.max_pending_bytes,
+            entry_bytes_max=raft.max_entry_bytes,
+            quorum_timeout_s=raft.propose_timeout_ms / 1000,
+            drain_timeout_s=config.server.shutdown_timeout_ms / 1000,
+            checkpoint_interval_s=raft.checkpoint_interval_ms / 1000,
+            sync_replication=config.sync_replication,
+        ),
+        store_host=store_host,
+        clock=world.clock,
+        rng=world.rng,
+        network=world.network,
+        executor=world.executor,
+    )
+
+
+def _packed_address(config: BrokerConfig) -> bytes:
+    host = LOCALHOST.get(config.broker.broker_ip1, config.broker.broker_ip1)
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise ConfigError(
+            f"broker.broker_ip1 = {host!r} must be an IPv4 address: it becomes part of message ids"
+        ) from None
+    return pack_host(host, config.server.listen_port)
+
+
+def _empty_tables(config: BrokerConfig) -> StateTables:
+    return StateTables(
+        builtin_topics=builtin_topics(
+            config.broker.cluster_name,
+            config.broker.broker_name,
+            default_topic_queue_nums=config.broker.default_topic_queue_nums,
+            delay_levels=len(config.delay_levels_ms),
+            auto_create_topic_enable=config.broker.auto_create_topic_enable,
+        ),
+        builtin_groups=builtin_groups(),
+    )
+
+
+def _store_settings(config: BrokerConfig, pid: int) -> StoreSettings:
+    store = config.store
+    return StoreSettings(
+        root=store.path_root_dir,
+        segment_bytes=store.mapped_file_size_commit_log,
+        queue_file_units=store.mapped_file_size_consume_queue // UNIT_BYTES,
+        index_slots=store.max_hash_slot_num,
+        index_entries_max=store.max_index_num,
+        delay_levels_ms=config.delay_levels_ms,
+        pid=pid,
+    )
+
+
+def _broker_settings(config: BrokerConfig, store_host: bytes) -> BrokerSettings:
+    store = config.store
+    return BrokerSettings(
+        cluster_name=config.broker.cluster_name,
+        broker_name=config.broker.broker_name,
+        address=config.advertised_address,
+        store_host=store_host,
+        broker_permission=config.broker.broker_permission,
+        max_message_bytes=store.max_message_size,
+        delay_levels_ms=config.delay_levels_ms,
+        slave_read_enable=config.broker.slave_read_enable,
+        long_polling_enable=config.broker.long_polling_enable,
+        short_polling_time_ms=config.broker.short_polling_time_ms,
+        pull_limits=ReadLimits(
+            store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
+        ),
+        cold_pull_limits=ReadLimits(
+            store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
+        ),
+    )
+
+
+def _server_limits(config: BrokerConfig) -> ServerLimits:
+    server = config.server
+    return ServerLimits(
+        max_connections=server.max_connections,
+        connection=ConnectionLimits(
+            max_frame_bytes=server.max_frame_bytes,
+            max_in_flight=server.max_in_flight,
+            max_write_buffer_bytes=server.max_write_buffer_bytes,
+            write_buffer_bytes=min(
+                DEFAULT_LIMITS.write_buffer_bytes, server.max_write_buffer_bytes
+            ),
+            idle_timeout_s=server.idle_timeout_s,
+        ),
+    )
+
+
+def _server_tls(config: BrokerConfig) -> ServerTls:
+    server = config.server
+    return server_tls(
+        server.tls_mode,
+        cert_file=server.tls_cert_file or None,
+        key_file=server.tls_key_file or None,
+        client_ca_file=server.tls_ca_file or None,
+    )
+
+
+def _client_tls(config: BrokerConfig) -> ssl.SSLContext | None:
+    client = config.client
+    if not client.tls_enable:
+        return None
+    return client_tls(
+        ca_file=client.tls_ca_file or None,
+        cert_file=client.tls_cert_file or None,
+        key_file=client.tls_key_file or None,
+    )
+
+
+def _disk_ratio(config: BrokerConfig, disk: Disk) -> Callable[[], float]:
+    root = config.store.path_root_dir
+    return lambda: 1.0 - disk.free_bytes(root) / disk.total_bytes(root)
