@@ -1,0 +1,329 @@
+"""``dledger send``, ``dledger consume`` and ``dledger msg``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import trio
+from cyclopts import App, Parameter
+
+from dledger.cli.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    print_json,
+    print_table,
+    show,
+)
+
+if TYPE_CHECKING:
+    from client.message import MessageExt
+    from client.pull_consumer import PullConsumer
+    from client.route import MessageQueue
+
+PULL_MESSAGES = 500
+BODY_SHOWN_CHARS = 200
+
+msg = App(name="msg", help="Look at one message.", backend="trio")
+
+
+async def send(
+    *bodies: str,
+    topic: Annotated[str, Parameter(name=["--topic", "-t"])],
+    tag: Annotated[str, Parameter(help="Tag that consumers filter by.")] = "",
+    key: Annotated[str, Parameter(help="Index keys, separated by blanks.")] = "",
+    property_: Annotated[
+        tuple[str, ...] | None, Parameter(name="--property", help="name=value; may come often.")
+    ] = None,
+    delay_level: Annotated[int, Parameter(help="1 to 18: deliver after 1 s to 2 h.")] = 0,
+    queue: Annotated[int | None, Parameter(help="Queue id; the next one in turn.")] = None,
+    count: Annotated[int, Parameter(help="Send each that often.")] = 1,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Send messages and print where they are stored. "-" sends each line of standard input."""
+    from client.message import Message
+    from client.producer import Producer
+    from dledger.cli.sdk import open_client
+
+    if not bodies:
+        raise CliError(
+            "nothing to send",
+            next_step="give a body, or - for standard input",
+            exit_code=ExitCode.USAGE,
+        )
+    properties = _properties(property_ or ())
+    rows: list[dict[str, Any]] = []
+    async with (
+        open_client(addresses(namesrv)) as client,
+        Producer(client, "dledger-cli") as producer,
+    ):
+        chosen = None
+        if queue is not None:
+            queues = {found.queue_id: found for found in await producer.publish_queues(topic)}
+            if queue not in queues:
+                raise CliError(
+                    f"{topic} has no queue {queue}", next_step=f"see dledger topic route {topic}"
+                )
+            chosen = queues[queue]
+        for body in _lines(bodies):
+            for _ in range(count):
+                message = Message(
+                    topic,
+                    body,
+                    tags=tag,
+                    keys=key,
+                    properties=properties or None,
+                    delay_level=delay_level,
+                )
+                if chosen is None:
+                    result = await producer.send(message)
+                else:
+                    result = await producer.send_to(chosen, message)
+                rows.append(
+                    {
+                        "status": result.status.name,
+                        "message_id": result.message_id,
+                        "offset_message_id": result.offset_message_id,
+                        "broker": result.message_queue.broker_name,
+                        "queue": result.message_queue.queue_id,
+                        "offset": result.queue_offset,
+                    }
+                )
+    show(output, "", rows, ("status", "message_id", "broker", "queue", "offset"))
+    return ExitCode.OK
+
+
+def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise CliError(f"--property {pair}: expected name=value", exit_code=ExitCode.USAGE)
+        found[name] = value
+    return found
+
+
+def _lines(bodies: tuple[str, ...]) -> Iterator[bytes]:
+    for body in bodies:
+        if body != "-":
+            yield body.encode()
+            continue
+        for line in sys.stdin.buffer:
+            text = line.rstrip(b"\r\n")
+            if text:
+                yield text
+
+
+async def consume(
+    *,
+    topic: Annotated[str, Parameter(name=["--topic", "-t"])],
+    from_: Annotated[
+        str, Parameter(name="--from", help="earliest, latest, or a queue offset.")
+    ] = "earliest",
+    queue: Annotated[int | None, Parameter(help="This queue only.")] = None,
+    tag: Annotated[str, Parameter(help="Tags, a || b; all otherwise.")] = "*",
+    max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many.")] = None,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], help="Wait for more until Ctrl-C.")
+    ] = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Print messages of a topic; no offsets are committed. JSON: one object per line."""
+    from client.pull_consumer import PullConsumer
+    from dledger.cli.sdk import open_client
+
+    if from_ not in ("earliest", "latest") and not from_.isdecimal():
+        raise CliError("--from: earliest, latest or an offset", exit_code=ExitCode.USAGE)
+    printer = _Printer(output, max_)
+    async with (
+        open_client(addresses(namesrv)) as client,
+        PullConsumer(client, "dledger-cli") as consumer,
+    ):
+        queues = [
+            found
+            for found in sorted(await consumer.fetch_subscribe_queues(topic))
+            if queue in (None, found.queue_id)
+        ]
+        if not queues:
+            raise CliError(
+                f"{topic} has no such queue", next_step=f"see dledger topic route {topic}"
+            )
+        async with trio.open_nursery() as nursery:
+            printer.scope = nursery.cancel_scope
+            for found in queues:
+                nursery.start_soon(_read, consumer, found, from_, tag, follow, printer)
+    return ExitCode.OK
+
+
+async def _read(
+    consumer: PullConsumer,
+    queue: MessageQueue,
+    start: str,
+    tag: str,
+    follow: bool,
+    printer: _Printer,
+) -> None:
+    end = await consumer.max_offset(queue)
+    if start == "latest":
+        offset = end
+    else:
+        offset = await consumer.min_offset(queue)
+        if start.isdecimal():
+            offset = max(offset, int(start))
+    while follow or offset < end:
+        if follow:
+            pulled = await consumer.pull_block(queue, offset, PULL_MESSAGES, expression=tag)
+        else:
+            pulled = await consumer.pull(queue, offset, PULL_MESSAGES, expression=tag)
+        for message in pulled.messages:
+            if not follow and message.queue_offset >= end:
+                break
+            printer.print(message)
+        offset = pulled.next_begin_offset
+
+
+class _Printer:
+    """Prints messages as they come and stops the command at the wanted number."""
+
+    def __init__(self, output: str, limit: int | None) -> None:
+        self._output = output
+        self._left = limit
+        self.scope: trio.CancelScope | None = None
+
+    def print(self, message: MessageExt) -> None:
+        if self._left is not None:
+            if self._left <= 0:
+                return
+            self._left -= 1
+        row = message_row(message)
+        if self._output == "json":
+            sys.stdout.write(msgspec.json.encode(row, enc_hook=str).decode() + "\n")
+        else:
+            tags = f"  [{row['tags']}]" if row["tags"] else ""
+            sys.stdout.write(
+                f"{row['store_time']}  queue {row['queue']} offset {row['offset']}{tags}"
+                f"  {row['body'][:BODY_SHOWN_CHARS]}\n"
+            )
+        sys.stdout.flush()
+        if self._left == 0 and self.scope is not None:
+            self.scope.cancel()
+
+
+def message_row(message: MessageExt) -> dict[str, Any]:
+    """Return what is shown of a message."""
+    body = bytes(message.body)
+    return {
+        "topic": message.topic,
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "phy_offset": message.phy_offset,
+        "message_id": message.message_id,
+        "offset_message_id": message.offset_message_id,
+        "tags": message.tags,
+        "keys": message.keys,
+        "born_time": _time(message.born_timestamp_ms),
+        "store_time": _time(message.store_timestamp_ms),
+        "born_host": "{}:{}".format(*message.born_host),
+        "store_host": "{}:{}".format(*message.store_host),
+        "reconsume_times": message.reconsume_times,
+        "properties": dict(message.properties),
+        "body_bytes": len(body),
+        "body": _text(body),
+    }
+
+
+def _time(timestamp_ms: int) -> str:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return "0x" + body.hex()
+
+
+def show_message(row: Mapping[str, Any], output: str) -> None:
+    """Print one message whole."""
+    if output == "json":
+        print_json(dict(row))
+        return
+    print_table("", ["what", "value"], [[name.replace("_", " "), row[name]] for name in row])
+
+
+@msg.command(name="by-offset")
+async def by_offset(
+    topic: str,
+    queue: int,
+    offset: int,
+    /,
+    *,
+    broker: Annotated[str | None, Parameter(help="Broker name, when there are several.")] = None,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Show the message at an offset of a queue."""
+    from client.pull_consumer import PullConsumer
+    from dledger.cli.sdk import open_client
+
+    async with (
+        open_client(addresses(namesrv)) as client,
+        PullConsumer(client, "dledger-cli") as consumer,
+    ):
+        queues = [
+            found
+            for found in await consumer.fetch_subscribe_queues(topic)
+            if found.queue_id == queue and broker in (None, found.broker_name)
+        ]
+        if len(queues) != 1:
+            names = ", ".join(sorted(found.broker_name for found in queues))
+            raise CliError(
+                f"{topic} queue {queue}: "
+                + (f"in several brokers, {names}" if queues else "there is no such queue"),
+                next_step="choose with --broker" if queues else f"see dledger topic route {topic}",
+            )
+        low = await consumer.min_offset(queues[0])
+        high = await consumer.max_offset(queues[0])
+        if not low <= offset < high:
+            raise CliError(
+                f"{topic} queue {queue} holds offsets {low} to {high - 1}, not {offset}"
+                if high > low
+                else f"{topic} queue {queue} is empty"
+            )
+        pulled = await consumer.pull(queues[0], offset, 1)
+        for message in pulled.messages:
+            if message.queue_offset == offset:
+                show_message(message_row(message), output)
+                return ExitCode.OK
+    raise CliError(f"{topic} queue {queue} gave no message at offset {offset}")
+
+
+@msg.command(name="by-id")
+async def by_id(offset_message_id: str, /, *, output: Output = "table") -> int:
+    """Show the message an offset message id names: the id holds broker address and position."""
+    from client.message import MessageExt
+    from commitlog.errors import MQError
+    from commitlog.message_id import decode_offset_message_id
+    from dledger.cli.ask_cluster import refused
+    from dledger.cli.probe import ask
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
+    try:
+        host, port, position = decode_offset_message_id(offset_message_id)
+    except (MQError, ValueError) as error:
+        raise CliError(f"{offset_message_id}: {error}", exit_code=ExitCode.USAGE) from None
+    answer = await ask(f"{host}:{port}", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(position)})
+    if answer.code != ResponseCode.SUCCESS:
+        raise refused(f"message at byte {position} of {host}:{port}", answer)
+    show_message(message_row(MessageExt(memoryview(answer.body), 0)), output)
+    return ExitCode.OK
