@@ -229,7 +229,7 @@ class TcpListener:
         """Return the next connection; waits while the process is out of descriptors."""
         while True:
             try:
-                tcp = SocketStream(await self._listener.accept())
+                tcp = await _wrapped(await self._listener.accept())
             except OSError as error:
                 if error.errno in _GONE_ERRORS:
                     continue
@@ -277,7 +277,7 @@ class TcpNetwork:
         """
         try:
             with trio.fail_after(timeout_s):
-                tcp = SocketStream(await trio.open_tcp_stream(host, port))
+                tcp = await _wrapped(await trio.open_tcp_stream(host, port))
                 if tls is None:
                     return tcp
                 stream = TlsStream(tcp, tls, server_hostname=host)
@@ -412,6 +412,14 @@ def client_tls(
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+async def _wrapped(stream: trio.SocketStream) -> SocketStream:
+    try:
+        return SocketStream(stream)
+    except OSError:  # the peer is gone already and has no address any more
+        await stream.aclose()
+        raise
 
 
 def _address(raw: object) -> tuple[str, int]:

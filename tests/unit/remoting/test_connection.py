@@ -29,6 +29,16 @@ def echo(_: Connection, asked: RemotingCommand) -> RemotingCommand:
     return response_to(asked, 0, None, dict(asked.ext), asked.body)
 
 
+def hold_in(held: list[RemotingCommand]) -> Any:
+    """A handler that answers nothing and keeps what it was asked."""
+
+    def hold(_: Connection, asked: RemotingCommand) -> Any:
+        held.append(asked)
+        return DEFERRED
+
+    return hold
+
+
 def table(handler: Any = echo, *, code: int = ECHO, limit: int = 100) -> ProcessorTable:
     processors = ProcessorTable()
     processors.register(code, handler, Limiter("test", limit))
@@ -78,12 +88,7 @@ async def test_both_sides_ask_over_one_connection(linked: Linked) -> None:
 
 async def test_answers_may_come_in_any_order(linked: Linked, nursery: trio.Nursery) -> None:
     open_requests: list[RemotingCommand] = []
-
-    def hold(_: Connection, asked: RemotingCommand) -> Any:
-        open_requests.append(asked)
-        return DEFERRED
-
-    near, far = linked(None, table(hold))
+    near, far = linked(None, table(hold_in(open_requests)))
     answers: dict[int, bytes] = {}
 
     async def call(number: int) -> None:
@@ -103,7 +108,7 @@ async def test_answers_may_come_in_any_order(linked: Linked, nursery: trio.Nurse
 
 async def test_second_reply_to_a_request_is_not_sent(wire: Any) -> None:
     held: list[RemotingCommand] = []
-    one = wire(table(lambda _, asked: held.append(asked) or DEFERRED))
+    one = wire(table(hold_in(held)))
     await one.far.send_all(asked_with(1))
     await trio.testing.wait_all_tasks_blocked()
     assert one.connection.reply(held[0], response_to(held[0])) is True
@@ -212,7 +217,9 @@ async def test_answer_too_large_for_a_frame_becomes_an_error(wire: Any) -> None:
 
 async def test_answers_of_one_chunk_leave_in_one_send(wire: Any) -> None:
     batches: list[int] = []
-    one = wire(table(), after_batch=lambda: batches.append(one.connection.unsent_bytes))
+    wires: list[Any] = []
+    one = wire(table(), after_batch=lambda: batches.append(wires[0].connection.unsent_bytes))
+    wires.append(one)
     await one.far.send_all(b"".join(asked_with(n, body=b"x" * n) for n in range(50)))
     answers = await heard(one.far, 50)
     assert [a.opaque for a in answers] == list(range(50))
@@ -228,7 +235,7 @@ async def test_deferred_answers_can_be_given_after_the_batch(wire: Any) -> None:
             one.connection.reply(asked, response_to(asked))
         held.clear()
 
-    one = wire(table(lambda _, asked: held.append(asked) or DEFERRED), after_batch=seal)
+    one = wire(table(hold_in(held)), after_batch=seal)
     await one.far.send_all(asked_with(1) + asked_with(2) + asked_with(3))
     assert [a.opaque for a in await heard(one.far, 3)] == [1, 2, 3]
     assert len(one.near.sends) == 1
@@ -239,7 +246,7 @@ async def test_deferred_answers_can_be_given_after_the_batch(wire: Any) -> None:
 
 async def test_full_limiter_refuses_with_busy_and_frees_when_answered(wire: Any) -> None:
     held: list[RemotingCommand] = []
-    one = wire(table(lambda _, asked: held.append(asked) or DEFERRED, limit=2))
+    one = wire(table(hold_in(held), limit=2))
     await one.far.send_all(asked_with(1) + asked_with(2) + asked_with(3))
     [refused] = await heard(one.far, 1)
     assert (refused.opaque, refused.code, refused.ext["outcome"]) == (3, 2, "not_stored")
@@ -311,7 +318,7 @@ async def test_peer_that_does_not_read_is_closed(
 async def test_late_answers_to_a_peer_that_does_not_read_are_bounded(wire: Any) -> None:
     held: list[RemotingCommand] = []
     one = wire(
-        table(lambda _, asked: held.append(asked) or DEFERRED),
+        table(hold_in(held)),
         limits=ConnectionLimits(max_write_buffer_bytes=10_000),
         lockstep=True,
     )
@@ -403,10 +410,11 @@ async def test_answers_reach_a_peer_that_has_stopped_sending(wire: Any) -> None:
 # ---------------------------------------------------------------------------------- response table
 
 
+@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.slow)])
 async def test_timed_out_calls_leave_nothing_behind(
-    wire: Any, autojump_clock: trio.testing.MockClock
+    wire: Any, autojump_clock: trio.testing.MockClock, rounds: int
 ) -> None:
-    """100,000 calls time out; the table is empty after it and late answers find nobody."""
+    """Up to 100,000 calls time out: the table is empty after it, late answers find nobody."""
     one = wire(limits=ConnectionLimits(write_buffer_bytes=1 << 30, max_pending_calls=100_000))
     timed_out = 0
 
@@ -417,13 +425,15 @@ async def test_timed_out_calls_leave_nothing_behind(
         except RequestTimedOutError:
             timed_out += 1
 
-    for _ in range(100):
+    for _ in range(rounds):
         async with trio.open_nursery() as calls:
             for _ in range(1000):
                 calls.start_soon(call)
         assert one.connection.pending_calls == 0
-    assert timed_out == 100_000
-    late = [encode_command(RemotingCommand(0, opaque, 1)) for opaque in range(0, 100_000, 997)]
+    assert timed_out == rounds * 1000
+    late = [
+        encode_command(RemotingCommand(0, opaque, 1)) for opaque in range(0, rounds * 1000, 997)
+    ]
     await one.far.send_all(b"".join(late))
     await trio.testing.wait_all_tasks_blocked()
     assert one.connection.pending_calls == 0
@@ -527,7 +537,7 @@ async def test_draining_answers_what_is_open_and_refuses_the_rest(
     wire: Any, nursery: trio.Nursery
 ) -> None:
     held: list[RemotingCommand] = []
-    one = wire(table(lambda _, asked: held.append(asked) or DEFERRED))
+    one = wire(table(hold_in(held)))
     await one.far.send_all(asked_with(1))
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(one.connection.drain)

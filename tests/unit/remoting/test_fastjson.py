@@ -109,7 +109,7 @@ def test_message_queue_keys_are_bare_objects_in_both_dialects(dialect: Dialect) 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_writer_covers_all_kinds(dialect: Dialect) -> None:
-    value = {"b": b"\x00\xff", "l": [1, True, None, 1.5, {}], "e": [], "s": 'q"\n<é>'}
+    value: Any = {"b": b"\x00\xff", "l": [1, True, None, 1.5, {}], "e": [], "s": 'q"\n<é>'}
     assert fastjson.dumps(value, dialect) == (
         '{"b":"AP8=","e":[],"l":[1,true,null,1.5,{}],"s":"q\\"\\n<é>"}'.encode()
     )

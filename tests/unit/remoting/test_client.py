@@ -1,0 +1,177 @@
+"""The pool of connections, and what a failed call says of the message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from commitlog.errors import LocalProtocolError
+from remoting.client import RemotingClient, open_client, split_address
+from remoting.connection import Connection
+from remoting.edge import TcpNetwork
+from remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
+from remoting.processor import DEFERRED, Limiter, ProcessorTable
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.server import RemotingServer
+
+ECHO, SILENT, HANG_UP, NOTE = 900, 901, 902, 903
+
+
+class Broker:
+    """A server with a handler for each way a call can go."""
+
+    def __init__(self, network: Any) -> None:
+        self.noted: list[bytes] = []
+        table = ProcessorTable()
+        limiter = Limiter("test", 1000)
+        table.register(ECHO, lambda _, a: response_to(a, 0, None, {}, a.body), limiter)
+        table.register(SILENT, lambda _, a: DEFERRED, limiter)
+        table.register(HANG_UP, self._hang_up, limiter)
+        table.register(NOTE, lambda _, a: self.noted.append(bytes(a.body)), limiter)
+        self.server = RemotingServer(network, table)
+
+    def _hang_up(self, connection: Connection, asked: RemotingCommand) -> None:
+        connection.close("hang up")
+
+
+@pytest.fixture
+async def broker(nursery: trio.Nursery, memory_network: Any) -> Broker:
+    made = Broker(memory_network)
+    await nursery.start(made.server.serve, "b", 1)
+    return made
+
+
+@pytest.fixture
+def client(nursery: trio.Nursery, memory_network: Any) -> RemotingClient:
+    return RemotingClient(nursery, memory_network)
+
+
+async def test_callers_share_one_connection_per_address(
+    client: RemotingClient, broker: Broker, memory_network: Any
+) -> None:
+    async with trio.open_nursery() as calls:
+        for _ in range(10):
+            calls.start_soon(client.invoke, "b:1", request(ECHO))
+    assert memory_network.attempts == 1
+    assert client.addresses == ("b:1",)
+
+
+async def test_broken_connection_is_made_again(
+    client: RemotingClient, broker: Broker, memory_network: Any
+) -> None:
+    with pytest.raises(ConnectionLostError) as raised:
+        await client.invoke("b:1", request(HANG_UP))
+    assert raised.value.outcome == "unknown"
+    assert raised.value.retriable
+    assert (await client.invoke("b:1", request(ECHO, {}, b"again"))).body == b"again"
+    assert memory_network.attempts == 2
+
+
+async def test_refused_connection_means_not_stored(client: RemotingClient) -> None:
+    with pytest.raises(ConnectFailedError, match="no connection to nobody:9") as raised:
+        await client.invoke("nobody:9", request(ECHO))
+    assert raised.value.outcome == "not_stored"
+    assert raised.value.refresh_route
+
+
+async def test_no_answer_in_time_means_unknown_and_keeps_the_connection(
+    client: RemotingClient, broker: Broker, autojump_clock: trio.testing.MockClock
+) -> None:
+    with pytest.raises(RequestTimedOutError) as raised:
+        await client.invoke("b:1", request(SILENT))
+    assert trio.current_time() == pytest.approx(3, abs=0.1)
+    assert raised.value.outcome == "unknown"
+    assert (await client.invoke("b:1", request(ECHO))).code == 0
+
+
+async def test_connecting_counts_against_the_time_of_the_call(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    class Tarpit:
+        async def connect(self, host: str, port: int, **_: Any) -> Any:
+            await trio.sleep_forever()
+
+    client = RemotingClient(nursery, Tarpit())  # type: ignore[arg-type]  # it only connects
+    with pytest.raises(ConnectFailedError, match="within 2 s") as raised:
+        await client.invoke("b:1", request(ECHO), 2)
+    assert trio.current_time() == pytest.approx(2, abs=0.1)
+    assert raised.value.outcome == "not_stored"
+
+
+async def test_oneway_is_delivered_and_not_waited_for(
+    client: RemotingClient, broker: Broker
+) -> None:
+    await client.invoke_oneway("b:1", request(NOTE, {}, b"psst"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert broker.noted == [b"psst"]
+
+
+async def test_server_asks_the_client_back(nursery: trio.Nursery, memory_network: Any) -> None:
+    table = ProcessorTable()
+    table.register(40, lambda _, a: response_to(a, 0, "rebalanced"), Limiter("callbacks", 10))
+    broker = Broker(memory_network)
+    await nursery.start(broker.server.serve, "b", 1)
+    client = RemotingClient(nursery, memory_network, table)
+    await client.invoke("b:1", request(ECHO))
+    [connection] = broker.server.connections
+    assert (await connection.invoke(request(40), 1)).remark == "rebalanced"
+
+
+async def test_disconnect_and_close_end_calls_as_lost(
+    client: RemotingClient, broker: Broker
+) -> None:
+    ends: list[str] = []
+
+    async def call() -> None:
+        try:
+            await client.invoke("b:1", request(SILENT), 60)
+        except ConnectionLostError as error:
+            ends.append(error.outcome)
+
+    ends_it: list[Callable[[], None]] = [lambda: client.disconnect("b:1"), client.close]
+    for end in ends_it:
+        async with trio.open_nursery() as calls:
+            calls.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked()
+            end()
+    assert ends == ["unknown", "unknown"]
+    with pytest.raises(ConnectFailedError, match="closed"):
+        await client.invoke("b:1", request(ECHO))
+
+
+async def test_leaving_the_block_closes_the_connections(
+    broker: Broker, memory_network: Any
+) -> None:
+    async with open_client(memory_network) as client:
+        await client.invoke("b:1", request(ECHO))
+        assert len(broker.server.connections) == 1
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(broker.server.connections) == 0
+
+
+async def test_over_real_sockets(nursery: trio.Nursery) -> None:
+    broker = Broker(TcpNetwork())
+    host, port = await nursery.start(broker.server.serve, "127.0.0.1", 0)
+    async with open_client(TcpNetwork()) as client:
+        body = bytes(range(256)) * 12_000
+        answer = await client.invoke(f"{host}:{port}", request(ECHO, {}, body))
+        assert answer.body == body
+        with pytest.raises(ConnectFailedError):
+            await client.invoke("127.0.0.1:1", request(ECHO))
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"), [("h:1", ("h", 1)), ("[::1]:9876", ("::1", 9876)), ("::1:2", ("::1", 2))]
+)
+def test_address_is_host_and_port(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "h", ":1", "h:", "h:x", "h:65536", "h:-1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(LocalProtocolError):
+        split_address(address)

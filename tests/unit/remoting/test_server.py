@@ -1,0 +1,179 @@
+"""Accepting, limits, draining."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from remoting.client import RemotingClient
+from remoting.connection import Connection, ConnectionLimits
+from remoting.edge import TcpNetwork
+from remoting.errors import ConnectionLostError, RemotingError
+from remoting.processor import DEFERRED, Limiter, ProcessorTable
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.frame import FrameDecoder, encode_command
+from remoting.server import RemotingServer, ServerLimits
+
+ECHO = 900
+
+
+def table(handler: Any) -> ProcessorTable:
+    processors = ProcessorTable()
+    processors.register(ECHO, handler, Limiter("test", 100))
+    return processors
+
+
+def echo(_: Connection, asked: RemotingCommand) -> RemotingCommand:
+    return response_to(asked, 0, None, {}, asked.body)
+
+
+async def test_many_clients_are_served_at_once(nursery: trio.Nursery, memory_network: Any) -> None:
+    server = RemotingServer(memory_network, table(echo))
+    await nursery.start(server.serve, "b", 1)
+    answers: list[bytes] = []
+
+    async def call(number: int) -> None:
+        client = RemotingClient(nursery, memory_network)
+        answer = await client.invoke("b:1", request(ECHO, {}, bytes([number])))
+        answers.append(bytes(answer.body))
+
+    async with trio.open_nursery() as calls:
+        for number in range(20):
+            calls.start_soon(call, number)
+    assert sorted(answers) == [bytes([number]) for number in range(20)]
+    assert len(server.connections) == 20
+
+
+async def test_connections_over_the_limit_are_closed_and_places_come_back(
+    nursery: trio.Nursery, memory_network: Any
+) -> None:
+    server = RemotingServer(memory_network, table(echo), limits=ServerLimits(max_connections=1))
+    await nursery.start(server.serve, "b", 1)
+    first, second = (RemotingClient(nursery, memory_network) for _ in range(2))
+    await first.invoke("b:1", request(ECHO))
+    with pytest.raises(ConnectionLostError):
+        await second.invoke("b:1", request(ECHO))
+    first.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (await second.invoke("b:1", request(ECHO))).code == 0
+
+
+async def test_connect_callback_sees_each_connection_before_its_requests(
+    nursery: trio.Nursery, memory_network: Any
+) -> None:
+    def who(connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        return response_to(asked, 0, connection.attributes["name"])
+
+    server = RemotingServer(memory_network, table(who))
+    server.on_connect.append(lambda c: c.attributes.update(name=f"c{len(server.connections)}"))
+    await nursery.start(server.serve, "b", 1)
+    client = RemotingClient(nursery, memory_network)
+    assert (await client.invoke("b:1", request(ECHO))).remark == "c1"
+
+
+async def test_drain_answers_open_requests_then_ends_serving(
+    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def slow(_: Connection, asked: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(2)
+        return response_to(asked, 0, "done")
+
+    server = RemotingServer(memory_network, table(slow))
+    ended = trio.Event()
+
+    async def serve(task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        await server.serve("b", 1, task_status=task_status)
+        ended.set()
+
+    await nursery.start(serve)
+    client = RemotingClient(nursery, memory_network)
+    remarks: list[str | None] = []
+
+    async def call() -> None:
+        remarks.append((await client.invoke("b:1", request(ECHO), 10)).remark)
+
+    async with trio.open_nursery() as calls:
+        calls.start_soon(call)
+        await trio.sleep(1)
+        calls.start_soon(server.drain, 10)
+    assert remarks == ["done"]
+    assert trio.current_time() == pytest.approx(2, abs=0.1)
+    await ended.wait()
+    with pytest.raises(RemotingError) as raised:
+        await client.invoke("b:1", request(ECHO))
+    assert raised.value.outcome == "not_stored"
+
+
+async def test_drain_does_not_wait_for_ever(
+    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = RemotingServer(memory_network, table(lambda _, asked: DEFERRED))
+    await nursery.start(server.serve, "b", 1)
+    client = RemotingClient(nursery, memory_network)
+
+    async def call() -> None:
+        with pytest.raises(ConnectionLostError) as raised:
+            await client.invoke("b:1", request(ECHO), 60)
+        assert raised.value.outcome == "unknown"
+
+    async with trio.open_nursery() as calls:
+        calls.start_soon(call)
+        await trio.sleep(1)
+        await server.drain(5)
+    assert trio.current_time() == pytest.approx(6, abs=0.1)
+    assert not server.connections
+
+
+async def test_after_batch_runs_once_per_received_chunk(
+    nursery: trio.Nursery, memory_network: Any
+) -> None:
+    batches: list[int] = []
+    held: list[tuple[Connection, RemotingCommand]] = []
+
+    def seal() -> None:
+        batches.append(len(held))
+        for connection, asked in held:
+            connection.reply(asked, response_to(asked))
+        held.clear()
+
+    def hold(connection: Connection, asked: RemotingCommand) -> Any:
+        held.append((connection, asked))
+        return DEFERRED
+
+    server = RemotingServer(memory_network, table(hold), after_batch=seal)
+    await nursery.start(server.serve, "b", 1)
+    stream = await memory_network.connect("b", 1, timeout_s=1)
+    await stream.send_all(b"".join(encode_command(request(ECHO)) for _ in range(10)))
+    decoder = FrameDecoder()
+    assert len(decoder.feed(await stream.receive_some(65536))) == 10
+    assert batches == [10]
+
+
+async def test_one_bad_peer_does_not_disturb_the_others(nursery: trio.Nursery) -> None:
+    limits = ServerLimits(connection=ConnectionLimits(max_frame_bytes=1000))
+    server = RemotingServer(TcpNetwork(), table(echo), limits=limits)
+    host, port = await nursery.start(server.serve, "127.0.0.1", 0)
+    good = RemotingClient(nursery, TcpNetwork())
+    await good.invoke(f"{host}:{port}", request(ECHO))
+    oversized = (2000).to_bytes(4, "big") + bytes(100)
+    for bad in (b"\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", oversized):
+        stream = await trio.open_tcp_stream(host, port)
+        await stream.send_all(bad)
+        with trio.fail_after(5):
+            assert await stream.receive_some(100) == b""
+        await stream.aclose()
+    vanishing = await trio.open_tcp_stream(host, port)
+    await vanishing.send_all(encode_command(request(ECHO))[:20])
+    await vanishing.aclose()
+    answer = await good.invoke(f"{host}:{port}", request(ECHO, {}, b"still here"))
+    assert answer.body == b"still here"
+
+
+async def test_address_in_use_is_an_os_error(nursery: trio.Nursery) -> None:
+    server = RemotingServer(TcpNetwork(), ProcessorTable())
+    host, port = await nursery.start(server.serve, "127.0.0.1", 0)
+    with pytest.raises(OSError, match="ddress already in use"):
+        await RemotingServer(TcpNetwork(), ProcessorTable()).serve(host, port)
