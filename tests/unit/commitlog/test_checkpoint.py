@@ -71,5 +71,5 @@ def test_layout_names_are_rocketmqs() -> None:
 
 def test_file_names_are_twenty_digits() -> None:
     assert parse_file_name(file_name(12345)) == 12345
-    for name in ("12345", "0000000000000000000x", "00000000000000000000.tmp", "٠" * 20):
+    for name in ("12345", "0000000000000000000x", "00000000000000000000.tmp", "\u0660" * 20):
         assert parse_file_name(name) is None

@@ -381,6 +381,34 @@ def test_a_later_ticket_covers_an_unfinished_earlier_one() -> None:
     assert open_log(disk.power_cut(lambda: False)).last_index == 18
 
 
+def test_a_later_ticket_covers_segments_that_only_the_earlier_one_had() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 18, 40)
+    assert log.end_position > SEGMENT
+    first = log.begin_flush()
+    fill(log, 1, 40)
+    second = log.begin_flush()
+    assert first is not None
+    assert second is not None
+    second.run()
+    assert log.complete_flush(second)
+    assert log.durable_index == 19
+    assert open_log(disk.power_cut(lambda: False)).last_index == 19
+
+
+def test_what_an_overtaken_ticket_had_taken_is_flushed_by_the_next() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 18, 40)
+    assert log.position_at(17) > SEGMENT
+    assert log.begin_flush() is not None
+    log.truncate_from(18)
+    log.flush()
+    assert log.durable_index == 17
+    assert open_log(disk.power_cut(lambda: False)).last_index == 17
+
+
 def test_a_flush_that_a_truncation_overtook_marks_nothing_durable() -> None:
     disk = CrashDisk()
     log = open_log(disk)

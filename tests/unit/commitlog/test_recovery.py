@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commitlog.entry import parse_header
+from commitlog.entry_index import UNIT_BYTES
 from commitlog.entry_log import EntryLog, Mark
 from commitlog.errors import CorruptStoreError
 from commitlog.recovery import DamagedLogError
@@ -183,7 +184,21 @@ def test_units_lost_in_a_power_cut_are_rebuilt_not_trusted() -> None:
     left = disk.power_cut(lambda: False)
     again = open_log(left, log.mark_at(30))
     assert content_of(again) == frames
-    assert content_of(open_log(left.power_cut(lambda: False), log.mark_at(30))) == frames
+    third = open_log(left.power_cut(lambda: False), log.mark_at(30))
+    assert content_of(third) == frames
+    assert not third.report.index_rebuilt
+
+
+@pytest.mark.parametrize("index", [1, 3, 20, 29, 30])
+def test_a_damaged_unit_among_the_newest_is_rebuilt(index: int) -> None:
+    disk, log, frames = killed_log(30)
+    mark = log.mark_at(30)
+    log.close()
+    at = (index % UNITS) * UNIT_BYTES + 3
+    disk.files[PATHS.entry_index_file(index - index % UNITS)].content[at] ^= 4
+    again = open_log(disk, mark)
+    assert again.report.index_rebuilt
+    assert content_of(again) == frames
 
 
 # -- torn tails ----------------------------------------------------------------------------
@@ -290,11 +305,15 @@ def test_the_error_names_file_offset_and_entry() -> None:
 def test_a_flipped_bit_in_the_marked_last_entry_is_damage() -> None:
     disk, log, frames = killed_log(12)
     start = log.position_at(12)
-    for at in range(start, start + len(frames[11]), 5):
-        left = disk.copy()
-        flip(left, at)
-        with pytest.raises(DamagedLogError):
-            open_log(left, log.mark_at(12))
+    for units_durable in (False, True):
+        if units_durable:
+            log.flush()
+            log.reserve_next()
+        for at in range(start, start + len(frames[11]), 5):
+            left = disk.copy()
+            flip(left, at)
+            with pytest.raises(DamagedLogError):
+                open_log(left, log.mark_at(12))
 
 
 def test_a_bit_flipped_after_a_clean_close_is_damage_even_in_the_last_entry() -> None:
