@@ -3,7 +3,7 @@
 The checkpoint says up to which store time log, queues and key index are on disk; the abort file is
 there while a broker runs, so that finding it at start tells of an unclean stop.
 
-Spec: docs/formats.md, section 7.
+Spec: docs/formats.md, section 8.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Unit, 32 bytes, big-endian::
 stands at the wrong place, is told from a good one. Everything here can be rebuilt from the
 segments. Files are named by the Raft index of their first unit; unit 0 is unused.
 
-Spec: docs/formats.md, section 5.
+Spec: docs/formats.md, section 6.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ gibibyte of zeros to know that nothing follows; and up to which entry the entry 
 The *truncation* names a cut before it begins, so that a crash in the middle of it is finished
 and not taken for damage.
 
-Spec: docs/formats.md, section 6.
+Spec: docs/formats.md, section 7.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a folder's log was written: sizes that cannot change while files of the old size are there.
 
-Spec: docs/formats.md, section 8.
+Spec: docs/formats.md, section 9.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A mark names one entry together with its chain, so "the entry there is that one, and so is every
 entry before it" is one comparison. The anchor is the mark just below the first kept entry.
 
-Spec: docs/formats.md, sections 6 and 8.
+Spec: docs/formats.md, sections 7 and 9.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ counts only when magic, checksums, index, term, position and chain all fit. Wher
 A missing blank is no damage: the chain of the first entry in the next segment proves that
 nothing stood between.
 
-Spec: docs/formats.md, section 9.
+Spec: docs/formats.md, section 10.
 """
 
 from __future__ import annotations

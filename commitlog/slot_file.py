@@ -8,7 +8,7 @@ its own large sectors cannot touch both. Slot layout, big-endian::
 
 `crc` covers length, sequence and payload.
 
-Spec: docs/formats.md, section 6.
+Spec: docs/formats.md, section 7.
 """
 
 from __future__ import annotations
