@@ -35,6 +35,10 @@ INLINE_LIMIT_S: Final = 0.001
 # Weight of the newest duration in the moving average: a slow disk is noticed after a few runs,
 # one hiccup is not a trend.
 DURATION_WEIGHT: Final = 0.2
+# Work that looks slower than this in a thread is never tried inline: a trial stops everything else.
+TRIAL_LIMIT_S: Final = 0.02
+# So that trials of work that stays slow cost the event loop about 3 % of its flushes.
+RUNS_BETWEEN_TRIALS: Final = 32
 # One thread per kind: what one kind does (flushing one disk) gains nothing from two at a time.
 THREADS_PER_KIND: Final = 1
 
@@ -300,8 +304,25 @@ class _Measured:
     """What is known about one kind of work."""
 
     limiter: trio.CapacityLimiter
-    average_s: float = 0.0
-    runs: int = 0
+    # Moving averages; None before the first run of that way.
+    inline_s: float | None = None
+    threaded_s: float | None = None
+    runs_since_inline: int = 0
+
+    def note_inline(self, took_s: float, inline_limit_s: float) -> None:
+        self.runs_since_inline = 0
+        tried = self.inline_s is None or self.inline_s >= inline_limit_s
+        self.inline_s = took_s if tried else _moved(self.inline_s, took_s)
+
+    def note_threaded(self, took_s: float, inline_limit_s: float) -> None:
+        self.runs_since_inline += 1
+        self.threaded_s = _moved(self.threaded_s, took_s)
+        if took_s < inline_limit_s:  # waiting for the interpreter included: it is cheap for sure
+            self.inline_s = took_s
+
+
+def _moved(average_s: float | None, took_s: float) -> float:
+    return took_s if average_s is None else average_s + DURATION_WEIGHT * (took_s - average_s)
 
 
 class AdaptiveExecutor:
@@ -309,8 +330,10 @@ class AdaptiveExecutor:
 
     A flush that takes 0.1 ms is cheaper inline than through a thread; one that takes 5 ms would
     stop every other connection. The decision is made per kind from a moving average of measured
-    durations, and both ways are measured, so a disk that becomes slow or fast again is noticed.
-    The first run of a kind goes to a thread: nothing is known yet.
+    durations. In a thread a duration contains the wait for the interpreter, which under load is
+    much longer than the work: so from time to time work that does not look very slow is tried
+    inline, and a disk that has become fast is noticed. The first run of a kind goes to a thread:
+    nothing is known yet.
     """
 
     def __init__(self, *, inline_limit_s: float = INLINE_LIMIT_S) -> None:
@@ -320,40 +343,46 @@ class AdaptiveExecutor:
     def average_s(self, kind: str) -> float | None:
         """Return the moving average of *kind* in seconds; None before its first run."""
         measured = self._kinds.get(kind)
-        return measured.average_s if measured is not None and measured.runs else None
+        if measured is None:
+            return None
+        return measured.threaded_s if measured.inline_s is None else measured.inline_s
 
     def runs_inline(self, kind: str) -> bool:
         """Tell where the next work of *kind* would run."""
-        average_s = self.average_s(kind)
-        return average_s is not None and average_s < self._inline_limit_s
+        measured = self._kinds.get(kind)
+        if measured is None or measured.threaded_s is None:
+            return False
+        if measured.inline_s is not None and measured.inline_s < self._inline_limit_s:
+            return True
+        return measured.threaded_s < TRIAL_LIMIT_S and (
+            measured.inline_s is None or measured.runs_since_inline >= RUNS_BETWEEN_TRIALS
+        )
 
     async def run(self, work: Callable[[], T], *, kind: str) -> T:
         """Run *work* to its end and return its result; errors pass through."""
         measured = self._kinds.get(kind)
         if measured is None:
             measured = self._kinds[kind] = _Measured(trio.CapacityLimiter(THREADS_PER_KIND))
+        known = measured
+
+        # Inline work must not overtake, nor run beside, work of its kind that is in a thread.
+        if self.runs_inline(kind):
+            await trio.lowlevel.checkpoint()
+            if not known.limiter.borrowed_tokens:
+                started = time.perf_counter()
+                try:
+                    return work()
+                finally:
+                    known.note_inline(time.perf_counter() - started, self._inline_limit_s)
 
         def timed() -> T:
             started = time.perf_counter()
             try:
                 return work()
             finally:
-                self._note(measured, time.perf_counter() - started)
+                known.note_threaded(time.perf_counter() - started, self._inline_limit_s)
 
-        # Inline work must not overtake, nor run beside, work of its kind that is in a thread.
-        if measured.average_s < self._inline_limit_s and measured.runs:
-            await trio.lowlevel.checkpoint()
-            if not measured.limiter.borrowed_tokens:
-                return timed()
-        return await trio.to_thread.run_sync(timed, limiter=measured.limiter)
-
-    @staticmethod
-    def _note(measured: _Measured, took_s: float) -> None:
-        if measured.runs:
-            measured.average_s += DURATION_WEIGHT * (took_s - measured.average_s)
-        else:
-            measured.average_s = took_s
-        measured.runs += 1
+        return await trio.to_thread.run_sync(timed, limiter=known.limiter)
 
 
 def server_tls(

@@ -85,6 +85,48 @@ async def test_work_that_becomes_cheap_again_comes_back_inline() -> None:
     assert where[-1] == threading.get_ident()
 
 
+async def test_slow_work_is_tried_inline_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread, under load, all work looks slow; only a trial inline shows that it is not."""
+    now = 0.0
+    monkeypatch.setattr("remoting.edge.time.perf_counter", lambda: now)
+    executor = AdaptiveExecutor(inline_limit_s=0.001)
+    here = threading.get_ident()
+    where: list[str] = []
+
+    def work() -> None:
+        nonlocal now
+        inline = threading.get_ident() == here
+        where.append("i" if inline else "t")
+        now += inline_s if inline else 0.005
+
+    inline_s = 0.004
+    for _ in range(60):
+        await executor.run(work, kind="flush")
+    assert "".join(where) == "ti" + "t" * 32 + "i" + "t" * 25
+    where.clear()
+    inline_s = 0.0001
+    for _ in range(80):
+        await executor.run(work, kind="flush")
+    assert "".join(where).endswith("i" * 10)
+
+
+async def test_very_slow_work_is_never_tried_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("remoting.edge.time.perf_counter", lambda: now)
+    executor = AdaptiveExecutor()
+    inline: list[bool] = []
+    here = threading.get_ident()
+
+    def work() -> None:
+        nonlocal now
+        inline.append(threading.get_ident() == here)
+        now += 0.1
+
+    for _ in range(100):
+        await executor.run(work, kind="reserve")
+    assert not any(inline)
+
+
 async def test_kinds_are_measured_apart_and_errors_pass_through() -> None:
     executor = AdaptiveExecutor(inline_limit_s=0.02)
 
