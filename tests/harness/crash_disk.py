@@ -206,6 +206,9 @@ class CrashDisk:
     def free_bytes(self, path: str) -> int:
         return 1 << 40
 
+    def total_bytes(self, path: str) -> int:
+        return 1 << 41
+
     def lock(self, path: str) -> Lock:
         if path in self.files:
             raise StoreLockedError(path)
