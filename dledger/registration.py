@@ -154,25 +154,26 @@ class Registration:
             await wait_for(name_server.wake, self._clock, pause_s)
 
     async def _register(self, name_server: _NameServer) -> bool:
+        """Tell one NameServer; True when it has confirmed."""
         settings = self._settings
         broker_id = self.broker_id
         command = self.register_request(broker_id)
         role_is_news = name_server.told_id is not None and name_server.told_id != broker_id
         try:
             if role_is_news:
+                # One-way, so that nothing waits for a slow NameServer; confirmed a little later.
                 await self._client.invoke_oneway(name_server.address, command, settings.timeout_s)
-            else:
-                response = await self._client.invoke(
-                    name_server.address, command, settings.timeout_s
+                name_server.told_id = broker_id
+                return False
+            response = await self._client.invoke(name_server.address, command, settings.timeout_s)
+            if response.code != ResponseCode.SUCCESS:
+                logger.warning(
+                    "registration_refused",
+                    name_server=name_server.address,
+                    code=response.code,
+                    remark=response.remark,
                 )
-                if response.code != ResponseCode.SUCCESS:
-                    logger.warning(
-                        "registration_refused",
-                        name_server=name_server.address,
-                        code=response.code,
-                        remark=response.remark,
-                    )
-                    return False
+                return False
         except (RemotingError, LocalProtocolError) as error:
             if name_server.reachable:
                 logger.warning(

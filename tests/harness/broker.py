@@ -1,0 +1,101 @@
+"""The processors of a broker over the fake group, called as a connection calls them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from dledger.processors.broker_processors import BrokerProcessors
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.get_message import ReadLimits
+from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.topic_config import TopicConfig
+from remoting.processor import DEFERRED
+from remoting.protocol.command import RemotingCommand, request
+from tests.harness.fake_group import (
+    BROKER,
+    CLUSTER,
+    LEADER,
+    STORE_HOST,
+    FakeConnection,
+    FakeGroup,
+    InlineExecutor,
+    ManualClock,
+    VirtualClock,
+)
+
+LEVELS_MS = tuple(
+    seconds * 1000 for seconds in [1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200]
+)
+
+
+class Broker:
+    """Calls handlers the way a connection does, without the connection."""
+
+    def __init__(
+        self, group: FakeGroup, clock: ManualClock | VirtualClock, **settings: Any
+    ) -> None:
+        self.group = group
+        self.clock = clock
+        self.executor = InlineExecutor()
+        created = {
+            name: settings.pop(name)
+            for name in ("auto_create_topic_enable", "auto_create_subscription_group")
+            if name in settings
+        }
+        self.settings = BrokerSettings(
+            cluster_name=CLUSTER,
+            broker_name=BROKER,
+            address=LEADER,
+            store_host=STORE_HOST,
+            delay_levels_ms=LEVELS_MS,
+            **{
+                "max_message_bytes": 4096,
+                "bulk_pull_limits": ReadLimits(1000, 100_000),
+                "max_held_pulls": 10,
+                **settings,
+            },
+        )
+        self.processors = BrokerProcessors.build(
+            group,
+            self.settings,
+            clock=clock,
+            rng=random.Random(1),
+            executor=self.executor,
+            pid=7,
+            **created,
+        )
+        self.connection = FakeConnection()
+
+    def handle(self, command: RemotingCommand, connection: FakeConnection | None = None) -> Any:
+        """Return what the handler returned: an answer, DEFERRED, None or an awaitable."""
+        handler, _ = self.processors.handlers[command.code]  # type: ignore[index]
+        return handler(connection or self.connection, command)  # type: ignore[arg-type]
+
+    def call(
+        self,
+        code: int,
+        ext: dict[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        connection: FakeConnection | None = None,
+        version: int = 407,
+    ) -> RemotingCommand:
+        """Return the answer, after the group has settled when it comes late."""
+        connection = connection or self.connection
+        command = request(code, dict(ext or {}), body)
+        command.version = version
+        handled = self.handle(command, connection)
+        if handled is DEFERRED:
+            before = len(connection.replies)
+            self.group.settle()
+            assert len(connection.replies) == before + 1, "not answered"
+            return connection.replies[-1][1]
+        assert isinstance(handled, RemotingCommand), handled
+        return handled
+
+    def make_topic(self, topic: str = "T", queues: int = 4, perm: int = 6) -> None:
+        """Create a topic past the processors."""
+        config = TopicConfig(topic, queues, queues, perm)
+        self.group.propose(state_batch(TopicsChange(put=(config,))), lambda _: None)
+        self.group.settle()

@@ -1,0 +1,323 @@
+"""A broker group of one node without consensus: real log, real queues, real apply, on command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from commitlog.consume_queue import ConsumeQueueStore
+from commitlog.derive import DEFAULT_DELAY_MS, derive
+from commitlog.disk import OsDisk
+from commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, parse_header, seal_entry
+from commitlog.entry_log import EntryLog
+from commitlog.errors import MQError
+from commitlog.message_id import UniqKeyFactory
+from commitlog.record import encode_record, pack_host
+from commitlog.store_paths import StorePaths
+from dledger.errors import NotLeaderError, UnknownOutcomeError
+from dledger.group_api import AppliedListener, OnDone, Proposed
+from dledger.state.apply import Applied, apply_entry
+from dledger.state.names import builtin_groups, builtin_topics
+from dledger.state.queue_offsets import PendingQueueOffsets
+from dledger.state.tables import StateTables
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.frame import FrameDecoder, encode_command
+
+SEGMENT_BYTES = 4 << 20
+STORE_HOST = pack_host("127.0.0.1", 10911)
+LEADER = "127.0.0.1:10911"
+EPOCH_MS = 1_700_000_000_000
+CLUSTER, BROKER = "DefaultCluster", "broker-a"
+
+
+@dataclass
+class ManualClock:
+    """Time that passes only when told."""
+
+    now_s: float = 0.0
+    skew_ms: int = 0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self.skew_ms + int(self.now_s * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.lowlevel.checkpoint()
+        self.now_s += seconds
+
+
+@dataclass
+class VirtualClock:
+    """Trio's (virtual) time, with a wall clock that may stand anywhere."""
+
+    skew_ms: int = 0
+
+    def monotonic(self) -> float:
+        return trio.current_time()
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self.skew_ms + int(trio.current_time() * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+
+@dataclass
+class Term:
+    """A leadership."""
+
+    term: int
+
+
+@dataclass
+class _Waiting:
+    batch: RecordBatch
+    on_done: OnDone
+
+
+@dataclass
+class _Appended:
+    index: int
+    proposals: list[tuple[OnDone, Proposed]] = field(default_factory=list)
+
+
+def empty_tables() -> StateTables:
+    """Return the tables of a group that has applied nothing."""
+    return StateTables(
+        builtin_topics=builtin_topics(CLUSTER, BROKER), builtin_groups=builtin_groups()
+    )
+
+
+class FakeGroup:
+    """Implements `dledger.group_api.BrokerGroup`.
+
+    Proposals wait until `settle` appends and applies them, all in one entry. A test may append
+    without applying, or end the leadership in between.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        clock: ManualClock | VirtualClock,
+        *,
+        delay_ms: Mapping[int, int] = DEFAULT_DELAY_MS,
+    ) -> None:
+        disk = OsDisk()
+        paths = StorePaths(str(root))
+        self.log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES)
+        self.queues = ConsumeQueueStore(disk, paths.consumequeue, units_per_file=4096)
+        self.state = empty_tables()
+        self.clock = clock
+        self.delay_ms = delay_ms
+        self.leadership: Term | None = Term(1)
+        self.leader_address: str | None = LEADER
+        self.term = 1
+        self.on_applied: list[AppliedListener] = []
+        self.refuse: MQError | None = None
+        self.commit_latency_s = 0.001
+        self.applied: list[Applied] = []
+        self._offsets = PendingQueueOffsets(self.state)
+        self._waiting: list[_Waiting] = []
+        self._appended: list[_Appended] = []
+
+    def status(self) -> Mapping[str, Any]:
+        return {"role": "leader" if self.leadership else "follower", "term": self.term}
+
+    @property
+    def waiting(self) -> int:
+        """How many proposals nobody has appended yet."""
+        return len(self._waiting)
+
+    def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
+        if self.leadership is None:
+            raise NotLeaderError(self.leader_address, self.term)
+        if self.refuse is not None:
+            raise self.refuse
+        self._waiting.append(_Waiting(batch, on_done))
+
+    async def submit(self, batch: RecordBatch) -> Proposed:
+        results: list[Proposed] = []
+        done = trio.Event()
+
+        def on_done(proposed: Proposed) -> None:
+            results.append(proposed)
+            done.set()
+
+        self.propose(batch, on_done)
+        await trio.sleep(self.commit_latency_s)
+        self.settle()
+        await done.wait()
+        if results[0].outcome == "unknown":
+            raise UnknownOutcomeError("unknown")
+        if results[0].outcome == "not_stored":
+            raise NotLeaderError(self.leader_address, self.term)
+        return results[0]
+
+    def settle(self) -> None:
+        """Append everything that waits as one entry, apply it, answer."""
+        self.append()
+        self.apply()
+
+    def append(self) -> None:
+        """Append everything that waits as one entry."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        batches = [item.batch for item in waiting]
+        runs = [run for batch in batches for run in batch.runs]
+        offsets = self._offsets.assign(runs)
+        sizes = [int(size) for batch in batches for size in batch.sizes]
+        frame_bytes = ENTRY_HEADER_BYTES + 4 * len(sizes) + sum(sizes)
+        position = self.log.place(frame_bytes)
+        store_time_ms = max(self.log.last_store_time_ms, self.clock.wall_ms())
+        frame = seal_entry(
+            batches,
+            offsets,
+            index=self.log.last_index + 1,
+            term=self.term,
+            position=position,
+            prev_chain=self.log.last_chain,
+            store_time_ms=store_time_ms,
+            store_host=STORE_HOST,
+        )
+        header = self.log.append(frame)
+        entry = _Appended(header.index)
+        at = header.position + header.body_start
+        run_number = 0
+        for item in waiting:
+            count = len(item.batch.runs)
+            proposed = Proposed(
+                "stored",
+                tuple(offsets[run_number : run_number + count]),
+                at,
+                store_time_ms,
+                header.index,
+                self.term,
+            )
+            entry.proposals.append((item.on_done, proposed))
+            run_number += count
+            at += int(item.batch.sizes.sum())
+        self._appended.append(entry)
+
+    def apply(self) -> None:
+        """Apply every appended entry and answer its proposers."""
+        for index in range(self.state.applied_index + 1, self.log.last_index + 1):
+            frame = self.log.frame(index)
+            header = parse_header(frame)
+            applied = apply_entry(
+                self.state, frame, header, derive(frame, header, delay_ms=self.delay_ms)
+            )
+            for item in applied.units:
+                self.queues.queue(item.topic, item.queue_id).put(item.first, item.units)
+            for topic in applied.deleted_topics:
+                self.queues.delete_topic(topic)
+            self._offsets.forget_topics(applied.deleted_topics)
+            self.applied.append(applied)
+            while self._appended and self._appended[0].index <= index:
+                for on_done, proposed in self._appended.pop(0).proposals:
+                    on_done(proposed)
+            for listener in list(self.on_applied):
+                listener(applied.touched)
+
+    def step_down(self, leader: str | None = None) -> None:
+        """End the leadership: what waits is not stored, what is appended is unknown."""
+        self.leadership = None
+        self.leader_address = leader
+        waiting, self._waiting = self._waiting, []
+        for item in waiting:
+            item.on_done(Proposed("not_stored"))
+        appended, self._appended = self._appended, []
+        for entry in appended:
+            for on_done, _ in entry.proposals:
+                on_done(Proposed("unknown"))
+
+    def lead(self) -> None:
+        """Win a new term; what was appended turns out to be committed."""
+        self.apply()
+        self.term += 1
+        self.leadership = Term(self.term)
+        self.leader_address = LEADER
+        self._offsets = PendingQueueOffsets(self.state)
+
+    def put(self, topic: str, queue_id: int, *bodies: bytes, properties: bytes = b"") -> None:
+        """Store messages at once, whatever processors would say."""
+        records = [
+            encode_record(topic=topic, queue_id=queue_id, body=body, properties=properties)
+            for body in bodies
+        ]
+        self.propose(batch_of(records, Run(topic, queue_id, len(records))), lambda _: None)
+        self.settle()
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.queues.close()
+        self.log.close()
+
+
+def batch_of(records: list[bytes], *runs: Run) -> RecordBatch:
+    """Return encoded records as a batch."""
+    return RecordBatch(
+        b"".join(records), np.array([len(record) for record in records], np.uint32), runs
+    )
+
+
+@dataclass(eq=False)
+class FakeConnection:
+    """Stands for a client's connection; keeps what was answered and asked."""
+
+    peer_address: tuple[str, int] = ("10.1.2.3", 4567)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    on_close: list[Callable[[Any], None]] = field(default_factory=list)
+    replies: list[tuple[RemotingCommand, RemotingCommand]] = field(default_factory=list)
+    asked: list[RemotingCommand] = field(default_factory=list)
+    closed: str = ""
+
+    def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
+        self.replies.append((asked, response))
+        return True
+
+    def invoke_oneway(self, command: RemotingCommand) -> None:
+        self.asked.append(command)
+
+    def close(self, reason: str = "closed") -> None:
+        self.closed = reason
+        callbacks, self.on_close = self.on_close, []
+        for callback in callbacks:
+            callback(self)
+
+    @property
+    def reply_(self) -> RemotingCommand:
+        """The only answer so far."""
+        ((_, response),) = self.replies
+        return response
+
+
+class InlineExecutor:
+    """Runs blocking work where it stands, and says what it ran."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    async def run(self, work: Callable[[], Any], *, kind: str) -> Any:
+        self.kinds.append(kind)
+        await trio.lowlevel.checkpoint()
+        return work()
+
+
+def over_the_wire(command: RemotingCommand) -> RemotingCommand:
+    """Return *command* as the other side reads it."""
+    command.flag &= ~1
+    (received,) = FrameDecoder().feed(encode_command(command))
+    return received
+
+
+def uniq_keys() -> UniqKeyFactory:
+    """Return a factory whose keys a test can name."""
+    return UniqKeyFactory(b"\x7f\0\0\x01", 7, 9)

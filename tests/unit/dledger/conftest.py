@@ -1,0 +1,22 @@
+"""Fixtures: a group of one node without consensus, on a temporary folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.fake_group import FakeGroup, ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def group(tmp_path: Path, clock: ManualClock) -> Iterator[FakeGroup]:
+    fake = FakeGroup(tmp_path, clock)
+    yield fake
+    fake.close()

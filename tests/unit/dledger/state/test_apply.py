@@ -1,0 +1,187 @@
+"""One entry brings the tables forward; what contradicts them stops the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from commitlog.derive import derive
+from commitlog.entry import Run, parse_header, seal_entry, seal_no_op
+from commitlog.errors import InvariantBroken
+from commitlog.record import encode_record
+from dledger.state.apply import apply_entry
+from dledger.state.names import STATE_TOPIC, TOPICS_QUEUE
+from dledger.state.state_record import (
+    ConsumerOffsetsChange,
+    DelayProgressChange,
+    SubscriptionGroupsChange,
+    TopicsChange,
+    state_batch,
+)
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.topic_config import TopicConfig
+from tests.harness.fake_group import STORE_HOST, FakeGroup, batch_of, empty_tables
+
+
+def entry(batches, offsets, *, index=1, position=0, prev_chain=0, store_time_ms=1000):
+    frame = seal_entry(
+        batches,
+        offsets,
+        index=index,
+        term=1,
+        position=position,
+        prev_chain=prev_chain,
+        store_time_ms=store_time_ms,
+        store_host=STORE_HOST,
+    )
+    header = parse_header(frame)
+    return frame, header, derive(frame, header)
+
+
+def messages(topic: str, queue_id: int, count: int):
+    records = [
+        encode_record(topic=topic, queue_id=queue_id, body=b"x%d" % i, properties=b"")
+        for i in range(count)
+    ]
+    return batch_of(records, Run(topic, queue_id, count))
+
+
+def test_messages_move_their_queues_and_give_units() -> None:
+    tables = empty_tables()
+    frame, header, derived = entry([messages("T", 1, 3), messages("U", 0, 2)], [0, 0])
+    applied = apply_entry(tables, frame, header, derived)
+    assert applied.touched == [("T", 1, 3), ("U", 0, 2)]
+    assert [(item.topic, item.first, len(item.units)) for item in applied.units] == [
+        ("T", 0, 3),
+        ("U", 0, 2),
+    ]
+    positions = applied.units[0].units["phy_offset"].tolist()
+    assert positions == derived.phy_offset[:3].tolist()
+    assert tables.max_offset("T", 1) == 3
+    assert (tables.applied_index, tables.applied_chain) == (1, header.chain)
+    assert tables.applied_end_position == header.size
+    assert tables.last_store_time_ms == 1000
+
+
+def test_a_no_op_moves_the_applied_index_alone() -> None:
+    tables = empty_tables()
+    frame = seal_no_op(1, 0, 0, 0, 0)
+    header = parse_header(frame)
+    applied = apply_entry(tables, frame, header, derive(frame, header))
+    assert applied.touched == []
+    assert (tables.applied_index, tables.applied_end_position) == (1, len(frame))
+
+
+@pytest.mark.parametrize("offset", [1, 5])
+def test_a_queue_offset_that_is_not_the_next_stops_the_node(offset: int) -> None:
+    tables = empty_tables()
+    with pytest.raises(InvariantBroken, match="do not follow 0"):
+        apply_entry(tables, *entry([messages("T", 0, 2)], [offset]))
+
+
+def test_a_hole_inside_an_entry_stops_the_node() -> None:
+    tables = empty_tables()
+    one, two = messages("T", 0, 1), messages("T", 0, 1)
+    with pytest.raises(InvariantBroken, match="do not follow 0"):
+        apply_entry(tables, *entry([one, two], [0, 2]))
+
+
+def test_an_entry_out_of_turn_stops_the_node() -> None:
+    tables = empty_tables()
+    with pytest.raises(InvariantBroken, match="on top of entry 0"):
+        apply_entry(tables, *entry([messages("T", 0, 1)], [0], index=2))
+
+
+def test_a_store_time_that_goes_back_stops_the_node() -> None:
+    tables = empty_tables()
+    tables.last_store_time_ms = 1001
+    with pytest.raises(InvariantBroken, match="goes back"):
+        apply_entry(tables, *entry([messages("T", 0, 1)], [0]))
+
+
+def test_a_topic_and_its_first_message_come_in_one_entry(group: FakeGroup) -> None:
+    config = TopicConfig("T", 4, 4)
+    group.propose(state_batch(TopicsChange(put=(config,))), lambda _: None)
+    group.propose(messages("T", 3, 1), lambda _: None)
+    group.settle()
+    (applied,) = group.applied
+    assert applied.topics_changed
+    assert group.state.topic_config("T") == config
+    assert group.state.topics_counter == 1
+    assert group.state.topics_changed_ms == group.clock.wall_ms()
+    assert group.state.max_offset("T", 3) == 1
+    assert group.state.max_offset(STATE_TOPIC, TOPICS_QUEUE) == 1
+
+
+def test_a_deleted_topic_leaves_nothing_and_begins_at_zero_again(group: FakeGroup) -> None:
+    group.propose(
+        state_batch(
+            TopicsChange(put=(TopicConfig("T", 1, 1),)),
+            ConsumerOffsetsChange((("g", "T", 0, 2), ("g", "U", 0, 7))),
+        ),
+        lambda _: None,
+    )
+    group.put("T", 0, b"a", b"b")
+    group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    group.settle()
+    state = group.state
+    assert group.applied[-1].deleted_topics == ("T",)
+    assert state.topic_config("T") is None
+    assert state.consumer_offset("g", "T", 0) is None
+    assert state.consumer_offset("g", "U", 0) == 7
+    assert ("T", 0) not in state.queues
+    group.put("T", 0, b"new")
+    assert state.max_offset("T", 0) == 1
+    position = int(group.queues.queue("T", 0).read(0, 1)["phy_offset"][0])
+    assert b"new" in bytes(group.log.record_at(position))
+
+
+def test_groups_and_offsets_are_kept(group: FakeGroup) -> None:
+    config = SubscriptionGroupConfig("g", retry_max_times=3)
+    group.propose(
+        state_batch(
+            SubscriptionGroupsChange(put=(config,)),
+            ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 6))),
+        ),
+        lambda _: None,
+    )
+    group.settle()
+    assert group.state.subscription_group("g") == config
+    assert group.state.consumer_offsets == {("g", "T"): {0: 5, 1: 6}}
+    group.propose(
+        state_batch(
+            SubscriptionGroupsChange(delete=("g",)), ConsumerOffsetsChange((("g", "T", 0, 2),))
+        ),
+        lambda _: None,
+    )
+    group.settle()
+    assert group.state.subscription_group("g") is None
+    assert group.state.consumer_offset("g", "T", 0) == 2
+
+
+def test_built_in_topics_exist_without_entries_and_can_be_overlaid(group: FakeGroup) -> None:
+    state = group.state
+    schedule = state.topic_config("SCHEDULE_TOPIC_XXXX")
+    assert schedule is not None
+    assert schedule.read_queue_nums == 18
+    assert state.topic_config("TBW102").inherited  # type: ignore[union-attr]
+    assert state.subscription_group("TOOLS_CONSUMER") is not None
+    changed = TopicConfig("BenchmarkTest", 2, 2)
+    group.propose(state_batch(TopicsChange(put=(changed,))), lambda _: None)
+    group.settle()
+    assert state.topic_config("BenchmarkTest") == changed
+    names = [config.topic for config in state.all_topics()]
+    assert len(names) == len(set(names))
+
+
+def test_delay_progress_moves_from_where_it_stands(group: FakeGroup) -> None:
+    group.propose(state_batch(DelayProgressChange(2, 0, 4)), lambda _: None)
+    group.settle()
+    assert group.state.delay_progress == {2: 4}
+    group.propose(state_batch(DelayProgressChange(2, 3, 5)), lambda _: None)
+    with pytest.raises(InvariantBroken, match="stands at 4"):
+        group.settle()
+
+
+def test_a_state_record_nobody_can_read_stops_the_node(group: FakeGroup) -> None:
+    with pytest.raises(InvariantBroken, match="unreadable state record"):
+        group.put(STATE_TOPIC, TOPICS_QUEUE, b"\xa1\x61v\x01")

@@ -1,0 +1,60 @@
+"""A snapshot is the tables; anything else is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from commitlog.errors import CorruptStoreError
+from dledger.state.names import builtin_groups, builtin_topics
+from dledger.state.snapshot import load, snapshot
+from dledger.state.state_record import (
+    ConsumerOffsetsChange,
+    DelayProgressChange,
+    SubscriptionGroupsChange,
+    TopicsChange,
+    state_batch,
+)
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.topic_config import TopicConfig
+from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
+
+BUILTIN = {
+    "builtin_topics": builtin_topics(CLUSTER, BROKER),
+    "builtin_groups": builtin_groups(),
+}
+
+
+@pytest.fixture
+def filled(group: FakeGroup) -> FakeGroup:
+    group.propose(
+        state_batch(
+            TopicsChange(put=(TopicConfig("T", 2, 2, attributes={"a": "b"}),)),
+            SubscriptionGroupsChange(put=(SubscriptionGroupConfig("g"),)),
+            ConsumerOffsetsChange((("g", "T", 1, 9),)),
+            DelayProgressChange(4, 0, 2),
+        ),
+        lambda _: None,
+    )
+    group.put("T", 1, b"x", b"y")
+    return group
+
+
+def test_loading_gives_the_same_tables(filled: FakeGroup) -> None:
+    data = snapshot(filled.state)
+    assert load(data, **BUILTIN) == filled.state
+    assert snapshot(load(data, **BUILTIN)) == data
+
+
+def test_any_damaged_byte_is_noticed(filled: FakeGroup) -> None:
+    data = snapshot(filled.state)
+    for at in range(0, len(data), 7):
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        with pytest.raises(CorruptStoreError, match="snapshot"):
+            load(damaged, **BUILTIN)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 23, 40])
+def test_a_cut_snapshot_is_refused(filled: FakeGroup, kept: int) -> None:
+    with pytest.raises(CorruptStoreError, match="snapshot"):
+        load(snapshot(filled.state)[:kept], **BUILTIN)
