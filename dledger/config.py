@@ -22,7 +22,6 @@ from dledger.settings_tables import (
     DEFAULT_PEER_PORT,
     KIB,
     ROCKETMQ_KEYS,
-    SECRET_PATHS,
     SETTINGS,
     TABLES,
     BrokerTable,
@@ -41,6 +40,8 @@ ENVIRONMENT_SOURCE = "environment NAMESRV_ADDR"
 COMMAND_LINE_SOURCE = "command line"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]+")
+
+_RETENTION = ("store.delete_when", "store.file_reserved_time")
 
 GROUP_SIZE_MAX = 5
 """A majority of more costs more flushes than it saves nodes."""
@@ -84,15 +85,9 @@ class BrokerConfig:
         return getattr(getattr(self, table), name)
 
     def settings(self) -> list[tuple[str, str, str]]:
-        """Return ``(path, value, source)`` of every setting; secrets as ``***``."""
+        """Return ``(path, value, source)`` of every setting."""
         return [
-            (
-                path,
-                "***"
-                if path in SECRET_PATHS and self.get(path)
-                else show_value(path, self.get(path)),
-                self.sources.get(path, DEFAULT_SOURCE),
-            )
+            (path, show_value(path, self.get(path)), self.sources.get(path, DEFAULT_SOURCE))
             for path in SETTINGS
         ]
 
@@ -187,9 +182,10 @@ class _Gathered:
         try:
             self.values[path] = parse_value(SETTINGS[path], raw)
         except ValueError as error:
-            shown = "***" if path in SECRET_PATHS else repr(raw)
-            raise ConfigError(f"{source}: {key} = {shown}: {error}") from None
+            raise ConfigError(f"{source}: {key} = {raw!r}: {error}") from None
         self.sources[path] = source
+        if path in _RETENTION:
+            self.warn(f"{source}: {key} has no effect yet: this version removes no segments")
 
     def warn(self, text: str) -> None:
         self.warnings[text] = None
@@ -355,8 +351,6 @@ def _check(config: BrokerConfig) -> None:
         )
     if raft.max_entry_bytes > raft.max_pending_bytes:
         raise refuse("raft.max_pending_bytes", "less than one entry of raft.max_entry_bytes")
-    if store.disk_max_used_space_ratio >= store.disk_space_warning_ratio:
-        raise refuse("store.disk_max_used_space_ratio", "must be below disk_space_warning_ratio")
     for path in ("broker.cluster_name", "broker.broker_name", "raft.group"):
         if not _NAME.fullmatch(config.get(path)):
             raise refuse(path, "letters, digits, %, |, -, _ and . only")

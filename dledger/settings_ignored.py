@@ -18,102 +18,112 @@ REASONS: dict[str, str] = {
         enableRemoteEscape brokerHeartbeatInterval brokerNotActiveTimeoutMillis
         skipPreOnline compatibleWithOldNameSrv recheckInterval enableSplitRegistration
         splitRegistrationSize syncControllerMetadataPeriod controllerAddr
-        fetchControllerAddrByDnsLookup
-        enableControllerMode controllerHeartBeatTimeoutMills checkSyncStateSetPeriod
-        brokerElectionPriority useStaticSet duplicationEnable fetchNamesrvAddrByAddressServer
-        fetchNameSrvAddrByDnsLookup rmqAddressServerSubGroup storeEpochFilePath
-        haMasterAddressList replicasPerDiskPartition
-        enableBatchPush isEnableBatchPush preferredLeaderId
+        fetchControllerAddrByDnsLookup enableControllerMode controllerHeartBeatTimeoutMills
+        checkSyncStateSetPeriod brokerElectionPriority useStaticSet duplicationEnable
+        fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup rmqAddressServerSubGroup
+        storeEpochFilePath haMasterAddressList replicasPerDiskPartition enableBatchPush
+        isEnableBatchPush preferredLeaderId
+    """,
+    "this version removes no segments": """
+        diskMaxUsedSpaceRatio diskSpaceWarningLevelRatio diskSpaceCleanForciblyRatio
+        cleanFileForciblyEnable cleanResourceInterval deleteCommitLogFilesInterval
+        deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly
+        destroyConsumeQueueIntervalForcibly redeleteHangedFileInterval deleteFileBatchMax
+        maxBatchDeleteFilesNum
+    """,
+    "the key file must not be encrypted": "tls.server.keyPassword tls.client.keyPassword",
+    "clients are asked for a certificate when `tls.server.trustCertPath` is set": """
+        tls.server.need.client.auth
     """,
     "there are no thread pools to size": """
         sendMessageThreadPoolNums pullMessageThreadPoolNums litePullMessageThreadPoolNums
-        ackMessageThreadPoolNums processReplyMessageThreadPoolNums queryMessageThreadPoolNums
-        adminBrokerThreadPoolNums clientManageThreadPoolNums consumerManageThreadPoolNums
-        heartbeatThreadPoolNums endTransactionThreadPoolNums loadBalanceProcessorThreadPoolNums
-        recoverThreadPoolNums processReplyMessageThreadPoolQueueCapacity
-        sendThreadPoolQueueCapacity putThreadPoolQueueCapacity pullThreadPoolQueueCapacity
-        litePullThreadPoolQueueCapacity ackThreadPoolQueueCapacity replyThreadPoolQueueCapacity
-        queryThreadPoolQueueCapacity clientManagerThreadPoolQueueCapacity
-        consumerManagerThreadPoolQueueCapacity heartbeatThreadPoolQueueCapacity
-        endTransactionPoolQueueCapacity adminBrokerThreadPoolQueueCapacity
-        loadBalanceThreadPoolQueueCapacity recoverThreadPoolQueueCapacity
-        serverWorkerThreads serverCallbackExecutorThreads serverSelectorThreads
-        serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverNettyWorkerGroupEnable
-        serverPooledByteBufAllocatorEnable serverShutdownWaitTime serverSocketSndBufSize
-        serverSocketRcvBufSize serverSocketBacklog writeBufferLowWaterMark
-        useEpollNativeSelector enableShutdownGracefully
-        clientWorkerThreads clientCallbackExecutorThreads clientOnewaySemaphoreValue
-        clientAsyncSemaphoreValue channelNotActiveInterval clientChannelMaxIdleTimeSeconds
-        clientSocketSndBufSize clientSocketRcvBufSize clientPooledByteBufAllocatorEnable
-        clientCloseSocketIfTimeout disableCallbackExecutor disableNettyWorkerGroup
-        useReentrantLockWhenPutMessage useABSLock enableLockGranularity
+        ackMessageThreadPoolNums processReplyMessageThreadPoolNums
+        queryMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums
+        consumerManageThreadPoolNums heartbeatThreadPoolNums endTransactionThreadPoolNums
+        loadBalanceProcessorThreadPoolNums recoverThreadPoolNums
+        processReplyMessageThreadPoolQueueCapacity sendThreadPoolQueueCapacity
+        putThreadPoolQueueCapacity pullThreadPoolQueueCapacity
+        litePullThreadPoolQueueCapacity ackThreadPoolQueueCapacity
+        replyThreadPoolQueueCapacity queryThreadPoolQueueCapacity
+        clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity
+        heartbeatThreadPoolQueueCapacity endTransactionPoolQueueCapacity
+        adminBrokerThreadPoolQueueCapacity loadBalanceThreadPoolQueueCapacity
+        recoverThreadPoolQueueCapacity serverWorkerThreads serverCallbackExecutorThreads
+        serverSelectorThreads serverOnewaySemaphoreValue serverAsyncSemaphoreValue
+        serverNettyWorkerGroupEnable serverPooledByteBufAllocatorEnable
+        serverShutdownWaitTime serverSocketSndBufSize serverSocketRcvBufSize
+        serverSocketBacklog writeBufferLowWaterMark useEpollNativeSelector
+        enableShutdownGracefully clientWorkerThreads clientCallbackExecutorThreads
+        clientOnewaySemaphoreValue clientAsyncSemaphoreValue channelNotActiveInterval
+        clientChannelMaxIdleTimeSeconds clientSocketSndBufSize clientSocketRcvBufSize
+        clientPooledByteBufAllocatorEnable clientCloseSocketIfTimeout
+        disableCallbackExecutor disableNettyWorkerGroup useReentrantLockWhenPutMessage
+        useABSLock enableLockGranularity
     """,
     "the log flushes, maps and recovers in its own way": """
         flushCommitLogLeastPages flushCommitLogThoroughInterval commitCommitLogLeastPages
         commitCommitLogThoroughInterval commitIntervalCommitLog flushCommitLogTimed
-        flushIntervalConsumeQueue flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval
-        flushLeastPagesWhenWarmMapedFile flushLeastPagesWhenWarmMappedFile warmMapedFileEnable
-        warmMappedFileEnable transientStorePoolEnable transientStorePoolSize
-        fastFailIfNoBufferInStorePool isEnableScheduleAsyncDeliver enableScheduleAsyncDeliver
-        osPageCacheBusyTimeOutMills cleanFileForciblyEnable checkCRCOnRecover
-        deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
-        destroyMapedFileIntervalForcibly destroyConsumeQueueIntervalForcibly
-        redeleteHangedFileInterval deleteFileBatchMax cleanResourceInterval
-        diskSpaceCleanForciblyRatio diskFallRecorded putMsgIndexHightWater putMessageTimeout
-        maxBatchDeleteFilesNum storePathDLedgerCommitLog storePathConsumeQueue storePathIndex
-        storeCheckpoint abortFile messageIndexSafe enableConsumeQueueExt
-        mappedFileSizeConsumeQueueExt
-        bitMapLengthConsumeQueueExt enableBuildConsumeQueueConcurrently
-        batchDispatchRequestThreadPoolNums
+        flushIntervalConsumeQueue flushConsumeQueueLeastPages
+        flushConsumeQueueThoroughInterval flushLeastPagesWhenWarmMapedFile
+        flushLeastPagesWhenWarmMappedFile warmMapedFileEnable warmMappedFileEnable
+        transientStorePoolEnable transientStorePoolSize fastFailIfNoBufferInStorePool
+        isEnableScheduleAsyncDeliver enableScheduleAsyncDeliver osPageCacheBusyTimeOutMills
+        checkCRCOnRecover diskFallRecorded putMsgIndexHightWater putMessageTimeout
+        storePathDLedgerCommitLog storePathConsumeQueue storePathIndex storeCheckpoint
+        abortFile messageIndexEnable messageIndexSafe enableConsumeQueueExt
+        mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt
+        enableBuildConsumeQueueConcurrently batchDispatchRequestThreadPoolNums
         enableMultiDispatch enableLmq maxLmqConsumeQueueNum mappedFileSizeTimerLog
         timerPrecisionMs timerRollWindowSlot timerFlushIntervalMs timerGetMessageThreadNum
         timerPutMessageThreadNum timerEnableDisruptor timerEnableCheckMetrics
         timerInterceptDelayLevel timerMaxDelaySec timerWheelEnable timerWarmEnable
         timerStopEnqueue timerStopDequeue timerCheckMetricsWhen timerSkipUnknownError
         timerMetricSmallThreshold timerProgressLogIntervalMs disappearTimeAfterStart
-        readUnCommitted forceVerifyPropCRC enabledAppendPropCRC totalReplicasForTimer
-        maxFilterMessageSize maxConsumeQueueScan sampleCountThreshold coldDataFlowControlEnable
-        coldDataScanEnable dataReadAheadEnable autoMessageVersionOnTopicLen
-        maxTopicLength defaultQueryMaxNum writeWithoutMmap enableMsgEncodeBuffer
-        flushDelayOffsetInterval flushConsumerOffsetHistoryInterval fetchNamesrvAddrInterval
-        debugLockEnable storeType tieredStoreFilePath tieredBackendServiceProvider
-        mappedFileSizeBatchConsumeQueue enableRocksDBStore transferMsgByHeap
-        maxMsgsNumBatch topicQueueLockNum useScheduleMessageWriteThread
-        extraMessageDelay encodeContextWithConsumeQueue
+        accessMessageInMemoryMaxRatio readUnCommitted forceVerifyPropCRC
+        enabledAppendPropCRC totalReplicasForTimer maxFilterMessageSize maxConsumeQueueScan
+        sampleCountThreshold coldDataFlowControlEnable coldDataScanEnable
+        dataReadAheadEnable autoMessageVersionOnTopicLen maxTopicLength defaultQueryMaxNum
+        writeWithoutMmap enableMsgEncodeBuffer flushDelayOffsetInterval
+        flushConsumerOffsetHistoryInterval fetchNamesrvAddrInterval debugLockEnable
+        storeType tieredStoreFilePath tieredBackendServiceProvider
+        mappedFileSizeBatchConsumeQueue enableRocksDBStore transferMsgByHeap maxMsgsNumBatch
+        topicQueueLockNum useScheduleMessageWriteThread extraMessageDelay
+        encodeContextWithConsumeQueue
     """,
     "this broker does without it": """
         rocketmqHome brokerIP2 brokerConfigPath messageStorePlugIn brokerTopicEnable
-        clusterTopicEnable
-        traceTopicEnable msgTraceTopicName autoDeleteUnusedStats accountStatsEnable
-        accountStatsPrintZeroValues regionId filterServerNums startAcceptSendRequestTimeStamp
-        traceOn highSpeedMode commercialEnable commercialTimerCount commercialTransCount
-        commercialBigCount commercialBaseCount notifyConsumerIdsChangedEnable
-        consumerFallbehindThreshold disableConsumeIfConsumerReadSlowly brokerFastFailureEnable
+        clusterTopicEnable traceTopicEnable msgTraceTopicName autoDeleteUnusedStats
+        accountStatsEnable accountStatsPrintZeroValues regionId filterServerNums
+        startAcceptSendRequestTimeStamp traceOn highSpeedMode commercialEnable
+        commercialTimerCount commercialTransCount commercialBigCount commercialBaseCount
+        notifyConsumerIdsChangedEnable consumerFallbehindThreshold
+        disableConsumeIfConsumerReadSlowly brokerFastFailureEnable waitTimeMillsInSendQueue
         waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInAckQueue
         waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue
         waitTimeMillsInAdminBrokerQueue rejectTransactionMessage transactionTimeOut
         transactionCheckMax transactionCheckInterval transactionMetricFlushInterval
         transactionOpMsgMaxSize transactionOpBatchInterval aclEnable authenticationEnabled
-        authenticationProvider authorizationEnabled authorizationProvider initAuthenticationUser
-        innerClientAuthenticationCredentials migrateAuthFromV1Enabled storeReplyMessageEnable
-        enableDetailStat enablePropertyFilter enableCalcFilterBitMap expectConsumerNumUseFilter
-        maxErrorRateOfBloomFilter filterDataCleanTimeSpan filterSupportRetry
-        compressedRegister forceRegister registerBroker defaultMessageRequestMode
-        defaultPopShareQueueNum popPollingSize popPollingMapSize maxPopPollingSize
-        reviveQueueNum reviveInterval reviveMaxSlow reviveScanTime enablePopLog
-        enablePopBufferMerge popCkStayBufferTime popCkStayBufferTimeOut popCkMaxBufferSize
-        popCkOffsetMaxQueueSize enableSkipLongAwaitingAck serverLoadBalancerEnable
-        realTimeNotifyConsumerChange litePullMessageEnable enableBroadcastOffsetStore
-        transferMsgByHeapEnable validateSystemTopicWhenUpdateTopic isolateLogEnable
-        metricsExporterType metricsGrpcExporterTarget metricsGrpcExporterHeader
+        authenticationProvider authorizationEnabled authorizationProvider
+        initAuthenticationUser innerClientAuthenticationCredentials migrateAuthFromV1Enabled
+        storeReplyMessageEnable enableDetailStat enablePropertyFilter enableCalcFilterBitMap
+        expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan
+        filterSupportRetry compressedRegister forceRegister registerBroker
+        defaultMessageRequestMode defaultPopShareQueueNum popPollingSize popPollingMapSize
+        maxPopPollingSize reviveQueueNum reviveInterval reviveMaxSlow reviveScanTime
+        enablePopLog enablePopBufferMerge popCkStayBufferTime popCkStayBufferTimeOut
+        popCkMaxBufferSize popCkOffsetMaxQueueSize enableSkipLongAwaitingAck
+        serverLoadBalancerEnable realTimeNotifyConsumerChange litePullMessageEnable
+        enableBroadcastOffsetStore transferMsgByHeapEnable
+        validateSystemTopicWhenUpdateTopic isolateLogEnable metricsExporterType
+        metricsGrpcExporterTarget metricsGrpcExporterHeader
         metricsGrpcExporterTimeOutInMills metricGrpcExporterIntervalInMills
         metricLoggingExporterIntervalInMills metricsPromExporterPort metricsPromExporterHost
         metricsLabel metricsInDelta estimateAccumulation brokerStartTimestamp
-        useServerSideResetOffset consumerOffsetUpdateVersionStep delayOffsetUpdateVersionStep
-        lockInStrictMode enableRegisterDuringStart inBrokerContainer isInBrokerContainer
-        namespace allowTopicNameContainsUnderline fastListenPort
-        tls.test.mode.enable tls.config.file tls.server.authClient tls.client.authServer
-        tls.client.keyPassword tls.ciphers tls.protocols
+        useServerSideResetOffset consumerOffsetUpdateVersionStep
+        delayOffsetUpdateVersionStep lockInStrictMode enableRegisterDuringStart
+        inBrokerContainer isInBrokerContainer namespace allowTopicNameContainsUnderline
+        fastListenPort tls.test.mode.enable tls.config.file tls.server.authClient
+        tls.client.authServer tls.ciphers tls.protocols
     """,
 }
 

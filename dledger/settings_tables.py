@@ -108,14 +108,6 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
             le=60_000,
         ),
     ] = 1_000
-    wait_time_in_send_queue_ms: Annotated[
-        int,
-        _about(
-            "A send that waited longer before being looked at is refused as busy, not stored.",
-            "waitTimeMillsInSendQueue",
-            ge=1,
-        ),
-    ] = 200
     flush_consumer_offset_interval_ms: Annotated[
         int,
         _about(
@@ -179,19 +171,12 @@ class ServerTable(Struct, frozen=True, kw_only=True):
     ] = "disabled"
     tls_cert_file: Annotated[str, _about("PEM certificate chain.", "tls.server.certPath")] = ""
     tls_key_file: Annotated[str, _about("PEM private key.", "tls.server.keyPath")] = ""
-    tls_key_password: Annotated[
-        str, _about("Password of the key; shown as `***`.", "tls.server.keyPassword")
-    ] = ""
     tls_ca_file: Annotated[
         str,
         _about(
             "Authorities that clients' certificates must come from.", "tls.server.trustCertPath"
         ),
     ] = ""
-    tls_client_auth: Annotated[
-        Literal["none", "optional", "require"],
-        _about("Ask clients for a certificate.", "tls.server.need.client.auth"),
-    ] = "none"
 
 
 class ClientTable(Struct, frozen=True, kw_only=True):
@@ -272,9 +257,6 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     message_delay_level: Annotated[
         str, _about("Delays of the levels 1, 2, …; units s m h d.", "messageDelayLevel")
     ] = DEFAULT_DELAY_LEVELS
-    message_index_enable: Annotated[bool, _about("Keep the key index.", "messageIndexEnable")] = (
-        True
-    )
     max_hash_slot_num: Annotated[
         int, _about("Slots of one key index file.", "maxHashSlotNum", ge=1)
     ] = 5_000_000
@@ -295,39 +277,18 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     max_transfer_count_in_disk: Annotated[
         int, _about("Messages of one pull from old data.", "maxTransferCountOnMessageInDisk", ge=1)
     ] = 8
-    access_message_in_memory_max_ratio: Annotated[
-        int,
-        _about(
-            "Percent of RAM taken as page cache: what is nearer to the end is recent data.",
-            "accessMessageInMemoryMaxRatio",
-            ge=1,
-            le=100,
-        ),
-    ] = 40
     delete_when: Annotated[
-        tuple[int, ...], _about("Hours of the day for removing old segments.", "deleteWhen")
+        tuple[int, ...],
+        _about("Hours of the day for removing old segments; this version keeps all.", "deleteWhen"),
     ] = (4,)
     file_reserved_time: Annotated[
-        int, _about("Hours that segments are kept.", "fileReservedTime", ge=1)
+        int,
+        _about(
+            "Hours that segments are kept, at least; this version keeps all.",
+            "fileReservedTime",
+            ge=1,
+        ),
     ] = 72
-    disk_max_used_space_ratio: Annotated[
-        int,
-        _about(
-            "Percent of disk use from which old segments go at any hour.",
-            "diskMaxUsedSpaceRatio",
-            ge=10,
-            le=95,
-        ),
-    ] = 75
-    disk_space_warning_ratio: Annotated[
-        int,
-        _about(
-            "Percent of disk use from which writes are refused.",
-            "diskSpaceWarningLevelRatio",
-            ge=35,
-            le=100,
-        ),
-    ] = 90
 
 
 class RaftTable(Struct, frozen=True, kw_only=True):
@@ -375,12 +336,6 @@ class RaftTable(Struct, frozen=True, kw_only=True):
         int,
         _about("Proposed and not yet committed; beyond it sends are refused as busy.", ge=64 * KIB),
     ] = 64 * MIB
-    max_pending_count: Annotated[
-        int,
-        _about(
-            "Batches proposed and not yet committed; beyond it sends are refused as busy.", ge=1
-        ),
-    ] = 100_000
     checkpoint_interval_ms: Annotated[
         int, _about("How often the state tables are saved to bound replay at start.", ge=10)
     ] = 3_000
@@ -448,5 +403,3 @@ ROCKETMQ_KEYS: dict[str, str] = {
     key: setting.path for setting in SETTINGS.values() for key in setting.keys
 }
 """RocketMQ key to path."""
-
-SECRET_PATHS = frozenset({"server.tls_key_password"})

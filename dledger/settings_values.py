@@ -104,17 +104,11 @@ def _delay_text(value: object) -> str:
     return " ".join(text.split())
 
 
-def _client_auth(value: object) -> object:
-    # The original has a boolean here.
-    return {"true": "require", "false": "none"}.get(str(value).lower(), value)
-
-
 _PARSERS: dict[str, Callable[[object], object]] = {
     "broker.namesrv_addr": parse_addresses,
     "raft.peers": parse_peers,
     "store.delete_when": parse_hours,
     "store.message_delay_level": _delay_text,
-    "server.tls_client_auth": _client_auth,
 }
 
 

@@ -41,7 +41,6 @@ KEYS = [
     ("slaveReadEnable", "false", False),
     ("longPollingEnable", "false", False),
     ("shortPollingTimeMills", "500", 500),
-    ("waitTimeMillsInSendQueue", "400", 400),
     ("flushConsumerOffsetInterval", "5000", 5000),
     ("bindAddress", "127.0.0.2", "127.0.0.2"),
     ("listenPort", "30911", 30911),
@@ -49,9 +48,7 @@ KEYS = [
     ("serverChannelMaxIdleTimeSeconds", "60", 60),
     ("tls.server.certPath", "/c.pem", "/c.pem"),
     ("tls.server.keyPath", "/k.pem", "/k.pem"),
-    ("tls.server.keyPassword", "secret", "secret"),
     ("tls.server.trustCertPath", "/ca.pem", "/ca.pem"),
-    ("tls.server.need.client.auth", "true", "require"),
     ("registerNameServerPeriod", "10000", 10_000),
     ("registerBrokerTimeoutMills", "24000", 24_000),
     ("connectTimeoutMillis", "1000", 1000),
@@ -69,18 +66,14 @@ KEYS = [
     ("mapedFileSizeConsumeQueue", "2000000", 2000000),
     ("maxMessageSize", "65536", 65536),
     ("messageDelayLevel", "1s 2h", "1s 2h"),
-    ("messageIndexEnable", "false", False),
     ("maxHashSlotNum", "1000", 1000),
     ("maxIndexNum", "4000", 4000),
     ("maxTransferBytesOnMessageInMemory", "1000", 1000),
     ("maxTransferCountOnMessageInMemory", "64", 64),
     ("maxTransferBytesOnMessageInDisk", "1000", 1000),
     ("maxTransferCountOnMessageInDisk", "16", 16),
-    ("accessMessageInMemoryMaxRatio", "50", 50),
     ("deleteWhen", "04;16", (4, 16)),
     ("fileReservedTime", "48", 48),
-    ("diskMaxUsedSpaceRatio", "80", 80),
-    ("diskSpaceWarningLevelRatio", "95", 95),
     ("enableDLegerCommitLog", "false", False),
     ("dLegerGroup", "RaftNode00", "RaftNode00"),
     ("syncFlushTimeout", "8000", 8000),
@@ -233,10 +226,6 @@ def test_a_bad_broker_conf_is_one_line_naming_file_and_key(text: str, message: s
             "n0.toml: raft.max_pending_bytes = 1048576: less than one entry of"
             " raft.max_entry_bytes",
         ),
-        (
-            "[store]\ndisk_max_used_space_ratio = 95",
-            "n0.toml: store.disk_max_used_space_ratio = 95: must be below disk_space_warning_ratio",
-        ),
     ],
 )
 def test_a_bad_toml_file_is_one_line_naming_file_and_key(text: str, message: str) -> None:
@@ -248,14 +237,6 @@ def test_a_bad_toml_file_is_one_line_naming_file_and_key(text: str, message: str
 def test_text_that_is_not_toml_names_the_file_and_the_place() -> None:
     with pytest.raises(ConfigError, match=r"^n0\.toml: not TOML: Expected .*end of document"):
         toml("[broker")
-
-
-def test_a_secret_is_neither_printed_nor_told_in_an_error() -> None:
-    config = conf("tls.server.keyPassword=hunter2")
-    assert ("server.tls_key_password", "***", "broker.conf") in config.settings()
-    with pytest.raises(ConfigError) as caught:
-        load_config(options={"server.tls_key_password": 5})
-    assert "***" in str(caught.value)
 
 
 def test_the_later_source_wins_and_is_remembered() -> None:
@@ -380,6 +361,7 @@ def test_sizes_may_have_a_unit() -> None:
     [
         ("dLegerPeers=n0-h:1;n1-h:2", "raft.peers: a group of 2 survives no more failures"),
         ("flushDiskType=ASYNC_FLUSH", "store.flush_disk_type = ASYNC_FLUSH: a power cut may"),
+        ("deleteWhen=05", "broker.conf: deleteWhen has no effect yet: this version removes no"),
         ("brokerRole=ASYNC_MASTER", "broker.broker_role = ASYNC_MASTER: a fail-over may lose"),
     ],
 )
@@ -430,3 +412,15 @@ def test_the_documentation_lists_every_setting() -> None:
     assert text.partition(begin)[2].partition(end)[0] == settings_markdown(), (
         "run: .venv/bin/python -m dledger.settings_documentation docs/configuration.md"
     )
+
+
+NOT_YET = {"store.delete_when", "store.file_reserved_time"}
+"""Taken with a warning: this version removes no segments."""
+
+
+@pytest.mark.parametrize("path", sorted(set(SETTINGS) - NOT_YET))
+def test_every_setting_is_used_by_somebody(path: str) -> None:
+    table, _, name = path.partition(".")
+    sources = (ROOT / "dledger" / "broker.py", ROOT / "dledger" / "config.py")
+    text = "".join(source.read_text() for source in sources)
+    assert f".{name}" in text.replace(f'"{table}.{name}"', f".{name}" if table == "raft" else "")
