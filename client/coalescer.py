@@ -211,7 +211,8 @@ class Coalescer:
         """Put slots that were taken back to the head of the line, in their order."""
         returned = list(slots)
         for slot in returned:
-            slot.state = SlotState.WAITING
+            if slot.state < SlotState.STORED:
+                slot.state = SlotState.WAITING
             self._waiting += slot.nbytes + OVERHEAD_BYTES
         self._pending.extendleft(reversed(returned))
 
@@ -232,13 +233,10 @@ class Coalescer:
                 pending.popleft()
                 waiting -= slot.nbytes + OVERHEAD_BYTES
                 continue
-            if records and (
-                records + slot.count > max_records or nbytes + slot.nbytes > max_bytes
-            ):
+            if records and (records + slot.count > max_records or nbytes + slot.nbytes > max_bytes):
                 break
             pending.popleft()
             waiting -= slot.nbytes + OVERHEAD_BYTES
-            slot.state = SlotState.IN_FLIGHT
             records += slot.count
             nbytes += slot.nbytes
             run = runs.get(slot.queue)
@@ -275,10 +273,13 @@ def settle_batch(
     """
     try:
         results = [(int(r[0]), int(r[1]), str(r[2]) if len(r) > 2 else "") for r in ext["results"]]
-        phy_offset = int(ext["phy_offset"])
-        store_host = bytes(ext["store_host"])
+        # There is no position when every run was refused.
+        phy_offset = int(ext.get("phy_offset", -1))
+        store_host = bytes(ext.get("store_host", b""))
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"an answer to SEND_RECORDS that cannot be read: {error}") from error
+        raise RemoteProtocolError(
+            f"an answer to SEND_RECORDS that cannot be read: {error}"
+        ) from error
     if len(results) != len(batch.runs):
         raise RemoteProtocolError(f"{len(results)} results for {len(batch.runs)} runs")
     stored: list[SendSlot] = []
@@ -288,7 +289,7 @@ def settle_batch(
             refused.append(RunRefusal(run, code, remark))
             continue
         for slot in run:
-            if slot.state == SlotState.IN_FLIGHT:
+            if slot.state < SlotState.STORED:
                 slot.base_offset = base_offset
                 slot.phy_offset = phy_offset
                 slot.store_host = store_host

@@ -116,7 +116,7 @@ class RequestFailedError(ClientError):
     """A read or admin request was answered with something that is no success.
 
     Attributes:
-        code: The response code, or −1 when no answer came.
+        code: The response code, or -1 when no answer came.
         remark: The peer's own words.
     """
 

@@ -31,7 +31,7 @@ class LeaderTable:
         return group.hinted or group.routed
 
     def term(self, broker_name: str) -> int:
-        """Return the highest term heard of, −1 before any."""
+        """Return the highest term heard of, -1 before any."""
         group = self._groups.get(broker_name)
         return -1 if group is None else group.term
 

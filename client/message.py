@@ -81,9 +81,7 @@ def check_topic(topic: str) -> None:
     Raises:
         MessageIllegalError: Empty, too long, bad characters, or reserved for the brokers.
     """
-    limit = (
-        MAX_RETRY_TOPIC_CHARS if topic.startswith(("%RETRY%", "%DLQ%")) else MAX_TOPIC_CHARS
-    )
+    limit = MAX_RETRY_TOPIC_CHARS if topic.startswith(("%RETRY%", "%DLQ%")) else MAX_TOPIC_CHARS
     if not topic:
         raise MessageIllegalError("the topic is empty")
     if len(topic) > limit:
@@ -161,7 +159,7 @@ class SendResult:
         message_id: The UNIQ_KEY: names the message whatever happens to it.
         message_queue: The queue it is in.
         queue_offset: Its place in that queue.
-        phy_offset: Byte position in the broker's log, −1 where the broker did not say.
+        phy_offset: Byte position in the broker's log, -1 where the broker did not say.
     """
 
     __slots__ = (

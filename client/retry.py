@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from remoting.protocol.codes import ResponseCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD, outcome_of
 
 
 class FailureKind(Enum):
@@ -147,25 +149,35 @@ _REFUSED_HERE_CODES = frozenset(
 )
 
 
-def failure_of_response(code: int, outcome: str | None, leader_address: str | None) -> FailureKind:
-    """Tell what a refusing answer to a send means.
+def failure_of_answer(answer: RemotingCommand) -> tuple[FailureKind, str | None, int]:
+    """Return what a refusing answer means, and the leader and term it names.
 
     Args:
-        code: Response code, not one of the success codes 0, 10, 11, 12.
-        outcome: The answer's ``outcome`` field; a real RocketMQ sends none.
-        leader_address: The answer's ``leaderAddr`` field, if any.
+        answer: A response whose code is not one of the success codes 0, 10, 11, 12.
+    Returns:
+        Kind; address of the leader or None; term or -1.
     """
-    if outcome == "unknown":
-        return FailureKind.UNKNOWN
-    if code == ResponseCode.SERVICE_NOT_AVAILABLE and leader_address:
-        return FailureKind.REDIRECTED
-    if code == ResponseCode.SERVICE_NOT_AVAILABLE and leader_address is not None:
-        return FailureKind.NOT_LEADER
+    leader = answer.ext.get(LEADER_FIELD) or None
+    try:
+        term = int(answer.ext.get(TERM_FIELD, -1))
+    except (TypeError, ValueError):
+        term = -1
+    if leader is not None and not isinstance(leader, str):
+        leader = None
+    if outcome_of(answer) == "unknown":
+        return FailureKind.UNKNOWN, leader, term
+    if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+        if leader is not None:
+            return FailureKind.REDIRECTED, leader, term
+        if term >= 0:
+            return FailureKind.NOT_LEADER, None, term
+    return failure_of_code(answer.code), leader, term
+
+
+def failure_of_code(code: int) -> FailureKind:
+    """Return what a refusing code means when nothing was stored, e.g. for one run of a request."""
     if code in _BUSY_CODES:
         return FailureKind.BUSY
     if code in _REFUSED_HERE_CODES:
         return FailureKind.REFUSED_HERE
-    if code == ResponseCode.SYSTEM_ERROR:
-        # Without a word about the outcome it may be anything, also a lost answer behind a proxy.
-        return FailureKind.BUSY if outcome == "not_stored" else FailureKind.UNKNOWN
     return FailureKind.FINAL

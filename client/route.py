@@ -185,6 +185,6 @@ class RouteTable:
 
 
 def parse_address_list(text: str | Iterable[str]) -> list[str]:
-    """Return the ``host:port`` entries of a list separated by ``;`` or ``,`` (or of an iterable)."""
+    """Return the ``host:port`` entries of a list separated by ``;`` or ``,``."""
     parts = text.replace(",", ";").split(";") if isinstance(text, str) else text
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))

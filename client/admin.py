@@ -1,0 +1,344 @@
+"""Looks at and changes a cluster: topics, routes, offsets, messages, and how the groups are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from client.client_instance import ClientInstance
+from client.errors import ClientError, MessageIllegalError, NoRouteError, RequestFailedError
+from client.message import MessageExt
+from client.route import LEADER_ID, MessageQueue, TopicRoute
+from commitlog.errors import LocalProtocolError
+from commitlog.message_id import decode_offset_message_id
+from remoting.protocol.bodies import ClusterInfo, TopicConfigSerializeWrapper, TopicList
+from remoting.protocol.bodies import TopicConfig as TopicConfig
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import ExtFields, RemotingCommand, request
+from remoting.protocol.headers import (
+    CreateTopicHeader,
+    DeleteTopicInNamesrvHeader,
+    GetMaxOffsetHeader,
+    OffsetResponseHeader,
+    QueueHeader,
+    TopicHeader,
+    ViewMessageHeader,
+)
+
+ADMIN_TIMEOUT_S: Final = 10.0
+"""Budget of one administrative request, a fail-over included."""
+STATUS_TIMEOUT_S: Final = 1.0
+"""A node that says nothing for so long is shown as unreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHealth:
+    """How one broker group is.
+
+    Attributes:
+        broker_name: The group.
+        healthy: One member leads and serves in the newest term and every member answers.
+        leader: Address of the leader, or None.
+        term: Newest term any member has seen; -1 when nobody said.
+        reasons: Why it is not healthy.
+        members: What each address said of itself, None for those that said nothing.
+    """
+
+    broker_name: str
+    healthy: bool
+    leader: str | None
+    term: int
+    reasons: tuple[str, ...]
+    members: Mapping[str, Mapping[str, Any] | None]
+
+
+def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None]) -> GroupHealth:
+    """Return how a group is from what its members say of themselves. Pure."""
+    answered = {address: said for address, said in members.items() if said is not None}
+    term = max((int(said.get("term", -1)) for said in answered.values()), default=-1)
+    leaders = [
+        address
+        for address, said in answered.items()
+        if said.get("serving") and int(said.get("term", -1)) == term
+    ]
+    reasons = [f"{address} does not answer" for address in members if address not in answered]
+    if not leaders:
+        reasons.append("no leader")
+    return GroupHealth(
+        broker_name,
+        not reasons,
+        leaders[0] if leaders else None,
+        term,
+        tuple(reasons),
+        dict(members),
+    )
+
+
+class Admin:
+    """Administration through a client instance. Holds nothing open of its own."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        """Use *instance*, which must be open."""
+        self._instance = instance
+
+    # ------------------------------------------------------------------------------ cluster
+
+    async def cluster_info(self) -> ClusterInfo:
+        """Return every broker group the NameServer in use knows.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        return ClusterInfo.decode(answer.body)
+
+    async def raft_status(self, address: str) -> dict[str, Any]:
+        """Return what the broker at *address* says about its part in its group.
+
+        Raises:
+            RequestFailedError: It refuses; a real RocketMQ broker answers code 3.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        answer = await self._instance.ask(
+            address, RequestCode.RAFT_STATUS, timeout_s=STATUS_TIMEOUT_S
+        )
+        _check(answer, f"raft status of {address}")
+        status: dict[str, Any] = dict(answer.ext)
+        if memoryview(answer.body).nbytes:
+            status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
+        return status
+
+    async def cluster_health(self) -> dict[str, GroupHealth]:
+        """Return how each broker group is, by name; all members are asked at the same time.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        info = await self.cluster_info()
+        said: dict[str, dict[str, Mapping[str, Any] | None]] = {
+            name: dict.fromkeys(group.broker_addrs.values())
+            for name, group in sorted(info.broker_addr_table.items())
+        }
+
+        async def ask(name: str, address: str) -> None:
+            try:
+                said[name][address] = await self.raft_status(address)
+            except ClientError:
+                said[name][address] = None
+
+        async with trio.open_nursery() as nursery:
+            for name, members in said.items():
+                for address in members:
+                    nursery.start_soon(ask, name, address)
+        return {name: judge_group(name, members) for name, members in said.items()}
+
+    # ------------------------------------------------------------------------------ topics
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_nums: int = 8,
+        read_queue_nums: int | None = None,
+        perm: int = 6,
+        order: bool = False,
+        attributes: Mapping[str, str] | None = None,
+        broker_names: tuple[str, ...] | None = None,
+    ) -> list[str]:
+        """Create *topic*, or change it where it exists; returns when each leader has stored it.
+
+        Args:
+            topic: Name.
+            queue_nums: Queues per broker group for writing, and for reading unless told else.
+            read_queue_nums: Queues for reading.
+            perm: 4 read + 2 write + 1 inherit.
+            order: Marks the topic as ordered.
+            attributes: Set on the topic, e.g. ``message.type``.
+            broker_names: Which groups; None: all the NameServer knows.
+        Returns:
+            The names of the groups that have it now.
+        Raises:
+            RequestFailedError: A group refused; those before it in order have the topic.
+            NoRouteError: No group has a leader.
+        """
+        header = CreateTopicHeader(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
+            write_queue_nums=queue_nums,
+            perm=perm,
+            topic_filter_type="SINGLE_TAG",
+            order=order,
+            attributes=(
+                ",".join(f"+{k}={v}" for k, v in attributes.items()) if attributes else None
+            ),
+        )
+        return await self._on_every_leader(
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            dict(header.encode()),
+            broker_names,
+            f"create topic {topic}",
+        )
+
+    async def update_topic(self, topic: str, **changes: Any) -> list[str]:
+        """Change *topic*; RocketMQ has one request for both, so this is `create_topic`."""
+        return await self.create_topic(topic, **changes)
+
+    async def delete_topic(self, topic: str) -> list[str]:
+        """Delete *topic* on every group and in every NameServer; its messages go with it.
+
+        Returns:
+            The names of the groups asked.
+        Raises:
+            RequestFailedError: A group refused; those before it no longer have the topic.
+        """
+        names = await self._on_every_leader(
+            RequestCode.DELETE_TOPIC_IN_BROKER,
+            dict(TopicHeader(topic).encode()),
+            None,
+            f"delete topic {topic}",
+        )
+        ext = dict(DeleteTopicInNamesrvHeader(topic).encode())
+        for address in self._instance.name_servers.list.addresses:
+            await self._instance.ask_name_server_at(
+                address, request(RequestCode.DELETE_TOPIC_IN_NAMESRV, dict(ext))
+            )
+        self._instance.routes.forget(topic)
+        return names
+
+    async def topic_list(self) -> list[str]:
+        """Return every topic the NameServer in use knows, sorted.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(TopicList.decode(answer.body).topic_list)
+
+    async def topic_route(self, topic: str) -> TopicRoute:
+        """Return where *topic* is now.
+
+        Raises:
+            NoRouteError: The NameServers do not know it.
+            NoNameServerError: None answers.
+        """
+        return await self._instance.refresh_route(topic)
+
+    async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
+        """Return the topic table of one group, as its leader has it.
+
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        await self._learn_leaders()
+        answer = await self._instance.ask_leader(
+            broker_name, RequestCode.GET_ALL_TOPIC_CONFIG, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
+        )
+        _check(answer, f"topics of {broker_name}")
+        return dict(TopicConfigSerializeWrapper.decode(answer.body).topic_config_table)
+
+    # ------------------------------------------------------------------------------ messages
+
+    async def offsets(self, topic: str) -> dict[MessageQueue, tuple[int, int]]:
+        """Return first and one-past-last offset of each readable queue of *topic*.
+
+        Raises:
+            NoRouteError, NoNameServerError: Nobody knows the topic.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        route = await self.topic_route(topic)
+        found: dict[MessageQueue, tuple[int, int]] = {}
+        for queue in route.subscribe_queues:
+            bounds = []
+            for code, header in (
+                (RequestCode.GET_MIN_OFFSET, QueueHeader(topic, queue.queue_id)),
+                (RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(topic, queue.queue_id)),
+            ):
+                answer = await self._instance.ask_leader(
+                    queue.broker_name,
+                    code,
+                    dict(header.encode()),
+                    topic=topic,
+                    timeout_s=ADMIN_TIMEOUT_S,
+                )
+                _check(answer, f"{code.name} of {queue}")
+                bounds.append(OffsetResponseHeader.decode(answer.ext).offset)
+            found[queue] = (bounds[0], bounds[1])
+        return found
+
+    async def view_message(self, offset_message_id: str) -> MessageExt:
+        """Return the message an offset message id names, from the broker it names.
+
+        Raises:
+            MessageIllegalError: Not an offset message id.
+            RequestFailedError: The broker has no message there.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        try:
+            host, port, phy_offset = decode_offset_message_id(offset_message_id)
+        except LocalProtocolError as error:
+            raise MessageIllegalError(str(error)) from error
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return await self.view_message_at(address, phy_offset)
+
+    async def view_message_at(self, address: str, phy_offset: int) -> MessageExt:
+        """Return the message at a byte position of the log of the broker at *address*.
+
+        Raises:
+            RequestFailedError: There is none.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        answer = await self._instance.ask(
+            address,
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            dict(ViewMessageHeader(phy_offset).encode()),
+        )
+        _check(answer, f"message at {phy_offset} of {address}")
+        return MessageExt(memoryview(answer.body), 0)
+
+    # ------------------------------------------------------------------------------ inside
+
+    async def _ask_name_server(
+        self, code: RequestCode, ext: ExtFields | None = None
+    ) -> RemotingCommand:
+        answer = await self._instance.name_servers.invoke(request(code, ext))
+        _check(answer, code.name)
+        return answer
+
+    async def _learn_leaders(self) -> dict[str, str]:
+        """Return address of the leader of every group that has one, and remember them."""
+        info = await self.cluster_info()
+        leaders: dict[str, str] = {}
+        for name, group in sorted(info.broker_addr_table.items()):
+            self._instance.add_members(name, dict(group.broker_addrs))
+            address = group.broker_addrs.get(LEADER_ID)
+            if address is not None:
+                leaders[name] = address
+        return leaders
+
+    async def _on_every_leader(
+        self, code: RequestCode, ext: ExtFields, names: tuple[str, ...] | None, what: str
+    ) -> list[str]:
+        known = await self._learn_leaders()
+        chosen = list(names if names is not None else known)
+        if not chosen:
+            raise NoRouteError("no broker group has a leader now")
+        for name in chosen:
+            answer = await self._instance.ask_leader(
+                name, code, dict(ext), topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
+            )
+            _check(answer, f"{what} on {name}")
+        return chosen
+
+
+def _check(answer: RemotingCommand, what: str) -> None:
+    if answer.code != ResponseCode.SUCCESS:
+        raise RequestFailedError(
+            f"{what}: refused with code {answer.code}: {answer.remark or ''}",
+            code=answer.code,
+            remark=answer.remark or "",
+        )

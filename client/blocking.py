@@ -1,0 +1,287 @@
+"""The client for people without trio: plain calls that block, from any thread.
+
+One worker thread runs the event loop; calls are handed to it and wait for their end. This module
+alone owns a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import trio
+import trio.from_thread
+
+from client.admin import Admin
+from client.client_instance import ClientConfig, ClientInstance
+from client.connect import connect
+from client.errors import ClientClosedError
+from client.message import Message, MessageExt, PullResult, SendResult
+from client.producer import BatchSendResult, Producer, ProducerConfig, SendFuture
+from client.pull_consumer import SUSPEND_S, PullConsumer
+from client.route import MessageQueue
+
+T = TypeVar("T")
+
+JOIN_TIMEOUT_S: Final = 15.0
+"""How long `close` waits for the loop's thread; sends under way have ended by then."""
+
+
+class BlockingClient:
+    """A client instance in a thread of its own. Use it in ``with``, or call `close`.
+
+    Calls may come from any number of threads at the same time. An error of the SDK is raised in
+    the thread that called.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Iterable[str] | None = None,
+        config: ClientConfig | None = None,
+        *,
+        make_instance: Callable[[], ClientInstance] | None = None,
+    ) -> None:
+        """Start the thread and open the instance.
+
+        Args:
+            name_servers: As for `client.connect.connect`.
+            config: Likewise.
+            make_instance: Instead of both.
+        Raises:
+            ConfigError: No NameServer is named.
+        """
+        self._make = (
+            make_instance if make_instance is not None else lambda: connect(name_servers, config)
+        )
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._stack: AsyncExitStack | None = None
+        self._stop = trio.Event()
+        self._instance: ClientInstance | None = None
+        started: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run_loop, args=(started,), name="mq-client", daemon=True
+        )
+        self._thread.start()
+        failed = started.get()
+        if failed is not None:
+            self._thread.join()
+            raise failed
+
+    def _run_loop(self, started: SimpleQueue[BaseException | None]) -> None:
+        async def main() -> None:
+            try:
+                async with AsyncExitStack() as stack:
+                    self._instance = await stack.enter_async_context(self._make())
+                    # Producers and consumers close before the instance does.
+                    async with AsyncExitStack() as users:
+                        self._stack = users
+                        self._token = trio.lowlevel.current_trio_token()
+                        started.put(None)
+                        await self._stop.wait()
+                        self._token = None
+            finally:
+                self._token = None
+
+        try:
+            trio.run(main)
+        except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
+            started.put(error)
+
+    def _call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        token = self._token
+        if token is None:
+            raise ClientClosedError("the client is closed; nothing was sent")
+        try:
+            return trio.from_thread.run(work, *args, trio_token=token)
+        except (trio.RunFinishedError, trio.Cancelled) as error:
+            raise ClientClosedError("the client was closed during the call") from error
+
+    def producer(self, group: str, config: ProducerConfig | None = None) -> BlockingProducer:
+        """Return an open producer; it is closed with the client."""
+        instance, stack = self._open()
+        return BlockingProducer(
+            self, self._call(stack.enter_async_context, Producer(instance, group, config))
+        )
+
+    def pull_consumer(self, group: str) -> BlockingPullConsumer:
+        """Return an open consumer; it is closed with the client."""
+        instance, stack = self._open()
+        return BlockingPullConsumer(
+            self, self._call(stack.enter_async_context, PullConsumer(instance, group))
+        )
+
+    def admin(self) -> BlockingAdmin:
+        """Return administration through this client."""
+        instance, _ = self._open()
+        return BlockingAdmin(self, Admin(instance))
+
+    def _open(self) -> tuple[ClientInstance, AsyncExitStack]:
+        if self._instance is None or self._stack is None or self._token is None:
+            raise ClientClosedError("the client is closed")
+        return self._instance, self._stack
+
+    def close(self) -> None:
+        """Close producers, consumers and the instance, and end the thread. Idempotent."""
+        token = self._token
+        if token is not None:
+            try:
+                trio.from_thread.run_sync(self._stop.set, trio_token=token)
+            except trio.RunFinishedError:
+                self._token = None
+        self._thread.join(JOIN_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class BlockingFuture:
+    """The result of a send that is under way."""
+
+    def __init__(self, client: BlockingClient, future: SendFuture) -> None:
+        self._client = client
+        self._future = future
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns or raises without waiting."""
+        return self._future.done
+
+    def result(self) -> SendResult:
+        """Wait for the end of the send. Raises as `Producer.send`."""
+        return self._client._call(self._future.result)
+
+
+class BlockingProducer:
+    """`client.producer.Producer` for blocking callers."""
+
+    def __init__(self, client: BlockingClient, producer: Producer) -> None:
+        self._client = client
+        self._producer = producer
+
+    def send(
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> SendResult:
+        """Send and wait until it is stored. Raises as `Producer.send`."""
+
+        async def work() -> SendResult:
+            if queue is not None:
+                return await self._producer.send_to(queue, message, timeout_s=timeout_s)
+            return await self._producer.send(message, timeout_s=timeout_s)
+
+        return self._client._call(work)
+
+    def send_async(self, message: Message, *, timeout_s: float | None = None) -> BlockingFuture:
+        """Put *message* on its way and return its future."""
+
+        async def work() -> SendFuture:
+            return await self._producer.send_async(message, timeout_s=timeout_s)
+
+        return BlockingFuture(self._client, self._client._call(work))
+
+    def send_oneway(self, message: Message) -> None:
+        """Hand *message* over; nobody will say what became of it."""
+        self._client._call(self._producer.send_oneway, message)
+
+    def send_batch(
+        self, messages: Sequence[Message], *, timeout_s: float | None = None
+    ) -> BatchSendResult:
+        """Send a batch and wait until it is stored. Raises as `Producer.send_batch`."""
+
+        async def work() -> BatchSendResult:
+            return await self._producer.send_batch(messages, timeout_s=timeout_s)
+
+        return self._client._call(work)
+
+
+class BlockingPullConsumer:
+    """`client.pull_consumer.PullConsumer` for blocking callers."""
+
+    def __init__(self, client: BlockingClient, consumer: PullConsumer) -> None:
+        self._client = client
+        self._consumer = consumer
+
+    def fetch_message_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """As `PullConsumer.fetch_message_queues`."""
+        return self._client._call(self._consumer.fetch_message_queues, topic)
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_messages: int = 32,
+        tags: str = "*",
+        timeout_s: float = SUSPEND_S,
+    ) -> PullResult:
+        """As `PullConsumer.pull`."""
+
+        async def work() -> PullResult:
+            return await self._consumer.pull(
+                queue, offset, max_messages=max_messages, tags=tags, timeout_s=timeout_s
+            )
+
+        return self._client._call(work)
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """As `PullConsumer.min_offset`."""
+        return self._client._call(self._consumer.min_offset, queue)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """As `PullConsumer.max_offset`."""
+        return self._client._call(self._consumer.max_offset, queue)
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """As `PullConsumer.search_offset`."""
+        return self._client._call(self._consumer.search_offset, queue, timestamp_ms)
+
+    def commit_offset(self, queue: MessageQueue, offset: int) -> None:
+        """As `PullConsumer.commit_offset`."""
+        self._client._call(self._consumer.commit_offset, queue, offset)
+
+    def committed_offset(self, queue: MessageQueue) -> int | None:
+        """As `PullConsumer.committed_offset`."""
+        return self._client._call(self._consumer.committed_offset, queue)
+
+
+class BlockingAdmin:
+    """`client.admin.Admin` for blocking callers."""
+
+    def __init__(self, client: BlockingClient, admin: Admin) -> None:
+        self._client = client
+        self._admin = admin
+
+    def create_topic(self, topic: str, *, queue_nums: int = 8) -> list[str]:
+        """As `Admin.create_topic`."""
+
+        async def work() -> list[str]:
+            return await self._admin.create_topic(topic, queue_nums=queue_nums)
+
+        return self._client._call(work)
+
+    def topic_list(self) -> list[str]:
+        """As `Admin.topic_list`."""
+        return self._client._call(self._admin.topic_list)
+
+    def offsets(self, topic: str) -> dict[MessageQueue, tuple[int, int]]:
+        """As `Admin.offsets`."""
+        return self._client._call(self._admin.offsets, topic)
+
+    def view_message(self, offset_message_id: str) -> MessageExt:
+        """As `Admin.view_message`."""
+        return self._client._call(self._admin.view_message, offset_message_id)

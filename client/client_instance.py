@@ -1,0 +1,779 @@
+"""What all producers, consumers and admins of one client share: connections, routes, heartbeats.
+
+::
+
+    producers, consumers, admin
+          │ group names, topics in use
+    ClientInstance ── routes ◄── NameServers (poll, and at once when a leader is lost)
+          │         └ leaders ◄── "not leader" answers, routes, Raft status of the members
+    one RemotingClient ── one connection and one heartbeat per broker
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import structlog
+import trio
+
+from client.errors import (
+    BrokerUnreachableError,
+    ClientClosedError,
+    ClientError,
+    NoNameServerError,
+    NoRouteError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
+from client.leader_hint import LeaderTable
+from client.name_server import NameServers
+from client.retry import FailureKind, RetryPolicy, RetrySchedule, Where, failure_of_answer
+from client.route import DEFAULT_TOPIC, LEADER_ID, RouteTable, TopicRoute
+from commitlog.errors import ConfigError, MQError
+from remoting.client import RemotingClient
+from remoting.connection import Connection
+from remoting.errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    RemotingError,
+    TooManyInFlightError,
+)
+from remoting.errors import RequestTimedOutError as CallTimedOutError
+from remoting.protocol.bodies import (
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    MessageModel,
+    ProducerData,
+    SubscriptionData,
+    TopicRouteData,
+)
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
+from remoting.protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
+from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
+from remoting.seams import Clock, Network, Rng
+
+HEARTBEAT_PERIOD_S: Final = 30.0
+"""RocketMQ's; a broker drops a client after 120 s of silence."""
+ROUTE_POLL_PERIOD_S: Final = 30.0
+"""RocketMQ's; leaders are found sooner by hints, the poll finds new topics and queues."""
+RPC_TIMEOUT_S: Final = 3.0
+"""One attempt of a request."""
+LEADER_SEARCH_S: Final = 0.25
+"""One round of asking all members of a group who leads; a silent one must not hold it up."""
+UNREGISTER_TIMEOUT_S: Final = 1.0
+"""Saying good-bye at close; brokers also notice by the connection's end."""
+LATE_READ_RETRIES: Final = 1_000_000
+"""Reads change nothing: they are repeated until the deadline, however often."""
+
+_READ_POLICY: Final = RetryPolicy(max_retries=LATE_READ_RETRIES)
+_log = structlog.get_logger()
+_live_client_ids: trio.lowlevel.RunVar[set[str]] = trio.lowlevel.RunVar("live_client_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Settings of a client instance.
+
+    Attributes:
+        name_servers: ``host:port`` each.
+        address_server_url: HTTP address server, read every 120 s.
+        client_ip: Address in client id and message ids, numeric.
+        pid: Process id in client id and message ids.
+        instance_name: Tells instances of one process apart; empty: made from *pid* and a random
+            number.
+        heartbeat_period_s: Between heartbeats to one broker.
+        route_poll_period_s: Between polls of the routes in use.
+        rpc_timeout_s: One attempt of a request.
+        default_topic_queue_nums: Most queues a topic gets that is created by sending to it.
+        tls: For connections to brokers and NameServers; None: plain.
+    """
+
+    name_servers: tuple[str, ...] = ()
+    address_server_url: str | None = None
+    client_ip: str = "127.0.0.1"
+    pid: int = 0
+    instance_name: str = ""
+    heartbeat_period_s: float = HEARTBEAT_PERIOD_S
+    route_poll_period_s: float = ROUTE_POLL_PERIOD_S
+    rpc_timeout_s: float = RPC_TIMEOUT_S
+    default_topic_queue_nums: int = 4
+    tls: ssl.SSLContext | None = None
+
+
+@dataclass(slots=True)
+class ClientCounters:
+    """What the instance has done so far; for tests and people.
+
+    Attributes:
+        route_refreshes: Routes asked of a NameServer.
+        redirects_by_hint: Requests that followed the leader a "not leader" answer named.
+        leader_searches: Rounds in which all members of a group were asked.
+        heartbeats: Heartbeats answered.
+    """
+
+    route_refreshes: int = 0
+    redirects_by_hint: int = 0
+    leader_searches: int = 0
+    heartbeats: int = 0
+
+
+@dataclass(slots=True)
+class Link:
+    """A broker connection and what the broker behind it understands.
+
+    Attributes:
+        address: ``host:port``.
+        connection: Live when it was handed out.
+        cbor: It reads CBOR headers.
+        records: It takes SEND_RECORDS.
+        bulk_pull: It may take BULK_PULL; cleared when it says no.
+    """
+
+    address: str
+    connection: Connection
+    cbor: bool
+    records: bool
+    bulk_pull: bool
+
+    @property
+    def serialize(self) -> SerializeType:
+        """Header encoding for requests over it."""
+        return SerializeType.CBOR if self.cbor else SerializeType.JSON
+
+
+class ManagedScope:
+    """Lets a class be written as one ``@asynccontextmanager`` method and used by ``async with``."""
+
+    _manager: AbstractAsyncContextManager[None] | None = None
+
+    def _scope(self) -> AbstractAsyncContextManager[None]:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        if self._manager is not None:
+            raise ClientClosedError(f"a {type(self).__name__} is opened once")
+        self._manager = self._scope()
+        await self._manager.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        assert self._manager is not None
+        return await self._manager.__aexit__(kind, error, trace)
+
+
+@dataclass(slots=True)
+class _Groups:
+    producers: dict[str, int] = field(default_factory=dict)
+    consumers: dict[str, ConsumerData] = field(default_factory=dict)
+
+
+class ClientInstance(ManagedScope):
+    """One per process and client id; open it with ``async with`` and share it.
+
+    Attributes:
+        client_id: ``ip@instance``.
+        routes: Last known routes; kept when NameServers fail.
+        leaders: Who leads which group.
+        counters: See `ClientCounters`.
+        route_version: Grows with every change of a route or of a leader named by one.
+    """
+
+    def __init__(self, config: ClientConfig, *, clock: Clock, network: Network, rng: Rng) -> None:
+        """Prepare; nothing is connected before ``async with``.
+
+        Raises:
+            ConfigError: No NameServer is named, or the address server is no http URL.
+        """
+        self.config = config
+        self.clock = clock
+        self.rng = rng
+        self.network = network
+        instance_name = config.instance_name or f"{config.pid}#{rng.randrange(1 << 48)}"
+        self.client_id = f"{config.client_ip}@{instance_name}"
+        self.routes = RouteTable()
+        self.leaders = LeaderTable()
+        self.counters = ClientCounters()
+        self.route_version = 0
+        self._borrowed: dict[str, TopicRoute] = {}
+        self._topics_in_use: dict[str, None] = {}
+        self._groups = _Groups()
+        self._members: dict[str, dict[int, str]] = {}
+        self._links: dict[str, Link] = {}
+        self._opening: dict[str, trio.Lock] = {}
+        self._searches: dict[str, trio.Event] = {}
+        self._heartbeat_wanted = trio.Event()
+        self._closed = True
+        self._remoting: RemotingClient | None = None
+        self._nursery: trio.Nursery | None = None
+        self._name_servers: NameServers | None = None
+        if not config.name_servers and not config.address_server_url:
+            raise ConfigError("no NameServer is named: give name_servers or address_server_url")
+
+    # ------------------------------------------------------------------------------ life
+
+    @asynccontextmanager
+    async def _scope(self) -> AsyncIterator[None]:
+        try:
+            live = _live_client_ids.get()
+        except LookupError:
+            live = set()
+            _live_client_ids.set(live)
+        if self.client_id in live:
+            raise ConfigError(
+                f"client id {self.client_id} is in use in this process: share its instance"
+            )
+        live.add(self.client_id)
+        try:
+            async with trio.open_nursery() as connections:
+                self._remoting = RemotingClient(connections, self.network, tls=self.config.tls)
+                self._name_servers = NameServers(
+                    self._remoting,
+                    self.network,
+                    self.clock,
+                    self.rng,
+                    self.config.name_servers,
+                    address_server_url=self.config.address_server_url,
+                    timeout_s=self.config.rpc_timeout_s,
+                )
+                self._closed = False
+                try:
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._name_servers.keep_reading)
+                        nursery.start_soon(self._poll_routes)
+                        nursery.start_soon(self._send_heartbeats)
+                        try:
+                            yield
+                        finally:
+                            nursery.cancel_scope.cancel()
+                finally:
+                    self._closed = True
+                    with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
+                        await self._unregister_all()
+                    self._remoting.close()
+                    connections.cancel_scope.cancel()
+        finally:
+            live.discard(self.client_id)
+
+    @property
+    def nursery(self) -> trio.Nursery:
+        """Runs the background work of producers and consumers.
+
+        Raises:
+            ClientClosedError: The instance is not open.
+        """
+        if self._nursery is None or self._closed:
+            raise ClientClosedError(f"client {self.client_id} is not open; use 'async with'")
+        return self._nursery
+
+    @property
+    def name_servers(self) -> NameServers:
+        """The NameServers.
+
+        Raises:
+            ClientClosedError: The instance is not open.
+        """
+        if self._name_servers is None or self._closed:
+            raise ClientClosedError(f"client {self.client_id} is not open; use 'async with'")
+        return self._name_servers
+
+    # ------------------------------------------------------------------------------ routes
+
+    async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute:
+        """Return the route of *topic*, from the cache unless *fresh*.
+
+        When every NameServer is down a cached route is as good as it gets, fresh or not.
+
+        Raises:
+            NoRouteError: The NameServers do not know the topic.
+            NoNameServerError: None answers and nothing is cached.
+        """
+        self._topics_in_use[topic] = None
+        known = self.routes.get(topic)
+        if known is not None and not fresh:
+            return known
+        try:
+            return await self.refresh_route(topic)
+        except NoNameServerError:
+            if known is None:
+                raise
+            return known
+
+    async def publish_route(self, topic: str) -> TopicRoute:
+        """Return where messages of *topic* can go.
+
+        For a topic nobody created that is where the brokers would create it.
+
+        Raises:
+            NoRouteError: No broker can take it.
+            NoNameServerError: None answers and nothing is cached.
+        """
+        try:
+            route = await self.route(topic)
+        except NoRouteError:
+            borrowed = self._borrowed.get(topic)
+            if borrowed is not None:
+                return borrowed
+            default = await self.route(DEFAULT_TOPIC)
+            route = default.borrowed(topic, self.config.default_topic_queue_nums)
+            if route.publish_queues:
+                self._borrowed[topic] = route
+        return route
+
+    def known_publish_route(self, topic: str) -> TopicRoute | None:
+        """Return the cached route, also of a topic that does not exist yet; asks nobody."""
+        return self.routes.get(topic) or self._borrowed.get(topic)
+
+    async def refresh_route(self, topic: str) -> TopicRoute:
+        """Ask a NameServer for the route of *topic* now.
+
+        Raises:
+            NoRouteError: The NameServers do not know the topic; a cached route is kept.
+            NoNameServerError: None answers.
+            RequestFailedError: An answer that makes no sense.
+        """
+        self.counters.route_refreshes += 1
+        header = GetRouteInfoHeader(topic, accept_standard_json_only=True)
+        response = await self.name_servers.invoke(
+            request(RequestCode.GET_ROUTEINFO_BY_TOPIC, dict(header.encode()))
+        )
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRouteError(response.remark or f"no NameServer knows topic {topic}")
+        if response.code != ResponseCode.SUCCESS:
+            raise RequestFailedError(
+                f"route of {topic}: code {response.code} {response.remark or ''}",
+                code=response.code,
+                remark=response.remark or "",
+            )
+        route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
+        self._borrowed.pop(topic, None)
+        if self.routes.put(route):
+            self.route_version += 1
+        for name in route.addresses:
+            self.leaders.take_route(name, route.leader_address(name))
+        return route
+
+    async def ask_name_server_at(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        """Ask one certain NameServer and return its answer, whatever its code.
+
+        Raises:
+            NoNameServerError: It does not answer.
+        """
+        if self._remoting is None or self._closed:
+            raise ClientClosedError(f"client {self.client_id} is not open; use 'async with'")
+        try:
+            return await self._remoting.invoke(address, command, self.config.rpc_timeout_s)
+        except RemotingError as error:
+            raise NoNameServerError(f"NameServer {address}: {error}") from error
+
+    def add_members(self, broker_name: str, addresses: dict[int, str]) -> None:
+        """Take in the members of a group as a NameServer lists them, without a topic's route."""
+        self._members[broker_name] = addresses
+        self.leaders.take_route(broker_name, addresses.get(LEADER_ID))
+
+    def member_addresses(self, broker_name: str) -> list[str]:
+        """Return every known address of a group."""
+        found = dict.fromkeys(self.routes.addresses(broker_name))
+        found.update(dict.fromkeys(self._members.get(broker_name, {}).values()))
+        return list(found)
+
+    async def _poll_routes(self) -> None:
+        while True:
+            await self.clock.sleep(self.config.route_poll_period_s)
+            for topic in list(self._topics_in_use):
+                try:
+                    await self.refresh_route(topic)
+                except NoRouteError:
+                    continue
+                except (NoNameServerError, RequestFailedError) as error:
+                    _log.warning("route_poll_failed", topic=topic, error=str(error))
+                    break
+
+    # ------------------------------------------------------------------------------ brokers
+
+    async def link(self, address: str, timeout_s: float) -> Link:
+        """Return a live connection to a broker, with what it understands.
+
+        The first use of a connection asks for the broker's capabilities.
+
+        Raises:
+            BrokerUnreachableError: Not within *timeout_s*; nothing was sent but the question.
+            ClientClosedError: The instance is closed.
+        """
+        link = self._links.get(address)
+        if link is not None and not link.connection.is_closed:
+            return link
+        if self._remoting is None or self._closed:
+            raise ClientClosedError(f"client {self.client_id} is closed; nothing was sent")
+        lock = self._opening.setdefault(address, trio.Lock())
+        with trio.move_on_after(timeout_s):
+            async with lock:
+                link = self._links.get(address)
+                if link is not None and not link.connection.is_closed:
+                    return link
+                try:
+                    connection = await self._remoting.connection(address, timeout_s)
+                    answer = await connection.invoke(request(RequestCode.CAPABILITIES), timeout_s)
+                except RemotingError as error:
+                    raise BrokerUnreachableError(f"broker {address}: {error}") from error
+                ours = answer.code == ResponseCode.SUCCESS
+                link = self._links[address] = Link(
+                    address,
+                    connection,
+                    cbor=ours and _truth(answer.ext.get("cbor")),
+                    records=ours and _truth(answer.ext.get("records")),
+                    bulk_pull=ours,
+                )
+                self._heartbeat_wanted.set()
+                return link
+        raise BrokerUnreachableError(f"broker {address} does not answer within {timeout_s} s")
+
+    async def ask(
+        self,
+        address: str,
+        code: int,
+        ext: ExtFields | None = None,
+        body: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+    ) -> RemotingCommand:
+        """Ask one broker once and return its answer, whatever its code.
+
+        Raises:
+            BrokerUnreachableError: Nothing was sent.
+            RequestTimedOutError: Sent, but no answer; what was asked for may have been done.
+        """
+        timeout_s = self.config.rpc_timeout_s if timeout_s is None else timeout_s
+        link = await self.link(address, timeout_s)
+        try:
+            return await link.connection.invoke(
+                request(code, ext, body, serialize=link.serialize), timeout_s
+            )
+        except (CallTimedOutError, ConnectionLostError) as error:
+            if error.outcome == "not_stored":
+                raise BrokerUnreachableError(f"broker {address}: {error}") from error
+            raise RequestTimedOutError(f"broker {address}: {error}") from error
+        except (TooManyInFlightError, ConnectFailedError) as error:
+            raise BrokerUnreachableError(f"broker {address}: {error}") from error
+
+    async def ask_leader(
+        self,
+        broker_name: str,
+        code: int,
+        ext: ExtFields | None = None,
+        body: bytes = b"",
+        *,
+        topic: str,
+        timeout_s: float = 10.0,
+        attempt_timeout_s: float | None = None,
+        adapt: Callable[[Link], int] | None = None,
+    ) -> RemotingCommand:
+        """Ask whoever leads a group, following hints and fail-overs, until *timeout_s* is over.
+
+        Only for requests that may be repeated.
+
+        Args:
+            broker_name: The group.
+            code: Request code; *adapt* may give another one for the link found.
+            ext: Header fields; copied for every attempt.
+            body: Request body.
+            topic: Whose route is refreshed when the leader is lost.
+            timeout_s: Budget over all attempts.
+            attempt_timeout_s: One attempt; default: the configured RPC time-out.
+            adapt: Chooses the code by what the broker understands.
+        Returns:
+            The answer of a node that did not say "not leader" or "busy".
+        Raises:
+            BrokerUnreachableError: Nobody could be asked.
+            RequestTimedOutError: Asked, but no answer came.
+            RequestFailedError: Refused to the end; its code and remark are carried.
+        """
+        deadline = self.clock.monotonic() + timeout_s
+        attempt_s = self.config.rpc_timeout_s if attempt_timeout_s is None else attempt_timeout_s
+        schedule = RetrySchedule(_READ_POLICY, deadline)
+        error: ClientError | None = None
+        while True:
+            address = self.leaders.address(broker_name)
+            kind = FailureKind.NOT_LEADER
+            term = self.leaders.term(broker_name)
+            if address is None:
+                error = BrokerUnreachableError(f"nobody is known to lead {broker_name}")
+            else:
+                left_s = max(deadline - self.clock.monotonic(), 0.001)
+                try:
+                    link = await self.link(address, min(self.config.rpc_timeout_s, left_s))
+                    answer = await self.ask(
+                        address,
+                        code if adapt is None else adapt(link),
+                        None if ext is None else dict(ext),
+                        body,
+                        timeout_s=min(attempt_s, left_s),
+                    )
+                except RequestTimedOutError as failed:
+                    error, kind = failed, FailureKind.UNKNOWN
+                except BrokerUnreachableError as failed:
+                    error, kind = failed, FailureKind.UNREACHABLE
+                else:
+                    if answer.code not in (
+                        ResponseCode.SERVICE_NOT_AVAILABLE,
+                        ResponseCode.SYSTEM_BUSY,
+                    ):
+                        return answer
+                    kind = self.note_refusal(broker_name, address, answer)
+                    error = RequestFailedError(
+                        f"{address}: code {answer.code} {answer.remark or ''}",
+                        code=answer.code,
+                        remark=answer.remark or "",
+                    )
+            step = schedule.next(kind, self.clock.monotonic())
+            if step is None:
+                raise error
+            if step.where is not Where.NAMED_LEADER:
+                await self.pause_for_leader(
+                    broker_name, step.delay_s, topic=topic, failed=address, failed_term=term
+                )
+
+    # ------------------------------------------------------------------------------ leaders
+
+    def note_refusal(self, broker_name: str, address: str, answer: RemotingCommand) -> FailureKind:
+        """Learn what a refusing answer says about the leader; return what kind of failure it is."""
+        kind, hint, term = failure_of_answer(answer)
+        if (
+            hint
+            and hint != address
+            and self.leaders.learn(broker_name, hint, term, told_by=address)
+        ):
+            if kind is FailureKind.REDIRECTED:
+                self.counters.redirects_by_hint += 1
+            return kind
+        if kind is FailureKind.REDIRECTED:
+            # A hint that is old, or names the node that just denied it.
+            self.leaders.suspect(broker_name, address)
+            return FailureKind.NOT_LEADER
+        return kind
+
+    async def pause_for_leader(
+        self,
+        broker_name: str,
+        delay_s: float,
+        *,
+        topic: str,
+        failed: str | None,
+        failed_term: int,
+    ) -> None:
+        """Wait *delay_s* before the next attempt, or less if another leader is found meanwhile.
+
+        All members of the group are asked at the same time, and a NameServer too.
+
+        Args:
+            broker_name: The group.
+            delay_s: Longest pause once the members have answered.
+            topic: Whose route is refreshed.
+            failed: The address that failed; naming it again in the same term is no news.
+            failed_term: The term known when it failed.
+        """
+        until = self.clock.monotonic() + delay_s
+        if failed is not None:
+            self.leaders.suspect(broker_name, failed)
+        search = self._searches.get(broker_name)
+        if search is not None:
+            with trio.move_on_after(LEADER_SEARCH_S):
+                await search.wait()
+        else:
+            search = self._searches[broker_name] = trio.Event()
+            try:
+                await self._search_leader(broker_name, topic, failed, failed_term)
+            finally:
+                del self._searches[broker_name]
+                search.set()
+        if not self._is_news(broker_name, failed, failed_term):
+            await self.clock.sleep(max(0.0, until - self.clock.monotonic()))
+
+    def _is_news(self, broker_name: str, failed: str | None, failed_term: int) -> bool:
+        address = self.leaders.address(broker_name)
+        return address is not None and (
+            address != failed or self.leaders.term(broker_name) > failed_term
+        )
+
+    async def _search_leader(
+        self, broker_name: str, topic: str, failed: str | None, failed_term: int
+    ) -> None:
+        self.counters.leader_searches += 1
+        with trio.move_on_after(LEADER_SEARCH_S):
+            async with trio.open_nursery() as nursery:
+
+                def look() -> None:
+                    if self._is_news(broker_name, failed, failed_term):
+                        nursery.cancel_scope.cancel()
+
+                async def ask_member(address: str) -> None:
+                    try:
+                        link = await self.link(address, LEADER_SEARCH_S)
+                        if not link.records:
+                            return  # a real RocketMQ: its NameServers know
+                        answer = await self.ask(
+                            address, RequestCode.RAFT_STATUS, timeout_s=LEADER_SEARCH_S
+                        )
+                    except (ClientError, MQError):
+                        return
+                    leader, term = _leader_of_status(address, answer)
+                    # What others say of the one that failed is older than the failure.
+                    if leader is not None and (
+                        leader == address or (leader, term) != (failed, failed_term)
+                    ):
+                        self.leaders.learn(broker_name, leader, term, told_by=address)
+                        look()
+
+                async def ask_name_server() -> None:
+                    try:
+                        await self.refresh_route(topic)
+                    except MQError:
+                        return
+                    look()
+
+                for member in self.member_addresses(broker_name):
+                    nursery.start_soon(ask_member, member)
+                nursery.start_soon(ask_name_server)
+
+    # ------------------------------------------------------------------------------ heartbeats
+
+    def add_producer(self, group: str) -> None:
+        """Announce a producer group to the brokers from now on; counted."""
+        producers = self._groups.producers
+        producers[group] = producers.get(group, 0) + 1
+        self._heartbeat_wanted.set()
+
+    def add_consumer(self, group: str, topics: tuple[str, ...] = ()) -> None:
+        """Announce a consumer group that pulls by itself.
+
+        Raises:
+            ConfigError: This instance has the group already.
+        """
+        if group in self._groups.consumers:
+            raise ConfigError(f"consumer group {group} is in use in this client instance")
+        self._groups.consumers[group] = ConsumerData(
+            group_name=group,
+            consume_type=ConsumeType.CONSUME_ACTIVELY,
+            message_model=MessageModel.CLUSTERING,
+            subscription_data_set=[SubscriptionData(topic=topic) for topic in topics],
+        )
+        self._heartbeat_wanted.set()
+
+    async def remove_producer(self, group: str) -> None:
+        """Take a producer group back; the last one tells the brokers."""
+        producers = self._groups.producers
+        producers[group] -= 1
+        if producers[group] == 0:
+            del producers[group]
+            await self._unregister(producer_group=group)
+
+    async def remove_consumer(self, group: str) -> None:
+        """Take a consumer group back and tell the brokers."""
+        del self._groups.consumers[group]
+        await self._unregister(consumer_group=group)
+
+    def heartbeat_body(self) -> bytes:
+        """Return what a heartbeat carries now."""
+        return HeartbeatData(
+            client_id=self.client_id,
+            producer_data_set=[ProducerData(group_name=g) for g in sorted(self._groups.producers)],
+            consumer_data_set=[data for _, data in sorted(self._groups.consumers.items())],
+        ).encode()
+
+    def _heartbeat_addresses(self) -> list[str]:
+        """Return every broker of every route; followers too once there are consumers."""
+        found: dict[str, None] = {}
+        for name, broker_id, address in self.routes.brokers():
+            if self._groups.consumers or (
+                address == (self.leaders.address(name) or address) and broker_id == LEADER_ID
+            ):
+                found[address] = None
+            leader = self.leaders.address(name)
+            if leader is not None:
+                found[leader] = None
+        return list(found)
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            self._heartbeat_wanted = trio.Event()
+            if self._groups.producers or self._groups.consumers:
+                body = self.heartbeat_body()
+                async with trio.open_nursery() as nursery:
+                    for address in self._heartbeat_addresses():
+                        nursery.start_soon(self._heartbeat, address, body)
+            with trio.move_on_after(self.config.heartbeat_period_s):
+                await self._heartbeat_wanted.wait()
+
+    async def _heartbeat(self, address: str, body: bytes) -> None:
+        try:
+            link = await self.link(address, self.config.rpc_timeout_s)
+            await link.connection.invoke(
+                request(RequestCode.HEART_BEAT, None, body), self.config.rpc_timeout_s
+            )
+            self.counters.heartbeats += 1
+        except MQError as error:
+            _log.debug("heartbeat_failed", address=address, error=str(error))
+
+    async def _unregister(
+        self, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        header = UnregisterClientHeader(self.client_id, producer_group, consumer_group)
+        with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
+            async with trio.open_nursery() as nursery:
+                for link in list(self._links.values()):
+                    if not link.connection.is_closed:
+                        nursery.start_soon(self._say_goodbye, link, dict(header.encode()))
+
+    async def _say_goodbye(self, link: Link, ext: dict[str, Any]) -> None:
+        try:
+            await link.connection.invoke(
+                request(RequestCode.UNREGISTER_CLIENT, ext), UNREGISTER_TIMEOUT_S
+            )
+        except MQError as error:
+            _log.debug("unregister_failed", address=link.address, error=str(error))
+
+    async def _unregister_all(self) -> None:
+        for group in list(self._groups.producers):
+            await self._unregister(producer_group=group)
+        for group in list(self._groups.consumers):
+            await self._unregister(consumer_group=group)
+        self._groups = _Groups()
+
+
+def _truth(value: object) -> bool:
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
+def _leader_of_status(address: str, answer: RemotingCommand) -> tuple[str | None, int]:
+    """Return who leads, as a member says, and in which term."""
+    if answer.code != ResponseCode.SUCCESS:
+        return None, -1
+    status: dict[str, Any] = dict(answer.ext)
+    if memoryview(answer.body).nbytes:
+        try:
+            said = msgspec.json.decode(answer.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            said = None
+        if isinstance(said, dict):
+            status.update(said)
+    try:
+        term = int(status.get(TERM_FIELD, -1))
+    except (TypeError, ValueError):
+        return None, -1
+    if _truth(status.get("serving")):
+        return address, term
+    leader = status.get("leader_address") or status.get(LEADER_FIELD)
+    return (leader if isinstance(leader, str) and ":" in leader else None), term

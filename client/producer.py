@@ -1,0 +1,861 @@
+"""Sends messages and says what became of each.
+
+::
+
+    send ─► checks ─► queue (round robin, selector) ─► record ─► lane of the broker group ─► wire
+      ▲                                                              │
+      └────────────── woken with its own result or error ◄───────────┘
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, overload
+
+import trio
+from typing_extensions import Buffer
+
+from client.client_instance import ClientInstance, ManagedScope
+from client.coalescer import (
+    MAX_REQUEST_BYTES,
+    MAX_REQUEST_RECORDS,
+    MAX_WAITING_BYTES,
+    Coalescer,
+    SendSlot,
+    SlotState,
+)
+from client.errors import (
+    BackpressureError,
+    BrokerUnreachableError,
+    ClientClosedError,
+    ClientError,
+    MessageIllegalError,
+    NoRouteError,
+    UnknownOutcomeError,
+)
+from client.message import (
+    MAX_BODY_BYTES,
+    Message,
+    SendResult,
+    SendStatus,
+    check_body,
+    check_topic,
+    encode_message_properties,
+)
+from client.queue_selection import LatencyFaultTable, QueueSelector
+from client.retry import RetryPolicy
+from client.route import DEFAULT_TOPIC, MessageQueue, TopicRoute
+from client.send_lane import LaneOptions, SendCounters, SendLane
+from commitlog.errors import LocalProtocolError, MQError
+from commitlog.message_batch import BatchItem, encode_batch
+from commitlog.message_id import UniqKeyFactory
+from commitlog.record import SYS_FLAG_COMPRESSED, encode_record, pack_host
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.headers import SendMessageHeader
+
+COMPRESSED_ZLIB: Final = SYS_FLAG_COMPRESSED | 3 << 8
+"""What Java since 4.9.4 says of a zlib body."""
+SINGLE_PROPERTIES: Final = frozenset(
+    {
+        "TRAN_MSG",
+        "PGROUP",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TIMER_DEL_UNIQKEY",
+        "POP_CK",
+        "RETRY_TOPIC",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "MSG_TYPE",
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "INNER_MULTI_DISPATCH",
+    }
+)
+"""Properties that make the broker do more than append: such messages go alone, as RocketMQ's do."""
+RETRY_PREFIX: Final = "%RETRY%"
+NEVER: Final = float("inf")
+DRAIN_LOOK_S: Final = 0.005
+"""How often a producer that closes looks whether its sends have ended."""
+
+Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+"""Chooses the queue of an ordered send from the topic's queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """Settings of a producer.
+
+    Attributes:
+        send_timeout_s: Whole budget of one send, retries and a fail-over included. More than
+            RocketMQ's 3 s, because a send of ours survives an election instead of failing.
+        attempt_timeout_s: One request.
+        max_retries: Attempts after one whose outcome is unknown.
+        retry_unknown: Send again after an unknown outcome (at least once). Off: the caller gets
+            UnknownOutcomeError at once.
+        compress_over_bytes: Bodies over it are compressed; None: never.
+        compress_level: zlib level.
+        max_message_bytes: Largest body, and largest batch.
+        latency_fault_enable: Avoid brokers that were slow or failed (RocketMQ's table).
+        requests_in_flight: Requests to one broker group at the same time; 1 keeps order.
+        max_request_bytes: Most record bytes in one coalesced request.
+        max_request_records: Most records in one.
+        max_waiting_bytes: Per broker group; beyond it sends wait for room.
+    """
+
+    send_timeout_s: float = 10.0
+    attempt_timeout_s: float = 3.0
+    max_retries: int = 2
+    retry_unknown: bool = True
+    compress_over_bytes: int | None = 4096
+    compress_level: int = 5
+    max_message_bytes: int = MAX_BODY_BYTES
+    latency_fault_enable: bool = False
+    requests_in_flight: int = 1
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    max_request_records: int = MAX_REQUEST_RECORDS
+    max_waiting_bytes: int = MAX_WAITING_BYTES
+
+
+class _Topic:
+    """What the hot path needs of one topic, taken from one version of its route."""
+
+    __slots__ = ("brokers", "name", "queues", "route", "selector", "targets")
+
+    def __init__(
+        self, name: str, route: TopicRoute, lane_of: Callable[[str], SendLane], start: int
+    ) -> None:
+        self.name = name.encode()
+        self.route = route
+        self.queues = route.publish_queues
+        self.targets = [(queue, lane_of(queue.broker_name)) for queue in self.queues]
+        self.brokers = len({queue.broker_name for queue in self.queues})
+        self.selector = QueueSelector(start)
+
+
+class SendFuture:
+    """The result of a send that is under way."""
+
+    __slots__ = ("_producer", "_slot")
+
+    def __init__(self, producer: Producer, slot: SendSlot) -> None:
+        self._producer = producer
+        self._slot = slot
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns or raises without waiting."""
+        return self._slot.settled
+
+    async def result(self) -> SendResult:
+        """Wait for the end of the send. May be called again, by one task at a time.
+
+        Raises:
+            ClientError: See `Producer.send`.
+            trio.BusyResourceError: Another task is waiting.
+        Cancellation: The send goes on; call again to get its result.
+        """
+        slot = self._slot
+        if slot.task is not None:
+            raise trio.BusyResourceError("another task waits for this result")
+        if slot.settled:
+            await trio.lowlevel.checkpoint()
+        else:
+            slot.task = trio.lowlevel.current_task()
+
+            def stop_waiting(_: object) -> trio.lowlevel.Abort:
+                slot.task = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(stop_waiting)
+        return _result(slot)
+
+
+class BatchSendResult(Sequence[SendResult]):
+    """Results of a batch in the order of its messages; each is made when it is looked at.
+
+    Attributes:
+        message_queue: The queue all messages of the batch are in.
+        queue_offset: Of the first message; the others follow without a gap.
+    """
+
+    __slots__ = ("_slot", "message_queue", "queue_offset")
+
+    def __init__(self, slot: SendSlot) -> None:
+        self._slot = slot
+        self.message_queue = slot.queue
+        self.queue_offset = slot.base_offset
+
+    def __len__(self) -> int:
+        return self._slot.count
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        slot = self._slot
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(slot.count))]
+        if index < 0:
+            index += slot.count
+        if not 0 <= index < slot.count:
+            raise IndexError("no such message in the batch")
+        offset_ids = slot.offset_message_id
+        phy_offset = slot.phy_offset
+        if phy_offset >= 0:
+            sizes = slot.sizes
+            phy_offset += sum(
+                int.from_bytes(sizes[at : at + 4], "big") for at in range(0, index * 4, 4)
+            )
+        return SendResult(
+            SendStatus(slot.status),
+            slot.message_ids[index],
+            slot.queue,
+            slot.base_offset + index,
+            phy_offset,
+            slot.store_host,
+            None if offset_ids is None else _nth(offset_ids, index),
+        )
+
+
+def _nth(joined: str, index: int) -> str:
+    ids = joined.split(",")
+    return ids[index] if index < len(ids) else ""
+
+
+def _result(slot: SendSlot) -> SendResult:
+    if slot.state is not SlotState.STORED:
+        assert slot.error is not None
+        raise slot.error
+    message_id = slot.message_ids
+    return SendResult(
+        _STATUS[slot.status],
+        message_id if isinstance(message_id, str) else message_id[0],
+        slot.queue,
+        slot.base_offset,
+        slot.phy_offset,
+        slot.store_host,
+        slot.offset_message_id,
+    )
+
+
+_STATUS: Final = {status.value: status for status in SendStatus}
+
+
+class Producer(ManagedScope):
+    """Sends messages of one producer group. Open it with ``async with`` inside its instance.
+
+    Leaving the block waits for the sends that are under way; leaving it by an exception or a
+    cancellation fails them.
+
+    Attributes:
+        group: The producer group.
+        counters: See `SendCounters`; those of redirects and route refreshes are the instance's.
+    """
+
+    def __init__(
+        self, instance: ClientInstance, group: str, config: ProducerConfig | None = None
+    ) -> None:
+        """Prepare a producer.
+
+        Args:
+            instance: Shared; must be open when the producer is opened.
+            group: Producer group.
+            config: Settings; None: the defaults.
+        """
+        self.group = group
+        self.counters = SendCounters()
+        self.config = config = config if config is not None else ProducerConfig()
+        self._instance = instance
+        self._clock = instance.clock
+        self._options = LaneOptions(
+            group,
+            RetryPolicy(max_retries=config.max_retries, retry_unknown=config.retry_unknown),
+            config.attempt_timeout_s,
+            instance.config.default_topic_queue_nums,
+            config.requests_in_flight,
+        )
+        self._lanes: dict[str, SendLane] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._route_version = -1
+        self._faults = LatencyFaultTable() if config.latency_fault_enable else None
+        self._ids = UniqKeyFactory(
+            pack_host(instance.config.client_ip, 0)[:-4],
+            instance.config.pid,
+            instance.rng.randrange(1 << 32),
+        )
+        self._nursery: trio.Nursery | None = None
+        self._closed = True
+        self._next_wake = NEVER
+        self._wake = trio.Event()
+        self._compress_over = (
+            config.max_message_bytes
+            if config.compress_over_bytes is None
+            else min(config.compress_over_bytes, config.max_message_bytes)
+        )
+        self._singles: set[SendSlot] = set()
+
+    # ------------------------------------------------------------------------------ life
+
+    @asynccontextmanager
+    async def _scope(self) -> AsyncIterator[None]:
+        instance = self._instance
+        instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
+        instance.add_producer(self.group)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._closed = False
+                nursery.start_soon(self._expire_sends)
+                try:
+                    yield
+                    await self._drain()
+                finally:
+                    self._closed = True
+                    self._fail_all()
+                    nursery.cancel_scope.cancel()
+        finally:
+            await instance.remove_producer(self.group)
+
+    async def _drain(self) -> None:
+        """Wait for the sends under way; each ends by its deadline."""
+        self._closed = True
+        while self._live_slots():
+            await self._clock.sleep(DRAIN_LOOK_S)
+
+    def _fail_all(self) -> None:
+        for lane in self._lanes.values():
+            for slot in lane.live_slots():
+                if slot.sent or slot.state == SlotState.IN_FLIGHT:
+                    lane.fail(slot, UnknownOutcomeError("the producer was closed during the send"))
+                else:
+                    lane.fail(slot, ClientClosedError("the producer was closed before the send"))
+
+    def _live_slots(self) -> list[SendSlot]:
+        slots = [slot for lane in self._lanes.values() for slot in lane.live_slots()]
+        slots.extend(slot for slot in self._singles if not slot.settled)
+        return slots
+
+    async def _expire_sends(self) -> None:
+        """Fail sends at their deadline; sleeps until the earliest one there is."""
+        clock = self._clock
+        while True:
+            self._wake = trio.Event()
+            now = clock.monotonic()
+            earliest = NEVER
+            for lane in list(self._lanes.values()):
+                for slot in lane.live_slots():
+                    if slot.deadline <= now:
+                        lane.expire(slot)
+                    elif slot.deadline < earliest:
+                        earliest = slot.deadline
+            for slot in list(self._singles):
+                if slot.settled:
+                    continue
+                if slot.deadline <= now:
+                    self._lane(slot.queue.broker_name).expire(slot)
+                elif slot.deadline < earliest:
+                    earliest = slot.deadline
+            self._next_wake = earliest
+            with trio.move_on_after(earliest - now):
+                await self._wake.wait()
+
+    # ------------------------------------------------------------------------------ sending
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        selector: Selector | None = None,
+        selector_arg: Any = None,
+    ) -> SendResult:
+        """Send *message* and return when it is stored.
+
+        Args:
+            message: Not changed; must not be changed before this returns.
+            timeout_s: Whole budget; default ``config.send_timeout_s``.
+            selector: Chooses the queue; the message is then never moved to another one.
+            selector_arg: Given to *selector*.
+        Returns:
+            Where it is stored.
+        Raises:
+            MessageIllegalError: Refused before sending; not stored.
+            NoRouteError, NoNameServerError: Nowhere to send it; not stored.
+            BrokerRefusedError, BrokerUnreachableError: Not stored.
+            UnknownOutcomeError: May be stored.
+            ClientClosedError: The producer is not open; not stored.
+        Cancellation: The message may be stored; other sends in the same request go on.
+        """
+        if selector is None:
+            slot = await self._offer(message, None, timeout_s)
+        else:
+            topic = await self._topic(message.topic)
+            slot = await self._offer(
+                message, selector(topic.queues, message, selector_arg), timeout_s
+            )
+        await self._wait(slot)
+        return _result(slot)
+
+    async def send_to(
+        self, queue: MessageQueue, message: Message, *, timeout_s: float | None = None
+    ) -> SendResult:
+        """Send *message* to *queue* and nowhere else; otherwise as `send`."""
+        slot = await self._offer(message, queue, timeout_s)
+        await self._wait(slot)
+        return _result(slot)
+
+    async def send_async(
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> SendFuture:
+        """Put *message* on its way and return its future; waits only for a route and for room.
+
+        Raises:
+            MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
+        """
+        slot = await self._offer(message, queue, timeout_s)
+        return SendFuture(self, slot)
+
+    def send_nowait(
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> SendFuture:
+        """Put *message* on its way without waiting for anything.
+
+        Raises:
+            BackpressureError: There is no room; nothing was queued.
+            NoRouteError: The topic's route is not known yet: use `send` or `publish_queues` first.
+            MessageIllegalError, ClientClosedError: Not stored.
+        """
+        topic = self._topics.get(message.topic)
+        if topic is None or self._route_version != self._instance.route_version:
+            topic = self._known_topic(message.topic)
+            if topic is None:
+                raise NoRouteError(f"the route of {message.topic} is not known yet")
+        queue, lane, pinned = self._choose(topic, queue)
+        if not lane.coalescer.has_room:
+            raise BackpressureError(
+                f"{lane.coalescer.waiting_bytes} bytes wait for {lane.broker_name}"
+            )
+        return SendFuture(self, self._enqueue(message, topic, queue, lane, pinned, timeout_s))
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchSendResult:
+        """Send messages of one topic to one queue; all of them are stored or none.
+
+        Args:
+            messages: At least one, same topic, no delay, together at most
+                ``config.max_message_bytes``.
+            queue: Where to; None: the next one in turn.
+            timeout_s: Whole budget.
+        Returns:
+            One result per message, in their order.
+        Raises:
+            MessageIllegalError: The batch breaks a rule; nothing was sent.
+            ClientError: As `send`, for the whole batch.
+        """
+        if not messages:
+            raise MessageIllegalError("the batch is empty")
+        name = messages[0].topic
+        topic = await self._topic(name)
+        queue, lane, pinned = self._choose(topic, queue)
+        slot = self._batch_slot(
+            messages, topic, queue, pinned, timeout_s, lane.records is not False
+        )
+        if not lane.coalescer.has_room:
+            await self._wait_for_room(lane, slot)
+        self._track(slot)
+        lane.offer(slot)
+        await self._wait(slot)
+        if slot.state is not SlotState.STORED:
+            assert slot.error is not None
+            raise slot.error
+        return BatchSendResult(slot)
+
+    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Hand *message* to the broker's connection; nobody will say what became of it.
+
+        Waits for a route and a connection the first time, never for a broker's answer.
+
+        Raises:
+            MessageIllegalError, NoRouteError, NoNameServerError: Not sent.
+            BrokerUnreachableError: No connection, or its buffer is full; not sent.
+        """
+        topic = await self._topic(message.topic)
+        queue, lane, pinned = self._choose(topic, queue)
+        slot = self._single_slot(message, topic, queue, pinned, None)
+        command = self._encode_single(slot)
+        instance = self._instance
+        address = instance.leaders.address(lane.broker_name)
+        if address is None:
+            raise BrokerUnreachableError(f"nobody is known to lead {lane.broker_name}")
+        link = await instance.link(address, self.config.attempt_timeout_s)
+        try:
+            link.connection.invoke_oneway(command)
+        except LocalProtocolError as error:
+            raise MessageIllegalError(str(error)) from error
+        except MQError as error:
+            raise BrokerUnreachableError(f"broker {address}: {error}") from error
+
+    async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues messages of *topic* can go to.
+
+        Raises:
+            NoRouteError, NoNameServerError: There are none, or nobody says.
+        """
+        return (await self._topic(topic)).queues
+
+    # ------------------------------------------------------------------------------ inside
+
+    async def _offer(
+        self, message: Message, queue: MessageQueue | None, timeout_s: float | None
+    ) -> SendSlot:
+        topic = self._topics.get(message.topic)
+        if topic is None or self._route_version != self._instance.route_version:
+            topic = await self._topic(message.topic)
+        chosen, lane, pinned = self._choose(topic, queue)
+        if not lane.coalescer.has_room:
+            deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
+            with trio.move_on_after(deadline - self._clock.monotonic()):
+                await lane.wait_for_room()
+            if not lane.coalescer.has_room:
+                raise BackpressureError(
+                    f"{lane.coalescer.waiting_bytes} bytes still wait for {lane.broker_name}"
+                )
+        return self._enqueue(message, topic, chosen, lane, pinned, timeout_s)
+
+    def _choose(
+        self, topic: _Topic, queue: MessageQueue | None
+    ) -> tuple[MessageQueue, SendLane, bool]:
+        if self._closed:
+            raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
+        if queue is not None:
+            return queue, self._lane(queue.broker_name), True
+        if self._faults is not None and self._faults:
+            queue = topic.selector.select_avoiding(
+                topic.queues, faults=self._faults, now=self._clock.monotonic()
+            )
+            return queue, self._lane(queue.broker_name), False
+        selector, targets = topic.selector, topic.targets
+        selector._counter = turn = selector._counter + 1
+        queue, lane = targets[turn % len(targets)]
+        return queue, lane, False
+
+    def _enqueue(
+        self,
+        message: Message,
+        topic: _Topic,
+        queue: MessageQueue,
+        lane: SendLane,
+        pinned: bool,
+        timeout_s: float | None,
+    ) -> SendSlot:
+        if (
+            message.delay_level > 0
+            or lane.records is False
+            or (message.properties and not SINGLE_PROPERTIES.isdisjoint(message.properties))
+        ):
+            slot = self._single_slot(message, topic, queue, pinned, timeout_s)
+            self._track(slot)
+            self._singles.add(slot)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._run_single, lane, slot)
+            return slot
+        now_ms = self._clock.wall_ms()
+        message_id = self._ids.create(now_ms)
+        body = message.body
+        size = len(body) if type(body) is bytes else check_body(body, self.config.max_message_bytes)
+        sys_flag = 0
+        if size > self._compress_over or size == 0:
+            check_body(body, self.config.max_message_bytes)
+            body, sys_flag = self._compressed(body, size)
+        try:
+            record = encode_record(
+                topic=topic.name,
+                queue_id=queue.queue_id,
+                body=body,
+                properties=encode_message_properties(message, message_id),
+                flag=message.flag,
+                sys_flag=sys_flag,
+                born_timestamp_ms=now_ms,
+            )
+        except MessageIllegalError:
+            raise
+        except LocalProtocolError as error:
+            raise MessageIllegalError(str(error)) from error
+        deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
+        slot = SendSlot(
+            message,
+            queue,
+            message_id,
+            record,
+            len(record).to_bytes(4, "big"),
+            1,
+            deadline,
+            pinned,
+        )
+        if deadline < self._next_wake:
+            self._wake.set()
+        lane.offer(slot)
+        return slot
+
+    async def _run_single(self, lane: SendLane, slot: SendSlot) -> None:
+        try:
+            await lane.send_single(slot)
+        finally:
+            self._singles.discard(slot)
+            if not slot.settled:
+                lane.fail(slot, UnknownOutcomeError("the producer was closed during the send"))
+
+    def _track(self, slot: SendSlot) -> None:
+        if slot.deadline < self._next_wake:
+            self._wake.set()
+
+    async def _wait(self, slot: SendSlot) -> None:
+        """Park until *slot* is settled; a cancelled wait abandons it."""
+        slot.task = trio.lowlevel.current_task()
+
+        def abandon(_: object) -> trio.lowlevel.Abort:
+            slot.task = None
+            slot.state = SlotState.ABANDONED
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abandon)
+
+    async def _wait_for_room(self, lane: SendLane, slot: SendSlot) -> None:
+        with trio.move_on_after(slot.deadline - self._clock.monotonic()):
+            await lane.wait_for_room()
+        if not lane.coalescer.has_room:
+            raise BackpressureError(
+                f"{lane.coalescer.waiting_bytes} bytes still wait for {lane.broker_name}"
+            )
+
+    def _compressed(self, body: Buffer, size: int) -> tuple[Buffer, int]:
+        if self.config.compress_over_bytes is None or size <= self._compress_over:
+            return body, 0
+        packed = zlib.compress(body, self.config.compress_level)
+        return (packed, COMPRESSED_ZLIB) if len(packed) < size else (body, 0)
+
+    def _single_slot(
+        self,
+        message: Message,
+        topic: _Topic,
+        queue: MessageQueue,
+        pinned: bool,
+        timeout_s: float | None,
+    ) -> SendSlot:
+        check_body(message.body, self.config.max_message_bytes)
+        message_id = self._ids.create(self._clock.wall_ms())
+        encode_message_properties(message, message_id)
+        deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
+        return SendSlot(message, queue, message_id, b"", b"", 1, deadline, pinned)
+
+    def _batch_slot(
+        self,
+        messages: Sequence[Message],
+        topic: _Topic,
+        queue: MessageQueue,
+        pinned: bool,
+        timeout_s: float | None,
+        as_records: bool,
+    ) -> SendSlot:
+        name = messages[0].topic
+        if name.startswith(RETRY_PREFIX):
+            raise MessageIllegalError("messages of a retry topic cannot be sent as a batch")
+        if len(messages) > self.config.max_request_records:
+            raise MessageIllegalError(
+                f"the batch has {len(messages)} messages, at most {self.config.max_request_records}"
+            )
+        limit = self.config.max_message_bytes
+        now_ms = self._clock.wall_ms()
+        create = self._ids.create
+        ids: list[str] = []
+        records: list[bytes] = []
+        sizes: list[bytes] = []
+        total = 0
+        topic_name, queue_id = topic.name, queue.queue_id
+        for message in messages:
+            if message.topic != name:
+                raise MessageIllegalError(f"the batch mixes topics {name} and {message.topic}")
+            properties = message.properties
+            if message.delay_level > 0 or (
+                properties and not SINGLE_PROPERTIES.isdisjoint(properties)
+            ):
+                raise MessageIllegalError("a batch cannot hold delayed or transactional messages")
+            body = message.body
+            total += len(body) if type(body) is bytes and body else check_body(body, limit)
+            message_id = create(now_ms)
+            ids.append(message_id)
+            encoded = encode_message_properties(message, message_id)
+            if not as_records:
+                continue
+            try:
+                record = encode_record(
+                    topic=topic_name,
+                    queue_id=queue_id,
+                    body=body,
+                    properties=encoded,
+                    flag=message.flag,
+                    born_timestamp_ms=now_ms,
+                )
+            except LocalProtocolError as error:
+                raise MessageIllegalError(str(error)) from error
+            records.append(record)
+            sizes.append(len(record).to_bytes(4, "big"))
+        if total > limit:
+            raise MessageIllegalError(f"the batch has {total} body bytes, at most {limit}")
+        deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
+        return SendSlot(
+            tuple(messages),
+            queue,
+            tuple(ids),
+            b"".join(records),
+            b"".join(sizes),
+            len(messages),
+            deadline,
+            pinned,
+        )
+
+    def _encode_single(self, slot: SendSlot) -> RemotingCommand:
+        """Return the request RocketMQ's own clients would send for *slot*.
+
+        Raises:
+            MessageIllegalError: It cannot be written.
+        """
+        given = slot.message
+        sys_flag = 0
+        properties = ""
+        flag = 0
+        code = RequestCode.SEND_MESSAGE_V2
+        body: Buffer
+        if isinstance(given, Message):
+            assert isinstance(slot.message_ids, str)
+            properties = encode_message_properties(given, slot.message_ids).decode()
+            flag = given.flag
+            body, sys_flag = self._compressed(given.body, memoryview(given.body).nbytes)
+        else:
+            code = RequestCode.SEND_BATCH_MESSAGE
+            try:
+                body = encode_batch(
+                    BatchItem(
+                        bytes(message.body),
+                        encode_message_properties(message, message_id),
+                        message.flag,
+                    )
+                    for message, message_id in zip(given, slot.message_ids, strict=True)
+                )
+            except LocalProtocolError as error:
+                raise MessageIllegalError(str(error)) from error
+        header = SendMessageHeader(
+            producer_group=self.group,
+            topic=slot.queue.topic,
+            default_topic=DEFAULT_TOPIC,
+            default_topic_queue_nums=self._options.default_topic_queue_nums,
+            queue_id=slot.queue.queue_id,
+            sys_flag=sys_flag,
+            born_timestamp=self._clock.wall_ms(),
+            flag=flag,
+            properties=properties,
+            reconsume_times=0,
+            unit_mode=False,
+            batch=code == RequestCode.SEND_BATCH_MESSAGE,
+            bname=slot.queue.broker_name,
+        )
+        return request(code, dict(header.encode_v2()), body)
+
+    async def _topic(self, name: str) -> _Topic:
+        topic = self._known_topic(name)
+        if topic is not None:
+            return topic
+        if self._closed:
+            raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
+        check_topic(name)
+        route = await self._instance.publish_route(name)
+        if not route.publish_queues:
+            route = await self._instance.route(name, fresh=True)
+        return self._take_route(name, route)
+
+    def _known_topic(self, name: str) -> _Topic | None:
+        """Return the topic after taking in what its route has become; asks nobody."""
+        instance = self._instance
+        if self._route_version != instance.route_version:
+            self._route_version = instance.route_version
+            for known, topic in list(self._topics.items()):
+                route = instance.known_publish_route(known)
+                if route is not None and route is not topic.route and route.publish_queues:
+                    self._take_route(known, route)
+        return self._topics.get(name)
+
+    def _take_route(self, name: str, route: TopicRoute) -> _Topic:
+        if not route.publish_queues:
+            raise NoRouteError(f"no broker with a leader takes messages of {name} now")
+        old = self._topics.get(name)
+        start = (
+            self._instance.rng.randrange(len(route.publish_queues))
+            if old is None
+            else old.selector._counter
+        )
+        topic = self._topics[name] = _Topic(name, route, self._lane, start)
+        return topic
+
+    def _lane(self, broker_name: str) -> SendLane:
+        lane = self._lanes.get(broker_name)
+        if lane is None:
+            config = self.config
+            lane = self._lanes[broker_name] = SendLane(
+                self._instance,
+                broker_name,
+                Coalescer(
+                    max_request_bytes=config.max_request_bytes,
+                    max_request_records=config.max_request_records,
+                    max_waiting_bytes=config.max_waiting_bytes,
+                ),
+                self._options,
+                self.counters,
+                encode_single=self._encode_single,
+                elsewhere=self._elsewhere,
+                lane_of=self._lane,
+                note_send=self._note_send,
+            )
+            assert self._nursery is not None
+            for _ in range(config.requests_in_flight):
+                self._nursery.start_soon(lane.run)
+        return lane
+
+    def _elsewhere(self, slot: SendSlot) -> MessageQueue | None:
+        """Return a queue of the slot's topic on another broker, or None."""
+        topic = self._topics.get(slot.queue.topic)
+        if topic is None or topic.brokers < 2:
+            return None
+        queue = topic.selector.select_avoiding(
+            topic.queues,
+            last_broker=slot.queue.broker_name,
+            faults=self._faults,
+            now=self._clock.monotonic(),
+        )
+        return queue if queue.broker_name != slot.queue.broker_name else None
+
+    def _note_send(self, broker_name: str, latency_ms: float, failed: bool) -> None:
+        if self._faults is not None:
+            self._faults.note(broker_name, latency_ms, self._clock.monotonic(), isolate=failed)
+
+
+__all__ = ["BatchSendResult", "ClientError", "Producer", "ProducerConfig", "SendFuture"]

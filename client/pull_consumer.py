@@ -1,0 +1,327 @@
+"""Reads queues by offset; where to read and what has been dealt with is up to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from client.client_instance import ClientInstance, Link, ManagedScope
+from client.errors import NoRouteError, OffsetIllegalError, RequestFailedError
+from client.message import MessageBlock, MessageExt, PullResult, PullStatus
+from client.route import MessageQueue
+from remoting.errors import BadRequestError
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.headers import (
+    GetMaxOffsetHeader,
+    Header,
+    OffsetResponseHeader,
+    PullMessageHeader,
+    PullMessageResponseHeader,
+    QueryConsumerOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
+
+SUSPEND_S: Final = 20.0
+"""How long a broker holds a pull that finds nothing; RocketMQ's pull consumer's."""
+SUSPEND_MARGIN_S: Final = 10.0
+"""How much longer than that the answer is waited for."""
+ROCKETMQ_PULL_MESSAGES: Final = 32
+"""More than this per pull only our brokers give; RocketMQ caps there."""
+DRAIN_MESSAGES: Final = 4096
+"""Asked for at a time when a backlog is read."""
+
+_FLAG_SUSPEND: Final = 2
+_FLAG_SUBSCRIPTION: Final = 4
+
+
+class PullConsumer(ManagedScope):
+    """Reads on behalf of one consumer group. Open it with ``async with`` inside its instance."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        """Prepare a consumer; *instance* must be open when the consumer is opened."""
+        self.group = group
+        self._instance = instance
+
+    @asynccontextmanager
+    async def _scope(self) -> AsyncIterator[None]:
+        self._instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
+        self._instance.add_consumer(self.group)
+        try:
+            yield
+        finally:
+            await self._instance.remove_consumer(self.group)
+
+    async def fetch_message_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues of *topic* that can be read, asking a NameServer now.
+
+        Raises:
+            NoRouteError: The NameServers do not know the topic, or nobody serves it.
+            NoNameServerError: None answers and nothing is cached.
+        """
+        route = await self._instance.route(topic, fresh=True)
+        if not route.subscribe_queues:
+            raise NoRouteError(f"no broker has queues of {topic} that can be read")
+        return route.subscribe_queues
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_messages: int = ROCKETMQ_PULL_MESSAGES,
+        tags: str = "*",
+        timeout_s: float = SUSPEND_S,
+        max_bytes: int | None = None,
+    ) -> PullResult:
+        """Read from *offset* on; wait up to *timeout_s* for something to come.
+
+        Args:
+            queue: One of `fetch_message_queues`.
+            offset: First offset wanted.
+            max_messages: At most so many. The broker has limits of its own.
+            tags: ``*``, or tags joined by ``||``.
+            timeout_s: How long the broker holds the request when there is nothing; 0: not at all.
+            max_bytes: At most so many bytes, but at least one message.
+        Returns:
+            Messages as views over one buffer, and where to go on.
+        Raises:
+            OffsetIllegalError: *offset* is outside the queue; says where the queue begins and ends.
+            RequestFailedError: The broker refused; see its code and remark.
+            BrokerUnreachableError: Nobody could be asked in time.
+        Cancellation: Nothing is lost: the offset is the caller's.
+        """
+        instance = self._instance
+        await self._known(queue.topic)
+        suspend_ms = max(0, int(timeout_s * 1000))
+        header = PullMessageHeader(
+            consumer_group=self.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_messages,
+            sys_flag=_FLAG_SUBSCRIPTION | (_FLAG_SUSPEND if suspend_ms else 0),
+            commit_offset=0,
+            suspend_timeout_millis=suspend_ms,
+            sub_version=0,
+            subscription=tags or "*",
+            expression_type="TAG",
+            max_msg_bytes=max_bytes,
+        )
+        used: list[Link] = []
+
+        def code_for(link: Link) -> int:
+            used[:] = [link]
+            bulk = max_messages > ROCKETMQ_PULL_MESSAGES and link.bulk_pull
+            return RequestCode.BULK_PULL if bulk else RequestCode.PULL_MESSAGE
+
+        while True:
+            answer = await instance.ask_leader(
+                queue.broker_name,
+                RequestCode.PULL_MESSAGE,
+                dict(header.encode()),
+                topic=queue.topic,
+                timeout_s=timeout_s + SUSPEND_MARGIN_S,
+                attempt_timeout_s=timeout_s + SUSPEND_MARGIN_S,
+                adapt=code_for,
+            )
+            if (
+                answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+                and used
+                and used[0].bulk_pull
+            ):
+                used[0].bulk_pull = False
+                continue
+            return _pull_result(queue, offset, answer)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Return the first offset the queue holds.
+
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        return await self._offset(
+            queue, RequestCode.GET_MIN_OFFSET, QueueHeader(queue.topic, queue.queue_id)
+        )
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Return one past the last offset of the queue.
+
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        return await self._offset(
+            queue, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(queue.topic, queue.queue_id)
+        )
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the offset of the first message stored at or after *timestamp_ms*.
+
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        return await self._offset(
+            queue,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms),
+        )
+
+    async def commit_offset(
+        self, queue: MessageQueue, offset: int, *, timeout_s: float = 10.0
+    ) -> None:
+        """Store that everything below *offset* is dealt with; returns when it is stored.
+
+        Raises:
+            RequestFailedError: Refused; not stored.
+            RequestTimedOutError: Nobody says whether it is stored; committing again is harmless.
+        """
+        await self._ask(
+            queue,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            UpdateConsumerOffsetHeader(self.group, queue.topic, queue.queue_id, offset),
+            timeout_s=timeout_s,
+        )
+
+    async def committed_offset(self, queue: MessageQueue) -> int | None:
+        """Return what the group has committed last, or None when it never did.
+
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        try:
+            return await self._offset(
+                queue,
+                RequestCode.QUERY_CONSUMER_OFFSET,
+                QueryConsumerOffsetHeader(
+                    self.group, queue.topic, queue.queue_id, set_zero_if_not_found=False
+                ),
+            )
+        except RequestFailedError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+
+    async def iter_messages(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        until: int | None = None,
+        tags: str = "*",
+        max_messages: int = DRAIN_MESSAGES,
+    ) -> AsyncIterator[MessageExt]:
+        """Yield the messages of a backlog in order, then end.
+
+        Args:
+            queue: Where from.
+            offset: First offset wanted.
+            until: End before this offset; None: the queue's end as it is met.
+            tags: As for `pull`.
+            max_messages: How many are asked for at a time.
+        Raises:
+            As `pull`.
+        """
+        while until is None or offset < until:
+            result = await self.pull(
+                queue, offset, max_messages=max_messages, tags=tags, timeout_s=0
+            )
+            for message in result.messages:
+                if until is not None and message.queue_offset >= until:
+                    return
+                yield message
+            if result.status is PullStatus.NO_NEW_MESSAGE:
+                return
+            if result.next_begin_offset <= offset and not result.messages:
+                return
+            offset = result.next_begin_offset
+
+    async def drain(
+        self, queues: Iterable[MessageQueue], *, tags: str = "*"
+    ) -> AsyncIterator[tuple[MessageQueue, PullResult]]:
+        """Yield whole pull results of each queue from its first offset to its present end.
+
+        The cheapest way through a backlog: nothing is decoded that the caller does not look at.
+
+        Raises:
+            As `pull`.
+        """
+        for queue in queues:
+            offset = await self.min_offset(queue)
+            end = await self.max_offset(queue)
+            while offset < end:
+                result = await self.pull(
+                    queue, offset, max_messages=DRAIN_MESSAGES, tags=tags, timeout_s=0
+                )
+                if result.messages:
+                    yield queue, result
+                if result.next_begin_offset <= offset:
+                    break
+                offset = result.next_begin_offset
+
+    async def _known(self, topic: str) -> None:
+        if self._instance.routes.get(topic) is None:
+            await self._instance.route(topic)
+
+    async def _ask(
+        self, queue: MessageQueue, code: RequestCode, header: Header, *, timeout_s: float = 10.0
+    ) -> RemotingCommand:
+        await self._known(queue.topic)
+        answer = await self._instance.ask_leader(
+            queue.broker_name, code, dict(header.encode()), topic=queue.topic, timeout_s=timeout_s
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            raise RequestFailedError(
+                f"{queue}: {code.name} refused with code {answer.code}: {answer.remark or ''}",
+                code=answer.code,
+                remark=answer.remark or "",
+            )
+        return answer
+
+    async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
+        answer = await self._ask(queue, code, header)
+        return OffsetResponseHeader.decode(answer.ext).offset
+
+
+def _pull_result(queue: MessageQueue, offset: int, answer: RemotingCommand) -> PullResult:
+    code = answer.code
+    if code not in (
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    ):
+        raise RequestFailedError(
+            f"{queue}: pull refused with code {code}: {answer.remark or ''}",
+            code=code,
+            remark=answer.remark or "",
+        )
+    try:
+        header = PullMessageResponseHeader.decode(answer.ext)
+    except BadRequestError as error:
+        raise RequestFailedError(
+            f"{queue}: an answer without offsets: {error}", code=code
+        ) from error
+    if code == ResponseCode.PULL_OFFSET_MOVED:
+        raise OffsetIllegalError(
+            f"{queue}: offset {offset} is outside {header.min_offset} … {header.max_offset}",
+            next_begin_offset=header.next_begin_offset,
+            min_offset=header.min_offset,
+            max_offset=header.max_offset,
+        )
+    if code == ResponseCode.SUCCESS:
+        return PullResult(
+            PullStatus.FOUND,
+            header.next_begin_offset,
+            header.min_offset,
+            header.max_offset,
+            MessageBlock(answer.body, queue.broker_name),
+        )
+    status = (
+        PullStatus.NO_NEW_MESSAGE
+        if code == ResponseCode.PULL_NOT_FOUND
+        else PullStatus.NO_MATCHED_MESSAGE
+    )
+    return PullResult(status, header.next_begin_offset, header.min_offset, header.max_offset)
