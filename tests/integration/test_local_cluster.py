@@ -1,0 +1,84 @@
+"""A cluster of real processes: it starts, survives its leader, stops clean, and leaves nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from dledger.cli.cluster_command import health
+from dledger.cli.local_cluster import local_cluster
+from dledger.cli.log_verify import verify_store
+from dledger.cli.topic_command import create_topic, queue_bounds
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+
+
+async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        namesrvs = [cluster.namesrv_address]
+        assert await create_topic(namesrvs, "t", queues=3) == ["broker-a"]
+        first = await cluster.leader()
+        assert first is not None
+        await cluster.kill(first)
+        second = await cluster.wait_leader(other_than=first)
+        assert second != first
+        assert [row["queue"] for row in await queue_bounds(namesrvs, "t")] == [0, 1, 2]
+        await cluster.start(first)
+        await cluster.wait_caught_up(first)
+        assert await cluster.wait_healthy() == await cluster.leader()
+        assert await health(namesrv=cluster.namesrv_address, output="json") == 0
+    for node in cluster.nodes:
+        assert node.process is not None
+        assert node.process.returncode == 0, node.last_log_lines()
+    chains = set()
+    for node in cluster.brokers.values():
+        assert node.store_path is not None
+        report = verify_store(node.store_path)
+        assert report.problems == []
+        chains.add((report.last_index, report.chain))
+    assert len(chains) == 1
+
+
+async def test_no_process_outlives_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys, trio\n"
+        "from pathlib import Path\n"
+        "from dledger.cli.local_cluster import lay_out\n"
+        "async def main():\n"
+        "    cluster = lay_out(Path(sys.argv[1]), brokers=1)\n"
+        "    await cluster.start('namesrv')\n"
+        "    print(cluster.namesrv.pid, flush=True)\n"
+        "    await trio.sleep_forever()\n"
+        "trio.run(main)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    with parent.stdout as out:
+        child = int(await trio.to_thread.run_sync(out.readline))
+    os.kill(child, 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    with trio.fail_after(10):
+        while Path(f"/proc/{child}").exists() and not _is_zombie(child):
+            await trio.sleep(0.02)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
