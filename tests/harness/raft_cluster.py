@@ -7,6 +7,7 @@ in which order and how often, and what time it is.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run
 from commitlog.entry_log import EntryLog
 from commitlog.record import encode_record
+from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Identity
@@ -93,12 +95,19 @@ class Cluster:
     """A group of members whose network is a list of letters."""
 
     def __init__(
-        self, root: Path, size: int = 3, *, guards: Guards = ALL_ON, seed: int = 1
+        self,
+        root: Path,
+        size: int = 3,
+        *,
+        guards: Guards = ALL_ON,
+        seed: int = 1,
+        disks: Callable[[], Disk] = OsDisk,
     ) -> None:
         self.clock = HandClock()
         self.rng = random.Random(seed)
         self.guards = guards
         self.root = root
+        self.disks: dict[str, Disk] = defaultdict(disks)
         self.names = [f"n{number}" for number in range(size)]
         self.members: dict[str, Member] = {}
         self.queue_offsets: dict[str, int] = {}
@@ -122,7 +131,7 @@ class Cluster:
     def start(self, name: str, *, restored_commit_index: int = 0) -> Member:
         """Open the member's folder and make its node; what was unflushed is still there."""
         root = self.root / name
-        disk = OsDisk()
+        disk = self.disks[name]
         disk.make_dir(str(root))
         log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None)
         if log.needs_reserve:
