@@ -55,6 +55,8 @@ _ORDINALS: Final[dict[str, tuple[StrEnum, ...]]] = {
     "consumeType": tuple(ConsumeType),
     "consumeFromWhere": tuple(ConsumeFromWhere),
 }
+# Values that may be reached a second time through `$ref`; RocketMQ's bodies repeat a few objects.
+MAX_REFERRED_VALUES: Final = 100_000
 # One strict decoder per body; None where only the lenient way can read it.
 _decoders: dict[type, msgspec.json.Decoder[Any] | None] = {}
 
@@ -90,7 +92,8 @@ def decode_body(data: Buffer, kind: type[T]) -> T:
             pass  # the lenient way decides
     value = fastjson.loads(data)
     try:
-        return msgspec.convert(_normal(value), kind, strict=False, str_keys=True)
+        plain = _Normaliser(memoryview(data).nbytes).normal(value)
+        return msgspec.convert(plain, kind, strict=False, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadRequestError(f"body is not a {kind.__name__}: {error}") from error
 
@@ -104,24 +107,37 @@ def _strict_decoder(kind: type) -> msgspec.json.Decoder[Any] | None:
     return _decoders[kind]
 
 
-def _normal(value: Any) -> Any:
-    """Turn ordinals into names, drop nulls, and make message queues of keys that hold an object."""
-    if isinstance(value, dict):
-        result: dict[Any, Any] = {}
-        for key, item in value.items():
-            if item is None:
-                continue
-            names = _ORDINALS.get(key)
-            if names is not None and not isinstance(item, dict | list):
-                result[key] = _enum_name(key, item, names)
-            elif key.startswith("{"):
-                result[decode_body(key.encode(), MessageQueue)] = _normal(item)
-            else:
-                result[key] = _normal(item)
-        return result
-    if isinstance(value, list):
-        return [_normal(item) for item in value]
-    return value
+class _Normaliser:
+    """Turns ordinals into names, drops nulls, makes message queues of keys that hold an object.
+
+    It walks an object once per reference to it, so what it may visit is limited: references to
+    lists of references would otherwise double the work with each level.
+    """
+
+    def __init__(self, body_bytes: int) -> None:
+        # Without references every value takes at least one byte of the body.
+        self._left = body_bytes + MAX_REFERRED_VALUES
+
+    def normal(self, value: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise BadRequestError("body refers to the same objects too often")
+        if isinstance(value, dict):
+            result: dict[Any, Any] = {}
+            for key, item in value.items():
+                if item is None:
+                    continue
+                names = _ORDINALS.get(key)
+                if names is not None and not isinstance(item, dict | list):
+                    result[key] = _enum_name(key, item, names)
+                elif key.startswith("{"):
+                    result[decode_body(key.encode(), MessageQueue)] = self.normal(item)
+                else:
+                    result[key] = self.normal(item)
+            return result
+        if isinstance(value, list):
+            return [self.normal(item) for item in value]
+        return value
 
 
 def _enum_name(key: str, item: object, names: tuple[StrEnum, ...]) -> str:

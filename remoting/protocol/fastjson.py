@@ -69,7 +69,12 @@ def loads(data: Buffer) -> Any:
         value = _standard(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         value = _read_dialect(raw)
-    return _Resolver(value).resolved if b"$ref" in raw else value
+    if b"$ref" not in raw:
+        return value
+    try:
+        return _Resolver(value).resolved
+    except RecursionError as error:
+        raise BadRequestError("body is nested too deeply") from error
 
 
 def _read_dialect(raw: bytes) -> Any:
@@ -90,6 +95,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._in_key = False
 
     def wrong(self, what: str) -> BadRequestError:
         return BadRequestError(f"body is not JSON: {what} at character {self._at}")
@@ -167,8 +173,14 @@ class _Reader:
         first = self._peek()
         if first in ('"', "'") and first:
             return self._string(first)
-        if first in ("{", "["):
-            return _encode(self.value(depth + 1)).decode()
+        if first == "{":
+            # Keys in keys do not occur, and their quotes would double with each level.
+            if self._in_key:
+                raise self.wrong("object as a key inside a key")
+            self._in_key = True
+            text = _encode(self.value(depth + 1)).decode()
+            self._in_key = False
+            return text
         number = _NUMBER.match(self._text, self._at)
         if number is not None:
             self._at = number.end()

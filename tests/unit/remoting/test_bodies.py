@@ -143,3 +143,23 @@ def test_odd_spelling_is_kept() -> None:
 def test_body_of_another_kind_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequestError):
         HeartbeatData.decode(body)
+
+
+def test_references_cannot_multiply_the_work() -> None:
+    """Each level refers to the one before twice: 2**40 values if they were walked."""
+    levels = ",".join(
+        f'"l{n}":[{{"$ref":"$.l{n - 1}"}},{{"$ref":"$.l{n - 1}"}}]' for n in range(1, 41)
+    )
+    with pytest.raises(BadRequestError, match="too often"):
+        HeartbeatData.decode(f'{{"clientID":"c","l0":[1],{levels}}}'.encode())
+
+
+def test_references_to_oneself_are_refused_where_they_matter() -> None:
+    with pytest.raises(BadRequestError):
+        HeartbeatData.decode(b'{"clientID":"c","x":{"$ref":"$"}}')
+
+
+def test_deep_nesting_is_refused() -> None:
+    deep = b"[" * 900 + b'{"$ref":"$"}' + b"]" * 900
+    with pytest.raises(BadRequestError):
+        HeartbeatData.decode(b'{"clientID":"c","x":' + deep + b"}")

@@ -74,6 +74,8 @@ def test_references_to_what_is_around_them() -> None:
         b"\xff",
         b"[" * 70 + b"]" * 70 + b"x",
         b"{" * 100_000,
+        b"{" * 40 + b"a:1" + b"}:1" * 39 + b"}",
+        b"{[1]:2}",
         b"{a:" + b"9" * 5000 + b"}",
     ],
 )
