@@ -141,6 +141,7 @@ class Group:
             restored_commit_index=store.restored_commit_index,
             store_host=store_host,
             doubtful=store.unclean and not raft.sync_flush,
+            damaged=store.damaged,
             clock=clock,
             rng=rng,
             on_settled=self._on_settled,

@@ -22,6 +22,7 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import InvariantBroken
 from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Mark
+from commitlog.recovery import DamagedLogError
 from commitlog.seams import Disk, Lock
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
@@ -64,7 +65,7 @@ class ReplicaStore:
         Raises:
             StoreLockedError: Another process owns the folder.
             ForeignStoreError: It was written with other sizes or by a newer version.
-            CorruptStoreError: Damage that only peers can repair.
+            CorruptStoreError: A small file that nothing can replace is damaged.
         """
         self.settings = settings
         self.paths = StorePaths(settings.root)
@@ -77,9 +78,8 @@ class ReplicaStore:
         self.vote_slots = SlotFile(disk, self.paths.vote)
         recorded = self._mark_slots.load()
         mark = None if recorded is None else Mark.decode(recorded)
-        self.log = EntryLog.open(
-            disk, settings.root, segment_bytes=settings.segment_bytes, trusted=mark
-        )
+        self.damaged = False
+        self.log = self._open_log(mark)
         self.restored_commit_index = mark.index if mark and self.log.mark_valid else 0
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
         self.queues = ConsumeQueueStore(
@@ -97,6 +97,28 @@ class ReplicaStore:
         if self.log.needs_reserve:
             self.log.reserve_next()
         self.replayed = self._replay()
+
+    def _open_log(self, mark: Mark | None) -> EntryLog:
+        settings = self.settings
+        try:
+            entry_log = EntryLog.open(
+                self._disk, settings.root, segment_bytes=settings.segment_bytes, trusted=mark
+            )
+        except DamagedLogError as error:
+            # Kept up to the damage; this replica follows until a leader has refilled it.
+            log.error("log_damaged", error=str(error))
+            self.damaged = True
+            return EntryLog.open(
+                self._disk,
+                settings.root,
+                segment_bytes=settings.segment_bytes,
+                trusted=mark,
+                repair=True,
+            )
+        if mark is not None and not entry_log.mark_valid:
+            log.error("log_ends_below_commit_mark", mark=mark.index, end=entry_log.last_index)
+            self.damaged = True
+        return entry_log
 
     def _load_tables(self, tables: Callable[[], StateTables]) -> StateTables:
         loaded = empty = tables()

@@ -132,6 +132,8 @@ class RaftNode:
     Args:
         on_settled: Called at the end of every event, synchronously; it may call `append`.
         doubtful: The last stop was unclean and flushes were async: promises may be lost.
+        damaged: The log was cut because of damage: promises are lost. It follows until a leader
+            has refilled it, whatever the others say.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class RaftNode:
         restored_commit_index: int,
         store_host: bytes,
         doubtful: bool,
+        damaged: bool = False,
         clock: Clock,
         rng: Rng,
         on_settled: Callable[[], None],
@@ -151,7 +154,8 @@ class RaftNode:
     ) -> None:
         self.settings = settings
         self.identity = identity
-        self.doubtful = doubtful
+        self.doubtful = doubtful or damaged
+        self.damaged = damaged
         self.guards = guards
         self._clock = clock
         self._on_settled = on_settled
@@ -239,6 +243,7 @@ class RaftNode:
             "commit_index": self.commit_index,
             "voter": self.identity.may_vote,
             "doubtful": self.doubtful,
+            "damaged": self.damaged,
             "truncations": self.journal.truncations,
             "elections": self.elections,
             "peers": {name: self._peer_status(peer, now) for name, peer in self.peers.items()},
@@ -538,7 +543,7 @@ class RaftNode:
         self.settle()
 
     def _may_vote(self) -> bool:
-        if not self.identity.may_vote:
+        if not self.identity.may_vote or self.damaged:
             return False
         if not self.doubtful:
             return True
@@ -607,8 +612,11 @@ class RaftNode:
             log.error("append_without_space", peer=peer, error=str(error))
             return
         self._owe(peer, plan.verified)
-        if self.doubtful and plan.verified >= commit_index > self.journal.anchor_index:
+        on_disk = min(plan.verified, self.journal.log.durable_index)
+        if self.doubtful and on_disk >= commit_index > self.journal.anchor_index:
+            # The leader has committed an entry of its own term, and all up to it is here again.
             self.doubtful = self.journal.term_at(commit_index) != frame.term
+            self.damaged = self.damaged and self.doubtful
 
     def _owe(self, leader: str, verified: int) -> None:
         owed, generation = self._owed, self.journal.log.generation
