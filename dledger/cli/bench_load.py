@@ -250,7 +250,7 @@ async def _consume(client: ClientInstance, load: ConsumeLoad) -> ConsumeBench:
         while offset < end:
             began = time.perf_counter()
             try:
-                pulled = await consumer.pull(queue, offset, PULL_MESSAGES)
+                pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES)
             except MQError:
                 failed += 1
                 await trio.sleep(0.01)
@@ -264,7 +264,7 @@ async def _consume(client: ClientInstance, load: ConsumeLoad) -> ConsumeBench:
             offset = pulled.next_begin_offset
 
     async with PullConsumer(client, "bench") as consumer:
-        queues = await consumer.fetch_subscribe_queues(load.topic)
+        queues = await consumer.fetch_message_queues(load.topic)
         bounds = [
             (queue, await consumer.min_offset(queue), await consumer.max_offset(queue))
             for queue in queues

@@ -201,7 +201,7 @@ async def _read_all_the_time(
     task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Read all queues while they grow; what was seen once must not change."""
-    queues = await consumer.fetch_subscribe_queues(TOPIC)
+    queues = await consumer.fetch_message_queues(TOPIC)
     with trio.CancelScope() as scope:
         task_status.started(scope)
         async with trio.open_nursery() as nursery:
@@ -213,7 +213,7 @@ async def _follow(consumer: PullConsumer, queue: MessageQueue, stage: _Stage) ->
     offset = 0
     while True:
         try:
-            pulled = await consumer.pull_block(queue, offset, PULL_MESSAGES)
+            pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES)
         except MQError:
             # Nobody to read from while the leader is replaced.
             await trio.sleep(0.05)
@@ -227,11 +227,11 @@ async def _drain(client: ClientInstance, stage: _Stage) -> list[Found]:
     delivered: list[Found] = []
     with trio.move_on_after(DRAIN_LIMIT_S) as limit:
         async with PullConsumer(client, "demo-drain") as consumer:
-            for queue in sorted(await consumer.fetch_subscribe_queues(TOPIC)):
+            for queue in sorted(await consumer.fetch_message_queues(TOPIC)):
                 offset = await consumer.min_offset(queue)
                 end = await consumer.max_offset(queue)
                 while offset < end:
-                    pulled = await consumer.pull(queue, offset, PULL_MESSAGES)
+                    pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES)
                     delivered.extend(_found(pulled))
                     offset = pulled.next_begin_offset
     if limit.cancelled_caught:

@@ -150,7 +150,7 @@ async def consume(
     ):
         queues = [
             found
-            for found in sorted(await consumer.fetch_subscribe_queues(topic))
+            for found in sorted(await consumer.fetch_message_queues(topic))
             if queue in (None, found.queue_id)
         ]
         if not queues:
@@ -181,9 +181,9 @@ async def _read(
             offset = max(offset, int(start))
     while follow or offset < end:
         if follow:
-            pulled = await consumer.pull_block(queue, offset, PULL_MESSAGES, expression=tag)
+            pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES, tags=tag)
         else:
-            pulled = await consumer.pull(queue, offset, PULL_MESSAGES, expression=tag)
+            pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES, tags=tag)
         for message in pulled.messages:
             if not follow and message.queue_offset >= end:
                 break
@@ -282,7 +282,7 @@ async def by_offset(
     ):
         queues = [
             found
-            for found in await consumer.fetch_subscribe_queues(topic)
+            for found in await consumer.fetch_message_queues(topic)
             if found.queue_id == queue and broker in (None, found.broker_name)
         ]
         if len(queues) != 1:
@@ -300,7 +300,7 @@ async def by_offset(
                 if high > low
                 else f"{topic} queue {queue} is empty"
             )
-        pulled = await consumer.pull(queues[0], offset, 1)
+        pulled = await consumer.pull(queues[0], offset, max_messages=1)
         for message in pulled.messages:
             if message.queue_offset == offset:
                 show_message(message_row(message), output)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from client.client_instance import ClientConfig, ClientInstance
-from remoting.edge import SystemRng, TcpNetwork, TrioClock
+import structlog
+
+from client.client_instance import ClientInstance
+from client.connect import connect
+from dledger.logs import configure_logs
 
 
 def open_client(namesrvs: Sequence[str]) -> ClientInstance:
-    """Return a client instance of this process; enter it with ``async with``."""
-    return ClientInstance(
-        ClientConfig(name_servers=tuple(namesrvs), pid=os.getpid()),
-        clock=TrioClock(),
-        network=TcpNetwork(),
-        rng=SystemRng(),
-    )
+    """Return a client instance of this process; enter it with ``async with``.
+
+    Standard output is the command's: what the SDK logs goes to standard error, from warnings on.
+    """
+    if not structlog.is_configured():
+        configure_logs(form="text", level="warning")
+    return connect(namesrvs)
