@@ -120,6 +120,10 @@ class ConsumeQueueStore:
             expected = self.units_per_file * UNIT_BYTES
             if file.size != expected:
                 file.close()
+                if file.size == 0:
+                    # A crash came between making the file and giving it its size.
+                    self._disk.unlink(path)
+                    return self._create(path.rpartition("/")[0], path)
                 raise ForeignStoreError(f"{path} has {file.size} bytes in place of {expected}")
             self._keep(path, file)
         else:

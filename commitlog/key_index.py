@@ -335,6 +335,11 @@ class KeyIndex:
 
     def _load(self, path: str) -> None:
         file = self._disk.open(path)
+        if file.size == 0:
+            # A crash came between making the file and giving it its size.
+            file.close()
+            self._disk.unlink(path)
+            return
         if file.size != self._file_bytes:
             file.close()
             raise ForeignStoreError(

@@ -223,3 +223,15 @@ def test_files_of_another_size_belong_to_another_store(root: Path) -> None:
 def test_a_topic_never_leaves_its_folder(root: Path, topic: str) -> None:
     with pytest.raises(InvariantBroken):
         open_store(root).queue(topic, 0)
+
+
+def test_a_file_that_a_crash_left_empty_is_made_anew(root: Path) -> None:
+    folder = root / "T1" / "0"
+    folder.mkdir(parents=True)
+    (folder / ("0" * 20)).touch()
+    store = open_store(root)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 3))
+    assert queue.read(0, 3).tolist() == units(0, 3).tolist()
+    store.flush()
+    store.close()
