@@ -28,7 +28,7 @@ from dledger.state.tables import StateTables
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.frame import FrameDecoder, encode_command
 
-SEGMENT_BYTES = 4 << 20
+SEGMENT_BYTES = 1 << 20
 STORE_HOST = pack_host("127.0.0.1", 10911)
 LEADER = "127.0.0.1:10911"
 EPOCH_MS = 1_700_000_000_000

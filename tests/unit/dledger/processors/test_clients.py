@@ -1,0 +1,190 @@
+"""Clients come, change and go; their groups hear of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from remoting.protocol.bodies import (
+    CheckClientRequestBody,
+    ConsumerData,
+    HeartbeatData,
+    MessageModel,
+    ProducerData,
+    SubscriptionData,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import OUR_VERSION, RemotingCommand
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup, VirtualClock
+
+
+def beat(
+    broker: Broker,
+    connection: FakeConnection,
+    *subscriptions: SubscriptionData,
+    client_id: str = "c1",
+    group: str = "g",
+    **changes: Any,
+) -> RemotingCommand:
+    body = HeartbeatData(
+        client_id=client_id,
+        producer_data_set=[ProducerData("p")],
+        consumer_data_set=[
+            ConsumerData(group, subscription_data_set=list(subscriptions), **changes)
+        ],
+    )
+    return broker.call(RequestCode.HEART_BEAT, {}, body.encode(), connection=connection)
+
+
+def told(connection: FakeConnection) -> list[str]:
+    return [
+        command.ext["consumerGroup"]
+        for command in connection.asked
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    ]
+
+
+def test_the_first_heartbeat_makes_the_group_and_its_retry_topic(broker: Broker) -> None:
+    response = beat(broker, FakeConnection(), SubscriptionData("T"))
+    assert (response.code, response.version) == (0, OUR_VERSION)
+    assert beat(broker, FakeConnection(), SubscriptionData("T")).code == 0
+    broker.group.settle()
+    assert broker.group.log.last_index == 1, "both heartbeats, one entry"
+    assert broker.group.state.topics_counter == 1
+    assert broker.group.state.subscription_group("g") is not None
+    retry = broker.group.state.topic_config("%RETRY%g")
+    assert retry is not None
+    assert (retry.read_queue_nums, retry.perm) == (1, 6)
+    beat(broker, FakeConnection(), SubscriptionData("T"))
+    assert broker.group.waiting == 0
+
+
+def test_a_follower_registers_clients_and_proposes_nothing(broker: Broker) -> None:
+    broker.group.step_down()
+    assert beat(broker, FakeConnection(), SubscriptionData("T")).code == 0
+    assert broker.group.waiting == 0
+    assert broker.processors.clients.consumer_group("g") is not None
+
+
+def test_a_new_client_and_a_changed_subscription_wake_the_group(broker: Broker) -> None:
+    one, two = FakeConnection(), FakeConnection()
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    assert told(one) == ["g"]
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    assert told(one) == ["g"], "nothing changed"
+    beat(broker, two, SubscriptionData("T"), client_id="c2")
+    assert (told(one), told(two)) == (["g", "g"], ["g"])
+    beat(broker, two, SubscriptionData("T"), SubscriptionData("U"), client_id="c2")
+    assert (len(told(one)), len(told(two))) == (3, 2)
+
+
+def test_the_newer_subscription_stays_and_missing_topics_go(broker: Broker) -> None:
+    one = FakeConnection()
+    beat(broker, one, SubscriptionData("T", "A", sub_version=5), SubscriptionData("U"))
+    beat(broker, one, SubscriptionData("T", "B", sub_version=4))
+    group = broker.processors.clients.consumer_group("g")
+    assert group is not None
+    assert list(group.subscriptions) == ["T"]
+    assert group.subscriptions["T"].data.sub_string == "A"
+    beat(broker, one, SubscriptionData("T", "B", sub_version=6))
+    assert group.subscriptions["T"].data.sub_string == "B"
+
+
+def test_broadcast_groups_are_not_told(broker: Broker) -> None:
+    one = FakeConnection()
+    beat(broker, one, SubscriptionData("T"), message_model=MessageModel.BROADCASTING)
+    assert told(one) == []
+
+
+def test_a_closed_connection_leaves_all_its_groups(broker: Broker) -> None:
+    one, two = FakeConnection(), FakeConnection()
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    beat(broker, two, SubscriptionData("T"), client_id="c2")
+    beat(broker, one, SubscriptionData("T"), client_id="c1", group="h")
+    before = len(told(two))
+    one.close()
+    assert len(told(two)) == before + 1
+    assert broker.processors.clients.consumer_group("h") is None
+    assert [client.client_id for client in broker.processors.clients.producers("p")] == ["c2"]
+
+
+def test_a_client_may_say_goodbye(broker: Broker) -> None:
+    one, two = FakeConnection(), FakeConnection()
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    beat(broker, two, SubscriptionData("T"), client_id="c2")
+    before = len(told(two))
+    ext = {"clientID": "c1", "producerGroup": "p", "consumerGroup": "g"}
+    assert broker.call(RequestCode.UNREGISTER_CLIENT, ext, connection=one).code == 0
+    assert len(told(two)) == before + 1
+    # the C++ client sends an empty name for what it has not
+    ext = {"clientID": "c2", "producerGroup": "", "consumerGroup": "g"}
+    assert broker.call(RequestCode.UNREGISTER_CLIENT, ext, connection=two).code == 0
+    assert broker.processors.clients.consumer_group("g") is None
+    assert len(broker.processors.clients.producers("p")) == 1
+
+
+def test_the_clients_of_a_group_are_listed(broker: Broker) -> None:
+    ask = {"consumerGroup": "g"}
+    code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+    assert broker.call(code, ask).code == 1
+    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c2")
+    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c1")
+    response = broker.call(code, ask)
+    assert json.loads(bytes(response.body)) == {"consumerIdList": ["c1", "c2"]}
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (SubscriptionData("T", "A || B"), 0),
+        (SubscriptionData("T", "||"), 23),
+        (SubscriptionData("T", "a > 1", expression_type="SQL92"), 1),
+        (None, 0),
+    ],
+)
+def test_expressions_are_checked(broker: Broker, data: SubscriptionData | None, code: int) -> None:
+    body = CheckClientRequestBody("c", "g", data).encode()
+    assert broker.call(RequestCode.CHECK_CLIENT_CONFIG, {}, body).code == code
+
+
+def test_a_group_whose_name_cannot_be_is_refused(broker: Broker) -> None:
+    response = beat(broker, FakeConnection(), group="a/b")
+    assert response.code == 1
+    assert broker.processors.clients.consumer_group("a/b") is None
+
+
+def test_the_cpp_clients_heartbeat_is_understood(broker: Broker) -> None:
+    body = (
+        b'{"clientID":"c","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
+        b'"groupName":"g","messageModel":1,"subscriptionDataSet":[{"subString":"*",'
+        b'"subVersion":"1795147871927","topic":"T"}]}],"producerDataSet":[]}\n'
+    )
+    connection = FakeConnection()
+    assert broker.call(RequestCode.HEART_BEAT, {}, body, connection=connection).code == 0
+    group = broker.processors.clients.consumer_group("g")
+    assert group is not None
+    assert group.message_model is MessageModel.CLUSTERING
+    assert group.subscriptions["T"].codes is None
+
+
+async def test_a_silent_client_is_taken_out(autojump_clock: Any, tmp_path: Any) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
+    silent, alive = FakeConnection(), FakeConnection()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.clients_processor.run)
+        beat(broker, silent, SubscriptionData("T"), client_id="c1")
+        for _ in range(6):
+            await trio.sleep(25)
+            beat(broker, alive, SubscriptionData("T"), client_id="c2")
+        assert silent.closed == "no heartbeat"
+        assert not alive.closed
+        consumers = broker.processors.clients.consumer_group("g")
+        assert consumers is not None
+        assert [client.client_id for client in consumers.clients.values()] == ["c2"]
+        nursery.cancel_scope.cancel()
+    group.close()

@@ -1,0 +1,213 @@
+"""Offsets of groups and bounds of queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dledger.state.state_record import TopicsChange, state_batch
+from remoting.processor import DEFERRED
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+
+QUERY = RequestCode.QUERY_CONSUMER_OFFSET
+UPDATE = RequestCode.UPDATE_CONSUMER_OFFSET
+
+
+def queue(**changes: Any) -> dict[str, str]:
+    values = {"consumerGroup": "g", "topic": "T", "queueId": "0", **changes}
+    return {key: str(value) for key, value in values.items()}
+
+
+def query(broker: Broker, **changes: Any) -> RemotingCommand:
+    return broker.call(QUERY, queue(**changes))
+
+
+def update(broker: Broker, offset: int, **changes: Any) -> RemotingCommand:
+    return broker.call(UPDATE, queue(commitOffset=offset, **changes))
+
+
+@pytest.fixture
+def filled(broker: Broker) -> Broker:
+    broker.make_topic("T")
+    for second in range(6):
+        broker.clock.now_s = float(second)  # type: ignore[union-attr]
+        broker.group.put("T", 0, b"a%d" % second, b"b%d" % second)
+    return broker
+
+
+# ------------------------------------------------------------------------------ consumer offsets
+
+
+def test_a_commit_is_seen_at_once_and_in_the_log_after_the_flush(filled: Broker) -> None:
+    assert update(filled, 5).code == 0
+    assert query(filled).ext["offset"] == "5"
+    assert filled.group.state.consumer_offset("g", "T", 0) is None
+    filled.processors.offsets.flush()
+    filled.group.settle()
+    assert filled.group.state.consumer_offset("g", "T", 0) == 5
+    assert query(filled).ext["offset"] == "5"
+
+
+def test_many_commits_become_one_entry(filled: Broker) -> None:
+    before = filled.group.log.last_index
+    for offset in range(10):
+        update(filled, offset)
+        update(filled, offset, consumerGroup="h", queueId=1)
+    filled.processors.offsets.flush()
+    filled.group.settle()
+    assert filled.group.log.last_index == before + 1
+    assert filled.group.state.consumer_offsets == {("g", "T"): {0: 9}, ("h", "T"): {1: 9}}
+    update(filled, 9)
+    filled.processors.offsets.flush()
+    assert filled.group.waiting == 0, "nothing new, no entry"
+
+
+def test_a_commit_may_go_back(filled: Broker) -> None:
+    update(filled, 5)
+    update(filled, 2)
+    assert query(filled).ext["offset"] == "2"
+
+
+def test_a_synchronous_commit_is_answered_when_it_is_applied(filled: Broker) -> None:
+    update(filled, 9)
+    command = request(UPDATE, queue(commitOffset=4, sync="true"))
+    assert filled.handle(command) is DEFERRED
+    assert query(filled).ext["offset"] == "4"
+    assert filled.connection.replies == []
+    filled.group.settle()
+    assert filled.connection.reply_.code == 0
+    assert filled.group.state.consumer_offset("g", "T", 0) == 4
+    filled.processors.offsets.flush()
+    filled.group.settle()
+    assert filled.group.state.consumer_offset("g", "T", 0) == 4, "9 was older"
+
+
+def test_a_commit_behind_a_flush_in_flight_wins(filled: Broker) -> None:
+    update(filled, 3)
+    filled.processors.offsets.flush()
+    update(filled, 7)
+    filled.group.settle()
+    assert query(filled).ext["offset"] == "7"
+    filled.processors.offsets.flush()
+    filled.group.settle()
+    assert filled.group.state.consumer_offset("g", "T", 0) == 7
+
+
+def test_pending_offsets_end_with_the_leadership(filled: Broker) -> None:
+    update(filled, 3)
+    filled.group.step_down("elsewhere:1")
+    response = update(filled, 4)
+    assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
+    assert filled.processors.offsets.offset("g", "T", 0) is None
+    filled.processors.offsets.drop()
+    filled.group.lead()
+    filled.processors.offsets.flush()
+    assert filled.group.waiting == 0
+
+
+def test_offsets_of_a_topic_that_is_gone_are_not_proposed(filled: Broker) -> None:
+    update(filled, 3)
+    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    filled.group.settle()
+    filled.processors.offsets.flush()
+    assert filled.group.waiting == 0
+
+
+def test_a_full_group_delays_a_flush_and_loses_nothing(filled: Broker) -> None:
+    from dledger.errors import PendingFullError
+
+    update(filled, 3)
+    filled.group.refuse = PendingFullError("full")
+    filled.processors.offsets.flush()
+    filled.group.refuse = None
+    filled.processors.offsets.flush()
+    filled.group.settle()
+    assert filled.group.state.consumer_offset("g", "T", 0) == 3
+
+
+def test_negative_offsets_are_ignored_and_answered_ok(filled: Broker) -> None:
+    assert update(filled, -1).code == 0
+    assert filled.processors.offsets.offset("g", "T", 0) is None
+
+
+def test_commits_for_unknown_topics_and_groups_are_refused(
+    group: FakeGroup, clock: ManualClock
+) -> None:
+    broker = Broker(group, clock, auto_create_subscription_group=False)
+    assert update(broker, 1).code == 17
+    broker.make_topic("T")
+    assert update(broker, 1).code == 26
+
+
+@pytest.mark.parametrize(("zero", "code"), [(None, 0), ("true", 0), ("false", 22)])
+def test_a_young_queue_is_read_from_its_begin(filled: Broker, zero: str | None, code: int) -> None:
+    extra = {} if zero is None else {"setZeroIfNotFound": zero}
+    response = query(filled, **extra)
+    assert response.code == code
+    assert query(filled, queueId=3, **extra).code == code, "empty queue"
+    if not code:
+        assert response.ext["offset"] == "0"
+
+
+def test_an_old_queue_has_no_offset_of_its_own(group: FakeGroup, clock: ManualClock) -> None:
+    broker = Broker(group, clock, recent_bytes=100)
+    broker.make_topic("T")
+    group.put("T", 0, b"x", b"y" * 500)
+    assert query(broker).code == 22
+    group.state.queues["T", 0].min_offset = 1
+    assert query(broker).code == 22
+
+
+# ------------------------------------------------------------------------------ bounds
+
+
+def test_bounds_are_told(filled: Broker) -> None:
+    filled.group.state.queues["T", 0].min_offset = 2
+    assert filled.call(RequestCode.GET_MAX_OFFSET, queue()).ext["offset"] == "12"
+    assert filled.call(RequestCode.GET_MIN_OFFSET, queue()).ext["offset"] == "2"
+    assert filled.call(RequestCode.GET_MAX_OFFSET, queue(queueId=3)).ext["offset"] == "0"
+
+
+def test_the_earliest_store_time_is_told(filled: Broker) -> None:
+    base = filled.clock.wall_ms() - 5000
+    earliest = RequestCode.GET_EARLIEST_MSG_STORETIME
+    assert filled.call(earliest, queue()).ext["timestamp"] == str(base)
+    filled.group.state.queues["T", 0].min_offset = 4
+    assert filled.call(earliest, queue()).ext["timestamp"] == str(base + 2000)
+    assert filled.call(earliest, queue(queueId=3)).ext["timestamp"] == "-1"
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "lower", "upper"),
+    [
+        (-1, 0, 0),
+        (0, 0, 1),
+        (1, 2, 1),
+        (1000, 2, 3),
+        (4999, 10, 9),
+        (5000, 10, 11),
+        (5001, 12, 11),
+    ],
+)
+def test_offsets_are_found_by_store_time(
+    filled: Broker, after_ms: int, lower: int, upper: int
+) -> None:
+    timestamp = filled.clock.wall_ms() - 5000 + after_ms
+    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    for boundary, offset in ((None, lower), ("LOWER", lower), ("UPPER", upper)):
+        extra = {} if boundary is None else {"boundaryType": boundary}
+        assert filled.call(code, queue(timestamp=timestamp, **extra)).ext["offset"] == str(offset)
+    assert filled.call(code, queue(timestamp=timestamp, queueId=3)).ext["offset"] == "0"
+
+
+def test_store_times_of_ipv6_senders_are_read_too(broker: Broker) -> None:
+    broker.make_topic("T")
+    connection = FakeConnection(peer_address=("2001:db8::1", 1))
+    send = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"}
+    broker.call(RequestCode.SEND_MESSAGE_V2, send, b"x", connection=connection)
+    response = broker.call(RequestCode.GET_EARLIEST_MSG_STORETIME, queue())
+    assert response.ext["timestamp"] == str(broker.clock.wall_ms())

@@ -1,0 +1,455 @@
+"""Pulls: order of checks, what is found, what is answered, who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.java_hash import tags_code
+from commitlog.record import iter_records
+from dledger.processors.get_message import ReadLimits
+from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from remoting.processor import DEFERRED
+from remoting.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    MessageModel,
+    SubscriptionData,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock, VirtualClock
+
+SUBSCRIPTION, SUSPEND, COMMIT = 4, 2, 1
+
+
+def ext(**changes: Any) -> dict[str, str]:
+    values = {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": "0",
+        "queueOffset": "0",
+        "maxMsgNums": "32",
+        "sysFlag": str(SUBSCRIPTION),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "15000",
+        "subscription": "*",
+        "subVersion": "0",
+        **changes,
+    }
+    return {key: str(value) for key, value in values.items() if value is not None}
+
+
+def pull(broker: Broker, code: int = RequestCode.PULL_MESSAGE, **changes: Any) -> RemotingCommand:
+    return broker.call(code, ext(**changes))
+
+
+def hold(broker: Broker, connection: FakeConnection | None = None, **changes: Any) -> None:
+    command = request(RequestCode.PULL_MESSAGE, ext(sysFlag=SUBSCRIPTION | SUSPEND, **changes))
+    assert broker.handle(command, connection) is DEFERRED
+
+
+def found(response: RemotingCommand) -> list[bytes]:
+    return [bytes(record.body) for record in iter_records(bytes(response.body))]
+
+
+def heartbeat(broker: Broker, *subscriptions: SubscriptionData, **changes: Any) -> None:
+    body = HeartbeatData(
+        client_id="c1",
+        consumer_data_set=[ConsumerData("g", subscription_data_set=list(subscriptions), **changes)],
+    )
+    assert broker.call(RequestCode.HEART_BEAT, {}, body.encode()).code == 0
+    broker.group.settle()
+
+
+@pytest.fixture
+def filled(broker: Broker) -> Broker:
+    broker.make_topic("T", 4)
+    broker.group.put("T", 0, *(b"m%d" % i for i in range(10)))
+    return broker
+
+
+# ------------------------------------------------------------------------------ finding
+
+
+def test_messages_come_as_the_bytes_of_the_log(filled: Broker) -> None:
+    response = pull(filled, queueOffset=3, maxMsgNums=4)
+    assert response.code == 0
+    assert response.remark == "FOUND"
+    assert found(response) == [b"m3", b"m4", b"m5", b"m6"]
+    assert response.ext == {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": "7",
+        "minOffset": "0",
+        "maxOffset": "10",
+    }
+    position = int(filled.group.queues.queue("T", 0).read(3, 1)["phy_offset"][0])
+    size = memoryview(response.body).nbytes
+    assert bytes(response.body) == bytes(filled.group.log.read(position, size))
+
+
+def test_messages_of_several_entries_are_joined(broker: Broker) -> None:
+    broker.make_topic("T", 4)
+    for i in range(6):
+        broker.group.put("T", 0, b"a%d" % i, b"b%d" % i)
+        broker.group.put("T", 1, b"between")
+    assert found(pull(broker, queueOffset=1, maxMsgNums=6)) == [
+        b"b0", b"a1", b"b1", b"a2", b"b2", b"a3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("offset", "queue", "code", "remark", "next_offset"),
+    [
+        (10, 0, 19, "OFFSET_OVERFLOW_ONE", 10),
+        (11, 0, 21, "OFFSET_OVERFLOW_BADLY", 10),
+        (-1, 0, 21, "OFFSET_TOO_SMALL", 0),
+        (0, 1, 19, "NO_MESSAGE_IN_QUEUE", 0),
+        (5, 1, 21, "NO_MESSAGE_IN_QUEUE", 0),
+    ],
+)
+def test_offsets_outside_the_queue_are_told(
+    filled: Broker, offset: int, queue: int, code: int, remark: str, next_offset: int
+) -> None:
+    response = pull(filled, queueOffset=offset, queueId=queue)
+    assert (response.code, response.remark) == (code, remark)
+    assert response.ext["nextBeginOffset"] == str(next_offset)
+    assert not response.body
+
+
+def test_an_offset_below_the_first_kept_one_is_told(filled: Broker) -> None:
+    filled.group.state.queues["T", 0].min_offset = 4
+    response = pull(filled, queueOffset=2)
+    assert (response.code, response.ext["nextBeginOffset"]) == (21, "4")
+    assert response.ext["minOffset"] == "4"
+
+
+def test_sizes_are_limited_but_one_message_always_comes(filled: Broker) -> None:
+    size = int(filled.group.queues.queue("T", 0).read(0, 1)["size"][0])
+    assert len(found(pull(filled, maxMsgBytes=3 * size))) == 3
+    assert len(found(pull(filled, maxMsgBytes=4 * size - 1))) == 3
+    response = pull(filled, maxMsgBytes=1)
+    assert found(response) == [b"m0"]
+    assert response.ext["nextBeginOffset"] == "1"
+
+
+def test_the_brokers_own_limits_hold(group: FakeGroup, clock: ManualClock) -> None:
+    broker = Broker(group, clock, pull_limits=ReadLimits(2, 100_000))
+    broker.make_topic("T")
+    group.put("T", 0, *([b"x"] * 5))
+    assert len(found(pull(broker))) == 2
+    assert len(found(pull(broker, RequestCode.LITE_PULL_MESSAGE))) == 2
+    assert len(found(pull(broker, RequestCode.BULK_PULL, maxMsgNums=1000))) == 5
+    assert len(found(pull(broker, RequestCode.BULK_PULL, maxMsgNums=4))) == 4
+
+
+# ------------------------------------------------------------------------------ filters
+
+
+def tagged(broker: Broker, *tags: str) -> None:
+    broker.make_topic("T")
+    for number, tag in enumerate(tags):
+        properties = f"TAGS\x01{tag}\x02".encode() if tag else b""
+        broker.group.put("T", 0, b"%d%s" % (number, tag.encode()), properties=properties)
+
+
+def test_tags_select_messages(broker: Broker) -> None:
+    tagged(broker, "A", "B", "", "A", "C")
+    assert found(pull(broker, subscription="A")) == [b"0A", b"3A"]
+    assert found(pull(broker, subscription=" A || C ")) == [b"0A", b"3A", b"4C"]
+    assert len(found(pull(broker, subscription=""))) == 5
+
+
+def test_the_next_offset_is_behind_what_was_looked_at(broker: Broker) -> None:
+    tagged(broker, "A", "B", "A", "B", "B")
+    assert pull(broker, subscription="A").ext["nextBeginOffset"] == "5"
+    limited = pull(broker, subscription="A", maxMsgNums=1)
+    assert found(limited) == [b"0A"]
+    assert limited.ext["nextBeginOffset"] == "1"
+    size = int(broker.group.queues.queue("T", 0).read(0, 1)["size"][0])
+    by_size = pull(broker, subscription="A", maxMsgBytes=size)
+    assert found(by_size) == [b"0A"]
+    assert by_size.ext["nextBeginOffset"] == "1"
+
+
+def test_a_filter_that_matches_nothing_moves_on(broker: Broker) -> None:
+    tagged(broker, *"BBBB")
+    response = pull(broker, subscription="A")
+    assert (response.code, response.remark) == (20, "NO_MATCHED_MESSAGE")
+    assert response.ext["nextBeginOffset"] == "4"
+
+
+def test_a_scan_that_matches_nothing_is_bounded(broker: Broker) -> None:
+    broker.make_topic("T")
+    broker.group.put("T", 0, *([b"x"] * 900))
+    response = pull(broker, subscription="A", maxMsgNums=1)
+    assert response.ext["nextBeginOffset"] == "800"
+    response = pull(broker, subscription="A", maxMsgNums=32, queueOffset=800)
+    assert response.ext["nextBeginOffset"] == "900"
+
+
+def test_the_heartbeat_subscription_counts_without_bit_4(broker: Broker) -> None:
+    tagged(broker, "A", "B")
+    data = SubscriptionData("T", "A", code_set=[tags_code("A")], sub_version=7)
+    heartbeat(broker, data)
+    assert found(pull(broker, sysFlag=0, subVersion=7, subscription=None)) == [b"0A"]
+
+
+def test_a_subscription_without_codes_is_read_from_its_expression(broker: Broker) -> None:
+    tagged(broker, "A", "B")
+    heartbeat(broker, SubscriptionData("T", "B || X"))
+    assert found(pull(broker, sysFlag=0, subscription=None)) == [b"1B"]
+
+
+# ------------------------------------------------------------------------------ checks
+
+
+CHECKS: list[tuple[dict[str, Any], int, str]] = [
+    ({"consumerGroup": "closed"}, 16, "not allowed to consume"),
+    ({"topic": "Nowhere"}, 17, "not exist"),
+    ({"topic": "WriteOnly"}, 16, "forbidden"),
+    ({"queueId": 4}, 29, "illegal"),
+    ({"queueId": -1}, 29, "illegal"),
+    ({"subscription": "||"}, 23, "parse"),
+    ({"expressionType": "SQL92", "subscription": "a > 1"}, 1, "SQL92"),
+    ({"sysFlag": 0, "consumerGroup": "unknown"}, 24, "group info not exist"),
+    ({"sysFlag": 0, "topic": "Other"}, 24, "subscription not exist"),
+    ({"sysFlag": 0, "subVersion": 8}, 25, "not latest"),
+]
+
+
+@pytest.fixture
+def checked(filled: Broker) -> Broker:
+    filled.make_topic("WriteOnly", perm=2)
+    filled.make_topic("Other")
+    closed = SubscriptionGroupConfig("closed", consume_enable=False)
+    filled.group.propose(state_batch(SubscriptionGroupsChange(put=(closed,))), lambda _: None)
+    heartbeat(filled, SubscriptionData("T", "*", sub_version=7))
+    return filled
+
+
+@pytest.mark.parametrize(("changes", "code", "remark"), CHECKS)
+def test_a_refused_pull_says_why(
+    checked: Broker, changes: dict[str, Any], code: int, remark: str
+) -> None:
+    response = pull(checked, **changes)
+    assert response.code == code
+    assert remark in (response.remark or "")
+
+
+ORDER: list[tuple[dict[str, Any], int]] = [
+    ({"consumerGroup": "closed", "topic": "Nowhere", "queueId": 9, "subscription": "||"}, 16),
+    ({"topic": "Nowhere", "queueId": 9, "subscription": "||"}, 17),
+    ({"topic": "WriteOnly", "queueId": 9, "subscription": "||"}, 16),
+    ({"queueId": 9, "subscription": "||"}, 29),
+    ({"subscription": "||"}, 23),
+]
+
+
+@pytest.mark.parametrize(("changes", "code"), ORDER)
+def test_checks_come_in_rocketmq_order(checked: Broker, changes: dict[str, Any], code: int) -> None:
+    assert pull(checked, **changes).code == code
+
+
+def test_broadcasting_may_be_forbidden(filled: Broker) -> None:
+    config = SubscriptionGroupConfig("g", consume_broadcast_enable=False)
+    filled.group.propose(state_batch(SubscriptionGroupsChange(put=(config,))), lambda _: None)
+    filled.group.settle()
+    heartbeat(filled, SubscriptionData("T"), message_model=MessageModel.BROADCASTING)
+    assert pull(filled, sysFlag=0).code == 16
+
+
+def test_a_broker_without_read_permission_refuses(group: FakeGroup, clock: ManualClock) -> None:
+    assert pull(Broker(group, clock, broker_permission=2)).code == 16
+
+
+def test_an_unknown_group_is_made_by_its_first_pull_once(filled: Broker) -> None:
+    before = filled.group.log.last_index
+    pull(filled, consumerGroup="fresh")
+    pull(filled, consumerGroup="fresh")
+    assert filled.group.waiting == 1
+    filled.group.settle()
+    assert filled.group.log.last_index == before + 1
+    assert filled.group.state.subscription_group("fresh") is not None
+
+
+def test_without_auto_creation_an_unknown_group_is_refused(
+    group: FakeGroup, clock: ManualClock
+) -> None:
+    broker = Broker(group, clock, auto_create_subscription_group=False)
+    broker.make_topic("T")
+    assert pull(broker).code == 26
+
+
+def test_an_offset_comes_with_the_pull_on_the_leader(filled: Broker) -> None:
+    pull(filled, sysFlag=SUBSCRIPTION | COMMIT, commitOffset=6, queueOffset=8)
+    assert filled.processors.offsets.offset("g", "T", 0) == 6
+    pull(filled, sysFlag=SUBSCRIPTION, commitOffset=9)
+    assert filled.processors.offsets.offset("g", "T", 0) == 6
+
+
+# ------------------------------------------------------------------------------ followers
+
+
+def test_a_follower_serves_what_it_applied(filled: Broker) -> None:
+    filled.group.step_down("elsewhere:1")
+    assert len(found(pull(filled))) == 10
+    beyond = pull(filled, queueOffset=15)
+    assert (beyond.code, beyond.ext["nextBeginOffset"]) == (20, "15")
+
+
+def test_a_follower_holds_a_pull_that_is_ahead_of_it(filled: Broker) -> None:
+    filled.group.step_down("elsewhere:1")
+    hold(filled, queueOffset=11)
+    filled.group.lead()
+    filled.group.put("T", 0, b"m10")
+    assert filled.connection.replies == []
+    filled.group.put("T", 0, b"m11")
+    assert found(filled.connection.reply_) == [b"m11"]
+
+
+def test_followers_may_be_closed_for_reading(group: FakeGroup, clock: ManualClock) -> None:
+    broker = Broker(group, clock, slave_read_enable=False)
+    broker.make_topic("T")
+    group.step_down("elsewhere:1")
+    assert pull(broker).code == 14
+
+
+# ------------------------------------------------------------------------------ long polling
+
+
+def test_a_held_pull_is_answered_by_the_next_message(filled: Broker) -> None:
+    hold(filled, queueOffset=10)
+    assert filled.processors.pull.held_count == 1
+    filled.group.put("T", 1, b"another queue")
+    assert filled.connection.replies == []
+    filled.group.put("T", 0, b"m10")
+    response = filled.connection.reply_
+    assert (response.code, found(response)) == (0, [b"m10"])
+    assert response.ext["nextBeginOffset"] == "11"
+    assert filled.processors.pull.held_count == 0
+
+
+def test_a_pull_of_an_empty_queue_is_held_from_its_begin(filled: Broker) -> None:
+    hold(filled, queueId=2)
+    filled.group.put("T", 2, b"first")
+    assert found(filled.connection.reply_) == [b"first"]
+
+
+def test_messages_of_other_tags_do_not_wake(filled: Broker) -> None:
+    hold(filled, queueOffset=10, subscription="A")
+    filled.group.put("T", 0, b"b", properties=b"TAGS\x01B\x02")
+    assert filled.connection.replies == []
+    filled.group.put("T", 0, b"a", properties=b"TAGS\x01A\x02")
+    response = filled.connection.reply_
+    assert found(response) == [b"a"]
+    assert response.ext["nextBeginOffset"] == "12"
+
+
+def test_a_closed_connection_takes_its_pulls_along(filled: Broker) -> None:
+    gone, other = FakeConnection(), FakeConnection()
+    hold(filled, gone, queueOffset=10)
+    hold(filled, gone, queueId=1)
+    hold(filled, other, queueOffset=10)
+    gone.close()
+    assert filled.processors.pull.held_count == 1
+    filled.group.put("T", 0, b"m10")
+    assert gone.replies == []
+    assert len(other.replies) == 1
+
+
+def test_too_many_held_pulls_are_answered_at_once(filled: Broker) -> None:
+    for _ in range(10):
+        hold(filled, queueOffset=10)
+    response = pull(filled, sysFlag=SUBSCRIPTION | SUSPEND, queueOffset=10)
+    assert response.code == 19
+
+
+def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
+    hold(filled, queueOffset=10)
+    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    filled.group.settle()
+    filled.processors.pull.sweep()
+    assert filled.connection.reply_.code == 21
+
+
+@pytest.mark.parametrize(
+    ("settings", "after_s"), [({}, 15.0), ({"long_polling_enable": False}, 1.0)]
+)
+async def test_a_held_pull_ends_when_the_client_said(
+    autojump_clock: Any, tmp_path: Any, settings: dict[str, Any], after_s: float
+) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock(), **settings)
+    broker.make_topic("T")
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pull.run)
+        await trio.sleep(2.5)
+        hold(broker, FakeConnection(), queueId=1, suspendTimeoutMillis=40_000)
+        hold(broker)
+        while not broker.connection.replies:
+            await trio.sleep(0.01)
+        assert trio.current_time() - began == pytest.approx(2.5 + after_s, abs=0.02)
+        response = broker.connection.reply_
+        assert (response.code, response.ext["nextBeginOffset"]) == (19, "0")
+        nursery.cancel_scope.cancel()
+    group.close()
+
+
+async def test_a_pull_that_times_out_is_moved_behind_what_did_not_match(
+    autojump_clock: Any, tmp_path: Any
+) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
+    broker.make_topic("T")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pull.run)
+        hold(broker, subscription="A")
+        group.put("T", 0, b"x", b"y")
+        await trio.sleep(15.1)
+        response = broker.connection.reply_
+        assert (response.code, response.ext["nextBeginOffset"]) == (20, "2")
+        nursery.cancel_scope.cancel()
+    group.close()
+
+
+async def test_the_sweep_answers_a_pull_that_nothing_woke(
+    autojump_clock: Any, tmp_path: Any
+) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
+    broker.make_topic("T")
+    group.on_applied.remove(broker.processors.pull.on_applied)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pull.run)
+        hold(broker)
+        group.put("T", 0, b"x")
+        await trio.sleep(5.1)
+        assert found(broker.connection.reply_) == [b"x"]
+        nursery.cancel_scope.cancel()
+    group.close()
+
+
+# ------------------------------------------------------------------------------ old data
+
+
+async def test_old_data_is_read_in_a_worker_and_in_smaller_pieces(tmp_path: Any) -> None:
+    clock = ManualClock()
+    group = FakeGroup(tmp_path, clock)
+    broker = Broker(group, clock, recent_bytes=300, cold_pull_limits=ReadLimits(3, 100_000))
+    broker.make_topic("T")
+    group.put("T", 0, *(b"m%d" % i for i in range(10)))
+    handled = broker.handle(request(RequestCode.PULL_MESSAGE, ext()))
+    assert isinstance(handled, Awaitable)
+    response = await handled
+    assert found(response) == [b"m0", b"m1", b"m2"]
+    assert response.ext["nextBeginOffset"] == "3"
+    assert broker.executor.kinds == ["cold_read"]
+    assert found(pull(broker, queueOffset=8)) == [b"m8", b"m9"]
+    group.close()

@@ -1,0 +1,141 @@
+"""Topic administration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from remoting.processor import DEFERRED
+from remoting.protocol import bodies
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from tests.harness.broker import Broker
+
+
+def create(broker: Broker, **changes: Any) -> RemotingCommand:
+    values = {
+        "topic": "T",
+        "defaultTopic": "TBW102",
+        "readQueueNums": 8,
+        "writeQueueNums": 4,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": "false",
+        **changes,
+    }
+    ext = {key: str(value) for key, value in values.items()}
+    return broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+
+
+def test_a_topic_is_made_changed_and_shown(broker: Broker) -> None:
+    assert create(broker, attributes="+message.type=FIFO,+a=b").code == 0
+    config = broker.group.state.topic_config("T")
+    assert config is not None
+    assert (config.read_queue_nums, config.write_queue_nums) == (8, 4)
+    assert create(broker, perm=4, attributes="-a").code == 0
+    response = broker.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "T"})
+    assert json.loads(bytes(response.body)) == {
+        "topicName": "T",
+        "readQueueNums": 8,
+        "writeQueueNums": 4,
+        "perm": 4,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": False,
+        "attributes": {"message.type": "FIFO"},
+    }
+    assert broker.group.state.topics_counter == 2
+
+
+def test_asking_for_what_is_there_already_makes_no_entry(broker: Broker) -> None:
+    create(broker)
+    before = broker.group.log.last_index
+    assert create(broker).code == 0
+    assert broker.group.log.last_index == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"topic": "a b"}, "illegal characters"),
+        ({"topic": "TBW102"}, "system topic"),
+        ({"topic": "RMQ_SYS_DLEDGER_STATE"}, "system topic"),
+        ({"topic": "RMQ_SYS_ANY"}, "system topic"),
+        ({"readQueueNums": 0}, "readQueueNums 0"),
+        ({"writeQueueNums": 70_000}, "writeQueueNums 70000"),
+        ({"perm": 99}, "perm 99"),
+        ({"attributes": "key"}, "attribute"),
+        ({"order": None, "readQueueNums": "x"}, "not a number"),
+    ],
+)
+def test_a_topic_that_cannot_be_is_refused(
+    broker: Broker, changes: dict[str, Any], remark: str
+) -> None:
+    response = create(broker, **changes)
+    assert (response.code, response.ext["outcome"]) == (1, "not_stored")
+    assert remark in (response.remark or "")
+
+
+def test_a_deleted_topic_is_gone_with_queues_and_offsets(broker: Broker) -> None:
+    create(broker)
+    broker.group.put("T", 0, b"x")
+    offsets = ConsumerOffsetsChange((("g", "T", 0, 1),))
+    broker.group.propose(state_batch(offsets), lambda _: None)
+    broker.group.settle()
+    assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    assert broker.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "T"}).code == 17
+    assert broker.group.state.max_offset("T", 0) == 0
+    assert broker.group.state.consumer_offset("g", "T", 0) is None
+    assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+
+
+@pytest.mark.parametrize("topic", ["TBW102", "RMQ_SYS_DLEDGER_STATE", " "])
+def test_system_topics_stay(broker: Broker, topic: str) -> None:
+    assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == 1
+
+
+def test_only_the_leader_changes_topics(broker: Broker) -> None:
+    broker.group.step_down("elsewhere:1")
+    assert create(broker).code == 14
+    response = broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
+
+
+def test_a_change_whose_fate_is_unknown_says_so(broker: Broker) -> None:
+    ext = {
+        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
+        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
+    }  # fmt: skip
+    assert broker.handle(request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)) is DEFERRED
+    broker.group.append()
+    broker.group.step_down()
+    assert broker.connection.reply_.ext["outcome"] == "unknown"
+
+
+def test_all_topics_are_listed_with_their_version(broker: Broker) -> None:
+    create(broker)
+    response = broker.call(RequestCode.GET_ALL_TOPIC_CONFIG, {})
+    wrapper = bodies.TopicConfigSerializeWrapper.decode(response.body)
+    assert wrapper.topic_config_table["T"].read_queue_nums == 8
+    assert wrapper.topic_config_table["SCHEDULE_TOPIC_XXXX"].read_queue_nums == 18
+    assert response.ext["totalTopicNum"] == str(len(wrapper.topic_config_table))
+    assert wrapper.data_version.counter == 1
+    assert wrapper.data_version.state_version == 1
+    assert wrapper.data_version.timestamp == broker.clock.wall_ms()
+
+
+def test_topic_stats_show_each_write_queue(broker: Broker) -> None:
+    create(broker)
+    broker.group.put("T", 1, b"x", b"y")
+    response = broker.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"})
+    table = bodies.TopicStatsTable.decode(response.body).offset_table
+    assert len(table) == 4
+    one = table[bodies.MessageQueue("T", "broker-a", 1)]
+    assert (one.min_offset, one.max_offset) == (0, 2)
+    assert one.last_update_timestamp == broker.clock.wall_ms()
+    assert table[bodies.MessageQueue("T", "broker-a", 0)].last_update_timestamp == 0
+    assert broker.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "X"}).code == 17
