@@ -274,8 +274,9 @@ class Connection:
         try:
             self._send(response)
         except LocalProtocolError as error:
+            # The handler has done its work: what it did is not ours to deny.
             _log.warning("answer_unsendable", code=asked.code, error=str(error))
-            self._send(answer_error(asked, error))
+            self._send(answer(asked, Condition.INTERNAL_ERROR, str(error)))
 
     def _finish_request(self, asked: RemotingCommand) -> bool:
         entry = self._in_flight.pop(id(asked), None)

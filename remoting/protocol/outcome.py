@@ -19,7 +19,6 @@ from commitlog.errors import (
     MQError,
     OffsetOutOfRangeError,
     Outcome,
-    RemoteProtocolError,
 )
 from remoting.errors import BadRequestError, BusyError
 from remoting.protocol.codes import ResponseCode
@@ -117,7 +116,6 @@ _CONDITIONS: Final[tuple[tuple[type[MQError], Condition], ...]] = (
     (BusyError, Condition.BUSY),
     (BadRequestError, Condition.BAD_REQUEST),
     (LocalProtocolError, Condition.BAD_REQUEST),
-    (RemoteProtocolError, Condition.BAD_REQUEST),
     (DiskFullError, Condition.DISK_FULL),
     (OffsetOutOfRangeError, Condition.NOT_FOUND),
     (CorruptRecordError, Condition.INTERNAL_ERROR),

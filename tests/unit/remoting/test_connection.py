@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from commitlog.errors import DiskFullError
+from commitlog.errors import DiskFullError, InvariantBroken
 from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from remoting.processor import DEFERRED, Limiter, ProcessorTable
@@ -211,7 +211,7 @@ async def test_answer_too_large_for_a_frame_becomes_an_error(wire: Any) -> None:
     )
     await one.far.send_all(asked_with(1))
     [answer] = await heard(one.far, 1)
-    assert answer.code == 1
+    assert (answer.code, answer.ext["outcome"]) == (1, "unknown")
     assert "limit is 1000" in (answer.remark or "")
 
 
@@ -558,3 +558,50 @@ async def test_code_can_have_one_handler_only() -> None:
     with pytest.raises(Exception, match="900 has a handler"):
         processors.register(ECHO, echo, Limiter("other", 1))
     assert processors.codes() == {ECHO}
+
+
+async def test_large_body_leaves_in_pieces_after_its_head(wire: Any) -> None:
+    body = bytes(range(256)) * 3000
+    one = wire(table(lambda _, asked: response_to(asked, 0, None, {}, memoryview(body))))
+    await one.far.send_all(asked_with(1) + asked_with(2))
+    answers = await heard(one.far, 2)
+    assert [(a.opaque, bytes(a.body) == body) for a in answers] == [(1, True), (2, True)]
+    assert max(len(sent) for sent in one.near.sends) <= 256 * 1024
+
+
+async def test_answer_that_cannot_be_written_becomes_an_error(wire: Any) -> None:
+    one = wire(table(lambda _, asked: response_to(asked, 0, "half a character: \ud800")))
+    await one.far.send_all(asked_with(1))
+    [answer] = await heard(one.far, 1)
+    assert (answer.code, answer.ext["outcome"]) == (1, "unknown")
+    assert "cannot be written" in (answer.remark or "")
+
+
+def broken_at_once(_: Connection, asked: RemotingCommand) -> RemotingCommand:
+    raise InvariantBroken("two leaders")
+
+
+async def broken_later(_: Connection, asked: RemotingCommand) -> RemotingCommand:
+    await trio.lowlevel.checkpoint()
+    raise InvariantBroken("two leaders")
+
+
+@pytest.mark.parametrize("handler", [broken_at_once, broken_later])
+async def test_broken_invariant_is_no_answer_but_the_end(handler: Any) -> None:
+    near, far = (MemoryEnd(stream) for stream in trio.testing.memory_stream_pair())
+    connection = Connection(near, table(handler))
+    await far.send_all(asked_with(1))
+    with pytest.RaisesGroup(pytest.RaisesExc(InvariantBroken, match="two leaders")):
+        await connection.run()
+    assert connection.is_closed
+
+
+class MemoryEnd:
+    """A memory stream with addresses."""
+
+    peer_address = local_address = ("memory", 0)
+
+    def __init__(self, inner: Any) -> None:
+        self.send_all = inner.send_all
+        self.receive_some = inner.receive_some
+        self.aclose = inner.aclose

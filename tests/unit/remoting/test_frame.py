@@ -192,3 +192,9 @@ def test_response_uses_opaque_and_header_encoding_of_its_request(serialize: Seri
     assert (heard.serialize, heard.opaque, heard.code) == (serialize, -7, 19)
     assert heard.is_response
     assert not heard.is_oneway
+
+
+@pytest.mark.parametrize("serialize", list(SerializeType))
+def test_half_a_character_is_refused_before_anything_is_sent(serialize: SerializeType) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_command(request(10, {"topic": "\ud800"}, serialize=serialize))

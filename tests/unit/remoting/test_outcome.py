@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import DiskFullError, FlushFailedError, MQError, OffsetOutOfRangeError
+from commitlog.errors import (
+    DiskFullError,
+    FlushFailedError,
+    MQError,
+    OffsetOutOfRangeError,
+    RemoteProtocolError,
+)
 from remoting.errors import BadRequestError, BusyError, ConnectionLostError
 from remoting.protocol.command import RemotingCommand, SerializeType, request
 from remoting.protocol.outcome import (
@@ -104,6 +110,11 @@ def test_error_brings_its_own_fields() -> None:
     assert (response.code, response.remark) == (14, "n2 leads")
     assert response.ext["leaderAddr"] == "n2:1"
     assert response.ext["term"] == "3"
+
+
+def test_protocol_error_of_a_third_party_is_not_the_callers_fault() -> None:
+    response = answer_error(request(310), RemoteProtocolError("peer sent garbage"))
+    assert (response.code, response.ext["outcome"]) == (1, "unknown")
 
 
 def test_foreign_exception_is_code_1_and_unknown() -> None:
