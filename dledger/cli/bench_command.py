@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
@@ -21,8 +21,18 @@ from dledger.cli.output import (
 
 app = App(name="bench", help="Measure sending, consuming and storing.", backend="trio")
 
+if TYPE_CHECKING:
+    from dledger.cli.bench_load import Target
+
 MIB = 1 << 20
 
+ClusterFolder = Annotated[
+    Path | None, Parameter(name="--dir", help="Where the temporary cluster keeps its data.")
+]
+ClusterSettings = Annotated[
+    tuple[str, ...] | None,
+    Parameter(name="--set", help="Setting of the temporary cluster, table.name=value."),
+]
 BenchNamesrv = Annotated[
     str | None,
     Parameter(name=["--namesrv", "-n"], help="An existing cluster, host:port;host:port."),
@@ -78,6 +88,8 @@ async def produce(
     queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
     topic: str = "bench",
     namesrv: BenchNamesrv = None,
+    folder: ClusterFolder = None,
+    set_: ClusterSettings = None,
     output: Output = "table",
 ) -> int:
     """Send for a while; report rate and latency, failures apart.
@@ -88,7 +100,7 @@ async def produce(
 
     _positive(size=size, inflight=inflight, batch=batch, duration=duration, queues=queues)
     load = ProduceLoad(topic, size, inflight, batch, duration, queues)
-    result = await bench_produce(addresses(namesrv) if namesrv else None, load, note)
+    result = await bench_produce(_target(namesrv, folder, set_), load, note)
     print_result("", result, output)
     return ExitCode.OK
 
@@ -101,6 +113,8 @@ async def consume(
     queues: Annotated[int, Parameter(help="Queues of the topic, one consumer each.")] = 4,
     topic: str = "bench-consume",
     namesrv: BenchNamesrv = None,
+    folder: ClusterFolder = None,
+    set_: ClusterSettings = None,
     output: Output = "table",
 ) -> int:
     """Write a backlog, then read all of it; report the reading.
@@ -111,9 +125,20 @@ async def consume(
 
     _positive(size=size, messages=messages, queues=queues)
     load = ConsumeLoad(topic, size, messages, queues)
-    result = await bench_consume(addresses(namesrv) if namesrv else None, load, note)
+    result = await bench_consume(_target(namesrv, folder, set_), load, note)
     print_result("", result, output)
     return ExitCode.OK
+
+
+def _target(
+    namesrv: str | None, folder: Path | None, assignments: tuple[str, ...] | None
+) -> Target:
+    from dledger.cli.bench_load import Target
+    from dledger.cli.broker_command import parse_options
+
+    return Target(
+        addresses(namesrv) if namesrv else None, folder, parse_options(assignments or (), {})
+    )
 
 
 def _positive(**values: float) -> None:

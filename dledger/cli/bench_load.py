@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +73,15 @@ class ConsumeBench(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """An existing cluster, or where and how a temporary one of three brokers is made."""
+
+    namesrvs: list[str] | None = None
+    folder: Path | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ProduceLoad:
     """What is sent: *inflight* calls outstanding, each of one message or one batch."""
 
@@ -105,30 +114,31 @@ class _Tally:
 
 @asynccontextmanager
 async def cluster_for_bench(
-    namesrvs: list[str] | None, tell: Callable[[str], None]
+    target: Target, tell: Callable[[str], None]
 ) -> AsyncIterator[list[str]]:
     """Give the NameServers to use: those named, or a temporary cluster's of three brokers."""
+    namesrvs = target.namesrvs
     if namesrvs is not None:
         yield namesrvs
         return
-    with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=target.folder) as folder:
         async with local_cluster(
             Path(folder),
-            settings={"store.mapped_file_size_commit_log": 256 << 20},
+            settings={"store.mapped_file_size_commit_log": 256 << 20, **target.settings},
             progress=tell,
         ) as cluster:
             yield [cluster.namesrv_address]
 
 
 async def bench_produce(
-    namesrvs: list[str] | None, load: ProduceLoad, tell: Callable[[str], None]
+    target: Target, load: ProduceLoad, tell: Callable[[str], None]
 ) -> ProduceBench:
     """Send for a while and return what was measured.
 
     Raises:
         CliError: The cluster cannot be reached, or not one send succeeded.
     """
-    async with cluster_for_bench(namesrvs, tell) as addresses:
+    async with cluster_for_bench(target, tell) as addresses:
         await create_topic(addresses, load.topic, queues=load.queues)
         async with open_client(addresses) as client, Producer(client, "bench") as producer:
             begin = time.perf_counter() + WARM_UP_S
@@ -204,14 +214,14 @@ class ConsumeLoad:
 
 
 async def bench_consume(
-    namesrvs: list[str] | None, load: ConsumeLoad, tell: Callable[[str], None]
+    target: Target, load: ConsumeLoad, tell: Callable[[str], None]
 ) -> ConsumeBench:
     """Write a backlog, read it, and return what reading was like.
 
     Raises:
         CliError: The cluster cannot be reached, or messages are missing.
     """
-    async with cluster_for_bench(namesrvs, tell) as addresses:
+    async with cluster_for_bench(target, tell) as addresses:
         await create_topic(addresses, load.topic, queues=load.queues)
         async with open_client(addresses) as client:
             tell(f"writing {load.messages:,} messages of {load.size} bytes")

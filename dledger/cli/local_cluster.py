@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -316,12 +317,14 @@ def lay_out(
     """Write the configuration files of a cluster and return it; nothing is started.
 
     Args:
-        folder: Empty or missing; holds configuration, data and log files.
+        folder: Holds configuration, data and log files. With those of an earlier cluster in it
+            the ports stay as they were and the data is used again.
         settings: ``table.name`` to value, for every broker.
         ports: NameServer, then client port and peer port of each broker; free ones otherwise.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    namesrv_port, *rest = ports or free_ports(1 + 2 * brokers)
+    count = 1 + 2 * brokers
+    namesrv_port, *rest = ports or _ports_before(folder, brokers) or free_ports(count)
     namesrv_config = folder / "namesrv.toml"
     namesrv_config.write_text(
         "[server]\n"
@@ -367,6 +370,20 @@ def lay_out(
             config_path=config_path,
         )
     return cluster
+
+
+def _ports_before(folder: Path, brokers: int) -> list[int] | None:
+    """Return the ports of the cluster that this folder held, None when it held none."""
+    try:
+        namesrv = tomllib.loads((folder / "namesrv.toml").read_text())
+        ports: list[int] = [namesrv["server"]["listen_port"]]
+        for number in range(brokers):
+            config = tomllib.loads((folder / f"n{number}.toml").read_text())
+            peers = config["raft"]["peers"].split(";")
+            ports += [config["server"]["listen_port"], int(peers[number].rpartition(":")[2])]
+    except FileNotFoundError:
+        return None
+    return ports
 
 
 @asynccontextmanager

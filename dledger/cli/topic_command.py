@@ -25,7 +25,6 @@ from dledger.cli.output import (
     addresses,
     note,
     print_json,
-    print_table,
     show,
 )
 from dledger.cli.probe import any_cluster_info
@@ -153,29 +152,25 @@ async def route(
 ) -> int:
     """Show where the queues of a topic are."""
     data = await topic_route(addresses(namesrv), topic)
+    brokers = {broker.broker_name: broker.broker_addrs for broker in data.broker_datas}
+    rows: list[dict[str, Any]] = [
+        {
+            "broker": queue.broker_name,
+            "read_queues": queue.read_queue_nums,
+            "write_queues": queue.write_queue_nums,
+            "permission": permission_text(queue.perm),
+            "leader": brokers[queue.broker_name].get(0),
+            "followers": [
+                address for number, address in sorted(brokers[queue.broker_name].items()) if number
+            ],
+        }
+        for queue in sorted(data.queue_datas, key=lambda queue: queue.broker_name)
+    ]
     if output == "json":
-        print_json(data)
+        print_json(rows)
         return ExitCode.OK
-    brokers = {broker.broker_name: broker for broker in data.broker_datas}
-    print_table(
-        "",
-        ["broker", "read queues", "write queues", "permission", "leader", "followers"],
-        [
-            [
-                queue.broker_name,
-                queue.read_queue_nums,
-                queue.write_queue_nums,
-                permission_text(queue.perm),
-                brokers[queue.broker_name].broker_addrs.get(0),
-                ", ".join(
-                    address
-                    for number, address in sorted(brokers[queue.broker_name].broker_addrs.items())
-                    if number
-                ),
-            ]
-            for queue in sorted(data.queue_datas, key=lambda queue: queue.broker_name)
-        ],
-    )
+    shown = [{**row, "followers": ", ".join(row["followers"])} for row in rows]
+    show(output, topic, shown, tuple(rows[0]) if rows else ("broker",))
     return ExitCode.OK
 
 

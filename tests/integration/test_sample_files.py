@@ -41,18 +41,22 @@ def running(commands: list[list[str]], folder: Path) -> Iterator[list[subprocess
 
 def healthy() -> dict[str, object]:
     """Wait until the cluster of the default NameServer is healthy and return what it says."""
-    done = subprocess.run(
-        [str(BIN / "dledger"), "cluster", "health", "--wait", "--timeout-s", "60", "-o", "json"],
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    health: dict[str, object] = json.loads(done.stdout)
+    done = dledger("cluster", "health", "--wait", "--timeout-s", "60")
+    health: dict[str, object] = json.loads(done)
     return health
 
 
+def dledger(*tokens: str) -> bytes:
+    """Run a command and return what it printed as JSON."""
+    done = subprocess.run(
+        [str(BIN / "dledger"), *tokens, "--output", "json"], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done
+    return done.stdout
+
+
 def start_group(folder: Path, names: list[str], texts: list[str]) -> None:
-    """Start a NameServer and a broker per file; send one message; stop all."""
+    """Start a NameServer and a broker per file; use each command once; stop all."""
     for name, text in zip(names, texts, strict=True):
         (folder / name).write_text(text)
     (folder / "namesrv.toml").write_text(f'[namesrv]\nkv_config_path = "{folder}/kv.json"\n')
@@ -62,13 +66,23 @@ def start_group(folder: Path, names: list[str], texts: list[str]) -> None:
         groups = healthy()["groups"]
         assert isinstance(groups, list)
         assert [group["members"] for group in groups] == [3]
-        sent = subprocess.run(
-            [str(BIN / "dledger"), "send", "--topic", "hello", "a message", "-o", "json"],
-            capture_output=True,
-            check=False,
-        )
-        assert sent.returncode == 0, sent
-        assert json.loads(sent.stdout)[0]["status"] == "SEND_OK"
+        sent = dledger("send", "--topic", "hello", "a message", "--tag", "x", "--queue", "1")
+        (result,) = json.loads(sent)
+        assert (result["status"], result["queue"], result["offset"]) == ("SEND_OK", 1, 0)
+        consumed = json.loads(dledger("consume", "--topic", "hello", "--from", "earliest"))
+        assert (consumed["body"], consumed["tags"], consumed["queue"]) == ("a message", "x", 1)
+        assert json.loads(dledger("msg", "by-offset", "hello", "1", "0")) == consumed
+        viewed = json.loads(dledger("msg", "by-id", result["offset_message_id"]))
+        assert {**viewed, "broker": consumed["broker"]} == consumed
+        raft = json.loads(dledger("raft", "status"))
+        assert sorted(member["role"] for member in raft) == ["follower", "follower", "leader"]
+        info = json.loads(dledger("topic", "info", "hello"))
+        assert info["messages"] == 1
+        dledger("topic", "create", "other", "--queues", "2")
+        topics = json.loads(dledger("topic", "ls"))
+        assert [row["topic"] for row in topics] == ["hello", "other"]
+        route = json.loads(dledger("topic", "route", "other"))
+        assert (route[0]["write_queues"], len(route[0]["followers"])) == (2, 2)
     assert [process.returncode for process in processes] == [0, 0, 0, 0]
 
 

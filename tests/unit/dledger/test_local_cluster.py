@@ -38,3 +38,10 @@ def test_a_setting_that_toml_cannot_hold_plainly_is_a_usage_error(tmp_path: Path
     with pytest.raises(CliError) as caught:
         lay_out(tmp_path, settings={"broker.cluster_name": 'a"b'})
     assert caught.value.exit_code == 2
+
+
+def test_a_folder_used_again_keeps_its_ports(tmp_path: Path) -> None:
+    first = lay_out(tmp_path, brokers=3)
+    second = lay_out(tmp_path, brokers=3)
+    assert [node.address for node in second.nodes] == [node.address for node in first.nodes]
+    assert (tmp_path / "n1.toml").read_text().count(first.brokers["n1"].address[10:]) == 1
