@@ -48,15 +48,18 @@ async def send(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
-    """Send messages and print where they are stored. "-" sends each line of standard input."""
+    """Send messages and print where they are stored.
+
+    Without a body each line of standard input is one. A body that begins with - comes after --.
+    """
     from client.message import Message
     from client.producer import Producer
     from dledger.cli.sdk import open_client
 
-    if not bodies:
+    if not bodies and sys.stdin.isatty():
         raise CliError(
             "nothing to send",
-            next_step="give a body, or - for standard input",
+            next_step="give a body, or lines on standard input",
             exit_code=ExitCode.USAGE,
         )
     properties = _properties(property_ or ())
@@ -112,14 +115,13 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _lines(bodies: tuple[str, ...]) -> Iterator[bytes]:
-    for body in bodies:
-        if body != "-":
-            yield body.encode()
-            continue
-        for line in sys.stdin.buffer:
-            text = line.rstrip(b"\r\n")
-            if text:
-                yield text
+    if bodies:
+        yield from (body.encode() for body in bodies)
+        return
+    for line in sys.stdin.buffer:
+        text = line.rstrip(b"\r\n")
+        if text:
+            yield text
 
 
 async def consume(
