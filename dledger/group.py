@@ -140,7 +140,7 @@ class Group:
             identity,
             restored_commit_index=store.restored_commit_index,
             store_host=store_host,
-            doubtful=store.unclean and not raft.sync_flush,
+            doubtful=store.torn or (store.unclean and not raft.sync_flush),
             damaged=store.damaged,
             clock=clock,
             rng=rng,

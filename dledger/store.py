@@ -78,7 +78,7 @@ class ReplicaStore:
         self.vote_slots = SlotFile(disk, self.paths.vote)
         recorded = self._mark_slots.load()
         mark = None if recorded is None else Mark.decode(recorded)
-        self.damaged = False
+        self.torn = self.damaged = False
         self.log = self._open_log(mark)
         self.restored_commit_index = mark.index if mark and self.log.mark_valid else 0
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
@@ -105,9 +105,12 @@ class ReplicaStore:
                 self._disk, settings.root, segment_bytes=settings.segment_bytes, trusted=mark
             )
         except DamagedLogError as error:
-            # Kept up to the damage; this replica follows until a leader has refilled it.
+            # Above the mark a power cut may have kept a later entry and torn an earlier one, none
+            # of them promised. Below it promises are gone. Either way the log is kept up to the
+            # damage and this replica follows until a leader has refilled it.
             log.error("log_damaged", error=str(error))
-            self.damaged = True
+            self.torn = True
+            self.damaged = mark is not None and error.damage.index <= mark.index
             return EntryLog.open(
                 self._disk,
                 settings.root,

@@ -131,7 +131,8 @@ class RaftNode:
 
     Args:
         on_settled: Called at the end of every event, synchronously; it may call `append`.
-        doubtful: The last stop was unclean and flushes were async: promises may be lost.
+        doubtful: Promises may be lost: an unclean stop with async flushes, or a torn log. It
+            votes when a leader has caught it up, or when most members are in doubt.
         damaged: The log was cut because of damage: promises are lost. It follows until a leader
             has refilled it, whatever the others say.
     """

@@ -18,6 +18,7 @@ from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run
 from commitlog.entry_log import EntryLog
 from commitlog.record import encode_record
+from commitlog.recovery import DamagedLogError
 from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
 from dledger.raft.guards import ALL_ON, Guards
@@ -133,7 +134,14 @@ class Cluster:
         root = self.root / name
         disk = self.disks[name]
         disk.make_dir(str(root))
-        log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None)
+        doubtful = False
+        try:
+            log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None)
+        except DamagedLogError:
+            doubtful = True
+            log = EntryLog.open(
+                disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None, repair=True
+            )
         if log.needs_reserve:
             log.reserve_next()
         term_vote = TermVote(SlotFile(disk, str(root / "vote")))
@@ -155,7 +163,7 @@ class Cluster:
             identity,
             restored_commit_index=restored_commit_index,
             store_host=bytes(8),
-            doubtful=False,
+            doubtful=doubtful,
             clock=self.clock,
             rng=self.rng,
             on_settled=lambda: self._note(name),

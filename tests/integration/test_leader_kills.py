@@ -1,0 +1,188 @@
+"""A leader is killed again and again under load: nothing acknowledged is lost, nothing doubled.
+
+Real processes, sockets, files and signals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.client_instance import ClientInstance
+from client.connect import connect
+from client.message import Message, MessageExt
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from commitlog.errors import MQError
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.log_walk import equal_bytes, open_segments
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 100_000,
+    "store.max_index_num": 1_000_000,
+}
+SENDERS = 48
+DELAY_S = {1: 1.0, 2: 5.0}
+
+
+@dataclass
+class Recorder:
+    """What clients were told."""
+
+    acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Key of a message to the queue and offset in its acknowledgement."""
+    delayed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Key of an acknowledged delayed message to its level and the wall time before it was sent."""
+    delayed_unknown: set[str] = field(default_factory=set)
+    ack_times: list[float] = field(default_factory=list)
+    kills: list[float] = field(default_factory=list)
+    stop: trio.Event = field(default_factory=trio.Event)
+
+    def gaps_s(self) -> list[float]:
+        """Return the seconds from each kill to the next acknowledgement of a later send."""
+        return [min(t for t in self.ack_times if t > kill) - kill for kill in self.kills]
+
+
+async def send_all_the_time(producer: Producer, number: int, record: Recorder) -> None:
+    sent = 0
+    while not record.stop.is_set():
+        key = f"{number}-{sent}"
+        sent += 1
+        began = time.monotonic()
+        result = await producer.send(Message("kills", key.encode().ljust(256, b".")))
+        record.acknowledged[key] = (result.message_queue.queue_id, result.queue_offset)
+        record.ack_times.append(began)
+
+
+async def send_delayed(producer: Producer, record: Recorder) -> None:
+    sent = 0
+    while not record.stop.is_set():
+        level = 1 + sent % 2
+        key = f"delayed-{sent}"
+        sent += 1
+        before_ms = time.time_ns() // 1_000_000
+        try:
+            await producer.send(Message("delayed", key.encode(), delay_level=level))
+        except MQError as error:
+            if error.outcome != "not_stored":
+                record.delayed_unknown.add(key)
+        else:
+            record.delayed[key] = (level, before_ms)
+        await trio.sleep(0.02)
+
+
+async def kill_leaders(cluster: LocalCluster, record: Recorder, kills: int) -> None:
+    for _ in range(kills):
+        leader = await cluster.wait_leader()
+        await trio.sleep(0.8)
+        record.kills.append(time.monotonic())
+        await cluster.kill(leader)
+        await cluster.wait_leader(other_than=leader, timeout_s=10)
+        await trio.sleep(0.3)
+        await cluster.start(leader)
+        await cluster.wait_caught_up(leader)
+
+
+async def read_all(client: ClientInstance, topic: str) -> dict[tuple[int, int], MessageExt]:
+    async with PullConsumer(client, "readers") as consumer:
+        found = {}
+        queues = await consumer.fetch_message_queues(topic)
+        async for queue, result in consumer.drain(queues):
+            for message in result.messages:
+                found[(queue.queue_id, message.queue_offset)] = message
+        return found
+
+
+def key_of(message: MessageExt) -> str:
+    return bytes(message.body).rstrip(b".").decode()
+
+
+def commit_logs_are_equal(cluster: LocalCluster, statuses: dict[str, dict[str, object]]) -> None:
+    """Compare the members' segments byte by byte up to the least commit position."""
+    ends = [int(str(status["end_position"])) for status in statuses.values()]
+    logs = []
+    for node in cluster.brokers.values():
+        assert node.store_path is not None
+        logs.append(open_segments(node.store_path / "commitlog"))
+    for other in logs[1:]:
+        assert equal_bytes(logs[0], other, min(ends)) is None
+
+
+async def test_twenty_kills_of_the_leader_lose_and_double_nothing(tmp_path: Path) -> None:
+    record = Recorder()
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        namesrvs = [cluster.namesrv_address]
+        await create_topic(namesrvs, "kills", queues=4)
+        await create_topic(namesrvs, "delayed", queues=4)
+        async with connect(namesrvs) as client:
+            began = time.monotonic()
+            async with (
+                Producer(client, "senders", ProducerConfig(send_timeout_s=30)) as producer,
+                Producer(client, "delayers", ProducerConfig(retry_unknown=False)) as delayer,
+                trio.open_nursery() as nursery,
+            ):
+                for number in range(SENDERS):
+                    nursery.start_soon(send_all_the_time, producer, number, record)
+                nursery.start_soon(send_delayed, delayer, record)
+                await kill_leaders(cluster, record, 20)
+                record.stop.set()
+            rate = len(record.acknowledged) / (time.monotonic() - began)
+            await trio.sleep(max(DELAY_S.values()) + 1.0)
+            sent = await read_all(client, "kills")
+            delayed = await read_all(client, "delayed")
+        statuses = {name: dict(status) for name, status in (await cluster.statuses()).items()}
+    assert rate >= 1_000, f"only {rate:.0f} messages a second"
+    misplaced = [
+        key
+        for key, place in record.acknowledged.items()
+        if place not in sent or key_of(sent[place]) != key
+    ]
+    assert misplaced == []
+    deliveries = Counter(key_of(message) for message in delayed.values())
+    assert [key for key in record.delayed if deliveries[key] != 1] == []
+    assert [key for key in record.delayed_unknown if deliveries[key] > 1] == []
+    assert len(record.delayed) > 200
+    early = [
+        key_of(message)
+        for message in delayed.values()
+        if key_of(message) in record.delayed
+        and message.record.store_timestamp_ms
+        < record.delayed[key_of(message)][1] + 1000 * DELAY_S[record.delayed[key_of(message)][0]]
+    ]
+    assert early == []
+    commit_logs_are_equal(cluster, statuses)
+    print(
+        f"{len(record.acknowledged)} acknowledged at {rate:.0f}/s, {len(record.delayed)} delayed,"
+        f" kill to next acknowledgement at most {max(record.gaps_s()):.2f} s"
+    )
+
+
+async def test_one_producer_survives_ten_leader_changes_by_hints(tmp_path: Path) -> None:
+    """Given NameServer addresses only; routes are polled every 30 s, which no gap may wait for."""
+    record = Recorder()
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        namesrvs = [cluster.namesrv_address]
+        await create_topic(namesrvs, "kills", queues=4)
+        async with (
+            connect(namesrvs) as client,
+            Producer(client, "senders", ProducerConfig(send_timeout_s=30)) as producer,
+        ):
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(send_all_the_time, producer, number, record)
+                await kill_leaders(cluster, record, 10)
+                record.stop.set()
+            hints = client.counters.redirects_by_hint + client.counters.leader_searches
+            sent = await read_all(client, "kills")
+    assert max(record.gaps_s()) < 5.0
+    assert hints >= 10
+    assert all(key_of(sent[place]) == key for key, place in record.acknowledged.items())
