@@ -16,7 +16,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from commitlog.errors import ConfigError
-from dledger.java_properties import parse_properties
 from dledger.settings_ignored import IGNORED_KEYS
 from dledger.settings_tables import (
     DEFAULT_PEER_PORT,
@@ -32,6 +31,7 @@ from dledger.settings_tables import (
     StoreTable,
 )
 from dledger.settings_values import parse_delay_levels, parse_value, show_value
+from remoting.java_properties import parse_properties
 
 __all__ = ["BrokerConfig", "ConfigFile", "Peer", "load_config", "parse_delay_levels"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from commitlog.errors import ConfigError
-from namesrv.properties_text import parse_properties
+from remoting.java_properties import read_properties
 from remoting.seams import TlsMode
 
 Table = Literal["server", "namesrv"]
@@ -359,7 +359,7 @@ def _toml_values(text: str) -> dict[str, object]:
 def _properties_values(text: str) -> tuple[dict[str, object], tuple[str, ...]]:
     values: dict[str, object] = {}
     warnings: list[str] = []
-    for key, text_value in parse_properties(text).items():
+    for key, text_value in read_properties(text).items():
         if key in IGNORED_ROCKETMQ_KEYS:
             warnings.append(f"{key} has no meaning here and is ignored")
         elif (known := BY_ROCKETMQ_KEY.get(key)) is not None:

@@ -19,9 +19,9 @@ from namesrv.config import (
 )
 from namesrv.errors import SettingLockedError
 from namesrv.kv_config import ORDER_TOPIC_CONFIG, KvConfigManager
-from namesrv.properties_text import format_properties
 from namesrv.route_cache import RouteCache
 from namesrv.route_table import RouteInfoManager
+from remoting.java_properties import format_properties
 from remoting.protocol.bodies import TopicRouteData
 
 LOCKED_KEYS: Final = frozenset(

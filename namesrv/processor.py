@@ -15,12 +15,12 @@ import structlog
 
 from namesrv.kv_config import ORDER_TOPIC_CONFIG
 from namesrv.name_server import NameServer
-from namesrv.properties_text import parse_properties
 from namesrv.register_body import decode_register_body
 from namesrv.route_cache import route_dialect
 from namesrv.route_table import BrokerLiveInfo, Registration
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
+from remoting.java_properties import read_properties
 from remoting.protocol.bodies import (
     Body,
     BrokerMemberGroupBody,
@@ -332,7 +332,7 @@ class NameServerProcessor:
 
     def update_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """UPDATE_NAMESRV_CONFIG: change settings until the next start, all of them or none."""
-        changes = parse_properties(_text_body(asked))
+        changes = read_properties(_text_body(asked))
         self._name_server.update_settings(changes)
         _log.info("settings_updated", **changes)
         return response_to(asked)

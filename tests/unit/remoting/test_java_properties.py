@@ -1,11 +1,11 @@
-"""Java properties as RocketMQ's broker.conf uses them."""
+"""Java properties as RocketMQ's configuration files and requests use them."""
 
 from __future__ import annotations
 
 import pytest
 
 from commitlog.errors import ConfigError
-from dledger.java_properties import parse_properties
+from remoting.java_properties import format_properties, parse_properties, read_properties
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,26 @@ def test_a_line_is_read_as_java_does(text: str, expected: list[tuple[int, str, s
 def test_a_bad_unicode_escape_names_its_line() -> None:
     with pytest.raises(ConfigError, match=r"line 2: bad \\u escape '00g1'"):
         parse_properties("a=1\nb=\\u00g1")
+
+
+def test_a_later_line_wins_over_an_earlier_one() -> None:
+    text = "! c\n# c\na=1\n b : x=y \nlong=one,\\\n   two\nk\\=ey=v\\\\w\na=2\nempty=\n"
+    assert read_properties(text) == {
+        "a": "2",
+        "b": "x=y",
+        "long": "one,two",
+        "k=ey": "v\\w",
+        "empty": "",
+    }
+
+
+def test_a_value_without_a_key_names_its_line() -> None:
+    with pytest.raises(ConfigError, match="line 2: a key is needed before the value '9'"):
+        read_properties("a=1\n=9")
+
+
+def test_properties_are_written_as_java_spells_them_and_read_back() -> None:
+    values = {"a": True, "b": 3, "c": "x", "d": "C:\\store\nnext"}
+    text = format_properties(values)
+    assert text == "a=true\nb=3\nc=x\nd=C:\\\\store\\nnext\n"
+    assert read_properties(text) == {"a": "true", "b": "3", "c": "x", "d": "C:\\store\nnext"}

@@ -1,9 +1,9 @@
-"""Java properties, the format of RocketMQ's ``broker.conf``."""
+"""Java properties: RocketMQ's configuration files, and its configuration requests."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from commitlog.errors import ConfigError
 
@@ -23,6 +23,35 @@ def parse_properties(text: str) -> list[tuple[int, str, str]]:
     return [
         (number, *_split(line, number)) for number, line in _logical_lines(text) if line.strip()
     ]
+
+
+def read_properties(text: str) -> dict[str, str]:
+    """Return key → value; a later line wins over an earlier one.
+
+    Raises:
+        ConfigError: As `parse_properties`, or a line that begins with its separator.
+    """
+    values: dict[str, str] = {}
+    for number, key, value in parse_properties(text):
+        if not key:
+            raise ConfigError(f"line {number}: a key is needed before the value '{value}'")
+        values[key] = value
+    return values
+
+
+def format_properties(values: Mapping[str, object]) -> str:
+    """Return ``key=value`` lines that `parse_properties` reads; booleans as Java spells them."""
+    return "".join(f"{_escape(key)}={_escape(_java_text(v))}\n" for key, v in values.items())
+
+
+def _java_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
