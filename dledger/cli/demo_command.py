@@ -50,14 +50,16 @@ async def demo(
         senders=producers,
         body_bytes=size,
     )
-    remove = False
+    remove = keep is None
     try:
         run = await run_demo(folder, plan, note)
         run.save(folder)
         note("comparing what clients recorded with the three logs")
         verdict, problems = check_run(run, folder)
-        remove = keep is None and verdict.kept
-    except BaseException:
+        remove = remove and verdict.kept
+    except Exception:
+        # Ctrl-C is no Exception: who breaks off does not want the data.
+        remove = False
         note(f"data and logs are kept in {folder}")
         raise
     finally:
