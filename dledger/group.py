@@ -46,6 +46,9 @@ log = structlog.get_logger(__name__)
 APPLY_AT_ONCE_ENTRIES: Final = 64
 """Entries applied in one go before other tasks get their turn."""
 
+APPLY_AFTER_TURNS: Final = 4
+"""Turns of the scheduler a follower's apply gives away: flush, answer, send, and one to spare."""
+
 EXPIRE_INTERVAL_S: Final = 0.2
 """How often overdue proposals are looked for."""
 
@@ -329,8 +332,12 @@ class Group:
 
     def _on_settled(self) -> None:
         self._note_leadership()
-        self._apply(APPLY_AT_ONCE_ENTRIES)
-        self._note_leadership()
+        if self.node.is_leader:
+            # Those who wait for an answer wait for this.
+            self._apply(APPLY_AT_ONCE_ENTRIES)
+            self._note_leadership()
+        elif self.state.applied_index < self.node.commit_index:
+            self._apply_wake.set()
         if not self.settings.sync_replication:
             self._answer_stable()
         if self._pending and not self.node.flushing:
@@ -446,6 +453,10 @@ class Group:
     async def _apply_loop(self) -> None:
         while True:
             await self._apply_wake.wait()
+            # A follower's flush and acknowledgement go first: the leader waits for them.
+            for _ in range(APPLY_AFTER_TURNS):
+                await trio.lowlevel.checkpoint()
+            self._apply(APPLY_AT_ONCE_ENTRIES)
             self.node.settle()
 
     async def _expire_loop(self) -> None:
