@@ -49,7 +49,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     duplicated: int
     """Keys found more than once; a retry of a send whose outcome was unknown."""
     reordered: int
-    """Stored before a message that was sent after its acknowledgement."""
+    """Stored behind a message that was sent only after its own acknowledgement."""
     resurrected: int
     """Told *not stored* and found all the same."""
     changed: int
@@ -179,7 +179,7 @@ def _place(
 
 
 def _reordered(stored: Sequence[Sent]) -> int:
-    """Count messages that were acknowledged before one with a lower offset was even sent."""
+    """Count messages acknowledged before one with a lower offset was even sent."""
     queues: dict[int, list[Sent]] = defaultdict(list)
     for row in stored:
         if row.queue_offset >= 0:

@@ -75,7 +75,7 @@ MEANINGS = {
     "lost": "acknowledged, and missing for consumers or in a log; must be 0",
     "misplaced": "acknowledged at one offset, found at another; must be 0",
     "duplicated": "stored twice by a retry whose first try had no answer",
-    "reordered": "stored before what was acknowledged earlier; must be 0",
+    "reordered": "stored behind a message that was sent later; must be 0",
     "resurrected": "refused, and stored all the same; must be 0",
     "changed": "read differently the second time; must be 0",
     "gaps": "offsets missing in a queue; must be 0",
