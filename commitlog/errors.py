@@ -8,7 +8,7 @@
     │   ├── LocalProtocolError      the caller asked for something the wire cannot carry
     │   └── RemoteProtocolError     the peer sent something it must not; the connection is closed
     ├── StoreError
-    │   ├── CorruptRecordError      a record's size, magic or CRC is wrong; the file is left as it was
+    │   ├── CorruptRecordError      a record's size, magic or CRC is wrong; the file stays as it was
     │   ├── CorruptEntryError       an entry's CRC, chain, index or position is wrong
     │   ├── CorruptStoreError       damage below the durable mark: the node must not vote or lead
     │   ├── OffsetOutOfRangeError   before the first kept byte, or at or past the end
@@ -41,7 +41,7 @@ class MQError(Exception):
 
 
 class ConfigError(MQError):
-    """A setting is unknown or has a bad value. The message names the setting; nothing was started."""
+    """A setting is unknown or has a bad value. The message names it; nothing was started."""
 
 
 class ProtocolError(MQError):
@@ -85,7 +85,7 @@ class DiskFullError(StoreError):
 
 
 class FlushFailedError(StoreError):
-    """A flush failed. What was written since the last one is lost for good or not: the node stops."""
+    """A flush failed. What was written since the last one may be lost: the node stops."""
 
     outcome = "unknown"
 
@@ -95,10 +95,10 @@ class StoreLockedError(StoreError):
 
 
 class ForeignStoreError(StoreError):
-    """The folder belongs to another cluster, group or node, or has another layout; left as it was."""
+    """The folder is another cluster's, group's or node's, or has another layout; left as it was."""
 
 
-class InvariantBroken(MQError):
+class InvariantBroken(MQError):  # noqa: N818  # a statement about the program, not an error of use
     """Something that cannot be true is true. A bug: the node stops."""
 
     outcome = "unknown"

@@ -9,7 +9,7 @@ from typing_extensions import Buffer
 
 
 class DiskFile(Protocol):
-    """An open file of a size fixed when it was made. Writes land in volatile pages until flushed."""
+    """An open file of a size fixed when it was made. Writes are volatile until flushed."""
 
     @property
     def path(self) -> str:
