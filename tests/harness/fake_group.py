@@ -108,10 +108,11 @@ class FakeGroup:
         clock: ManualClock | VirtualClock,
         *,
         delay_ms: Mapping[int, int] = DEFAULT_DELAY_MS,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         disk = OsDisk()
         paths = StorePaths(str(root))
-        self.log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES)
+        self.log = EntryLog.open(disk, str(root), segment_bytes=segment_bytes)
         self.queues = ConsumeQueueStore(disk, paths.consumequeue, units_per_file=4096)
         self.state = empty_tables()
         self.clock = clock
@@ -122,6 +123,8 @@ class FakeGroup:
         self.on_applied: list[AppliedListener] = []
         self.refuse: MQError | None = None
         self.commit_latency_s = 0.001
+        # As with ASYNC_MASTER: answers come when appended, applying is left to the test.
+        self.answers_early = False
         self.applied: list[Applied] = []
         self._offsets = PendingQueueOffsets(self.state)
         self._waiting: list[_Waiting] = []
@@ -152,7 +155,9 @@ class FakeGroup:
 
         self.propose(batch, on_done)
         await trio.sleep(self.commit_latency_s)
-        self.settle()
+        self.append()
+        if not self.answers_early:
+            self.apply()
         await done.wait()
         if results[0].outcome == "unknown":
             raise UnknownOutcomeError("unknown")
@@ -204,7 +209,11 @@ class FakeGroup:
             entry.proposals.append((item.on_done, proposed))
             run_number += count
             at += int(item.batch.sizes.sum())
-        self._appended.append(entry)
+        if self.answers_early:
+            for on_done, proposed in entry.proposals:
+                on_done(proposed)
+        else:
+            self._appended.append(entry)
 
     def apply(self) -> None:
         """Apply every appended entry and answer its proposers."""

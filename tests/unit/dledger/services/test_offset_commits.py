@@ -1,0 +1,64 @@
+"""Offsets reach the log at least once a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from dledger.group_api import Proposed
+from dledger.services import offset_commits
+from dledger.services.offset_commits import OffsetCommits
+from tests.harness.fake_group import FakeGroup, VirtualClock
+
+
+async def test_commits_are_flushed_every_second_and_dropped_with_the_leadership(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    offsets = OffsetCommits(group, VirtualClock())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offsets.run)
+        await trio.sleep(0.5)
+        offsets.commit("g", "TBW102", 0, 4)
+        await trio.sleep(0.6)
+        group.settle()
+        assert group.state.consumer_offset("g", "TBW102", 0) == 4
+        offsets.commit("g", "TBW102", 0, 5)
+        nursery.cancel_scope.cancel()
+    assert offsets.offset("g", "TBW102", 0) == 4
+    group.close()
+
+
+def test_a_large_flush_is_cut_into_records(group: FakeGroup, monkeypatch: Any) -> None:
+    monkeypatch.setattr(offset_commits, "MAX_OFFSETS_PER_RECORD", 10)
+    offsets = OffsetCommits(group, group.clock)
+    for queue_id in range(25):
+        offsets.commit("g", "TBW102", queue_id, queue_id + 1)
+    offsets.flush()
+    assert group.waiting == 3
+    group.settle()
+    assert group.state.consumer_offsets["g", "TBW102"] == {i: i + 1 for i in range(25)}
+
+
+def test_too_many_dirty_offsets_are_flushed_at_once(group: FakeGroup, monkeypatch: Any) -> None:
+    monkeypatch.setattr(offset_commits, "MAX_DIRTY_OFFSETS", 5)
+    offsets = OffsetCommits(group, group.clock)
+    for queue_id in range(5):
+        offsets.commit("g", "TBW102", queue_id, 1)
+    assert group.waiting == 1
+
+
+def test_an_offset_answered_early_is_seen_until_it_is_applied(group: FakeGroup) -> None:
+    group.answers_early = True
+    offsets = OffsetCommits(group, group.clock)
+    answers: list[Proposed] = []
+    offsets.commit_now("g", "TBW102", 0, 8, answers.append)
+    group.append()
+    assert answers[0].outcome == "stored"
+    assert group.state.consumer_offset("g", "TBW102", 0) is None
+    assert offsets.offset("g", "TBW102", 0) == 8
+    group.apply()
+    assert offsets.offset("g", "TBW102", 0) == 8
+    assert group.state.consumer_offset("g", "TBW102", 0) == 8

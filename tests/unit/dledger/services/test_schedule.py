@@ -1,0 +1,354 @@
+"""Delayed messages: each delivered once, in order, never early, whatever happens to the leader."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.entry import Run
+from commitlog.errors import InvariantBroken
+from commitlog.record import Record, decode_record, encode_record
+from dledger.errors import PendingFullError
+from dledger.services.delay_level import queue_of_level, with_real_destination
+from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
+from dledger.state.names import SCHEDULE_TOPIC
+from dledger.state.state_record import DelayProgressChange, state_batch
+from tests.harness.broker import LEVELS_MS
+from tests.harness.fake_group import FakeGroup, VirtualClock, batch_of
+
+
+class World:
+    """A group with its schedule service on virtual time."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = VirtualClock()
+        self.group = FakeGroup(root, self.clock, segment_bytes=4 << 20)
+        self.deleting: set[str] = set()
+        self.scope = trio.CancelScope()
+
+    def delay(self, level: int, *bodies: bytes, topic: str = "T", queue_id: int = 0) -> None:
+        """Store delayed messages as the send processor does."""
+        schedule_queue = queue_of_level(level)
+        records = [
+            encode_record(
+                topic=SCHEDULE_TOPIC,
+                queue_id=schedule_queue,
+                body=body,
+                properties=with_real_destination(
+                    b"UNIQ_KEY\x01K%b\x02DELAY\x01%d\x02" % (body[:8], level), topic, queue_id
+                ),
+                flag=9,
+                born_timestamp_ms=123,
+                born_host=b"\x0a\0\0\x01\0\0\0\x05",
+                reconsume_times=2,
+            )
+            for body in bodies
+        ]
+        run = Run(SCHEDULE_TOPIC, schedule_queue, len(records))
+        self.group.propose(batch_of(records, run), lambda _: None)
+        self.group.settle()
+
+    def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
+        """Return what stands in a real queue."""
+        count = self.group.state.max_offset(topic, queue_id)
+        units = self.group.queues.queue(topic, queue_id).read(0, count) if count else []
+        return [
+            decode_record(bytes(self.group.log.record_at(int(unit["phy_offset"]))))
+            for unit in units
+        ]
+
+    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+        return [bytes(record.body) for record in self.delivered(topic, queue_id)]
+
+    async def serve(self) -> None:
+        """Run the service as a leadership does."""
+        self.scope = trio.CancelScope()
+        service = ScheduleMessageService(
+            self.group, self.clock, LEVELS_MS, is_deleting=self.deleting.__contains__
+        )
+        with self.scope:
+            await service.run()
+
+    def depose(self) -> None:
+        """End leadership and its services."""
+        self.group.step_down()
+        self.scope.cancel()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.group.close()
+
+
+async def test_a_message_comes_out_when_due_and_not_before(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(1)
+    stored_ms = world.clock.wall_ms()
+    world.delay(2, b"five")
+    await trio.sleep(4.999)
+    assert world.bodies() == []
+    await trio.sleep(0.01)
+    (record,) = world.delivered()
+    assert record.store_timestamp_ms >= stored_ms + 5000
+    assert record.store_timestamp_ms <= stored_ms + 5005
+    assert (record.topic, record.queue_id, bytes(record.body)) == ("T", 0, b"five")
+    assert (record.flag, record.reconsume_times) == (9, 2)
+    assert (record.born_timestamp_ms, record.born_host) == (123, ("10.0.0.1", 5))
+    assert record.property_map == {
+        "UNIQ_KEY": "Kfive",
+        "DELAY": "2",
+        "REAL_TOPIC": "T",
+        "REAL_QID": "0",
+    }
+    nursery.cancel_scope.cancel()
+
+
+async def test_message_and_progress_are_one_entry(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    world.delay(1, b"a", b"b")
+    before = world.group.log.last_index
+    await trio.sleep(1.1)
+    assert world.bodies() == [b"a", b"b"]
+    assert world.group.log.last_index == before + 1
+    assert world.group.state.delay_progress == {1: 2}
+    (applied,) = world.group.applied[-1:]
+    assert DelayProgressChange(1, 0, 2) in applied.changes
+    assert ("T", 0, 2) in applied.touched
+    nursery.cancel_scope.cancel()
+
+
+async def test_levels_do_not_wait_for_each_other_and_keep_their_order(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    for i in range(5):
+        world.delay(2, b"slow%d" % i, queue_id=i % 2)
+        world.delay(1, b"fast%d" % i, topic="F")
+        await trio.sleep(0.3)
+    assert world.bodies("F") == [b"fast0", b"fast1"]
+    await trio.sleep(6)
+    assert world.bodies("F") == [b"fast%d" % i for i in range(5)]
+    assert world.bodies("T", 0) == [b"slow0", b"slow2", b"slow4"]
+    assert world.bodies("T", 1) == [b"slow1", b"slow3"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_polled_while_nothing_is_due(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(18, b"later")
+    looks = 0
+    wall_ms = world.clock.wall_ms
+
+    def counting() -> int:
+        nonlocal looks
+        looks += 1
+        return wall_ms()
+
+    world.clock.wall_ms = counting  # type: ignore[method-assign]
+    nursery.start_soon(world.serve)
+    await trio.sleep(3600)
+    assert 1 <= looks <= 62, "once a minute at most"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_backlog_is_delivered_in_bounded_entries(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    count = MAX_DELIVERIES_PER_ENTRY + 10
+    world.delay(1, *(b"%d" % i for i in range(count)))
+    await trio.sleep(5)
+    nursery.start_soon(world.serve)
+    before = world.group.log.last_index
+    await trio.sleep(0.1)
+    assert world.bodies() == [b"%d" % i for i in range(count)]
+    assert world.group.log.last_index == before + 2
+    nursery.cancel_scope.cancel()
+
+
+async def test_large_messages_are_delivered_in_entries_of_bounded_size(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    for i in range(4):
+        world.delay(1, b"%d" % i * 400_000)
+    await trio.sleep(5)
+    nursery.start_soon(world.serve)
+    before = world.group.log.last_index
+    await trio.sleep(0.1)
+    assert len(world.bodies()) == 4
+    assert world.group.log.last_index == before + 2
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_entry_of_unknown_outcome_is_never_delivered_twice(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(1, b"a", b"b")
+    nursery.start_soon(world.serve)
+    await trio.sleep(0.9995)
+    world.group.commit_latency_s = 0.5
+    await trio.sleep(0.01)
+    assert world.group.waiting == 1
+    # Appended, then deposed before the answer: nobody knows, but it is in the log.
+    world.group.append()
+    world.depose()
+    await trio.sleep(1)
+    assert world.bodies() == []
+    world.group.lead()
+    nursery.start_soon(world.serve)
+    await trio.sleep(5)
+    assert world.bodies() == [b"a", b"b"]
+    assert world.group.state.delay_progress == {1: 2}
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_entry_that_was_lost_is_delivered_by_the_next_leader(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(1, b"a")
+    nursery.start_soon(world.serve)
+    world.group.commit_latency_s = 0.5
+    await trio.sleep(1.01)
+    assert world.group.waiting == 1
+    world.depose()
+    await trio.sleep(1)
+    world.group.lead()
+    nursery.start_soon(world.serve)
+    await trio.sleep(1)
+    assert world.bodies() == [b"a"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_many_leader_changes_deliver_each_message_once(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    sent = 0
+    for turn in range(12):
+        nursery.start_soon(world.serve)
+        for _ in range(5):
+            world.delay(1, b"%d" % sent)
+            sent += 1
+            await trio.sleep(0.07 + 0.011 * turn)
+        if turn % 2:
+            world.group.append()
+        world.depose()
+        await trio.sleep(0.2)
+        world.group.lead()
+    nursery.start_soon(world.serve)
+    await trio.sleep(3)
+    assert world.bodies() == [b"%d" % i for i in range(sent)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_full_log_is_tried_again(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(1, b"a")
+    world.group.refuse = PendingFullError("full")
+    nursery.start_soon(world.serve)
+    await trio.sleep(3.5)
+    assert world.bodies() == []
+    world.group.refuse = None
+    await trio.sleep(1.1)
+    assert world.bodies() == [b"a"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_level_waits_for_a_topic_that_is_being_deleted(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(1, b"first", topic="U")
+    world.delay(1, b"gone", topic="T")
+    world.delay(1, b"behind", topic="U")
+    world.deleting.add("T")
+    nursery.start_soon(world.serve)
+    await trio.sleep(3)
+    assert world.bodies("U") == [b"first"]
+    world.deleting.clear()
+    await trio.sleep(1.1)
+    assert world.bodies("T") == [b"gone"]
+    assert world.bodies("U") == [b"first", b"behind"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_clock_set_back_delays_nobody_longer_than_the_level_and_delivers_none_early(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    world.delay(2, b"a")
+    await trio.sleep(2)
+    world.clock.skew_ms = -3_600_000
+    world.delay(2, b"b")
+    await trio.sleep(2.9)
+    assert world.bodies() == []
+    await trio.sleep(0.2)
+    assert world.bodies() == [b"a"], "five seconds after it was seen, an hour before its time"
+    await trio.sleep(1.7)
+    assert world.bodies() == [b"a"]
+    await trio.sleep(1.4)
+    assert world.bodies() == [b"a", b"b"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_leader_whose_clock_is_behind_delivers_no_earlier(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(2, b"a")
+    due_ms = world.clock.wall_ms() + 5000
+    world.clock.skew_ms = -2000
+    nursery.start_soon(world.serve)
+    await trio.sleep(4.99)
+    assert world.bodies() == []
+    await trio.sleep(2.1)
+    (record,) = world.delivered()
+    assert record.store_timestamp_ms >= due_ms - 2000, "by the guard, not before the full delay"
+    nursery.cancel_scope.cancel()
+
+
+async def test_progress_that_contradicts_the_service_stops_the_node(
+    autojump_clock: Any, world: World
+) -> None:
+    world.delay(1, b"a", b"b")
+    applied_by_others = state_batch(DelayProgressChange(1, 0, 2))
+
+    async def interfere() -> None:
+        await trio.sleep(0.99)
+        world.group.commit_latency_s = 0.5
+        await trio.sleep(0.02)
+        # Behind the service's entry in the same append: what it delivered is counted twice.
+        world.group.propose(applied_by_others, lambda _: None)
+
+    with pytest.RaisesGroup(InvariantBroken, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.serve)
+            nursery.start_soon(interfere)
+
+
+async def test_with_early_answers_the_next_entry_waits_for_the_apply(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(1, b"a")
+    world.group.answers_early = True
+    nursery.start_soon(world.serve)
+    await trio.sleep(1.5)
+    assert world.group.log.last_index == world.group.state.applied_index + 1
+    await trio.sleep(5)
+    assert world.group.log.last_index == world.group.state.applied_index + 1
+    world.group.apply()
+    assert world.bodies() == [b"a"]
+    world.delay(1, b"b")
+    world.group.apply()
+    await trio.sleep(1.1)
+    world.group.apply()
+    assert world.bodies() == [b"a", b"b"]
+    nursery.cancel_scope.cancel()

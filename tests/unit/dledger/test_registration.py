@@ -1,0 +1,223 @@
+"""A broker keeps itself known to every NameServer, whatever the others do."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.errors import ConfigError
+from dledger.registration import Registration, RegistrationSettings, follower_id
+from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.topic_config import TopicConfig
+from remoting.errors import ConnectFailedError
+from remoting.protocol.bodies import RegisterBrokerBody
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
+from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup, VirtualClock
+
+
+@dataclass
+class Call:
+    at: float
+    address: str
+    command: RemotingCommand
+    oneway: bool
+
+    @property
+    def header(self) -> RegisterBrokerHeader:
+        return RegisterBrokerHeader.decode(self.command.ext)
+
+    @property
+    def body(self) -> RegisterBrokerBody:
+        return RegisterBrokerBody.decode(self.command.body)
+
+
+@dataclass
+class Client:
+    """Stands for the remoting client: some NameServers are down, some are slow."""
+
+    down: set[str] = field(default_factory=set)
+    slow: set[str] = field(default_factory=set)
+    refusing: set[str] = field(default_factory=set)
+    calls: list[Call] = field(default_factory=list)
+
+    async def invoke(
+        self, address: str, command: RemotingCommand, timeout_s: float
+    ) -> RemotingCommand:
+        await self._reach(address, timeout_s)
+        self.calls.append(Call(trio.current_time(), address, command, False))
+        return response_to(command, 1 if address in self.refusing else 0, "no")
+
+    async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
+        await self._reach(address, timeout_s)
+        self.calls.append(Call(trio.current_time(), address, command, True))
+
+    async def _reach(self, address: str, timeout_s: float) -> None:
+        await trio.sleep(timeout_s if address in self.slow else 0.01)
+        if address in self.down | self.slow:
+            raise ConnectFailedError(f"no connection to {address}")
+
+    def to(self, address: str) -> list[Call]:
+        return [call for call in self.calls if call.address == address]
+
+
+class World:
+    def __init__(self, root: Path) -> None:
+        self.clock = VirtualClock()
+        self.group = FakeGroup(root, self.clock)
+        self.client = Client()
+        self.addresses = ["ns1:9876", "ns2:9876"]
+        self.registration = Registration(
+            self.group,
+            self.client,  # type: ignore[arg-type]
+            RegistrationSettings(CLUSTER, BROKER, LEADER, "n2"),
+            lambda: self.addresses,
+            clock=self.clock,
+        )
+        self.group.on_applied.append(self.registration.on_applied)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.group.close()
+
+
+@pytest.mark.parametrize(("self_id", "broker_id"), [("n0", 1), ("n2", 3), ("node-12", 13)])
+def test_a_followers_id_is_its_number_plus_one(self_id: str, broker_id: int) -> None:
+    assert follower_id(self_id) == broker_id
+
+
+def test_an_id_without_a_number_is_a_bad_setting() -> None:
+    with pytest.raises(ConfigError, match="self_id 'alpha'"):
+        follower_id("alpha")
+
+
+async def test_the_leader_registers_all_topics_as_id_0(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    assert {call.address for call in world.client.calls} == {"ns1:9876", "ns2:9876"}
+    (call,) = world.client.to("ns1:9876")
+    assert call.command.code == RequestCode.REGISTER_BROKER
+    header = call.header
+    assert (header.broker_id, header.broker_addr) == (0, LEADER)
+    assert (header.broker_name, header.cluster_name) == (BROKER, CLUSTER)
+    assert header.body_crc32 == zlib.crc32(bytes(call.command.body)) & 0x7FFFFFFF
+    wrapper = call.body.topic_config_serialize_wrapper
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX"} <= wrapper.topic_config_table.keys()
+    assert wrapper.data_version.state_version == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_it_registers_again_every_half_minute(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(95)
+    times = [call.at for call in world.client.to("ns1:9876")]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) == 4
+    assert all(gap == pytest.approx(30, abs=0.1) for gap in gaps)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_new_role_is_told_at_once_one_way_and_confirmed(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.group.step_down("elsewhere:1")
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(5)
+    assert world.client.to("ns1:9876")[-1].header.broker_id == 3
+    world.group.lead()
+    world.registration.role_changed()
+    await trio.sleep(0.1)
+    told = world.client.to("ns1:9876")[-1]
+    assert (told.header.broker_id, told.oneway) == (0, True)
+    assert told.body.topic_config_serialize_wrapper.data_version.state_version == 2
+    await trio.sleep(4)
+    confirmed = world.client.to("ns1:9876")[-1]
+    assert (confirmed.header.broker_id, confirmed.oneway) == (0, False)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_changed_topic_is_told_at_once(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(5)
+    change = TopicsChange(put=(TopicConfig("T", 1, 1),))
+    world.group.propose(state_batch(change), lambda _: None)
+    world.group.settle()
+    world.group.put("T", 0, b"no topic change")
+    await trio.sleep(0.1)
+    calls = world.client.to("ns2:9876")
+    assert len(calls) == 2
+    wrapper = calls[-1].body.topic_config_serialize_wrapper
+    assert "T" in wrapper.topic_config_table
+    assert wrapper.data_version.counter == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_name_server_that_is_down_holds_up_no_other(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.client.down.add("ns1:9876")
+    world.client.slow.add("ns3:9876")
+    world.addresses.append("ns3:9876")
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(0.1)
+    assert len(world.client.to("ns2:9876")) == 1
+    world.group.step_down()
+    world.registration.role_changed()
+    await trio.sleep(0.1)
+    assert world.client.to("ns2:9876")[-1].header.broker_id == 3
+    world.client.down.clear()
+    await trio.sleep(3.2)
+    assert world.client.to("ns1:9876"), "told soon after it came back"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_refused_registration_is_tried_again(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.client.refusing.add("ns1:9876")
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(10)
+    assert len(world.client.to("ns1:9876")) >= 3
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_list_of_name_servers_may_change(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    world.addresses[:] = ["ns2:9876", "ns9:9876"]
+    await trio.sleep(60)
+    assert world.client.to("ns9:9876")
+    before = len(world.client.to("ns1:9876"))
+    await trio.sleep(60)
+    assert len(world.client.to("ns1:9876")) == before
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_clean_stop_unregisters_everywhere(autojump_clock: Any, world: World) -> None:
+    world.client.slow.add("ns1:9876")
+    began = trio.current_time()
+    await world.registration.unregister()
+    assert trio.current_time() - began < 1.1
+    (call,) = world.client.to("ns2:9876")
+    assert call.command.code == RequestCode.UNREGISTER_BROKER
+    header = BrokerHeader.decode(call.command.ext)
+    assert (header.broker_addr, header.broker_id) == (LEADER, 0)
