@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import trio
 import trio.from_thread
@@ -26,6 +26,7 @@ from client.pull_consumer import SUSPEND_S, PullConsumer
 from client.route import MessageQueue
 
 T = TypeVar("T")
+AsyncUser: TypeAlias = Producer | PullConsumer
 
 JOIN_TIMEOUT_S: Final = 15.0
 """How long `close` waits for the loop's thread; sends under way have ended by then."""
@@ -43,7 +44,7 @@ class BlockingClient:
         name_servers: str | Iterable[str] | None = None,
         config: ClientConfig | None = None,
         *,
-        make_instance: Callable[[], ClientInstance] | None = None,
+        make_instance: Callable[[], AbstractAsyncContextManager[ClientInstance]] | None = None,
     ) -> None:
         """Start the thread and open the instance.
 
@@ -54,11 +55,11 @@ class BlockingClient:
         Raises:
             ConfigError: No NameServer is named.
         """
-        self._make = (
+        self._make: Callable[[], AbstractAsyncContextManager[ClientInstance]] = (
             make_instance if make_instance is not None else lambda: connect(name_servers, config)
         )
         self._token: trio.lowlevel.TrioToken | None = None
-        self._stack: AsyncExitStack | None = None
+        self._users: trio.Nursery | None = None
         self._stop = trio.Event()
         self._instance: ClientInstance | None = None
         started: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -74,15 +75,11 @@ class BlockingClient:
     def _run_loop(self, started: SimpleQueue[BaseException | None]) -> None:
         async def main() -> None:
             try:
-                async with AsyncExitStack() as stack:
-                    self._instance = await stack.enter_async_context(self._make())
-                    # Producers and consumers close before the instance does.
-                    async with AsyncExitStack() as users:
-                        self._stack = users
-                        self._token = trio.lowlevel.current_trio_token()
-                        started.put(None)
-                        await self._stop.wait()
-                        self._token = None
+                async with self._make() as self._instance, trio.open_nursery() as self._users:
+                    self._token = trio.lowlevel.current_trio_token()
+                    started.put(None)
+                    await self._stop.wait()
+                    self._token = None
             finally:
                 self._token = None
 
@@ -90,6 +87,17 @@ class BlockingClient:
             trio.run(main)
         except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
             started.put(error)
+
+    async def _hold(self, user: AsyncUser, task_status: trio.TaskStatus[AsyncUser]) -> None:
+        """Keep a producer or consumer open until the client closes; it closes before that does."""
+        async with user:
+            task_status.started(user)
+            await self._stop.wait()
+
+    async def _opened(self, user: AsyncUser) -> AsyncUser:
+        assert self._users is not None
+        opened: AsyncUser = await self._users.start(self._hold, user)
+        return opened
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         token = self._token
@@ -102,27 +110,24 @@ class BlockingClient:
 
     def producer(self, group: str, config: ProducerConfig | None = None) -> BlockingProducer:
         """Return an open producer; it is closed with the client."""
-        instance, stack = self._open()
-        return BlockingProducer(
-            self, self._call(stack.enter_async_context, Producer(instance, group, config))
-        )
+        producer = Producer(self._open(), group, config)
+        self._call(self._opened, producer)
+        return BlockingProducer(self, producer)
 
     def pull_consumer(self, group: str) -> BlockingPullConsumer:
         """Return an open consumer; it is closed with the client."""
-        instance, stack = self._open()
-        return BlockingPullConsumer(
-            self, self._call(stack.enter_async_context, PullConsumer(instance, group))
-        )
+        consumer = PullConsumer(self._open(), group)
+        self._call(self._opened, consumer)
+        return BlockingPullConsumer(self, consumer)
 
     def admin(self) -> BlockingAdmin:
         """Return administration through this client."""
-        instance, _ = self._open()
-        return BlockingAdmin(self, Admin(instance))
+        return BlockingAdmin(self, Admin(self._open()))
 
-    def _open(self) -> tuple[ClientInstance, AsyncExitStack]:
-        if self._instance is None or self._stack is None or self._token is None:
+    def _open(self) -> ClientInstance:
+        if self._instance is None or self._token is None:
             raise ClientClosedError("the client is closed")
-        return self._instance, self._stack
+        return self._instance
 
     def close(self) -> None:
         """Close producers, consumers and the instance, and end the thread. Idempotent."""

@@ -32,7 +32,7 @@ from client.errors import (
     RequestTimedOutError,
 )
 from client.leader_hint import LeaderTable
-from client.name_server import NameServers
+from client.name_server import NameServers, split_url
 from client.retry import FailureKind, RetryPolicy, RetrySchedule, Where, failure_of_answer
 from client.route import DEFAULT_TOPIC, LEADER_ID, RouteTable, TopicRoute
 from commitlog.errors import ConfigError, MQError
@@ -171,7 +171,22 @@ class ManagedScope:
         trace: TracebackType | None,
     ) -> bool | None:
         assert self._manager is not None
-        return await self._manager.__aexit__(kind, error, trace)
+        if not isinstance(error, Exception):
+            return await self._manager.__aexit__(kind, error, trace)
+        # The nurseries inside would wrap the caller's error in groups; it is to come out as it is.
+        try:
+            await self._manager.__aexit__(_BodyFailed, _BodyFailed(), None)
+        except _BodyFailed:
+            return False
+        except BaseExceptionGroup as group:
+            rest = group.split(_BodyFailed)[1]
+            if rest is not None:
+                raise rest from error
+        return False
+
+
+class _BodyFailed(Exception):  # noqa: N818  # never seen outside
+    """Stands for the error of the caller's block while a scope closes."""
 
 
 @dataclass(slots=True)
@@ -221,6 +236,8 @@ class ClientInstance(ManagedScope):
         self._name_servers: NameServers | None = None
         if not config.name_servers and not config.address_server_url:
             raise ConfigError("no NameServer is named: give name_servers or address_server_url")
+        if config.address_server_url:
+            split_url(config.address_server_url)
 
     # ------------------------------------------------------------------------------ life
 

@@ -101,7 +101,8 @@ class NameServers:
         """
         if not addresses and not address_server_url:
             raise ConfigError("no NameServer is named: give addresses or an address server")
-        self._url = None if address_server_url is None else _split_url(address_server_url)
+        self._url = None if address_server_url is None else split_url(address_server_url)
+        self._reading = trio.Lock()
         self._remoting = remoting
         self._network = network
         self._clock = clock
@@ -116,7 +117,9 @@ class NameServers:
             NoNameServerError: None answers; the message names each with its reason.
         """
         if not self.list.addresses and self._url is not None:
-            await self.read_address_server()
+            async with self._reading:
+                if not self.list.addresses:
+                    await self.read_address_server()
         reasons: list[str] = []
         for address in self.list.in_turn():
             try:
@@ -150,12 +153,21 @@ class NameServers:
         """Read the address server for ever; returns at once if there is none."""
         if self._url is None:
             return
+        async with self._reading:
+            if not self.list.addresses:
+                await self.read_address_server()
         while True:
-            await self.read_address_server()
             await self._clock.sleep(ADDRESS_SERVER_PERIOD_S)
+            async with self._reading:
+                await self.read_address_server()
 
 
-def _split_url(url: str) -> tuple[str, int, str]:
+def split_url(url: str) -> tuple[str, int, str]:
+    """Return host, port and path of an http URL.
+
+    Raises:
+        ConfigError: It is none.
+    """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise ConfigError(f"the address server must be http://host[:port]/path, not {url!r}")

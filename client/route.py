@@ -87,14 +87,12 @@ class TopicRoute:
             brokers = addresses.get(queue.broker_name)
             if not brokers:
                 continue
+            most = max(queue.read_queue_nums, queue.write_queue_nums)
+            queues = [MessageQueue(topic, queue.broker_name, i) for i in range(most)]
             if queue.perm & PERM_READ:
-                subscribe.extend(
-                    MessageQueue(topic, queue.broker_name, i) for i in range(queue.read_queue_nums)
-                )
+                subscribe.extend(queues[: queue.read_queue_nums])
             if queue.perm & PERM_WRITE and LEADER_ID in brokers:
-                publish.extend(
-                    MessageQueue(topic, queue.broker_name, i) for i in range(queue.write_queue_nums)
-                )
+                publish.extend(queues[: queue.write_queue_nums])
         return cls(topic, tuple(publish), tuple(subscribe), addresses, data.order_topic_conf)
 
     def borrowed(self, topic: str, default_queue_nums: int) -> TopicRoute:

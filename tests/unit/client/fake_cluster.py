@@ -1,0 +1,548 @@
+"""NameServers and broker groups in memory, behind the real remoting server."""
+
+from __future__ import annotations
+
+import random
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import trio
+import trio.testing
+from typing_extensions import Buffer
+
+from client.client_instance import ClientConfig, ClientInstance
+from commitlog.message_batch import decode_batch
+from commitlog.message_id import encode_offset_message_id
+from commitlog.record import Record, decode_record, encode_record, pack_host
+from remoting.connection import Connection
+from remoting.edge import TrioClock
+from remoting.processor import DEFERRED, Handled, Limiter, ProcessorTable
+from remoting.protocol.bodies import (
+    BrokerData,
+    ClusterInfo,
+    HeartbeatData,
+    QueueData,
+    TopicList,
+    TopicRouteData,
+)
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import SendMessageHeader
+from remoting.seams import Listener, ServerTls, Stream
+from remoting.server import RemotingServer
+
+Address = tuple[str, int]
+
+
+class MemoryStream:
+    """One end of a connection in memory."""
+
+    def __init__(self, inner: trio.abc.Stream, peer: Address, local: Address) -> None:
+        self.inner = inner
+        self.peer_address = peer
+        self.local_address = local
+
+    async def send_all(self, data: Buffer) -> None:
+        await self.inner.send_all(bytes(data))
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        return await self.inner.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class MemoryListener:
+    def __init__(self, network: MemoryNetwork, address: Address) -> None:
+        self.address = address
+        self._network = network
+        self.send_channel, self._accepted = trio.open_memory_channel[Stream](64)
+
+    async def accept(self) -> Stream:
+        return await self._accepted.receive()
+
+    async def aclose(self) -> None:
+        self._network.listeners.pop(self.address, None)
+        self.send_channel.close()
+
+
+class MemoryNetwork:
+    """Connections between programs of one process; refused where nobody listens."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[Address, MemoryListener] = {}
+        self.silent: set[Address] = set()
+        self.connects: list[Address] = []
+
+    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
+        listener = self.listeners[host, port] = MemoryListener(self, (host, port))
+        return listener
+
+    async def connect(
+        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> Stream:
+        await trio.lowlevel.checkpoint()
+        address = (host, port)
+        self.connects.append(address)
+        if address in self.silent:
+            await trio.sleep(timeout_s)
+            raise TimeoutError("timed out")
+        listener = self.listeners.get(address)
+        if listener is None:
+            raise ConnectionRefusedError("refused")
+        near, far = trio.testing.memory_stream_pair()
+        mine: Address = ("10.0.0.9", 50000 + len(self.connects))
+        await listener.send_channel.send(MemoryStream(far, mine, address))
+        return MemoryStream(near, address, mine)
+
+
+@dataclass
+class Seen:
+    """One request a node got."""
+
+    node: str
+    code: int
+    command: RemotingCommand
+    at: float
+
+
+class Node:
+    """A program that serves requests and can be killed and started again."""
+
+    def __init__(self, world: World, address: str) -> None:
+        self.world = world
+        self.address = address
+        self.processors = ProcessorTable()
+        self.seen: list[Seen] = []
+        self._scope: trio.CancelScope | None = None
+        self.connections = 0
+
+    def on(self, code: RequestCode, handler: Callable[[RemotingCommand], Handled]) -> None:
+        """Answer *code*; the request is noted first."""
+
+        def handle(connection: Connection, command: RemotingCommand) -> Handled:
+            self.seen.append(Seen(self.address, command.code, command, trio.current_time()))
+            self.world.seen.append(self.seen[-1])
+            return handler(command)
+
+        self.processors.register(code, handle, Limiter(code.name, 10_000))
+
+    async def start(self) -> None:
+        host, port = self.address.split(":")
+        await self.world.nursery.start(self._serve, host, int(port))
+
+    async def _serve(self, host: str, port: int, task_status: trio.TaskStatus[Address]) -> None:
+        with trio.CancelScope() as self._scope:
+            server = RemotingServer(self.world.network, self.processors)
+            await server.serve(host, port, task_status=task_status)
+
+    async def kill(self) -> None:
+        """Close the listener and every connection at once."""
+        assert self._scope is not None
+        self._scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+
+    def count(self, code: RequestCode) -> int:
+        return sum(seen.code == code for seen in self.seen)
+
+
+class NameServer(Node):
+    def __init__(self, world: World, address: str) -> None:
+        super().__init__(world, address)
+        self.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
+        self.on(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
+        self.on(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._topics)
+        self.on(RequestCode.DELETE_TOPIC_IN_NAMESRV, response_to)
+
+    def _route(self, asked: RemotingCommand) -> RemotingCommand:
+        topic = asked.ext["topic"]
+        groups = [g for g in self.world.groups.values() if topic in g.topics]
+        if not groups:
+            return response_to(asked, ResponseCode.TOPIC_NOT_EXIST, f"No topic route info: {topic}")
+        data = TopicRouteData(
+            queue_datas=[
+                QueueData(
+                    broker_name=g.name,
+                    read_queue_nums=g.topics[topic],
+                    write_queue_nums=g.topics[topic],
+                    perm=7 if topic == "TBW102" else 6,
+                )
+                for g in groups
+            ],
+            broker_datas=[
+                BrokerData(cluster="c", broker_name=g.name, broker_addrs=g.registered)
+                for g in groups
+            ],
+        )
+        return response_to(asked, 0, None, None, data.encode())
+
+    def _cluster(self, asked: RemotingCommand) -> RemotingCommand:
+        info = ClusterInfo(
+            broker_addr_table={
+                g.name: BrokerData(cluster="c", broker_name=g.name, broker_addrs=g.registered)
+                for g in self.world.groups.values()
+            },
+            cluster_addr_table={"c": list(self.world.groups)},
+        )
+        return response_to(asked, 0, None, None, info.encode())
+
+    def _topics(self, asked: RemotingCommand) -> RemotingCommand:
+        topics = sorted({t for g in self.world.groups.values() for t in g.topics})
+        return response_to(asked, 0, None, None, TopicList(topic_list=topics).encode())
+
+
+class Broker(Node):
+    """One member of a group."""
+
+    def __init__(self, world: World, group: Group, address: str) -> None:
+        super().__init__(world, address)
+        self.group = group
+        # Called with each SEND_RECORDS or 310 when this node leads; returns an answer instead.
+        self.intercept: Callable[[RemotingCommand], Handled] | None = None
+        self.delay_s = 0.0
+        if not group.rocketmq:
+            self.on(RequestCode.CAPABILITIES, self._capabilities)
+            self.on(RequestCode.SEND_RECORDS, self._send_records)
+            self.on(RequestCode.RAFT_STATUS, self._raft_status)
+            if group.bulk:
+                self.on(RequestCode.BULK_PULL, self._pull)
+        self.on(RequestCode.SEND_MESSAGE_V2, self._send)
+        self.on(RequestCode.SEND_BATCH_MESSAGE, self._send)
+        self.on(RequestCode.PULL_MESSAGE, self._pull)
+        self.on(RequestCode.HEART_BEAT, self._heartbeat)
+        self.on(RequestCode.UNREGISTER_CLIENT, response_to)
+        self.on(RequestCode.GET_MAX_OFFSET, self._max_offset)
+        self.on(RequestCode.GET_MIN_OFFSET, lambda a: self._led(a, {"offset": "0"}))
+        self.on(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda a: self._led(a, {"offset": "1"}))
+        self.on(RequestCode.UPDATE_CONSUMER_OFFSET, self._commit)
+        self.on(RequestCode.QUERY_CONSUMER_OFFSET, self._committed)
+        self.on(RequestCode.UPDATE_AND_CREATE_TOPIC, self._create_topic)
+        self.on(RequestCode.DELETE_TOPIC_IN_BROKER, self._delete_topic)
+        self.on(RequestCode.VIEW_MESSAGE_BY_ID, self._view)
+
+    @property
+    def leads(self) -> bool:
+        return self.group.leader == self.address
+
+    def _not_leader(self, asked: RemotingCommand) -> RemotingCommand:
+        ext = {"term": str(self.group.term), "outcome": "not_stored"}
+        if self.group.leader is not None:
+            ext["leaderAddr"] = self.group.leader
+        return response_to(asked, ResponseCode.SERVICE_NOT_AVAILABLE, "not the leader", ext)
+
+    def _led(self, asked: RemotingCommand, ext: dict[str, str]) -> RemotingCommand:
+        return response_to(asked, 0, None, dict(ext)) if self.leads else self._not_leader(asked)
+
+    def _capabilities(self, asked: RemotingCommand) -> RemotingCommand:
+        return response_to(asked, 0, None, {"cbor": "true", "records": "true"})
+
+    def _raft_status(self, asked: RemotingCommand) -> RemotingCommand:
+        body = {"role": "leader" if self.leads else "follower", "term": self.group.term}
+        return response_to(
+            asked, 0, None, None, msgspec.json.encode({**body, "serving": self.leads})
+        )
+
+    def _later(self, answer: RemotingCommand) -> Handled:
+        if not self.delay_s:
+            return answer
+
+        async def wait() -> RemotingCommand:
+            await trio.sleep(self.delay_s)
+            return answer
+
+        return wait()
+
+    def _send_records(self, asked: RemotingCommand) -> Handled:
+        if not self.leads:
+            return self._not_leader(asked)
+        if self.intercept is not None:
+            handled = self.intercept(asked)
+            if handled is not None:
+                return handled
+        return self._later(self.store_records(asked))
+
+    def store_records(self, asked: RemotingCommand) -> RemotingCommand:
+        """Store what *asked* brings, run by run, and return the answer."""
+        group = self.group
+        count = sum(run[2] for run in asked.ext["runs"])
+        view = memoryview(asked.body)
+        sizes = struct.unpack_from(f">{count}I", view)
+        at, number = 4 * count, 0
+        results: list[list[object]] = []
+        first = -1
+        for topic, queue_id, records in asked.ext["runs"]:
+            refusal = group.refused_queues.get((topic, queue_id))
+            base = len(group.queue(topic, queue_id))
+            for _ in range(records):
+                record = decode_record(view[at : at + sizes[number]])
+                assert record.topic == topic
+                assert record.queue_id == queue_id
+                assert record.properties.startswith(b"UNIQ_KEY\x01")
+                at += sizes[number]
+                if refusal is None:
+                    if first < 0:
+                        first = group.end_position
+                    group.store(topic, queue_id, record)
+                number += 1
+            results.append([0, base] if refusal is None else [refusal, -1, "refused"])
+        assert at == view.nbytes
+        ext: dict[str, object] = {"results": results}
+        if first >= 0:
+            host, port = self.address.split(":")
+            ext |= {
+                "phy_offset": first,
+                "store_host": pack_host(host, int(port)),
+                "store_time_ms": 1,
+            }
+        return response_to(asked, 0, None, ext)
+
+    def _send(self, asked: RemotingCommand) -> Handled:
+        header = SendMessageHeader.of(asked)
+        if not self.leads:
+            return self._not_leader(asked)
+        if self.intercept is not None:
+            handled = self.intercept(asked)
+            if handled is not None:
+                return handled
+        group = self.group
+        base = len(group.queue(header.topic, header.queue_id))
+        host, port = self.address.split(":")
+        ids = []
+        items = (
+            [(bytes(i.body), i.properties) for i in decode_batch(asked.body)]
+            if asked.code == RequestCode.SEND_BATCH_MESSAGE
+            else [(bytes(asked.body), (header.properties or "").encode())]
+        )
+        for body, properties in items:
+            record = decode_record(
+                encode_record(
+                    topic=header.topic,
+                    queue_id=header.queue_id,
+                    body=body,
+                    properties=properties,
+                    sys_flag=header.sys_flag,
+                )
+            )
+            ids.append(encode_offset_message_id(pack_host(host, int(port)), group.end_position))
+            group.store(header.topic, header.queue_id, record)
+        return self._later(
+            response_to(
+                asked,
+                0,
+                None,
+                {
+                    "msgId": ",".join(ids),
+                    "queueId": str(header.queue_id),
+                    "queueOffset": str(base),
+                },
+            )
+        )
+
+    def _pull(self, asked: RemotingCommand) -> Handled:
+        if not self.leads:
+            return self._not_leader(asked)
+        topic, queue_id = asked.ext["topic"], int(asked.ext["queueId"])
+        offset, count = int(asked.ext["queueOffset"]), int(asked.ext["maxMsgNums"])
+        if asked.code == RequestCode.PULL_MESSAGE:
+            count = min(count, 32)
+        queue = self.group.queue(topic, queue_id)
+        ext = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(offset),
+            "minOffset": "0",
+            "maxOffset": str(len(queue)),
+        }
+        if offset > len(queue):
+            ext["nextBeginOffset"] = str(len(queue))
+            return response_to(asked, ResponseCode.PULL_OFFSET_MOVED, None, ext)
+        found = queue[offset : offset + count]
+        if found:
+            ext["nextBeginOffset"] = str(offset + len(found))
+            return response_to(asked, 0, None, ext, b"".join(found))
+        if int(asked.ext["sysFlag"]) & 2 and int(asked.ext["suspendTimeoutMillis"]):
+            return self._hold(asked, topic, queue_id, offset, ext)
+        return response_to(asked, ResponseCode.PULL_NOT_FOUND, None, ext)
+
+    async def _hold(
+        self, asked: RemotingCommand, topic: str, queue_id: int, offset: int, ext: dict[str, str]
+    ) -> RemotingCommand:
+        with trio.move_on_after(int(asked.ext["suspendTimeoutMillis"]) / 1000):
+            while len(self.group.queue(topic, queue_id)) <= offset:
+                await self.group.arrived.park()
+            found = self.group.queue(topic, queue_id)[offset:]
+            ext |= {
+                "nextBeginOffset": str(offset + len(found)),
+                "maxOffset": str(offset + len(found)),
+            }
+            return response_to(asked, 0, None, ext, b"".join(found))
+        return response_to(asked, ResponseCode.PULL_NOT_FOUND, None, ext)
+
+    def _heartbeat(self, asked: RemotingCommand) -> RemotingCommand:
+        HeartbeatData.decode(asked.body)
+        return response_to(asked)
+
+    def _max_offset(self, asked: RemotingCommand) -> RemotingCommand:
+        queue = self.group.queue(asked.ext["topic"], int(asked.ext["queueId"]))
+        return self._led(asked, {"offset": str(len(queue))})
+
+    def _commit(self, asked: RemotingCommand) -> RemotingCommand:
+        if self.leads:
+            key = (asked.ext["consumerGroup"], asked.ext["topic"], int(asked.ext["queueId"]))
+            self.group.committed[key] = int(asked.ext["commitOffset"])
+        return self._led(asked, {})
+
+    def _committed(self, asked: RemotingCommand) -> RemotingCommand:
+        key = (asked.ext["consumerGroup"], asked.ext["topic"], int(asked.ext["queueId"]))
+        offset = self.group.committed.get(key)
+        if offset is None and self.leads:
+            return response_to(asked, ResponseCode.QUERY_NOT_FOUND, "not found")
+        return self._led(asked, {"offset": str(offset)})
+
+    def _create_topic(self, asked: RemotingCommand) -> RemotingCommand:
+        if self.leads:
+            self.group.topics[asked.ext["topic"]] = int(asked.ext["writeQueueNums"])
+        return self._led(asked, {})
+
+    def _delete_topic(self, asked: RemotingCommand) -> RemotingCommand:
+        if self.leads:
+            self.group.topics.pop(asked.ext["topic"], None)
+        return self._led(asked, {})
+
+    def _view(self, asked: RemotingCommand) -> RemotingCommand:
+        record = self.group.by_position.get(int(asked.ext["offset"]))
+        if record is None:
+            return response_to(asked, 1, "can not find message by the offset")
+        return response_to(asked, 0, None, None, record)
+
+
+class Group:
+    """A broker group with one log."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        members: int,
+        first_port: int,
+        *,
+        rocketmq: bool = False,
+        bulk: bool = True,
+    ) -> None:
+        self.name = name
+        self.rocketmq = rocketmq
+        self.bulk = bulk
+        self.topics: dict[str, int] = {"T": 4, "TBW102": 8}
+        self.term = 1
+        self.end_position = 0
+        self.queues: dict[tuple[str, int], list[bytes]] = {}
+        self.by_position: dict[int, bytes] = {}
+        self.refused_queues: dict[tuple[str, int], int] = {}
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.arrived = trio.lowlevel.ParkingLot()
+        self.brokers = [Broker(world, self, f"10.0.0.1:{first_port + i}") for i in range(members)]
+        self.leader: str | None = self.brokers[0].address
+        self.registered: dict[int, str] = {}
+        self.register()
+
+    def register(self) -> None:
+        """Let the NameServers know who leads now."""
+        others = [b.address for b in self.brokers if b.address != self.leader]
+        self.registered = {i + 1: address for i, address in enumerate(others)}
+        if self.leader is not None:
+            self.registered[0] = self.leader
+
+    def elect(self, number: int, *, register: bool = True) -> None:
+        """Make a member the leader of the next term."""
+        self.term += 1
+        self.leader = self.brokers[number].address
+        if register:
+            self.register()
+
+    def queue(self, topic: str, queue_id: int) -> list[bytes]:
+        return self.queues.setdefault((topic, queue_id), [])
+
+    def store(self, topic: str, queue_id: int, record: Record) -> None:
+        queue = self.queue(topic, queue_id)
+        stored = encode_record(
+            topic=topic,
+            queue_id=queue_id,
+            body=record.body,
+            properties=record.properties,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp_ms=record.born_timestamp_ms,
+            queue_offset=len(queue),
+            phy_offset=self.end_position,
+            store_timestamp_ms=1,
+            store_host=pack_host("10.0.0.1", 10911),
+        )
+        self.topics.setdefault(topic, 4)
+        queue.append(stored)
+        self.by_position[self.end_position] = stored
+        self.end_position += len(stored)
+        self.arrived.unpark_all()
+
+    def bodies(self, topic: str = "T") -> list[bytes]:
+        """Return the bodies stored for *topic*, queue by queue."""
+        return [
+            bytes(decode_record(record).body)
+            for (name, _), records in sorted(self.queues.items())
+            if name == topic
+            for record in records
+        ]
+
+
+@dataclass
+class World:
+    """Everything a client meets."""
+
+    nursery: trio.Nursery
+    network: MemoryNetwork = field(default_factory=MemoryNetwork)
+    name_servers: list[NameServer] = field(default_factory=list)
+    groups: dict[str, Group] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+    seed: int = 1
+
+    def client(self, **settings: object) -> ClientInstance:
+        """Return a client that knows the NameServers; not open yet."""
+        config = ClientConfig(
+            name_servers=tuple(n.address for n in self.name_servers),
+            client_ip="10.0.0.9",
+            pid=7,
+            **settings,  # type: ignore[arg-type]  # whatever the test wants
+        )
+        self.seed += 1
+        return ClientInstance(
+            config, clock=TrioClock(), network=self.network, rng=random.Random(self.seed)
+        )
+
+    async def add_group(self, name: str, members: int, first_port: int, **how: bool) -> Group:
+        group = self.groups[name] = Group(self, name, members, first_port, **how)
+        for broker in group.brokers:
+            await broker.start()
+        return group
+
+    def count(self, code: RequestCode) -> int:
+        return sum(seen.code == code for seen in self.seen)
+
+
+@asynccontextmanager
+async def open_world(
+    *, name_servers: int = 1, members: int = 3, **how: bool
+) -> AsyncIterator[World]:
+    """Give a cluster with one group "g"; everything in it ends with the block."""
+    async with trio.open_nursery() as nursery:
+        world = World(nursery)
+        for i in range(name_servers):
+            world.name_servers.append(NameServer(world, f"10.0.0.2:{9876 + i}"))
+            await world.name_servers[-1].start()
+        await world.add_group("g", members, 10911, **how)
+        yield world
+        nursery.cancel_scope.cancel()
+
+
+__all__ = ["DEFERRED", "Awaitable", "World", "open_world"]

@@ -1,0 +1,207 @@
+"""PullConsumer against a cluster in memory."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from client.errors import NoRouteError, OffsetIllegalError, RequestFailedError
+from client.message import Message, PullStatus
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from client.route import MessageQueue
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.headers import QueueHeader
+from tests.unit.client.fake_cluster import open_world
+
+QUEUE = MessageQueue("T", "g", 0)
+
+
+async def test_what_was_sent_is_pulled(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        for i in range(3):
+            await producer.send_to(QUEUE, Message("T", b"%d" % i, tags="A"))
+        assert QUEUE in await consumer.fetch_message_queues("T")
+        result = await consumer.pull(QUEUE, 1)
+        assert result.status is PullStatus.FOUND
+        assert [m.body_bytes for m in result.messages] == [b"1", b"2"]
+        assert (result.next_begin_offset, result.min_offset, result.max_offset) == (3, 0, 3)
+        assert [m.tags for m in result.messages] == ["A", "A"]
+        assert (await consumer.min_offset(QUEUE), await consumer.max_offset(QUEUE)) == (0, 3)
+        assert await consumer.search_offset(QUEUE, 5) == 1
+
+
+async def test_a_pull_waits_for_the_next_message(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        got: list[bytes] = []
+
+        async def wait() -> None:
+            result = await consumer.pull(QUEUE, 0, timeout_s=20)
+            got.extend(m.body_bytes for m in result.messages)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.sleep(5)
+            assert got == []
+            await producer.send_to(QUEUE, Message("T", b"now"))
+        assert got == [b"now"]
+        assert trio.current_time() < 100
+
+
+async def test_a_pull_that_finds_nothing_ends_after_its_time(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        began = trio.current_time()
+        result = await consumer.pull(QUEUE, 0, timeout_s=7)
+        assert result.status is PullStatus.NO_NEW_MESSAGE
+        assert trio.current_time() - began == pytest.approx(7)
+        (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.PULL_MESSAGE]
+    assert asked["suspendTimeoutMillis"] == "7000"
+    assert asked["sysFlag"] == "6"
+    assert asked["subscription"] == "*"
+
+
+async def test_an_offset_outside_says_where_to_go_on(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        with pytest.raises(OffsetIllegalError) as caught:
+            await consumer.pull(QUEUE, 99)
+    assert caught.value.next_begin_offset == 0
+
+
+async def test_many_messages_are_asked_for_in_bulk(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_batch([Message("T", b"%d" % i) for i in range(100)], queue=QUEUE)
+        result = await consumer.pull(QUEUE, 0, max_messages=100)
+        assert len(result.messages) == 100
+        assert world.count(RequestCode.BULK_PULL) == 1
+        assert world.count(RequestCode.PULL_MESSAGE) == 0
+
+
+async def test_a_broker_without_bulk_pull_is_asked_the_ordinary_way(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world(bulk=False) as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_batch([Message("T", b"%d" % i) for i in range(100)], queue=QUEUE)
+        bodies = [m.body_bytes async for m in consumer.iter_messages(QUEUE, 0)]
+        assert bodies == [b"%d" % i for i in range(100)]
+        some = [m.body_bytes async for m in consumer.iter_messages(QUEUE, 10, until=20)]
+        assert some == [b"%d" % i for i in range(10, 20)]
+
+
+async def test_drain_reads_all_queues_to_their_end(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        for i in range(40):
+            await producer.send(Message("T", b"%d" % i))
+        queues = await consumer.fetch_message_queues("T")
+        found = [
+            m.body_bytes async for _, result in consumer.drain(queues) for m in result.messages
+        ]
+    assert sorted(found) == sorted(b"%d" % i for i in range(40))
+
+
+async def test_commits_are_seen_by_the_next_query(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        assert await consumer.committed_offset(QUEUE) is None
+        await consumer.commit_offset(QUEUE, 17)
+        assert await consumer.committed_offset(QUEUE) == 17
+        assert world.groups["g"].committed == {("c", "T", 0): 17}
+
+
+async def test_a_pull_follows_the_leader(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_to(QUEUE, Message("T", b"1"))
+        await consumer.pull(QUEUE, 0)
+        world.groups["g"].elect(1, register=False)
+        result = await consumer.pull(QUEUE, 0)
+        assert [m.body_bytes for m in result.messages] == [b"1"]
+        assert client.counters.redirects_by_hint == 1
+
+
+async def test_a_long_poll_survives_the_death_of_the_leader(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        group = world.groups["g"]
+        got: list[bytes] = []
+
+        async def wait() -> None:
+            result = await consumer.pull(QUEUE, 0, timeout_s=20)
+            got.extend(m.body_bytes for m in result.messages)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.sleep(1)
+            await group.brokers[0].kill()
+            group.leader = None
+            await trio.sleep(1)
+            group.elect(2, register=False)
+            await trio.sleep(1)
+            await producer.send_to(QUEUE, Message("T", b"now"))
+        assert got == [b"now"]
+
+
+async def test_errors_of_reads_carry_code_and_remark(autojump_clock: MockClock) -> None:
+    async with (
+        open_world(rocketmq=True) as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        with pytest.raises(NoRouteError):
+            await consumer.fetch_message_queues("nothing")
+        world.groups["g"].topics["U"] = 1
+        await consumer.fetch_message_queues("U")
+        answer = await client.ask("10.0.0.1:10911", RequestCode.QUERY_MESSAGE)
+        assert answer.code == 3
+        with pytest.raises(RequestFailedError) as caught:
+            await consumer._ask(
+                MessageQueue("U", "g", 0),
+                RequestCode.GET_EARLIEST_MSG_STORETIME,
+                QueueHeader("U", 0),
+            )
+    assert caught.value.code == 3
