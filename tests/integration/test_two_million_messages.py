@@ -1,0 +1,235 @@
+"""A log of two million small messages: brokers stay small while it grows, and start fast on it.
+
+The log is made once for the module, through the SDK's batches, by three real brokers, and once
+more by one broker alone, whose start is over when it serves as leader.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
+from dledger.cli.probe import raft_status
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 2_000_000
+BATCH = 200
+SENDERS = 8
+SAMPLES = 20
+ANONYMOUS_BYTES_MAX = 300 << 20
+FLAT_BYTES = 16 << 20
+"""What the second million may add: allocator noise, and no more than eight bytes a message."""
+CLEAN_START_S = 2.0
+START_AFTER_KILL_S = 5.0
+UNCHECKED = 200_000
+"""Sent just before a SIGKILL, in less than one checkpoint interval."""
+SETTINGS: dict[str, object] = {"store.mapped_file_size_commit_log": 256 << 20}
+
+
+@dataclass
+class LongLog:
+    """The folder of a stopped cluster, and what was measured while its log grew."""
+
+    folder: Path
+    brokers: int
+    anonymous: dict[str, list[int]] = field(default_factory=dict)
+    """Broker to its bytes after each twentieth of the messages, and after all were read."""
+    exit_codes: list[int | None] = field(default_factory=list)
+
+    def cluster(self) -> LocalCluster:
+        """Return the cluster on this folder, not started."""
+        return lay_out(self.folder, brokers=self.brokers, settings=SETTINGS)
+
+
+def anonymous_bytes(pid: int | None) -> int:
+    """Return the resident memory of a process that is not page cache."""
+    found = 0
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(("RssAnon:", "RssShmem:")):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def sample(cluster: LocalCluster, log: LongLog) -> None:
+    for name, node in cluster.brokers.items():
+        log.anonymous.setdefault(name, []).append(anonymous_bytes(node.pid))
+
+
+async def send_many(cluster: LocalCluster, log: LongLog, messages: int) -> None:
+    turns = iter(range(messages // BATCH))
+    sent = 0
+
+    async def send(producer: Producer) -> None:
+        nonlocal sent
+        for turn in turns:
+            body = b"%016d" % turn
+            await producer.send_batch([Message("small", body) for _ in range(BATCH)])
+            sent += BATCH
+            if sent % (MESSAGES // SAMPLES) == 0:
+                sample(cluster, log)
+
+    async with connect([cluster.namesrv_address]) as client, Producer(client, "fill") as producer:
+        async with trio.open_nursery() as nursery:
+            for _ in range(SENDERS):
+                nursery.start_soon(send, producer)
+
+
+async def read_all(cluster: LocalCluster) -> int:
+    found = 0
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        PullConsumer(client, "all") as consumer,
+    ):
+        queues = await consumer.fetch_message_queues("small")
+        async for _, result in consumer.drain(queues):
+            found += len(result.messages)
+    return found
+
+
+def made(folder: Path, brokers: int) -> LongLog:
+    """Fill a new cluster, read it back once and stop it cleanly."""
+    log = LongLog(folder, brokers)
+
+    async def make() -> None:
+        async with local_cluster(folder, brokers=brokers, settings=SETTINGS) as cluster:
+            await create_topic([cluster.namesrv_address], "small", queues=4)
+            began = time.monotonic()
+            await send_many(cluster, log, MESSAGES)
+            print(f"\n{MESSAGES} messages into {brokers}: {time.monotonic() - began:.1f} s")
+            for name in cluster.brokers:
+                await cluster.wait_caught_up(name)
+            assert await read_all(cluster) == MESSAGES
+            sample(cluster, log)
+        log.exit_codes = [node.process.returncode for node in cluster.nodes if node.process]
+
+    trio.run(make)
+    return log
+
+
+@pytest.fixture(scope="module")
+def three_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LongLog]:
+    folder = tmp_path_factory.mktemp("two-million-on-three")
+    yield made(folder, 3)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LongLog]:
+    folder = tmp_path_factory.mktemp("two-million-on-one")
+    yield made(folder, 1)
+    shutil.rmtree(folder)
+
+
+def test_memory_stays_flat_while_two_million_messages_come(three_brokers: LongLog) -> None:
+    for name, samples in three_brokers.anonymous.items():
+        print(f"{name}: anonymous MiB " + " ".join(str(size >> 20) for size in samples))
+        assert len(samples) == SAMPLES + 1
+        assert max(samples) < ANONYMOUS_BYTES_MAX, name
+        assert samples[SAMPLES - 1] - samples[SAMPLES // 2 - 1] < FLAT_BYTES, name
+
+
+async def seconds_to_start(
+    cluster: LocalCluster, name: str, wanted: Mapping[str, object]
+) -> tuple[float, dict[str, object]]:
+    """Start a broker; return the seconds until its status is as wanted, and what it logged."""
+    node: Node = cluster.brokers[name]
+    logged_before = node.log_path.stat().st_size
+    began = time.monotonic()
+    await cluster.start(name)
+    with trio.fail_after(60):
+        while node.running:
+            status = await raft_status(node.address, timeout_s=1.0) or {}
+            if all(_reached(status.get(key), value) for key, value in wanted.items()):
+                took_s = time.monotonic() - began
+                with node.log_path.open("rb") as log:
+                    log.seek(logged_before)
+                    lines = [json.loads(line) for line in log if line.startswith(b"{")]
+                return took_s, next(x for x in lines if x["event"] == "broker_started")
+            await trio.sleep(0.01)
+    raise AssertionError(node.last_log_lines())
+
+
+def _reached(value: object, wanted: object) -> bool:
+    if isinstance(value, int) and isinstance(wanted, int):
+        return value >= wanted
+    return value == wanted
+
+
+async def applied_index(cluster: LocalCluster, name: str) -> int:
+    return int(str((await cluster.statuses())[name]["applied_index"]))
+
+
+async def test_one_broker_leads_two_seconds_after_a_clean_stop(one_broker: LongLog) -> None:
+    assert one_broker.exit_codes == [0, 0]
+    cluster = one_broker.cluster()
+    try:
+        took_s, started = await seconds_to_start(cluster, "n0", {"serving": True})
+        print(f"clean stop to serving leader, alone: {took_s:.2f} s")
+        assert (started["replayed"], started["unclean"]) == (0, False)
+        assert took_s < CLEAN_START_S
+    finally:
+        await cluster.stop_all()
+
+
+async def test_one_broker_leads_five_seconds_after_sigkill(one_broker: LongLog) -> None:
+    """It is killed under load, with as much behind its checkpoint as there can be."""
+    cluster = one_broker.cluster()
+    try:
+        await cluster.start("namesrv")
+        await cluster.start("n0")
+        await cluster.wait_healthy()
+        await send_many(cluster, LongLog(one_broker.folder, 1), UNCHECKED)
+        before = await applied_index(cluster, "n0")
+        await cluster.kill("n0", signal.SIGKILL)
+        wanted = {"serving": True, "applied_index": before}
+        took_s, started = await seconds_to_start(cluster, "n0", wanted)
+        print(f"SIGKILL to serving leader, alone: {took_s:.2f} s, {started['replayed']} replayed")
+        assert started["unclean"]
+        assert took_s < START_AFTER_KILL_S
+        with trio.fail_after(30):
+            assert await read_all(cluster) == MESSAGES + UNCHECKED
+    finally:
+        await cluster.stop_all()
+
+
+async def test_a_member_of_three_is_back_in_time_after_stop_and_kill(
+    three_brokers: LongLog,
+) -> None:
+    assert three_brokers.exit_codes == [0, 0, 0, 0]
+    cluster = three_brokers.cluster()
+    try:
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        leader = await cluster.wait_healthy()
+        name = next(other for other in cluster.brokers if other != leader)
+        before = await applied_index(cluster, leader)
+        assert await cluster.stop(name) == 0
+        took_s, started = await seconds_to_start(cluster, name, {"applied_index": before})
+        print(f"clean stop to all applied, one of three: {took_s:.2f} s")
+        assert (started["replayed"], started["unclean"]) == (0, False)
+        assert took_s < CLEAN_START_S
+        await cluster.wait_healthy()
+        await send_many(cluster, LongLog(three_brokers.folder, 3), UNCHECKED)
+        before = await applied_index(cluster, leader)
+        await cluster.kill(name, signal.SIGKILL)
+        took_s, started = await seconds_to_start(cluster, name, {"applied_index": before})
+        print(f"SIGKILL to all applied, one of three: {took_s:.2f} s")
+        assert started["unclean"]
+        assert took_s < START_AFTER_KILL_S
+    finally:
+        await cluster.stop_all()
