@@ -369,7 +369,12 @@ class PullProcessor:
 
     def _try_again(self, held: Held[_Pull]) -> None:
         pull = held.pull
-        found, _ = self._find(pull, pull.scan_from)
+        try:
+            found, _ = self._find(pull, pull.scan_from)
+        except MQError as error:
+            self._held.release(held)
+            pull.connection.reply(pull.command, refusal(pull.command, error))
+            return
         if found.status is GetStatus.NO_MATCHED_MESSAGE:
             # Nothing for this one among the new messages: it goes on waiting behind them.
             pull.scan_from = found.next_begin_offset
@@ -381,14 +386,22 @@ class PullProcessor:
 
     def _answer_held(self, held: Held[_Pull]) -> None:
         pull = held.pull
-        found, _ = self._find(pull, pull.scan_from)
+        try:
+            found, _ = self._find(pull, pull.scan_from)
+        except MQError as error:
+            pull.connection.reply(pull.command, refusal(pull.command, error))
+            return
         if pull.scan_from > pull.offset and found.status is GetStatus.OFFSET_OVERFLOW_ONE:
             found.status = GetStatus.NO_MATCHED_MESSAGE
         self._reply(pull, found)
 
     def _reply(self, pull: _Pull, found: MessageRange) -> None:
-        body = found.join(self._group) if found.status is GetStatus.FOUND else b""
-        pull.connection.reply(pull.command, self._answer(pull, found, body))
+        try:
+            body = found.join(self._group) if found.status is GetStatus.FOUND else b""
+            response = self._answer(pull, found, body)
+        except MQError as error:
+            response = refusal(pull.command, error)
+        pull.connection.reply(pull.command, response)
 
 
 def _lowered(limits: ReadLimits, header: PullMessageHeader) -> ReadLimits:

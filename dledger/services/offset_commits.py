@@ -49,10 +49,11 @@ class OffsetCommits:
         self._interval_s = interval_s
         self._dirty: dict[OffsetSlot, int] = {}
         self._in_flight: dict[OffsetSlot, _InFlight] = {}
+        self._term = 0
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return the newest offset: not yet proposed, in flight, or applied; None without any."""
-        if self._group.leadership is not None:
+        if self._leads():
             slot = (group, topic, queue_id)
             dirty = self._dirty.get(slot)
             if dirty is not None:
@@ -87,6 +88,7 @@ class OffsetCommits:
         Raises:
             NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
         """
+        self._leads()
         slot = (group, topic, queue_id)
         self._propose([(slot, offset)], on_done)
         # A later entry wins over an earlier one, so an older offset must not follow this one.
@@ -94,7 +96,7 @@ class OffsetCommits:
 
     def flush(self) -> None:
         """Propose everything that waits. What cannot be taken now stays for the next time."""
-        if not self._dirty or self._group.leadership is None:
+        if not self._leads() or not self._dirty:
             return
         state = self._group.state
         items = [item for item in self._dirty.items() if state.topic_config(item[0][1]) is not None]
@@ -111,22 +113,25 @@ class OffsetCommits:
             for slot, _ in chunk:
                 del self._dirty[slot]
 
-    def drop(self) -> None:
-        """Forget what was not proposed: leadership ended."""
-        self._dirty.clear()
-
     async def run(self) -> None:
         """Flush every interval, in the leadership's scope.
 
         Cancellation: What was not proposed is dropped.
         """
-        self.drop()
-        try:
-            while True:
-                await self._clock.sleep(self._interval_s)
-                self.flush()
-        finally:
-            self.drop()
+        while True:
+            await self._clock.sleep(self._interval_s)
+            self.flush()
+
+    def _leads(self) -> bool:
+        """Tell whether this node leads, and forget what an earlier leadership of it left."""
+        leadership = self._group.leadership
+        if leadership is None:
+            return False
+        if leadership.term != self._term:
+            self._term = leadership.term
+            self._dirty.clear()
+            self._in_flight.clear()
+        return True
 
     def _propose(
         self,

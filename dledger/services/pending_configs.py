@@ -19,24 +19,28 @@ from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, Topi
 ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending(Generic[ConfigT]):
     config: ConfigT | None
+    term: int
     until_index: int | None = None
+    outcome_unknown: bool = False
 
 
 class PendingConfigs(Generic[ConfigT]):
     """Changes that were proposed and are not applied yet; the newest of a name wins.
 
     Every `put` or `delete` returns what to call when the proposal is answered, however it ends.
+    A change may outlive its answer: with ``ASYNC_MASTER`` the answer comes before the apply, and
+    one of unknown outcome may still be applied as long as this leadership lasts.
 
     Args:
-        applied_index: Index of the newest applied entry; an answer may come before the apply
-            (``ASYNC_MASTER``), and the change counts as pending until then.
+        applied: The applied configuration of a name.
     """
 
-    def __init__(self, applied_index: Callable[[], int]) -> None:
-        self._applied_index = applied_index
+    def __init__(self, group: BrokerGroup, applied: Callable[[str], ConfigT | None]) -> None:
+        self._group = group
+        self._applied: Callable[[str], ConfigT | None] = applied
         self._pending: dict[str, _Pending[ConfigT]] = {}
 
     def __len__(self) -> int:
@@ -55,10 +59,10 @@ class PendingConfigs(Generic[ConfigT]):
         pending = self._newest(name)
         return pending is not None and pending.config is None
 
-    def resolve(self, name: str, applied: ConfigT | None) -> ConfigT | None:
+    def resolve(self, name: str) -> ConfigT | None:
         """Return what *name* will be when everything in flight is applied."""
-        pending = self._newest(name)
-        return applied if pending is None else pending.config
+        pending = self._newest(name) if self._pending else None
+        return self._applied(name) if pending is None else pending.config
 
     def forget(self, name: str) -> None:
         """Take back the newest note on *name*: its proposal was refused."""
@@ -66,23 +70,38 @@ class PendingConfigs(Generic[ConfigT]):
 
     def _newest(self, name: str) -> _Pending[ConfigT] | None:
         pending = self._pending.get(name)
-        if pending is None:
-            return None
-        if pending.until_index is not None and pending.until_index <= self._applied_index():
-            del self._pending[name]
-            return None
-        return pending
+        if pending is None or not self._is_over(name, pending):
+            return pending
+        del self._pending[name]
+        return None
+
+    def _is_over(self, name: str, pending: _Pending[ConfigT]) -> bool:
+        if pending.until_index is not None:
+            return pending.until_index <= self._group.state.applied_index
+        if pending.outcome_unknown:
+            leadership = self._group.leadership
+            return (
+                leadership is None
+                or leadership.term != pending.term
+                or self._applied(name) == pending.config
+            )
+        return False
 
     def _note(self, name: str, config: ConfigT | None) -> OnDone:
-        mine = self._pending[name] = _Pending(config)
+        leadership = self._group.leadership
+        mine = self._pending[name] = _Pending(config, leadership.term if leadership else 0)
 
         def answered(proposed: Proposed) -> None:
             if self._pending.get(name) is not mine:
                 return
-            if proposed.outcome == "stored" and proposed.index > self._applied_index():
+            if proposed.outcome == "stored":
                 mine.until_index = proposed.index
+            elif proposed.outcome == "unknown":
+                mine.outcome_unknown = True
             else:
                 del self._pending[name]
+                return
+            self._newest(name)
 
         return answered
 
@@ -96,18 +115,20 @@ class TopicView:
         self._group = group
         self._auto_create_topic_enable = auto_create_topic_enable
         self._auto_create_group_enable = auto_create_group_enable
-        self.pending: PendingConfigs[TopicConfig] = PendingConfigs(self._applied_index)
+        self.pending: PendingConfigs[TopicConfig] = PendingConfigs(group, self._applied_topic)
         self.pending_groups: PendingConfigs[SubscriptionGroupConfig] = PendingConfigs(
-            self._applied_index
+            group, self._applied_group
         )
 
-    def _applied_index(self) -> int:
-        return self._group.state.applied_index
+    def _applied_topic(self, topic: str) -> TopicConfig | None:
+        return self._group.state.topic_config(topic)
+
+    def _applied_group(self, group: str) -> SubscriptionGroupConfig | None:
+        return self._group.state.subscription_group(group)
 
     def config(self, topic: str) -> TopicConfig | None:
         """Return the topic, or None when it does not exist or is being removed."""
-        applied = self._group.state.topic_config(topic)
-        return self.pending.resolve(topic, applied) if len(self.pending) else applied
+        return self.pending.resolve(topic)
 
     def is_deleting(self, topic: str) -> bool:
         """Tell whether the removal of *topic* is in flight: nothing may be appended to it then.
@@ -145,8 +166,7 @@ class TopicView:
 
     def subscription_group(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the consumer group, or None when it is unknown."""
-        applied = self._group.state.subscription_group(group)
-        return self.pending_groups.resolve(group, applied) if len(self.pending_groups) else applied
+        return self.pending_groups.resolve(group)
 
     def subscription_group_or_default(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the consumer group; an unknown one as it would be made, None if it may not be."""

@@ -71,6 +71,9 @@ class ScheduleMessageService:
             InvariantBroken: The applied progress contradicts what this leader delivered.
         Cancellation: An entry in flight may still be stored; the next leader goes on behind it.
         """
+        leadership = self._group.leadership
+        if leadership is None:
+            return
         levels = range(1, len(self._levels_ms) + 1)
         self._wake = {level: trio.Event() for level in levels}
         self._seen = {level: SeenTimes(self._levels_ms[level - 1] / 1000) for level in levels}
@@ -78,7 +81,7 @@ class ScheduleMessageService:
         try:
             async with trio.open_nursery() as nursery:
                 for level in self._wake:
-                    nursery.start_soon(self._deliver_level, level)
+                    nursery.start_soon(self._deliver_level, level, leadership.term)
         finally:
             self._group.on_applied.remove(self._on_applied)
 
@@ -92,7 +95,11 @@ class ScheduleMessageService:
                     self._seen[level].note(max_offset, self._clock.monotonic())
                     self._wake[level].set()
 
-    async def _deliver_level(self, level: int) -> None:
+    def _leads(self, term: int) -> bool:
+        leadership = self._group.leadership
+        return leadership is not None and leadership.term == term
+
+    async def _deliver_level(self, level: int, term: int) -> None:
         queue_id = queue_of_level(level)
         state = self._group.state
         queue = self._group.queues.queue(SCHEDULE_TOPIC, queue_id)
@@ -141,18 +148,25 @@ class ScheduleMessageService:
             batch = delivery_batch(deliveries, level, next_offset, to_offset)
             try:
                 proposed = await self._group.submit(batch)
-            except (PendingFullError, DiskFullError) as exc:
+            except UnknownOutcomeError as exc:
+                # It is in the log of this term: either it is applied, or this leadership ends
+                # and the next one finds the progress in its applied state.
+                logger.info("delayed_delivery_unknown", level=level, reason=str(exc))
+                while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:
+                    await self._applied.wait()
+                if not self._leads(term):
+                    return
+            except (PendingFullError, DiskFullError, NotLeaderError, ShuttingDownError) as exc:
+                # Certainly not stored.
+                if not self._leads(term):
+                    return
                 logger.warning("delayed_delivery_waits", level=level, reason=str(exc))
                 await self._clock.sleep(RETRY_S)
                 continue
-            except (NotLeaderError, ShuttingDownError, UnknownOutcomeError) as exc:
-                # This leadership is over, its scope is about to be cancelled. The next leader
-                # finds the progress in its applied state, with this entry or without it.
-                logger.info("delayed_delivery_stops", level=level, reason=str(exc))
-                return
-            # With ASYNC_MASTER the answer comes before the apply.
-            while state.applied_index < proposed.index:
-                await self._applied.wait()
+            else:
+                # With ASYNC_MASTER the answer comes before the apply.
+                while state.applied_index < proposed.index:
+                    await self._applied.wait()
             applied = state.delay_progress.get(level, 0)
             if applied != to_offset:
                 raise InvariantBroken(

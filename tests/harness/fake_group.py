@@ -125,6 +125,8 @@ class FakeGroup:
         self.commit_latency_s = 0.001
         # As with ASYNC_MASTER: answers come when appended, applying is left to the test.
         self.answers_early = False
+        # No majority answers: what is appended stays unapplied until the test says.
+        self.stalled = False
         self.applied: list[Applied] = []
         self._offsets = PendingQueueOffsets(self.state)
         self._waiting: list[_Waiting] = []
@@ -156,7 +158,7 @@ class FakeGroup:
         self.propose(batch, on_done)
         await trio.sleep(self.commit_latency_s)
         self.append()
-        if not self.answers_early:
+        if not self.answers_early and not self.stalled:
             self.apply()
         await done.wait()
         if results[0].outcome == "unknown":
@@ -235,6 +237,13 @@ class FakeGroup:
             for listener in list(self.on_applied):
                 listener(applied.touched)
 
+    def time_out(self) -> None:
+        """Let proposers of appended entries give up waiting while the leadership goes on."""
+        appended, self._appended = self._appended, []
+        for entry in appended:
+            for on_done, _ in entry.proposals:
+                on_done(Proposed("unknown"))
+
     def step_down(self, leader: str | None = None) -> None:
         """End the leadership: what waits is not stored, what is appended is unknown."""
         self.leadership = None
@@ -242,10 +251,7 @@ class FakeGroup:
         waiting, self._waiting = self._waiting, []
         for item in waiting:
             item.on_done(Proposed("not_stored"))
-        appended, self._appended = self._appended, []
-        for entry in appended:
-            for on_done, _ in entry.proposals:
-                on_done(Proposed("unknown"))
+        self.time_out()
 
     def lead(self) -> None:
         """Win a new term; what was appended turns out to be committed."""

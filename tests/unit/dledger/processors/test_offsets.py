@@ -103,7 +103,6 @@ def test_pending_offsets_end_with_the_leadership(filled: Broker) -> None:
     response = update(filled, 4)
     assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
     assert filled.processors.offsets.offset("g", "T", 0) is None
-    filled.processors.offsets.drop()
     filled.group.lead()
     filled.processors.offsets.flush()
     assert filled.group.waiting == 0

@@ -49,7 +49,7 @@ LONG = {
 }
 
 
-def ext(names: dict[str, str] = V2, **changes: str) -> dict[str, str]:
+def ext(names: dict[str, str] = V2, /, **changes: Any) -> dict[str, str]:
     values = {
         "producer_group": "p",
         "topic": "T",

@@ -27,6 +27,11 @@ async def test_commits_are_flushed_every_second_and_dropped_with_the_leadership(
         assert group.state.consumer_offset("g", "TBW102", 0) == 4
         offsets.commit("g", "TBW102", 0, 5)
         nursery.cancel_scope.cancel()
+    group.step_down()
+    assert offsets.offset("g", "TBW102", 0) == 4
+    group.lead()
+    offsets.flush()
+    assert group.waiting == 0
     assert offsets.offset("g", "TBW102", 0) == 4
     group.close()
 

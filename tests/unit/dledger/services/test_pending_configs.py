@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dledger.group_api import Proposed
 from dledger.services.pending_configs import PendingConfigs, TopicView
+from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from tests.harness.fake_group import FakeGroup
 
 OLD, NEW = TopicConfig("T", 1, 1), TopicConfig("T", 2, 2)
 
 
-def test_the_newest_change_in_flight_wins() -> None:
-    pending: PendingConfigs[TopicConfig] = PendingConfigs(lambda: 0)
+@pytest.fixture
+def pending(group: FakeGroup) -> PendingConfigs[TopicConfig]:
+    return PendingConfigs(group, group.state.topic_config)
+
+
+def apply(group: FakeGroup, change: TopicsChange) -> None:
+    group.propose(state_batch(change), lambda _: None)
+    group.settle()
+
+
+def test_the_newest_change_in_flight_wins(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
     first = pending.put("T", OLD)
     second = pending.put("T", NEW)
-    assert pending.resolve("T", None) == NEW
-    first(Proposed("stored", index=0))
-    assert pending.resolve("T", OLD) == NEW
-    second(Proposed("unknown"))
-    assert pending.resolve("T", OLD) == OLD
+    assert pending.resolve("T") == NEW
+    apply(group, TopicsChange(put=(OLD,)))
+    first(Proposed("stored", index=1))
+    assert pending.resolve("T") == NEW
+    second(Proposed("not_stored"))
+    assert pending.resolve("T") == OLD
     assert len(pending) == 0
 
 
-def test_a_change_answered_before_its_apply_counts_until_then() -> None:
-    applied = 4
-    pending: PendingConfigs[TopicConfig] = PendingConfigs(lambda: applied)
-    pending.delete("T")(Proposed("stored", index=5))
+def test_a_change_answered_before_its_apply_counts_until_then(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
+    apply(group, TopicsChange(put=(OLD,)))
+    pending.delete("T")(Proposed("stored", index=2))
     assert pending.is_deleting("T")
-    assert pending.resolve("T", OLD) is None
-    applied = 5
+    assert pending.resolve("T") is None
+    apply(group, TopicsChange(delete=("T",)))
     assert not pending.is_deleting("T")
-    assert pending.resolve("T", NEW) == NEW
+    assert len(pending) == 0
+
+
+def test_a_removal_of_unknown_outcome_keeps_the_topic_closed_until_it_is_applied(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
+    apply(group, TopicsChange(put=(OLD,)))
+    pending.delete("T")(Proposed("unknown"))
+    assert pending.is_deleting("T")
+    apply(group, TopicsChange(delete=("T",)))
+    assert not pending.is_deleting("T")
+
+
+def test_a_removal_of_unknown_outcome_ends_with_the_leadership(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
+    apply(group, TopicsChange(put=(OLD,)))
+    pending.delete("T")(Proposed("unknown"))
+    group.step_down()
+    group.lead()
+    assert not pending.is_deleting("T")
+    assert pending.resolve("T") == OLD
 
 
 def test_topics_are_made_after_the_default_topic_only(group: FakeGroup) -> None:

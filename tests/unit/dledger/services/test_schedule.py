@@ -12,7 +12,7 @@ import trio
 from commitlog.entry import Run
 from commitlog.errors import InvariantBroken
 from commitlog.record import Record, decode_record, encode_record
-from dledger.errors import PendingFullError
+from dledger.errors import NotLeaderError, PendingFullError
 from dledger.services.delay_level import queue_of_level, with_real_destination
 from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
 from dledger.state.names import SCHEDULE_TOPIC
@@ -55,10 +55,12 @@ class World:
     def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
         """Return what stands in a real queue."""
         count = self.group.state.max_offset(topic, queue_id)
-        units = self.group.queues.queue(topic, queue_id).read(0, count) if count else []
+        if not count:
+            return []
+        units = self.group.queues.queue(topic, queue_id).read(0, count)
         return [
-            decode_record(bytes(self.group.log.record_at(int(unit["phy_offset"]))))
-            for unit in units
+            decode_record(bytes(self.group.log.record_at(position)))
+            for position in units["phy_offset"].tolist()
         ]
 
     def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
@@ -225,6 +227,38 @@ async def test_an_entry_that_was_lost_is_delivered_by_the_next_leader(
     world.group.lead()
     nursery.start_soon(world.serve)
     await trio.sleep(1)
+    assert world.bodies() == [b"a"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_wait_that_was_over_in_the_same_leadership_is_waited_out(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(1, b"a")
+    world.group.stalled = True
+    nursery.start_soon(world.serve)
+    await trio.sleep(1.5)
+    world.group.time_out()
+    await trio.sleep(10)
+    assert world.group.log.last_index == 2, "not proposed again"
+    world.group.stalled = False
+    world.group.apply()
+    assert world.bodies() == [b"a"]
+    world.delay(1, b"b")
+    await trio.sleep(1.1)
+    assert world.bodies() == [b"a", b"b"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_refusal_in_the_same_leadership_is_tried_again(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(1, b"a")
+    world.group.refuse = NotLeaderError(None, 1)
+    nursery.start_soon(world.serve)
+    await trio.sleep(2)
+    world.group.refuse = None
+    await trio.sleep(1.1)
     assert world.bodies() == [b"a"]
     nursery.cancel_scope.cancel()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.derive import derive
-from commitlog.entry import Run, parse_header, seal_entry, seal_no_op
+from commitlog.derive import Derived, derive
+from commitlog.entry import EntryHeader, RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.errors import InvariantBroken
 from commitlog.record import encode_record
 from dledger.state.apply import apply_entry
@@ -22,7 +22,15 @@ from dledger.state.topic_config import TopicConfig
 from tests.harness.fake_group import STORE_HOST, FakeGroup, batch_of, empty_tables
 
 
-def entry(batches, offsets, *, index=1, position=0, prev_chain=0, store_time_ms=1000):
+def entry(
+    batches: list[RecordBatch],
+    offsets: list[int],
+    *,
+    index: int = 1,
+    position: int = 0,
+    prev_chain: int = 0,
+    store_time_ms: int = 1000,
+) -> tuple[bytearray, EntryHeader, Derived]:
     frame = seal_entry(
         batches,
         offsets,
@@ -37,7 +45,7 @@ def entry(batches, offsets, *, index=1, position=0, prev_chain=0, store_time_ms=
     return frame, header, derive(frame, header)
 
 
-def messages(topic: str, queue_id: int, count: int):
+def messages(topic: str, queue_id: int, count: int) -> RecordBatch:
     records = [
         encode_record(topic=topic, queue_id=queue_id, body=b"x%d" % i, properties=b"")
         for i in range(count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from commitlog.errors import CorruptStoreError
@@ -18,7 +20,7 @@ from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import TopicConfig
 from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
-BUILTIN = {
+BUILTIN: dict[str, Any] = {
     "builtin_topics": builtin_topics(CLUSTER, BROKER),
     "builtin_groups": builtin_groups(),
 }
