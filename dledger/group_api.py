@@ -120,9 +120,10 @@ class BrokerGroup(Protocol):
     def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
 
-        Nothing more is needed for it to be sealed soon. *on_done* is called exactly once, later,
-        never from inside this call; a stored batch is applied by then, except with
-        ``ASYNC_MASTER``: compare `Proposed.index` with the applied index.
+        It is sealed when the connection's whole received chunk has been handled; who proposes
+        outside of a handler calls `kick`. *on_done* is called exactly once, later, never from
+        inside this call; a stored batch is applied by then, except with ``ASYNC_MASTER``: compare
+        `Proposed.index` with the applied index.
 
         Raises:
             NotLeaderError: Not leading; nothing was stored.
@@ -130,6 +131,9 @@ class BrokerGroup(Protocol):
             ShuttingDownError: The node drains; nothing was stored.
             LocalProtocolError: Larger than an entry may be; nothing was stored.
         """
+
+    def kick(self) -> None:
+        """Seal what was proposed, unless a flush is on its way: then its end does."""
 
     async def submit(self, batch: RecordBatch) -> Proposed:
         """`propose`, awaited: returns a stored proposal only.

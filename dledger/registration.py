@@ -34,6 +34,9 @@ LEADER_ID = 0
 RETRY_S = 3.0
 """After a failed registration: a NameServer that comes back is told soon, not in half a minute."""
 
+LIST_LOOK_S = 1.0
+"""How soon a change in the list of NameServers is noticed."""
+
 UNREGISTER_TIMEOUT_S = 1.0
 """At a clean stop no NameServer may hold up the others; the connection's end tells it anyway."""
 
@@ -84,7 +87,7 @@ class Registration:
     """Keeps this broker registered.
 
     Args:
-        name_servers: Addresses ``host:port``; asked again at every round, so they may change.
+        name_servers: Addresses ``host:port``; asked again every second, so they may change.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Registration:
                     nursery.start_soon(self._keep_registered, name_server)
                 for address in self._known.keys() - wanted:
                     self._known.pop(address).wake.set()
-                await self._clock.sleep(self._settings.interval_s)
+                await self._clock.sleep(LIST_LOOK_S)
 
     async def unregister(self) -> None:
         """Take this broker out of every NameServer, at a clean stop; failures are logged.

@@ -112,6 +112,7 @@ class OffsetCommits:
                 return
             for slot, _ in chunk:
                 del self._dirty[slot]
+        self._group.kick()
 
     async def run(self) -> None:
         """Flush every interval, in the leadership's scope.

@@ -127,6 +127,7 @@ class FakeGroup:
         self.answers_early = False
         # No majority answers: what is appended stays unapplied until the test says.
         self.stalled = False
+        self.kicks = 0
         self.applied: list[Applied] = []
         self._offsets = PendingQueueOffsets(self.state)
         self._waiting: list[_Waiting] = []
@@ -146,6 +147,9 @@ class FakeGroup:
         if self.refuse is not None:
             raise self.refuse
         self._waiting.append(_Waiting(batch, on_done))
+
+    def kick(self) -> None:
+        self.kicks += 1
 
     async def submit(self, batch: RecordBatch) -> Proposed:
         results: list[Proposed] = []

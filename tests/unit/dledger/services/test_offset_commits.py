@@ -43,6 +43,7 @@ def test_a_large_flush_is_cut_into_records(group: FakeGroup, monkeypatch: Any) -
         offsets.commit("g", "TBW102", queue_id, queue_id + 1)
     offsets.flush()
     assert group.waiting == 3
+    assert group.kicks == 1, "no received chunk ends here that would seal them"
     group.settle()
     assert group.state.consumer_offsets["g", "TBW102"] == {i: i + 1 for i in range(25)}
 
