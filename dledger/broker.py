@@ -22,12 +22,13 @@ from commitlog.consume_queue import UNIT_BYTES
 from commitlog.errors import ConfigError
 from commitlog.record import pack_host
 from commitlog.seams import Disk
+from commitlog.store_paths import StorePaths
 from dledger.config import BrokerConfig
 from dledger.group import Group, GroupSettings, Leadership
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.get_message import ReadLimits
-from dledger.raft.identity import Identity
+from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
 from dledger.services.schedule import ScheduleMessageService
@@ -95,6 +96,14 @@ async def serve_broker(
     """
     world = World(clock, rng, network, disk, executor, pid)
     store_host = _packed_address(config)
+    # Before the store is opened: opening replays and marks the folder as in use.
+    check_owner(
+        disk,
+        StorePaths(config.store.path_root_dir).identity,
+        cluster=config.broker.cluster_name,
+        group=config.raft.group,
+        name=config.raft.self_id,
+    )
     store = ReplicaStore(disk, _store_settings(config, pid), partial(_empty_tables, config))
     closed = False
     try:

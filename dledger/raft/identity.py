@@ -95,6 +95,43 @@ class Hello:
         return hello
 
 
+def check_owner(disk: Disk, path: str, *, cluster: str, group: str, name: str) -> None:
+    """Let a data folder pass that is this member's or empty; nothing is written.
+
+    To be asked before anything in the folder is touched.
+
+    Raises:
+        ForeignStoreError: The folder belongs to another cluster, group or member.
+        CorruptStoreError: The file that says so cannot be read.
+    """
+    _read(disk, path, (cluster, group, name))
+
+
+def _read(disk: Disk, path: str, owner: tuple[str, str, str]) -> dict[str, Any] | None:
+    if not disk.exists(path):
+        return None
+    try:
+        record = cbor2.loads(disk.read(path))
+        version, *found = (record[key] for key in ("v", "cluster", "group", "name"))
+        whole = (
+            isinstance(version, int)
+            and isinstance(record["inc"], str)
+            and isinstance(record["voters"], dict)
+        )
+    except (cbor2.CBORDecodeError, KeyError, TypeError) as error:
+        raise CorruptStoreError(f"{path}: the identity of this member is damaged") from error
+    if not whole:
+        raise CorruptStoreError(f"{path}: the identity of this member is damaged")
+    if version > FORMAT_VERSION:
+        raise ForeignStoreError(f"{path}: format {version} is newer than this program knows")
+    if tuple(found) != owner:
+        raise ForeignStoreError(
+            f"{path}: this folder belongs to member {found[2]} of group {found[1]} in cluster "
+            f"{found[0]}, not to {owner[2]} of {owner[1]} in {owner[0]}"
+        )
+    return dict(record)
+
+
 class Identity:
     """This member's name and incarnation, and the voters it knows of.
 
@@ -114,24 +151,13 @@ class Identity:
         self._path = path
         self.cluster, self.group, self.name = cluster, group, name
         self.voters: dict[str, str] = {}
-        if not disk.exists(path):
+        record = _read(disk, path, (cluster, group, name))
+        if record is None:
             self.incarnation = rng.randbytes(16).hex()
             self._write()
             return
-        try:
-            record = cbor2.loads(disk.read(path))
-            version, *owner = (record[key] for key in ("v", "cluster", "group", "name"))
-            self.incarnation = record["inc"]
-            self.voters = record["voters"]
-        except (cbor2.CBORDecodeError, KeyError, TypeError) as error:
-            raise CorruptStoreError(f"{path}: the identity of this member is damaged") from error
-        if version > FORMAT_VERSION:
-            raise ForeignStoreError(f"{path}: format {version} is newer than this program knows")
-        if owner != [cluster, group, name]:
-            raise ForeignStoreError(
-                f"{path}: this folder belongs to member {owner[2]} of group {owner[1]} in cluster "
-                f"{owner[0]}, not to {name} of {group} in {cluster}"
-            )
+        self.incarnation = record["inc"]
+        self.voters = record["voters"]
 
     def _write(self) -> None:
         record = {
