@@ -228,6 +228,7 @@ class ClientInstance(ManagedScope):
         self._members: dict[str, dict[int, str]] = {}
         self._links: dict[str, Link] = {}
         self._opening: dict[str, trio.Lock] = {}
+        self._fetching: dict[str, trio.Lock] = {}
         self._searches: dict[str, trio.Event] = {}
         self._heartbeat_wanted = trio.Event()
         self._closed = True
@@ -322,12 +323,17 @@ class ClientInstance(ManagedScope):
         known = self.routes.get(topic)
         if known is not None and not fresh:
             return known
-        try:
-            return await self.refresh_route(topic)
-        except NoNameServerError:
-            if known is None:
-                raise
-            return known
+        # Many senders begin at once; one question answers them all.
+        async with self._fetching.setdefault(topic, trio.Lock()):
+            newer = self.routes.get(topic)
+            if newer is not None and (newer is not known or not fresh):
+                return newer
+            try:
+                return await self.refresh_route(topic)
+            except NoNameServerError:
+                if known is None:
+                    raise
+                return known
 
     async def publish_route(self, topic: str) -> TopicRoute:
         """Return where messages of *topic* can go.
@@ -379,6 +385,7 @@ class ClientInstance(ManagedScope):
         self._borrowed.pop(topic, None)
         if self.routes.put(route):
             self.route_version += 1
+            self._heartbeat_wanted.set()
         for name in route.addresses:
             self.leaders.take_route(name, route.leader_address(name))
         return route
@@ -558,7 +565,9 @@ class ClientInstance(ManagedScope):
             step = schedule.next(kind, self.clock.monotonic())
             if step is None:
                 raise error
-            if step.where is not Where.NAMED_LEADER:
+            if isinstance(error, RequestFailedError) and error.code == ResponseCode.SYSTEM_BUSY:
+                await self.clock.sleep(step.delay_s)
+            elif step.where is not Where.NAMED_LEADER:
                 await self.pause_for_leader(
                     broker_name, step.delay_s, topic=topic, failed=address, failed_term=term
                 )
@@ -575,6 +584,7 @@ class ClientInstance(ManagedScope):
         ):
             if kind is FailureKind.REDIRECTED:
                 self.counters.redirects_by_hint += 1
+            self._heartbeat_wanted.set()
             return kind
         if kind is FailureKind.REDIRECTED:
             # A hint that is old, or names the node that just denied it.
@@ -652,6 +662,7 @@ class ClientInstance(ManagedScope):
                         leader == address or (leader, term) != (failed, failed_term)
                     ):
                         self.leaders.learn(broker_name, leader, term, told_by=address)
+                        self._heartbeat_wanted.set()
                         look()
 
                 async def ask_name_server() -> None:

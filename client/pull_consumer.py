@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -183,6 +183,7 @@ class PullConsumer(ManagedScope):
             RequestCode.UPDATE_CONSUMER_OFFSET,
             UpdateConsumerOffsetHeader(self.group, queue.topic, queue.queue_id, offset),
             timeout_s=timeout_s,
+            more={"sync": "true"},  # ours: answer when it is in the log; others ignore it
         )
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
@@ -266,11 +267,21 @@ class PullConsumer(ManagedScope):
             await self._instance.route(topic)
 
     async def _ask(
-        self, queue: MessageQueue, code: RequestCode, header: Header, *, timeout_s: float = 10.0
+        self,
+        queue: MessageQueue,
+        code: RequestCode,
+        header: Header,
+        *,
+        timeout_s: float = 10.0,
+        more: Mapping[str, str] | None = None,
     ) -> RemotingCommand:
         await self._known(queue.topic)
         answer = await self._instance.ask_leader(
-            queue.broker_name, code, dict(header.encode()), topic=queue.topic, timeout_s=timeout_s
+            queue.broker_name,
+            code,
+            {**header.encode(), **(more or {})},
+            topic=queue.topic,
+            timeout_s=timeout_s,
         )
         if answer.code != ResponseCode.SUCCESS:
             raise RequestFailedError(

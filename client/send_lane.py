@@ -354,7 +354,9 @@ class SendLane:
             for lane, slot in moving:
                 if not slot.settled:
                     lane.offer(slot)
-        if staying and search:
+        if staying and code == ResponseCode.SYSTEM_BUSY:
+            await self._clock.sleep(delay_s)  # it leads; questions would only add to its load
+        elif staying and search:
             await self._instance.pause_for_leader(
                 self.broker_name,
                 delay_s,
@@ -436,6 +438,8 @@ class SendLane:
             if step.where is Where.OTHER_BROKER and other is not None:
                 slot.queue = other
                 lane = self._lane_of(other.broker_name)
+                await self._clock.sleep(step.delay_s)
+            elif code == ResponseCode.SYSTEM_BUSY:
                 await self._clock.sleep(step.delay_s)
             elif step.where is not Where.NAMED_LEADER:
                 await instance.pause_for_leader(

@@ -42,6 +42,22 @@ async def test_one_heartbeat_per_broker_every_30_s(autojump_clock: MockClock) ->
     assert beats[-1].command.ext == {}
 
 
+async def test_a_new_leader_hears_of_the_producer_at_once(autojump_clock: MockClock) -> None:
+    """Also when its connection was open before for something else."""
+    async with open_world() as world, world.client() as client:
+        group = world.groups["g"]
+        for broker in group.brokers:
+            await client.ask(broker.address, RequestCode.RAFT_STATUS)
+        async with Producer(client, "p") as producer:
+            await producer.send(Message("T", b"1"))
+            await trio.sleep(0.1)
+            assert group.brokers[0].count(RequestCode.HEART_BEAT) > 0
+            group.elect(2, register=False)
+            await producer.send(Message("T", b"2"))
+            await trio.sleep(0.1)
+            assert group.brokers[2].count(RequestCode.HEART_BEAT) > 0
+
+
 async def test_consumers_are_announced_to_followers_too(autojump_clock: MockClock) -> None:
     async with (
         open_world() as world,

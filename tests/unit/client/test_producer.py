@@ -50,6 +50,17 @@ async def test_sends_go_round_all_queues(autojump_clock: MockClock) -> None:
     assert sorted(q.queue_id for q in queues) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+async def test_many_senders_that_begin_at_once_ask_for_the_route_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        async with trio.open_nursery() as nursery:
+            for i in range(20):
+                nursery.start_soon(producer.send, Message("T", b"%d" % i))
+        assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
+        assert world.count(RequestCode.CAPABILITIES) == 1
+
+
 async def test_waiting_sends_leave_together_and_each_gets_its_own_result(
     autojump_clock: MockClock,
 ) -> None:
@@ -307,6 +318,63 @@ async def test_busy_is_retried_until_it_is_not(autojump_clock: MockClock) -> Non
         await producer.send(Message("T", b"x"))
         assert group.bodies() == [b"x"]
         assert broker.count(RequestCode.SEND_RECORDS) == 7
+        assert client.counters.leader_searches == 0
+
+
+async def test_a_busy_broker_is_not_asked_more_by_single_sends_and_reads(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        broker = world.groups["g"].brokers[0]
+        refusals = 3
+
+        def intercept(asked: RemotingCommand) -> Handled:
+            nonlocal refusals
+            refusals -= 1
+            return (
+                response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
+            )
+
+        broker.intercept = intercept
+        await producer.send(Message("T", b"x", delay_level=1))
+        assert broker.count(RequestCode.SEND_MESSAGE_V2) == 4
+        assert client.counters.leader_searches == 0
+
+
+async def test_a_failed_broker_is_avoided_while_latency_faults_are_on(
+    autojump_clock: MockClock,
+) -> None:
+    config = ProducerConfig(latency_fault_enable=True)
+    async with open_world(members=1) as world:
+        await world.add_group("h", 1, 10950)
+        async with world.client() as client, Producer(client, "p", config) as producer:
+            await producer.publish_queues("T")
+            broker = world.groups["g"].brokers[0]
+            broker.intercept = lambda asked: response_to(asked, 2, "busy", {})
+            for i in range(16):
+                await producer.send(Message("T", b"%d" % i))
+            assert broker.count(RequestCode.SEND_RECORDS) == 1
+            await trio.sleep(31)
+            broker.intercept = None
+            for i in range(16):
+                await producer.send(Message("T", b"%d" % i))
+            assert broker.count(RequestCode.SEND_RECORDS) > 1
+
+
+async def test_two_requests_may_be_under_way_when_asked_for(autojump_clock: MockClock) -> None:
+    config = ProducerConfig(requests_in_flight=2, max_request_records=5)
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p", config) as producer,
+    ):
+        world.groups["g"].brokers[0].delay_s = 1.0
+        await producer.publish_queues("T")
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for i in range(10):
+                nursery.start_soon(producer.send, Message("T", b"%d" % i))
+        assert trio.current_time() - began == pytest.approx(1.0)
 
 
 async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead(
