@@ -7,7 +7,7 @@ message by message. Answer: ``results`` = one [code, first queue offset, remark?
 ``phy_offset`` of the first stored record, ``store_host`` (8 bytes), ``store_time_ms``. Accepted
 runs stand in the log one behind the other.
 
-Spec: docs/formats/send_records.md.
+Spec: docs/own-requests.md.
 """
 
 from __future__ import annotations

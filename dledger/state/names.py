@@ -1,6 +1,6 @@
 """Names with a meaning of their own, and the topics and groups a broker is born with.
 
-Spec: docs/formats/state.md; RocketMQ's TopicConfigManager.
+Spec: docs/state.md; RocketMQ's TopicConfigManager.
 """
 
 from __future__ import annotations

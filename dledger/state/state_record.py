@@ -3,7 +3,7 @@
 A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
 subscription groups, 2 consumer offsets, 3 the progress of delayed delivery.
 
-Spec: docs/formats/state.md.
+Spec: docs/state.md.
 """
 
 from __future__ import annotations
