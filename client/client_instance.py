@@ -116,12 +116,14 @@ class ClientCounters:
         route_refreshes: Routes asked of a NameServer.
         redirects_by_hint: Requests that followed the leader a "not leader" answer named.
         leader_searches: Rounds in which all members of a group were asked.
+        leaders_found: Of these, those in which a member named another leader than before.
         heartbeats: Heartbeats answered.
     """
 
     route_refreshes: int = 0
     redirects_by_hint: int = 0
     leader_searches: int = 0
+    leaders_found: int = 0
     heartbeats: int = 0
 
 
@@ -228,6 +230,7 @@ class ClientInstance(ManagedScope):
         self._members: dict[str, dict[int, str]] = {}
         self._links: dict[str, Link] = {}
         self._opening: dict[str, trio.Lock] = {}
+        self._not_ready: dict[str, str] = {}
         self._fetching: dict[str, trio.Lock] = {}
         self._searches: dict[str, trio.Event] = {}
         self._heartbeat_wanted = trio.Event()
@@ -577,6 +580,10 @@ class ClientInstance(ManagedScope):
     def note_refusal(self, broker_name: str, address: str, answer: RemotingCommand) -> FailureKind:
         """Learn what a refusing answer says about the leader; return what kind of failure it is."""
         kind, hint, term = failure_of_answer(answer)
+        if hint == address and self.leaders.learn(broker_name, address, term, told_by=address):
+            # Elected, but it has not applied the entry of its own term yet: a matter of moments.
+            self._not_ready[broker_name] = address
+            return FailureKind.NOT_LEADER if kind is FailureKind.REDIRECTED else kind
         if (
             hint
             and hint != address
@@ -613,6 +620,9 @@ class ClientInstance(ManagedScope):
             failed_term: The term known when it failed.
         """
         until = self.clock.monotonic() + delay_s
+        if failed is not None and self._not_ready.pop(broker_name, None) == failed:
+            await self.clock.sleep(delay_s)
+            return
         if failed is not None:
             self.leaders.suspect(broker_name, failed)
         search = self._searches.get(broker_name)
@@ -663,6 +673,8 @@ class ClientInstance(ManagedScope):
                     ):
                         self.leaders.learn(broker_name, leader, term, told_by=address)
                         self._heartbeat_wanted.set()
+                        if self._is_news(broker_name, failed, failed_term):
+                            self.counters.leaders_found += 1
                         look()
 
                 async def ask_name_server() -> None:

@@ -167,6 +167,29 @@ async def test_not_leader_is_followed_within_one_round_trip(autojump_clock: Mock
         assert client.counters.redirects_by_hint == 1
 
 
+async def test_a_new_leader_that_is_not_ready_is_asked_again_soon(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        group = world.groups["g"]
+        await producer.send(Message("T", b"1"))
+        group.elect(1, register=False)
+        refusals = 2
+
+        def intercept(asked: RemotingCommand) -> Handled:
+            nonlocal refusals
+            refusals -= 1
+            ext = {"outcome": "not_stored", "term": "2", "leaderAddr": group.brokers[1].address}
+            return response_to(asked, 14, "not yet", ext) if refusals >= 0 else None
+
+        group.brokers[1].intercept = intercept
+        began = trio.current_time()
+        await producer.send(Message("T", b"2"))
+        assert trio.current_time() - began == pytest.approx(0.02 + 0.04)
+        assert client.counters.leader_searches == 0
+        assert group.brokers[1].count(RequestCode.SEND_RECORDS) == 3
+
+
 async def test_ten_leader_changes_are_ten_hints(autojump_clock: MockClock) -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         group = world.groups["g"]
@@ -368,8 +391,8 @@ async def test_two_requests_may_be_under_way_when_asked_for(autojump_clock: Mock
         world.client() as client,
         Producer(client, "p", config) as producer,
     ):
+        await producer.send(Message("T", b"first"))
         world.groups["g"].brokers[0].delay_s = 1.0
-        await producer.publish_queues("T")
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for i in range(10):
