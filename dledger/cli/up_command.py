@@ -15,6 +15,9 @@ from dledger.cli.output import CliError, ExitCode, Output, note, print_json, pri
 
 WATCH_S = 0.5
 
+SEGMENT_BYTES = 64 << 20
+"""Three brokers share one disk and each reserves two segments: the default would take 6 GiB."""
+
 
 async def up(
     *,
@@ -41,7 +44,13 @@ async def up(
 
         ports = [port, *free_ports(2 * brokers)]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with local_cluster(where, brokers=brokers, ports=ports, progress=note) as cluster:
+        async with local_cluster(
+            where,
+            brokers=brokers,
+            ports=ports,
+            settings={"store.mapped_file_size_commit_log": SEGMENT_BYTES},
+            progress=note,
+        ) as cluster:
             await _announce(cluster, output)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, cluster)

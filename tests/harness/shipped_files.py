@@ -1,0 +1,88 @@
+"""The files that ship with the project, laid out for a test: own data folders, ports that are free.
+
+The ports stay as they are in the files when nobody uses them, as on a machine that just runs the
+tests; otherwise each is replaced by a free one, in the copies and in the commands.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dledger.cli.local_cluster import free_ports
+
+ROOT = Path(__file__).parents[2]
+NAMESRV_PORT = 9876
+DATA_FOLDERS = ("/tmp/dledger-three-nodes", "/tmp/rmqstore")
+_PORT = re.compile(r"(?:(?<=[:=])|(?<== ))(\d{4,5})\b")
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A folder that stands for the top of the repository.
+
+    Attributes:
+        root: Where ``examples`` lies.
+        namesrv_port: Port of the NameServer.
+    """
+
+    root: Path
+    ports: Mapping[int, int]
+
+    @property
+    def namesrv_port(self) -> int:
+        return self.ports[NAMESRV_PORT]
+
+    def adapt(self, text: str) -> str:
+        """Return *text* with the data folders and ports of this layout."""
+        for folder in DATA_FOLDERS:
+            text = text.replace(folder, str(self.root / "data" / Path(folder).name))
+        for port, other in self.ports.items():
+            text = re.sub(rf"\b{port}\b", str(other), text)
+        return text
+
+
+def lay_out_examples(root: Path) -> Shipped:
+    """Copy ``examples`` below *root* with data folders of its own."""
+    files = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
+    named = {NAMESRV_PORT} | {
+        int(port)
+        for path in files
+        for line in path.read_text().splitlines()
+        if not line.lstrip().startswith("#")
+        for port in _PORT.findall(line)
+    }
+    shipped = Shipped(root, _free(sorted(named)))
+    for path in files:
+        copy = root / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(shipped.adapt(path.read_text()))
+    (root / "data").mkdir(exist_ok=True)
+    return shipped
+
+
+def link_repository(root: Path, environment: Path) -> None:
+    """Put what commands at the top of the repository need into *root*."""
+    (root / ".venv").symlink_to(environment)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, root)
+
+
+def _free(ports: list[int]) -> dict[int, int]:
+    if all(map(_is_free, ports)):
+        return {port: port for port in ports}
+    return dict(zip(ports, free_ports(len(ports)), strict=True))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
