@@ -46,8 +46,8 @@ log = structlog.get_logger(__name__)
 APPLY_AT_ONCE_ENTRIES: Final = 64
 """Entries applied in one go before other tasks get their turn."""
 
-APPLY_AFTER_TURNS: Final = 4
-"""Turns of the scheduler a follower's apply gives away: flush, answer, send, and one to spare."""
+APPLY_AFTER_TURNS: Final = 2
+"""Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
 
 EXPIRE_INTERVAL_S: Final = 0.2
 """How often overdue proposals are looked for."""

@@ -80,10 +80,13 @@ class TrioClock:
 
 
 class SystemRng:
-    """Randomness from the operating system."""
+    """Randomness that nobody can predict at start: a generator seeded by the operating system.
+
+    Timers draw from it all the time, so a system call per number would be a waste.
+    """
 
     def __init__(self) -> None:
-        self._random = random.SystemRandom()
+        self._random = random.Random(random.SystemRandom().randbytes(32))
 
     def random(self) -> float:
         """Return a float in [0, 1)."""
@@ -350,7 +353,8 @@ class AdaptiveExecutor:
     def runs_inline(self, kind: str) -> bool:
         """Tell where the next work of *kind* would run."""
         measured = self._kinds.get(kind)
-        if measured is None or measured.threaded_s is None:
+        if measured is None or measured.threaded_s is None or measured.limiter.borrowed_tokens:
+            # Inline work must not overtake, nor run beside, work of its kind that is in a thread.
             return False
         if measured.inline_s is not None and measured.inline_s < self._inline_limit_s:
             return True
@@ -358,22 +362,28 @@ class AdaptiveExecutor:
             measured.inline_s is None or measured.runs_since_inline >= RUNS_BETWEEN_TRIALS
         )
 
-    async def run(self, work: Callable[[], T], *, kind: str) -> T:
-        """Run *work* to its end and return its result; errors pass through."""
+    def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* here and now and measure it."""
+        measured = self._known(kind)
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            measured.note_inline(time.perf_counter() - started, self._inline_limit_s)
+
+    def _known(self, kind: str) -> _Measured:
         measured = self._kinds.get(kind)
         if measured is None:
             measured = self._kinds[kind] = _Measured(trio.CapacityLimiter(THREADS_PER_KIND))
-        known = measured
+        return measured
 
-        # Inline work must not overtake, nor run beside, work of its kind that is in a thread.
+    async def run(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* to its end and return its result; errors pass through."""
+        known = self._known(kind)
         if self.runs_inline(kind):
             await trio.lowlevel.checkpoint()
             if not known.limiter.borrowed_tokens:
-                started = time.perf_counter()
-                try:
-                    return work()
-                finally:
-                    known.note_inline(time.perf_counter() - started, self._inline_limit_s)
+                return self.run_inline(work, kind=kind)
 
         def timed() -> T:
             started = time.perf_counter()

@@ -120,6 +120,12 @@ class Network(Protocol):
 class Executor(Protocol):
     """Runs blocking work. Decides by measuring whether a worker thread is worth its price."""
 
+    def runs_inline(self, kind: str) -> bool:
+        """Tell whether work of *kind* is known to be cheap enough for the event loop right now."""
+
+    def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* on the event loop, without a checkpoint, and measure it; see `runs_inline`."""
+
     async def run(self, work: Callable[[], T], *, kind: str) -> T:
         """Run *work* to its end and return its result; errors pass through.
 

@@ -14,21 +14,26 @@ from remoting.seams import Rng
 
 @dataclass(slots=True)
 class ElectionTimer:
-    """The deadline by which this member must have heard a leader."""
+    """The deadline by which this member must have heard a leader.
+
+    The share of chance in it is drawn when the timer restarts, not at every sign of life.
+    """
 
     timeout_s: float
     rng: Rng
+    patience: float = 1.0
     deadline_s: float = 0.0
     heard_s: float = -1e9
 
     def restart(self, now_s: float) -> None:
         """Wait one timeout, up to twice as long, from now on."""
-        self.deadline_s = now_s + self.timeout_s * (1.0 + self.rng.random())
+        self.patience = 1.0 + self.rng.random()
+        self.deadline_s = now_s + self.timeout_s * self.patience
 
     def heard_leader(self, now_s: float) -> None:
         """A leader of this term spoke."""
         self.heard_s = now_s
-        self.restart(now_s)
+        self.deadline_s = now_s + self.timeout_s * self.patience
 
     def lost_leader(self, now_s: float) -> None:
         """The leader's connections broke: do not wait for the timeout, but do not all rush."""

@@ -40,6 +40,9 @@ from remoting.seams import Clock, Executor, Rng
 
 log = structlog.get_logger(__name__)
 
+FLUSH: Final = "flush"
+"""Name under which the executor measures flushes of the log."""
+
 CONTROL_QUEUE_FRAMES: Final = 64
 """Heartbeats and votes waiting for a link, frames; older ones are dropped, Raft repeats them."""
 
@@ -201,6 +204,7 @@ class RaftNode:
         self._held: list[_Held] = []
         self._owed: _Owed | None = None
         self._settling = False
+        self._executor: Executor | None = None
         self.flushing = False
 
     # -- what the owner asks ---------------------------------------------------------------
@@ -284,19 +288,36 @@ class RaftNode:
         self._settling = True
         try:
             self._tick()
+            self._flush_at_once()
             self._on_settled()
         finally:
             self._settling = False
         self._release_held()
         self._release_acks()
-        if not (
-            self._term_vote.is_durable and self.journal.log.durable_index == self.journal.last_index
-        ):
+        if not self._term_vote.is_durable or self.journal.has_unflushed:
             self.flush_wake.set()
         if self.is_leader:
             for name, peer in self.peers.items():
                 if self.replicator.has_work(name):
                     peer.data_wake.set()
+
+    def _flush_at_once(self) -> None:
+        # A follower has nothing to do before its flush, and the leader waits for the answer. A
+        # leader's own flush comes after its sends: it runs beside those of the followers.
+        if (
+            self._executor is None
+            or self.is_leader
+            or self.flushing
+            or not self.settings.sync_flush
+            or not self._term_vote.is_durable
+            or not self.journal.has_unflushed
+            or not self._executor.runs_inline(FLUSH)
+        ):
+            return
+        ticket = self.journal.log.begin_flush()
+        if ticket is not None:
+            self._executor.run_inline(ticket.run, kind=FLUSH)
+            self.journal.log.complete_flush(ticket)
 
     def _tick(self) -> None:
         try:
@@ -420,6 +441,7 @@ class RaftNode:
             FlushFailedError: The disk said no: the node must stop.
         """
         entry_log, term_vote = self.journal.log, self._term_vote
+        self._executor = executor
         while True:
             await self.flush_wake.wait()
             if not term_vote.is_durable:
@@ -432,7 +454,7 @@ class RaftNode:
             if ticket is not None:
                 self.flushing = True
                 try:
-                    await executor.run(ticket.run, kind="flush")
+                    await executor.run(ticket.run, kind=FLUSH)
                 finally:
                     self.flushing = False
                 entry_log.complete_flush(ticket)

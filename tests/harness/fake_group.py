@@ -324,6 +324,13 @@ class InlineExecutor:
     def __init__(self) -> None:
         self.kinds: list[str] = []
 
+    def runs_inline(self, kind: str) -> bool:
+        return False
+
+    def run_inline(self, work: Callable[[], Any], *, kind: str) -> Any:
+        self.kinds.append(kind)
+        return work()
+
     async def run(self, work: Callable[[], Any], *, kind: str) -> Any:
         self.kinds.append(kind)
         await trio.lowlevel.checkpoint()

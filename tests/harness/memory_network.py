@@ -134,7 +134,13 @@ class NodeNetwork:
 
 
 class InlineExecutor:
-    """Runs everything at once, on the loop."""
+    """Runs everything on the loop, one turn later."""
+
+    def runs_inline(self, kind: str) -> bool:
+        return False
+
+    def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
+        return work()
 
     async def run(self, work: Callable[[], T], *, kind: str) -> T:
         await trio.lowlevel.checkpoint()
