@@ -53,6 +53,11 @@ class ConsumeQueueStore:
     )
 
     def __init__(self, disk: Disk, root: str, units_per_file: int = UNITS_PER_FILE) -> None:
+        """Find the queues below *root*.
+
+        Raises:
+            ForeignStoreError: Their files have another size.
+        """
         self._disk = disk
         self._root = root
         self.units_per_file = units_per_file
@@ -63,7 +68,7 @@ class ConsumeQueueStore:
         for topic in disk.list_dir(root):
             for name in disk.list_dir(f"{root}/{topic}"):
                 if name.isdecimal():
-                    self.queue(topic, int(name))
+                    self.queue(topic, int(name))._check()
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue; files are made when its first unit is put."""
@@ -197,6 +202,11 @@ class ConsumeQueue:
             for name in disk.list_dir(self._folder)
             if len(name) == _NAME_DIGITS and name.isdecimal()
         }
+
+    def _check(self) -> None:
+        # One file tells: files of two sizes never lie side by side.
+        for begin in sorted(self._begins)[:1]:
+            self._store._open(self._path(begin))
 
     def put(self, first_queue_offset: int, units: Units) -> None:
         """Write *units* at *first_queue_offset* and on, over whatever is there.

@@ -392,6 +392,8 @@ class Connection:
                 self._after_batch()
             if decoder.error is not None:
                 self._note_end(f"protocol error: {decoder.error}")
+                # What came before the bad bytes was asked for in earnest: it is answered.
+                self._draining = True
                 return await self._flush_at_end()
             if not decoder.pending_bytes:
                 frame_began_s = None
@@ -414,9 +416,12 @@ class Connection:
             await self._drained.park()
 
     async def _flush_at_end(self) -> None:
-        """Let answers go out to a peer that has only ended its sending side."""
+        """Let answers go out to a peer that has only ended its sending side.
+
+        When draining, answers that are still to come as well.
+        """
         with trio.move_on_after(FLUSH_AT_END_S):
-            while self._out_bytes and not self._closed:
+            while (self._out_bytes or (self._draining and self._in_flight)) and not self._closed:
                 await self._drained.park()
 
     def _take_response(self, response: RemotingCommand) -> None:

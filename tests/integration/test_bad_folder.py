@@ -1,0 +1,165 @@
+"""A data folder that is not this broker's: one clear line, and the folder stays as it was.
+
+Real processes. The folder is one that a broker filled and left cleanly; after each refusal it
+must be byte for byte the same, and its own broker must go on from it as after a clean stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from dledger.cli.local_cluster import LocalCluster, Node, lay_out
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 1 << 20,
+    "store.max_hash_slot_num": 1_000,
+    "store.max_index_num": 4_000,
+}
+BODIES = [b"%d" % number for number in range(50)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A NameServer that runs, and one broker that was filled and stopped."""
+    cluster = lay_out(tmp_path_factory.mktemp("bad-folder"), brokers=1, settings=SETTINGS)
+
+    async def fill() -> None:
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        await cluster.wait_healthy()
+        namesrvs = [cluster.namesrv_address]
+        await create_topic(namesrvs, "t", queues=1)
+        async with connect(namesrvs) as client, Producer(client, "p") as producer:
+            for body in BODIES:
+                await producer.send(Message("t", body))
+        assert await cluster.stop("n0") == 0
+
+    try:
+        trio.run(fill)
+        yield cluster
+    finally:
+        trio.run(cluster.stop_all)
+
+
+def store_of(node: Node) -> Path:
+    assert node.store_path is not None
+    return node.store_path
+
+
+def content(root: Path) -> dict[str, str]:
+    """Return the hash of every file below *root*."""
+    return {
+        str(path.relative_to(root)): hashlib.blake2b(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+async def refused_start(cluster: LocalCluster, *options: str) -> tuple[int | None, str]:
+    """Start the broker with other settings; return its exit status and its last line."""
+    node = cluster.brokers["n0"]
+    other = Node("other", node.address, (*node.arguments, *options), cluster.folder / "other.log")
+    other.log_path.unlink(missing_ok=True)
+    cluster.brokers["other"] = other
+    try:
+        await cluster.start("other")
+        assert other.process is not None
+        with trio.fail_after(20):
+            while other.process.poll() is None:
+                await trio.sleep(0.01)
+    finally:
+        await cluster.stop("other")
+        del cluster.brokers["other"]
+    return other.process.returncode, other.last_log_lines(1)
+
+
+async def goes_on_cleanly(cluster: LocalCluster) -> None:
+    """Start the folder's own broker: nothing is replayed, everything is there; stop it."""
+    await cluster.start("n0")
+    await cluster.wait_healthy()
+    lines = cluster.brokers["n0"].log_path.read_text().splitlines()
+    started = [x for x in map(json.loads, lines) if x["event"] == "broker_started"][-1]
+    assert (started["replayed"], started["unclean"]) == (0, False)
+    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
+        queues = await consumer.fetch_message_queues("t")
+        found = []
+        async for _, result in consumer.drain(queues):
+            found += [bytes(message.body) for message in result.messages]
+    assert found == BODIES
+    assert await cluster.stop("n0") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--set", "broker.cluster_name=Other"), ["DefaultCluster", "not to n0", "in Other"]),
+        (("--set", "raft.group=other"), ["member n0 of group broker-a", "of other"]),
+        (
+            ("--set", "raft.self_id=n7", "--set", "raft.peers=n7-127.0.0.1:1"),
+            ["belongs to member n0", "not to n7"],
+        ),
+        (
+            ("--set", "store.mapped_file_size_commit_log=2097152"),
+            ["segments of 1048576 bytes, not 2097152"],
+        ),
+        (
+            ("--set", "store.mapped_file_size_consume_queue=200"),
+            ["consumequeue/", "has 6000000 bytes in place of 200"],
+        ),
+        (("--set", "store.max_index_num=5000"), ["/index/", "made with other"]),
+    ],
+    ids=["cluster", "group", "member", "segment size", "consume queue size", "index size"],
+)
+async def test_a_folder_of_somebody_else_is_refused_and_left_as_it_was(
+    cluster: LocalCluster, options: tuple[str, ...], words: list[str]
+) -> None:
+    before = content(store_of(cluster.brokers["n0"]))
+    status, line = await refused_start(cluster, *options)
+    assert status == 1
+    assert line.startswith("error: ")
+    assert all(word in line for word in words), line
+    assert content(store_of(cluster.brokers["n0"])) == before
+    await goes_on_cleanly(cluster)
+
+
+async def test_a_second_process_on_a_folder_in_use_is_refused_and_disturbs_nobody(
+    cluster: LocalCluster,
+) -> None:
+    await cluster.start("n0")
+    await cluster.wait_healthy()
+    status, line = await refused_start(cluster, "--listen-port", "0")
+    assert status == 1
+    assert line.startswith("error: another process holds ")
+    async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
+        result = await producer.send(Message("still-there", b"x"))
+    assert result.queue_offset == 0
+    assert await cluster.stop("n0") == 0
+    await goes_on_cleanly(cluster)
+
+
+async def test_files_of_another_program_are_refused_and_left_as_they_were(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "store" / "commitlog" / "00000000000000000000"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"somebody else's" * 100)
+    status, line = await refused_start(cluster, "--store", str(tmp_path / "store"))
+    assert status == 1
+    assert "holds files of another program" in line
+    found = content(tmp_path / "store")
+    found.pop("lock", None)
+    assert list(found) == ["commitlog/00000000000000000000"]
+    assert foreign.read_bytes() == b"somebody else's" * 100

@@ -1,0 +1,439 @@
+"""Bad input to a real broker over real sockets: a clear error, and it serves on as before.
+
+One broker serves the whole module. After each test the same process must still store and give
+back a message, and the queues must hold what was acknowledged and nothing else. What is wrong
+with a data folder is in test_bad_folder.py, a full disk in test_full_disk.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+import trio
+
+from client.client_instance import ClientInstance
+from client.connect import connect
+from client.errors import (
+    MessageIllegalError,
+    OffsetIllegalError,
+)
+from client.message import Message
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from client.route import MessageQueue
+from commitlog.record import decode_record, encode_record
+from dledger.cli.local_cluster import LocalCluster, Node, lay_out
+from dledger.cli.probe import ask
+from dledger.cli.topic_command import create_topic
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, SerializeType, request
+from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
+from remoting.protocol.headers import SendMessageHeader
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "bad-input"
+QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+MAX_BODY_BYTES = 4 << 20
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 64 << 20,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+
+
+class World:
+    """The cluster, and what this module has been told is stored."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.acknowledged: list[bytes] = []
+        self.numbers = itertools.count()
+
+    @property
+    def node(self) -> Node:
+        return self.cluster.brokers["n0"]
+
+    @property
+    def address(self) -> str:
+        return self.node.address
+
+    async def send(self, body: bytes, topic: str = TOPIC, **ext: str) -> RemotingCommand:
+        """Send one message with RocketMQ's V2 header and return the answer."""
+        answer = await ask(self.address, 310, {**send_ext(topic), **ext}, body, timeout_s=10)
+        if answer.code == ResponseCode.SUCCESS and topic == TOPIC:
+            self.acknowledged.append(body)
+        return answer
+
+    def log_lines(self) -> list[dict[str, object]]:
+        text = self.node.log_path.read_text()
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def send_ext(topic: str = TOPIC) -> dict[str, str]:
+    header = SendMessageHeader("g", topic, "TBW102", 4, 0, 0, 1, 0, "")
+    return {name: str(value) for name, value in header.encode_v2().items()}
+
+
+def send_frame(body: bytes = b"never whole", opaque: int = 7) -> bytes:
+    command = request(310, send_ext(), body)
+    command.opaque = opaque
+    return encode_command(command)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    cluster = lay_out(tmp_path_factory.mktemp("bad-input"), brokers=1, settings=SETTINGS)
+
+    async def start() -> None:
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        await cluster.wait_healthy()
+        await create_topic([cluster.namesrv_address], TOPIC, queues=1)
+
+    try:
+        trio.run(start)
+        yield World(cluster)
+    finally:
+        trio.run(cluster.stop_all)
+
+
+@pytest.fixture(autouse=True)
+async def still_serves(world: World) -> AsyncIterator[None]:
+    """After each test: the same process stores and gives back all that was acknowledged."""
+    pid = world.node.pid
+    yield
+    assert (await world.send(b"after %d" % next(world.numbers))).code == ResponseCode.SUCCESS
+    assert world.node.running
+    assert world.node.pid == pid
+    assert await stored(world) == world.acknowledged
+    assert not [line for line in world.log_lines() if line["event"] == "handler_failed"]
+
+
+async def stored(world: World) -> list[bytes]:
+    """Read the queue from its begin to its end."""
+    found: list[bytes] = []
+    async with client_of(world) as client, PullConsumer(client, "readers") as consumer:
+        async for _, result in consumer.drain([QUEUE]):
+            found += [bytes(message.body) for message in result.messages]
+    return found
+
+
+def client_of(world: World) -> ClientInstance:
+    return connect([world.cluster.namesrv_address])
+
+
+async def connected(world: World) -> trio.SocketStream:
+    host, _, port = world.address.rpartition(":")
+    return await trio.open_tcp_stream(host, int(port))
+
+
+async def answer_on(stream: trio.SocketStream) -> RemotingCommand:
+    decoder = FrameDecoder()
+    with trio.fail_after(10):
+        while True:
+            commands = decoder.feed(await stream.receive_some(65536))
+            if commands:
+                return commands[0]
+
+
+async def closed_by_broker(stream: trio.SocketStream) -> bool:
+    """Wait until the broker ends the connection; nothing but the end may come."""
+    with trio.fail_after(10):
+        try:
+            return await stream.receive_some(65536) == b""
+        except trio.BrokenResourceError:
+            return True
+
+
+# ------------------------------------------------------------------------------ frames
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        struct.pack(">iI", MAX_FRAME_BYTES - 3, 20),
+        struct.pack(">iI", 0x7FFFFFFF, 20),
+        struct.pack(">iI", -1, 20),
+        struct.pack(">iI", 0, 0),
+        struct.pack(">iI", 40, 0x00FFFFFF) + bytes(40),
+        struct.pack(">iI", 40, 0x09000010) + bytes(40),
+        struct.pack(">iI", 40, 16) + b"{not json at all" + bytes(20),
+        b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n",
+        bytes.fromhex("16030100c8010000c40303") + bytes(200),
+        os.urandom(4096),
+    ],
+    ids=[
+        "one byte over 16 MiB",
+        "2 GiB",
+        "negative length",
+        "empty frame",
+        "header longer than frame",
+        "unknown header encoding",
+        "header is no JSON",
+        "HTTP",
+        "TLS without TLS",
+        "random",
+    ],
+)
+async def test_a_frame_that_is_none_ends_its_connection_only(world: World, garbage: bytes) -> None:
+    async with await connected(world) as good, await connected(world) as bad:
+        await bad.send_all(garbage)
+        assert await closed_by_broker(bad)
+        await good.send_all(send_frame(b"good"))
+        answer = await answer_on(good)
+        assert (answer.code, answer.opaque) == (ResponseCode.SUCCESS, 7)
+        world.acknowledged.append(b"good")
+    reasons = [x["reason"] for x in world.log_lines() if x["event"] == "connection_ends"]
+    assert any(str(reason).startswith("protocol error: ") for reason in reasons)
+
+
+async def test_an_oversized_frame_is_refused_before_its_body_is_sent(world: World) -> None:
+    """A peer cannot make the broker take in what it is going to refuse."""
+    async with await connected(world) as stream:
+        await stream.send_all(struct.pack(">iI", 1 << 30, 20))
+        assert await closed_by_broker(stream)
+
+
+@pytest.mark.parametrize("part", [1, 4, 7, 8, 100, -1])
+async def test_a_truncated_frame_stores_nothing(world: World, part: int) -> None:
+    frame = send_frame()
+    async with await connected(world) as stream:
+        await stream.send_all(frame[:part])
+        await stream.send_eof()
+        assert await closed_by_broker(stream)
+
+
+async def test_a_reset_in_the_middle_of_a_frame_stores_nothing(world: World) -> None:
+    stream = await connected(world)
+    await stream.send_all(send_frame()[:-3])
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await stream.aclose()
+
+
+async def test_a_frame_that_comes_byte_by_byte_is_served_and_delays_nobody(world: World) -> None:
+    """That it must be whole in time: test_frame_that_trickles_in_meets_the_same_deadline."""
+    frame = send_frame(b"slow")
+    async with await connected(world) as slow:
+        slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        for byte in frame[:-1]:
+            await slow.send_all(bytes([byte]))
+        assert (await world.send(b"fast")).code == ResponseCode.SUCCESS
+        await slow.send_all(frame[-1:])
+        assert (await answer_on(slow)).code == ResponseCode.SUCCESS
+        world.acknowledged.append(b"slow")
+
+
+async def test_garbage_behind_a_request_does_not_take_its_answer_away(world: World) -> None:
+    async with await connected(world) as stream:
+        await stream.send_all(send_frame(b"before garbage") + struct.pack(">iI", -5, 0))
+        answer = await answer_on(stream)
+        assert answer.code == ResponseCode.SUCCESS
+        world.acknowledged.append(b"before garbage")
+        assert await closed_by_broker(stream)
+
+
+# ------------------------------------------------------------------------------ requests
+
+
+async def test_an_unknown_code_is_answered_and_the_connection_goes_on(world: World) -> None:
+    async with await connected(world) as stream:
+        unknown = request(31_337, {"a": "b"})
+        unknown.opaque = 1
+        await stream.send_all(encode_command(unknown))
+        answer = await answer_on(stream)
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert answer.remark == " request type 31337 not supported"
+        assert answer.ext["outcome"] == "not_stored"
+        await stream.send_all(send_frame(b"same connection", opaque=2))
+        assert (await answer_on(stream)).code == ResponseCode.SUCCESS
+        world.acknowledged.append(b"same connection")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"e": "zero"}, {"e": "99999999999"}, {"g": ""}, {"b": ""}, {"h": "1.5"}],
+    ids=["queue id no number", "queue id too large", "no time", "no topic", "flag a fraction"],
+)
+async def test_a_bad_header_field_is_named_and_nothing_is_stored(
+    world: World, fields: dict[str, str]
+) -> None:
+    answer = await world.send(b"x", **fields)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark
+    assert answer.ext["outcome"] == "not_stored"
+
+
+@pytest.mark.parametrize("topic", ["../../etc/passwd", "a b", "a/b", "ü", "a\x01b", ".", "t" * 128])
+async def test_a_topic_with_bad_characters_is_refused(world: World, topic: str) -> None:
+    answer = await world.send(b"x", topic)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "topic" in (answer.remark or "")
+    assert answer.ext["outcome"] == "not_stored"
+    made = await ask(
+        world.address,
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        {
+            "topic": topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": "1",
+            "writeQueueNums": "1",
+            "perm": "6",
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+        },
+    )
+    assert made.code == ResponseCode.SYSTEM_ERROR
+    async with client_of(world) as client, Producer(client, "p") as producer:
+        with pytest.raises(MessageIllegalError) as refused:
+            await producer.send(Message(topic, b"x"))
+        assert refused.value.outcome == "not_stored"
+    assert world.node.store_path is not None
+    folders = {path.name for path in (world.node.store_path / "consumequeue").iterdir()}
+    assert all(name.isascii() and "/" not in name and len(name) < 128 for name in folders)
+
+
+async def test_a_body_over_four_mebibytes_is_refused_and_one_of_four_is_stored(
+    world: World,
+) -> None:
+    answer = await world.send(bytes(MAX_BODY_BYTES + 1))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert f"{MAX_BODY_BYTES + 1} bytes, at most {MAX_BODY_BYTES}" in (answer.remark or "")
+    assert answer.ext["outcome"] == "not_stored"
+    assert (await world.send(bytes(MAX_BODY_BYTES))).code == ResponseCode.SUCCESS
+    async with client_of(world) as client, Producer(client, "p") as producer:
+        with pytest.raises(MessageIllegalError, match="at most 4194304") as refused:
+            await producer.send(Message(TOPIC, bytes(MAX_BODY_BYTES + 1)))
+        assert refused.value.outcome == "not_stored"
+
+
+async def test_a_body_over_the_brokers_limit_is_refused_whoever_lets_it_pass(
+    world: World,
+) -> None:
+    """The SDK with another limit: both of its ways to send end at the broker's."""
+    config = ProducerConfig(max_message_bytes=8 << 20, compress_over_bytes=None)
+    body = os.urandom(MAX_BODY_BYTES + 1)
+    async with client_of(world) as client, Producer(client, "p", config) as producer:
+        with pytest.raises(MessageIllegalError, match="a body over 4194304 bytes") as refused:
+            await producer.send(Message(TOPIC, body))
+        assert refused.value.outcome == "not_stored"
+        with pytest.raises(MessageIllegalError, match="a body over 4194304 bytes"):
+            await producer.send_batch([Message(TOPIC, b"small"), Message(TOPIC, body)])
+
+
+def records_request(
+    records: list[bytes], runs: list[list[object]], sizes: list[int] | None = None
+) -> RemotingCommand:
+    table = np.array(sizes or [len(record) for record in records], ">u4").tobytes()
+    command = request(
+        RequestCode.SEND_RECORDS,
+        {"group": "g", "runs": runs, "default_topic_queue_nums": 4, "timeout_ms": 3000},
+        table + b"".join(records),
+        serialize=SerializeType.CBOR,
+    )
+    command.opaque = 3
+    return command
+
+
+def record(topic: str = TOPIC, queue_id: int = 0, body: bytes = b"mixed") -> bytes:
+    return encode_record(topic=topic, queue_id=queue_id, body=body, properties=b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        records_request([record(), record("another")], [[TOPIC, 0, 2]]),
+        records_request([record(), record(queue_id=1)], [[TOPIC, 0, 2]]),
+        records_request([record(), record()[:-1]], [[TOPIC, 0, 2]]),
+        records_request([record()] * 2, [[TOPIC, 0, 2]], sizes=[len(record()), 0]),
+        records_request([record(), b"\xff" * len(record())], [[TOPIC, 0, 2]]),
+        records_request([record(), record(body=b"x" * 5)[:-9] + b"y" * 9], [[TOPIC, 0, 2]]),
+    ],
+    ids=["topics", "queues", "cut", "size of nothing", "garbage", "CRC"],
+)
+async def test_a_batch_whose_records_are_not_what_it_says_is_refused_whole(
+    world: World, command: RemotingCommand
+) -> None:
+    async with await connected(world) as stream:
+        await stream.send_all(encode_command(command))
+        answer = await answer_on(stream)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert answer.ext["outcome"] == "not_stored"
+
+
+async def test_a_batch_with_mixed_topics_is_refused_before_it_is_sent(world: World) -> None:
+    async with client_of(world) as client, Producer(client, "p") as producer:
+        with pytest.raises(MessageIllegalError) as refused:
+            await producer.send_batch([Message(TOPIC, b"1"), Message("another", b"2")])
+        assert refused.value.outcome == "not_stored"
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0", b"\xff" * 64, struct.pack(">i", 1 << 30)], ids=repr)
+async def test_a_batch_that_cannot_be_read_is_refused_whole(world: World, body: bytes) -> None:
+    answer = await ask(world.address, 320, {**send_ext(), "m": "true"}, body)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert answer.ext["outcome"] == "not_stored"
+
+
+# ------------------------------------------------------------------------------ offsets
+
+
+@pytest.mark.parametrize("offset", [-1, -(1 << 63), 1_000_000, (1 << 63) - 1])
+async def test_a_pull_outside_the_queue_says_where_to_go_on(world: World, offset: int) -> None:
+    async with client_of(world) as client, PullConsumer(client, "readers") as consumer:
+        await world.send(b"one at least")
+        with pytest.raises(OffsetIllegalError) as refused:
+            await consumer.pull(QUEUE, offset, timeout_s=0)
+        assert refused.value.min_offset == 0
+        assert refused.value.max_offset == len(world.acknowledged)
+        assert refused.value.next_begin_offset == (0 if offset < 0 else len(world.acknowledged))
+    ext = {
+        "consumerGroup": "readers",
+        "topic": TOPIC,
+        "queueId": "0",
+        "queueOffset": str(offset),
+        "maxMsgNums": "32",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "0",
+    }
+    answer = await ask(world.address, RequestCode.PULL_MESSAGE, ext)
+    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
+    beyond = await ask(world.address, RequestCode.PULL_MESSAGE, {**ext, "queueId": "9"})
+    assert beyond.code == ResponseCode.INVALID_PARAMETER
+    unknown = await ask(world.address, RequestCode.PULL_MESSAGE, {**ext, "topic": "nobody-made-it"})
+    assert unknown.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 1, 73, 1 << 20, (1 << 63) - 1])
+async def test_a_view_of_what_is_no_message_is_refused(world: World, offset: int) -> None:
+    answer = await ask(
+        world.address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset), "topic": TOPIC}
+    )
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == f"can not find message by the offset, {offset}"
+
+
+async def test_a_view_beside_a_message_is_refused_and_of_it_answered(world: World) -> None:
+    async with client_of(world) as client, Producer(client, "p") as producer:
+        at = (await producer.send(Message(TOPIC, b"viewed"))).phy_offset
+    world.acknowledged.append(b"viewed")
+    for beside in (at - 1, at + 1, at + 40):
+        answer = await ask(
+            world.address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(beside), "topic": TOPIC}
+        )
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+    answer = await ask(
+        world.address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(at), "topic": TOPIC}
+    )
+    assert bytes(decode_record(answer.body).body) == b"viewed"
