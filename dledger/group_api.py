@@ -56,6 +56,17 @@ class LogReader(Protocol):
     def end_position(self) -> int:
         """Byte after the last entry."""
 
+    @property
+    def first_index(self) -> int:
+        """Index of the first entry kept."""
+
+    def frame(self, index: int) -> memoryview:
+        """Return a whole entry.
+
+        Raises:
+            OffsetOutOfRangeError: Not in the log.
+        """
+
     def record_at(self, phy_offset: int) -> memoryview:
         """Return one record.
 

@@ -15,6 +15,7 @@ from commitlog.record import (
 )
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.names_check import check_group_name
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
@@ -129,7 +130,8 @@ class OffsetsProcessor:
         group = self._group
         if group.leadership is None:
             raise not_leader(group)
-        if self._topics.config(header.topic) is None:
+        config = self._topics.config(header.topic)
+        if config is None:
             raise RefusedError(Condition.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
         if self._topics.subscription_group_or_default(header.consumer_group) is None:
             raise RefusedError(
@@ -138,6 +140,13 @@ class OffsetsProcessor:
         # Clients send -1 for queues they have not touched: nothing to keep, nothing wrong.
         if header.commit_offset < 0 or header.queue_id < 0:
             return response_to(command)
+        check_group_name(header.consumer_group)
+        if header.queue_id >= config.queue_nums:
+            raise RefusedError(
+                Condition.INVALID_QUEUE,
+                f"queueId[{header.queue_id}] is illegal, {header.topic} has "
+                f"{config.queue_nums} queues",
+            )
         key = (header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         if command.ext.get("sync") not in (True, "true"):
             self._offsets.commit(*key)

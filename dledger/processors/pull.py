@@ -22,6 +22,7 @@ from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import ClientTable
 from dledger.processors.get_message import GetStatus, MessageRange, ReadLimits, find_messages
 from dledger.processors.held_pulls import Held, HeldPulls
+from dledger.processors.names_check import check_group_name
 from dledger.processors.refusal import RefusedError, not_leader, refusal
 from dledger.processors.subscription import TagCodes, is_tag_type, parse_tags
 from dledger.services.offset_commits import OffsetCommits
@@ -212,6 +213,8 @@ class PullProcessor:
 
     def _check_group(self, group_name: str, leading: bool) -> None:
         known = self._topics.subscription_group(group_name)
+        if known is None:
+            check_group_name(group_name)
         config = known or self._topics.subscription_group_or_default(group_name)
         if config is None:
             raise RefusedError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from commitlog.entry import parse_header
 from dledger.group_api import BrokerGroup
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.services.delay_level import queue_of_level
@@ -19,6 +20,9 @@ from remoting.processor import Handled
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
 from remoting.seams import Clock
+
+EARLIEST_LOOK_ENTRIES = 100
+"""Entries looked at for the first message; beyond it the log counts as empty."""
 
 VERSION_DESC = "V4_9_7"
 """The RocketMQ version this broker's `response.version` stands for."""
@@ -51,6 +55,17 @@ class RuntimeInfoProcessor:
         """Return the table."""
         return response_to(command, 0, None, None, KVTable(table=self._table()).encode())
 
+    def _earliest_ms(self) -> int:
+        """Return the store time of the first message kept, -1 when there is none."""
+        log, last = self._group.log, self._group.state.applied_index
+        first = log.first_index
+        # No-ops stand alone between reigns: messages come within a few entries.
+        for index in range(first, min(last, first + EARLIEST_LOOK_ENTRIES) + 1):
+            header = parse_header(log.frame(index))
+            if header.record_count:
+                return header.store_time_ms
+        return -1
+
     def _table(self) -> dict[str, str]:
         group, state, rates = self._group, self._group.state, self._throughput
         up_ms = max(0, self._clock.wall_ms() - self._boot_ms)
@@ -73,7 +88,7 @@ class RuntimeInfoProcessor:
             "commitLogMaxOffset": str(state.applied_end_position),
             "commitLogDiskRatio": f"{self._disk_ratio():.4f}",
             "dispatchBehindBytes": str(max(0, group.log.end_position - state.applied_end_position)),
-            "earliestMessageTimeStamp": "-1",
+            "earliestMessageTimeStamp": str(self._earliest_ms()),
             "raftTerm": str(group.term),
             "raftAppliedIndex": str(state.applied_index),
         }

@@ -36,5 +36,9 @@ def parse_tags(expression: str | None) -> TagCodes | None:
 
 
 def codes_array(codes: Iterable[int]) -> TagCodes:
-    """Return tag hashes as a pull compares them with consume queue units."""
-    return np.array(sorted(set(codes)), dtype=np.int64)
+    """Return tag hashes as a pull compares them with consume queue units.
+
+    Java's hashes have 32 bits; whatever a client sends is read as such.
+    """
+    signed = {((code & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000 for code in codes}
+    return np.array(sorted(signed), dtype=np.int64)

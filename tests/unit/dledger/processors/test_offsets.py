@@ -133,6 +133,16 @@ def test_negative_offsets_are_ignored_and_answered_ok(filled: Broker) -> None:
     assert filled.processors.offsets.offset("g", "T", 0) is None
 
 
+@pytest.mark.parametrize(("changes", "code"), [({"queueId": 4}, 29), ({"consumerGroup": "a/b"}, 1)])
+def test_commits_that_name_nothing_real_are_not_kept(
+    filled: Broker, changes: dict[str, Any], code: int
+) -> None:
+    response = update(filled, 1, **changes)
+    assert (response.code, response.ext["outcome"]) == (code, "not_stored")
+    filled.processors.offsets.flush()
+    assert filled.group.waiting == 0
+
+
 def test_commits_for_unknown_topics_and_groups_are_refused(
     group: FakeGroup, clock: ManualClock
 ) -> None:

@@ -200,6 +200,13 @@ def test_the_heartbeat_subscription_counts_without_bit_4(broker: Broker) -> None
     assert found(pull(broker, sysFlag=0, subVersion=7, subscription=None)) == [b"0A"]
 
 
+def test_codes_are_read_as_java_hashes_whatever_their_width(broker: Broker) -> None:
+    tagged(broker, "A", "B")
+    data = SubscriptionData("T", "A", code_set=[tags_code("A") + (1 << 70)])
+    heartbeat(broker, data)
+    assert found(pull(broker, sysFlag=0, subscription=None)) == [b"0A"]
+
+
 def test_a_subscription_without_codes_is_read_from_its_expression(broker: Broker) -> None:
     tagged(broker, "A", "B")
     heartbeat(broker, SubscriptionData("T", "B || X"))
@@ -211,6 +218,7 @@ def test_a_subscription_without_codes_is_read_from_its_expression(broker: Broker
 
 CHECKS: list[tuple[dict[str, Any], int, str]] = [
     ({"consumerGroup": "closed"}, 16, "not allowed to consume"),
+    ({"consumerGroup": "a/b"}, 1, "illegal characters"),
     ({"topic": "Nowhere"}, 17, "not exist"),
     ({"topic": "WriteOnly"}, 16, "forbidden"),
     ({"queueId": 4}, 29, "illegal"),

@@ -12,7 +12,7 @@ from remoting.processor import ProcessorTable
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
-from tests.harness.fake_group import batch_of
+from tests.harness.fake_group import EPOCH_MS, batch_of
 
 
 def test_a_message_is_seen_by_its_position(broker: Broker) -> None:
@@ -68,10 +68,15 @@ def test_runtime_info_has_what_mqadmin_reads(broker: Broker) -> None:
         assert len([float(number) for number in table[key].split()]) == 3
     assert float(table["putTps"].split()[0]) == pytest.approx(0.1)
     assert 0 <= float(table["commitLogDiskRatio"]) <= 1
-    assert int(table["earliestMessageTimeStamp"]) == -1
+    assert int(table["earliestMessageTimeStamp"]) == EPOCH_MS
     assert int(table["commitLogMaxOffset"]) == broker.group.state.applied_end_position
     assert table["scheduleMessageOffset_3"] == "0,0"
     assert table["brokerVersionDesc"] == "V4_9_7"
+
+
+def test_an_empty_broker_has_no_earliest_message(broker: Broker) -> None:
+    response = broker.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert KVTable.decode(response.body).table["earliestMessageTimeStamp"] == "-1"
 
 
 def test_every_code_has_one_handler(broker: Broker) -> None:
