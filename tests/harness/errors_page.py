@@ -1,0 +1,126 @@
+"""The tables of ``docs/errors.md``, read off the code: ``python -m tests.harness.errors_page``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import client.errors
+import dledger.errors
+import namesrv.errors
+import remoting.errors
+from client.errors import ClientError
+from commitlog.errors import MQError
+from remoting.errors import ConnectionLostError
+from remoting.protocol.outcome import ANSWERS, Condition, condition_of
+from tests.harness.shipped_files import ROOT
+
+PAGE: Final = ROOT / "docs" / "errors.md"
+MODULES: Final = (client.errors, dledger.errors, namesrv.errors, remoting.errors)
+
+WHEN: Final = {
+    Condition.STORED: "done; for a send: in the log, on a majority",
+    Condition.FLUSH_DISK_TIMEOUT: "from RocketMQ's brokers only",
+    Condition.SLAVE_NOT_AVAILABLE: "from RocketMQ's brokers only",
+    Condition.FLUSH_SLAVE_TIMEOUT: "from RocketMQ's brokers only",
+    Condition.QUORUM_TIMEOUT: "no majority within `propose_timeout_ms`",
+    Condition.LEADERSHIP_LOST: "leadership or patience ended before a majority had it",
+    Condition.INTERNAL_ERROR: "an error outside this table; see the broker's log",
+    Condition.NOT_LEADER: "another broker leads; `leaderAddr` and `term` say which",
+    Condition.SHUTTING_DOWN: "the broker is stopping",
+    Condition.NOT_READY: "the server has just started, or waits for something",
+    Condition.DISK_FULL: "no space for the bytes",
+    Condition.PENDING_FULL: "`max_pending_bytes` wait for a majority",
+    Condition.BUSY: "too many requests of this kind are open",
+    Condition.MESSAGE_ILLEGAL: "topic, size, properties or batch break a rule",
+    Condition.BAD_REQUEST: "a field or the body is not what the request's code says",
+    Condition.NOT_SUPPORTED: "nobody here handles this request code",
+    Condition.NO_PERMISSION: "the topic, the broker or a setting forbids it",
+    Condition.TOPIC_NOT_EXIST: "no such topic, and it may not be created",
+    Condition.GROUP_NOT_EXIST: "no such consumer group, and it may not be created",
+    Condition.INVALID_QUEUE: "the topic has no such queue",
+    Condition.SUBSCRIPTION_ILLEGAL: "the filter expression cannot be read",
+    Condition.SUBSCRIPTION_NOT_EXIST: "the group's heartbeat has not come yet",
+    Condition.SUBSCRIPTION_NOT_LATEST: "the group's heartbeat is older than the request",
+    Condition.NOT_FOUND: "no message, offset or entry there",
+    Condition.OFFSET_MOVED: "the offset is outside the queue; the answer says where to go on",
+}
+
+
+def conditions() -> str:
+    """Return the table condition → code → outcome."""
+    rows = ["| condition | code | outcome | retriable | when |", "|---|---|---|---|---|"]
+    for condition, (code, outcome, retriable) in ANSWERS.items():
+        rows.append(
+            f"| `{condition}` | {int(code)} {code.name} | {outcome} | {_yes(retriable)} "
+            f"| {WHEN[condition]} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def client_errors() -> str:
+    """Return the table of what the SDK raises."""
+    rows = ["| error | outcome | retriable | means |", "|---|---|---|---|"]
+    for kind in _below(ClientError):
+        rows.append(
+            f"| `{kind.__name__}` | {kind.outcome} | {_yes(kind.retriable)} | {_about(kind)} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def daemon_errors() -> str:
+    """Return the table of what is raised inside daemons, and how a client is told."""
+    rows = ["| error | told as | outcome | means |", "|---|---|---|---|"]
+    for kind in _below(MQError):
+        if issubclass(kind, ClientError):
+            continue
+        outcome = (
+            "unknown once sent, else not_stored" if kind is ConnectionLostError else kind.outcome
+        )
+        rows.append(
+            f"| `{kind.__module__}.{kind.__name__}` | `{condition_of(kind.__new__(kind))}` "
+            f"| {outcome} | {_about(kind)} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+TABLES: Final = {
+    "conditions": conditions,
+    "client errors": client_errors,
+    "daemon errors": daemon_errors,
+}
+
+
+def with_tables(page: str) -> str:
+    """Return *page* with the present tables between its marks."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{table()}\n{end}{after}"
+    return page
+
+
+def _below(root: type[MQError]) -> Iterator[type[MQError]]:
+    seen: dict[type[MQError], None] = {}
+    for kind in root.__subclasses__():
+        seen.update(dict.fromkeys([kind, *_below(kind)]))
+    packages = ("client", "dledger", "namesrv", "remoting", "commitlog")
+    for kind in seen:
+        if kind.__module__.endswith(".errors") and kind.__module__.split(".")[0] in packages:
+            yield kind
+
+
+def _about(kind: type[MQError]) -> str:
+    lines = (kind.__doc__ or "").strip().splitlines()
+    return lines[0].replace("|", "\\|")
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"writing {PAGE}\n")
+    PAGE.write_text(with_tables(PAGE.read_text()))

@@ -1,0 +1,27 @@
+"""docs/errors.md says what the code does."""
+
+from __future__ import annotations
+
+from remoting.protocol.outcome import ANSWERS, Condition
+from tests.harness.errors_page import PAGE, WHEN, client_errors, daemon_errors, with_tables
+
+
+def test_the_page_has_the_present_tables() -> None:
+    page = PAGE.read_text()
+    assert page == with_tables(page), "run: .venv/bin/python -m tests.harness.errors_page"
+
+
+def test_each_condition_has_an_answer_and_an_explanation() -> None:
+    assert set(ANSWERS) == set(Condition) == set(WHEN)
+
+
+def test_errors_of_every_package_are_there() -> None:
+    assert "| `UnknownOutcomeError` | unknown | yes |" in client_errors()
+    table = daemon_errors()
+    for row in (
+        "| `dledger.errors.NotLeaderError` | `not_leader` | not_stored |",
+        "| `remoting.errors.BusyError` | `busy` | not_stored |",
+        "| `namesrv.errors.SettingLockedError` | `no_permission` | not_stored |",
+        "| `commitlog.errors.FlushFailedError` | `internal_error` | unknown |",
+    ):
+        assert row in table
