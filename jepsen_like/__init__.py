@@ -1,0 +1,1 @@
+"""Proof by attack: simulation, fault plans, histories, checkers and planted defects."""

@@ -1,0 +1,101 @@
+"""What a checker says: valid, invalid or unknown, and for each violation its witnesses.
+
+Unknown is no pass: a checker that saw nothing, or broke, has proved nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+
+Validity = Literal["valid", "invalid", "unknown"]
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """One broken promise.
+
+    Attributes:
+        name: Which anomaly, by the name it has in docs/simulation.md.
+        subject: Where, e.g. ``orders/3``.
+        detail: One sentence a person can act on.
+        operations: Op ids of the witnesses, as few as prove it.
+        checker: Who says so.
+        at_ns: When it showed, on the history's clock.
+    """
+
+    name: str
+    subject: str
+    detail: str
+    operations: tuple[int, ...] = ()
+    checker: str = ""
+    at_ns: int = 0
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What one checker, or all of them, found.
+
+    Attributes:
+        checker: Its name.
+        validity: The answer.
+        violations: At most a few of each kind; `counts` has how many there were.
+        counts: What was looked at.
+        reason: Why it is unknown.
+    """
+
+    checker: str
+    validity: Validity
+    violations: tuple[Violation, ...] = ()
+    counts: dict[str, int] = {}
+    reason: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether everything that was promised was found kept."""
+        return self.validity == "valid"
+
+
+def judge(
+    checker: str, violations: Iterable[Violation], counts: dict[str, int], *, looked_at: int
+) -> Verdict:
+    """Return the verdict of a checker that ran to its end.
+
+    Args:
+        looked_at: How many facts could have shown a violation; none of them: unknown.
+    """
+    found = tuple(msgspec.structs.replace(violation, checker=checker) for violation in violations)
+    if found:
+        return Verdict(checker, "invalid", found, counts)
+    if looked_at == 0:
+        return Verdict(checker, "unknown", (), counts, "nothing to check")
+    return Verdict(checker, "valid", (), counts)
+
+
+def checked(checker: str, run: Callable[[], Verdict]) -> Verdict:
+    """Return what *run* says; unknown, with the error, when it breaks."""
+    try:
+        return run()
+    except Exception as error:  # noqa: BLE001  # a checker that breaks proves nothing, and says so
+        return Verdict(checker, "unknown", reason=f"{type(error).__name__}: {error}")
+
+
+def merge(verdicts: Iterable[Verdict], *, name: str = "all") -> Verdict:
+    """Return one verdict: invalid beats unknown beats valid."""
+    every = list(verdicts)
+    validity: Validity = "valid"
+    if any(verdict.validity == "invalid" for verdict in every):
+        validity = "invalid"
+    elif not every or any(verdict.validity == "unknown" for verdict in every):
+        validity = "unknown"
+    counts: dict[str, int] = {}
+    for verdict in every:
+        for key, count in verdict.counts.items():
+            counts[f"{verdict.checker}.{key}"] = count
+    return Verdict(
+        name,
+        validity,
+        tuple(violation for verdict in every for violation in verdict.violations),
+        counts,
+        "; ".join(f"{v.checker}: {v.reason}" for v in every if v.reason),
+    )

@@ -1,0 +1,1 @@
+"""What clients and faults did, one row each: schema, outcomes, file format. Pure."""

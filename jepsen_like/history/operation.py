@@ -1,0 +1,219 @@
+"""The rows of a history: every attempt of a client, every fault, every look at a replica.
+
+All stamps are integer nanoseconds of one monotonic clock. A call is stamped before its bytes are
+handed to the network, a return after the answer is parsed; equal stamps count as overlapping.
+An operation that ended in no answer has no return: `NEVER`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, unique
+from typing import Final
+
+import msgspec
+
+NEVER: Final = (1 << 63) - 1
+"""Return stamp of an operation whose answer never came; also "no bound" in the checkers."""
+
+NOTHING: Final = -1
+"""An integer field that says nothing."""
+
+CLIENT_BITS: Final = 40
+"""A value is ``client << CLIENT_BITS | counter``: unique per attempt within a run."""
+
+
+@unique
+class F(IntEnum):
+    """What an operation asked for."""
+
+    SEND = 0
+    PULL = 1
+    MAX_OFFSET = 2
+    MIN_OFFSET = 3
+    COMMIT = 4
+    FETCH_COMMIT = 5
+    LOCK = 6
+    UNLOCK = 7
+    HALF = 8
+    END_TRANSACTION = 9
+    CHECK = 10
+    NEMESIS = 11
+
+
+@unique
+class Outcome(IntEnum):
+    """How an operation ended, as its caller may rely on it."""
+
+    OK = 0
+    INFO = 1
+    """It may or may not have happened, then or later."""
+    FAIL = 2
+    """It certainly did not happen and never will."""
+
+
+@unique
+class Level(IntEnum):
+    """What a read was promised."""
+
+    LINEARIZABLE = 0
+    LOCAL = 1
+    """A follower's or otherwise old answer: values must agree, times prove nothing."""
+
+
+class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """One attempt of one client.
+
+    Attributes:
+        op_id: Unique within the run, in the order of the calls.
+        parent_op_id: The logical operation this is an attempt of; its own id when it is the first.
+        process: Logical client. One that saw an `INFO` outcome is retired.
+        node: Broker addressed, `NOTHING` when the SDK chose.
+        f: See `F`.
+        outcome: See `Outcome`.
+        call_ns: Before the request left.
+        ret_ns: After the answer was parsed; `NEVER` for `INFO`.
+        topic: Topic, or an empty string.
+        queue: Queue id.
+        off: Offset returned by a send, asked for by a pull, committed or fetched.
+        cnt: Messages a pull found.
+        max_off: One past the last offset, as the answer says it.
+        min_off: First offset kept, as the answer says it.
+        value: What a send sent.
+        values: What a pull found at *off* and on, without a gap.
+        group: Consumer group.
+        token: Fencing token of a lock.
+        due_ns: When a delayed message is due, counted from its call.
+        txn: Transaction, the offset of its half message.
+        decision: Of a transaction.
+        status: Status of the answer as it came, for another classification later.
+        err: Class of the error as it came.
+        level: See `Level`.
+        range_hash: Hash of *values* where they are not kept.
+    """
+
+    op_id: int
+    parent_op_id: int
+    process: int
+    node: int
+    f: int
+    outcome: int
+    call_ns: int
+    ret_ns: int
+    topic: str = ""
+    queue: int = NOTHING
+    off: int = NOTHING
+    cnt: int = 0
+    max_off: int = NOTHING
+    min_off: int = NOTHING
+    value: int = NOTHING
+    values: tuple[int, ...] = ()
+    group: str = ""
+    token: int = NOTHING
+    due_ns: int = NOTHING
+    txn: int = NOTHING
+    decision: int = NOTHING
+    status: int = NOTHING
+    err: str = ""
+    level: int = 0
+    range_hash: int = 0
+
+
+class Event(msgspec.Struct, array_like=True, tag=2, gc=False):
+    """A fault, its healing, a change of role, an end of a process.
+
+    Attributes:
+        at_ns: When it was done.
+        end_ns: When doing it had ended.
+        kind: What was done, e.g. ``power_cut``.
+        target: What the plan named, e.g. ``leader``.
+        node: What that was at that moment, e.g. ``n1``.
+        detail: What else a person wants to know.
+    """
+
+    at_ns: int
+    end_ns: int
+    kind: str
+    target: str = ""
+    node: str = ""
+    detail: str = ""
+
+
+class ReplicaRead(msgspec.Struct, array_like=True, tag=3, gc=False):
+    """One queue as one replica holds it, read from its own files when the run was over.
+
+    Attributes:
+        at_ns: When.
+        node: Which replica.
+        topic: Topic.
+        queue: Queue id.
+        min_off: First offset kept.
+        values: From *min_off* on, without a gap; `NOTHING` for a message that is no workload's.
+    """
+
+    at_ns: int
+    node: str
+    topic: str
+    queue: int
+    min_off: int
+    values: tuple[int, ...]
+
+
+class ReplicaState(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """How far a replica is and what its log and tables are, by checksum.
+
+    Attributes:
+        at_ns: When.
+        node: Which replica.
+        applied_index: Last entry applied.
+        chain: Chain checksum of the log at that entry.
+        tables: Digest of the state tables there.
+    """
+
+    at_ns: int
+    node: str
+    applied_index: int
+    chain: int
+    tables: str
+
+
+class RunHeader(msgspec.Struct, array_like=True, tag=0):
+    """The first record of a history file.
+
+    Attributes:
+        run_id: Names the run; a partition of the table later.
+        seed: All randomness of the run came from it.
+        plan: The plan as JSON.
+        versions: What ran.
+    """
+
+    run_id: str
+    seed: int = 0
+    plan: str = ""
+    versions: dict[str, str] = {}
+
+
+Row = RunHeader | Operation | Event | ReplicaRead | ReplicaState
+
+
+class History(msgspec.Struct):
+    """A whole history in memory."""
+
+    header: RunHeader
+    operations: list[Operation] = []
+    events: list[Event] = []
+    replica_reads: list[ReplicaRead] = []
+    replica_states: list[ReplicaState] = []
+
+    def add(self, row: Row) -> None:
+        """Put *row* where it belongs."""
+        match row:
+            case Operation():
+                self.operations.append(row)
+            case Event():
+                self.events.append(row)
+            case ReplicaRead():
+                self.replica_reads.append(row)
+            case ReplicaState():
+                self.replica_states.append(row)
+            case RunHeader():
+                self.header = row

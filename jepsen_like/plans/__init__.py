@@ -1,0 +1,1 @@
+"""Fault plans as data: steps, encoding, random plans, shrinking."""

@@ -1,0 +1,1 @@
+"""The whole cluster inside one process on virtual time, repeatable from one seed."""

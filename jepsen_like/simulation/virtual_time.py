@@ -1,0 +1,176 @@
+"""Virtual time for one `trio.run`: it stands still while anything runs, then jumps.
+
+All timers of the simulation stand in one heap here, outside trio's own: a timer is then a heap
+entry and a call, not a task, and it can be held back while its node is paused. Trio asks the clock
+how long to sleep whenever no task can run; the answer is to move the time to the next timer or
+deadline and not to sleep at all.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from typing import Any, Final, TypeVar
+
+import trio
+import trio._core._run as scheduler
+
+T = TypeVar("T")
+
+START_S: Final = 1000.0
+"""Where time begins: above zero, because deadlines are often times minus something."""
+
+
+class SimulationError(Exception):
+    """The simulation itself cannot go on; says nothing about the simulated."""
+
+
+class Timer:
+    """One thing that will happen; `cancel` makes it nothing."""
+
+    __slots__ = ("argument", "call")
+
+    def __init__(self, call: Callable[[Any], object], argument: object) -> None:
+        self.call: Callable[[Any], object] | None = call
+        self.argument: object = argument
+
+    def cancel(self) -> None:
+        """Let it not happen. Idempotent."""
+        self.call = None
+        self.argument = None
+
+
+class VirtualTime(trio.abc.Clock):
+    """The clock of a whole run.
+
+    Attributes:
+        now_s: Seconds of virtual time; starts at `START_S`.
+        timers_fired: How many timers have gone off.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = START_S
+        self.timers_fired = 0
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._count = 0
+
+    # -- what trio asks --------------------------------------------------------------------
+
+    def start_clock(self) -> None:
+        """Nothing to start."""
+
+    def current_time(self) -> float:
+        """Return seconds of virtual time."""
+        return self.now_s
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Jump to whatever comes first, the next timer or *deadline*, and return 0.
+
+        Raises:
+            SimulationError: Nothing will ever happen again.
+        """
+        timers = self._timers
+        while timers and timers[0][0] <= deadline:
+            at, _, timer = heappop(timers)
+            call = timer.call
+            if call is None:
+                continue
+            if at > self.now_s:
+                self.now_s = at
+            self.timers_fired += 1
+            timer.call = None
+            call(timer.argument)
+            return 0.0
+        if deadline == math.inf:
+            raise SimulationError("every task waits for something that will never happen")
+        self.now_s = max(self.now_s, deadline)
+        return 0.0
+
+    # -- what the simulation asks ----------------------------------------------------------
+
+    def call_at(self, at_s: float, call: Callable[[Any], object], argument: object) -> Timer:
+        """Let *call(argument)* happen at *at_s*; those of one instant happen in the order asked.
+
+        It happens outside of any task: it may wake tasks and set timers, it must not raise.
+        """
+        timer = Timer(call, argument)
+        self._count = count = self._count + 1
+        heappush(self._timers, (at_s, count, timer))
+        return timer
+
+    def call_later(self, delay_s: float, call: Callable[[Any], object], argument: object) -> Timer:
+        """Let *call(argument)* happen *delay_s* from now."""
+        return self.call_at(self.now_s + delay_s if delay_s > 0 else self.now_s, call, argument)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for *seconds* of virtual time, whatever any node's clock says."""
+        timer = self.call_later(seconds, trio.lowlevel.reschedule, trio.lowlevel.current_task())
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            timer.cancel()
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+@contextmanager
+def seeded_scheduler(seed: int) -> Iterator[None]:
+    """Let trio order the tasks of a batch by *seed* alone, for the length of the block.
+
+    Raises:
+        SimulationError: This version of trio has no such switch, or it has become another one.
+    """
+    private: Any = scheduler
+    before = getattr(private, "_ALLOW_DETERMINISTIC_SCHEDULING", None)
+    chance = getattr(private, "_r", None)
+    ordered = "_counter" in getattr(private.Task, "__slots__", ())
+    if not (isinstance(before, bool) and isinstance(chance, random.Random) and ordered):
+        raise SimulationError(
+            f"trio {trio.__version__} lacks the private names that make its scheduler repeatable "
+            "(_ALLOW_DETERMINISTIC_SCHEDULING, _r, Task._counter); 0.35.0 has them"
+        )
+    state = chance.getstate()
+    private._ALLOW_DETERMINISTIC_SCHEDULING = True
+    chance.seed(f"{seed}/scheduler")
+    try:
+        yield
+    finally:
+        private._ALLOW_DETERMINISTIC_SCHEDULING = before
+        chance.setstate(state)
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Keep the cyclic collector from running at moments that depend on the interpreter."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def run_virtual(seed: int, main: Callable[[VirtualTime], Awaitable[T]]) -> T:
+    """Run *main* on virtual time and return what it returns.
+
+    Raises:
+        SimulationError: Trio cannot be made repeatable, or every task got stuck.
+    """
+    time = VirtualTime()
+    with seeded_scheduler(seed), no_collector():
+        try:
+            return trio.run(main, time, clock=time, strict_exception_groups=True)
+        except trio.TrioInternalError as error:
+            if isinstance(error.__cause__, SimulationError):
+                # The tasks that are stuck cannot be ended any more; their clean-up is not missed.
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    gc.collect()
+                raise error.__cause__ from None
+            raise

@@ -1,0 +1,101 @@
+"""Small random histories of one queue, and the exhaustive search that is their oracle."""
+
+from __future__ import annotations
+
+import random
+
+from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+
+TOPIC = "t"
+
+
+def random_history(rng: random.Random, size_max: int) -> list[Operation]:
+    """Return a history that really happened to a list, or nearly: a few fields may be off."""
+    operations: list[Operation] = []
+    log: list[int] = []
+    span = rng.choice((4, 8, 14))
+    size = rng.randint(2, size_max)
+    instants = sorted(rng.randint(0, span) for _ in range(size))
+    lag = rng.choice((0, 1, 3, 6))
+    for op_id, at in enumerate(instants):
+        call, ret = at - rng.randint(0, lag), at + rng.randint(0, lag)
+        kind = rng.random()
+        if kind < 0.5:
+            outcome = rng.choices((Outcome.OK, Outcome.INFO, Outcome.FAIL), (6, 3, 1))[0]
+            op = _operation(op_id, F.SEND, outcome, call, ret)
+            op.value = op_id + 100
+            if outcome is Outcome.OK or (outcome is Outcome.INFO and rng.random() < 0.5):
+                op.off = len(log) if outcome is Outcome.OK else -1
+                log.append(op.value)
+        elif kind < 0.85:
+            op = _operation(op_id, F.PULL, Outcome.OK, call, ret)
+            op.off = rng.randint(0, len(log))
+            op.values = tuple(log[op.off : op.off + rng.randint(0, 3)])
+            op.cnt = len(op.values)
+            op.max_off = len(log) if rng.random() < 0.8 else -1
+        else:
+            op = _operation(op_id, F.MAX_OFFSET, Outcome.OK, call, ret)
+            op.max_off = len(log)
+        operations.append(op)
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        _spoil(rng, rng.choice(operations), span)
+    return operations
+
+
+def _operation(op_id: int, f: F, outcome: Outcome, call: int, ret: int) -> Operation:
+    ends = NEVER if outcome is Outcome.INFO else ret
+    return Operation(op_id, op_id, 0, -1, f, outcome, call, ends, TOPIC, 0)
+
+
+def _spoil(rng: random.Random, op: Operation, span: int) -> None:
+    kind = rng.random()
+    if kind < 0.5:
+        width = 0 if op.ret_ns == NEVER else op.ret_ns - op.call_ns
+        op.call_ns = rng.randint(0, span)
+        if op.ret_ns != NEVER:
+            op.ret_ns = op.call_ns + width
+    elif kind < 0.7 and op.f != F.SEND and op.max_off >= 0:
+        op.max_off = max(0, op.max_off + rng.choice((-1, 1)))
+    elif kind < 0.8 and op.values:
+        op.values = (*op.values[:-1], 100 + rng.randint(0, 8))
+    elif kind < 0.9 and op.f == F.PULL:
+        op.off += rng.choice((0, 1))
+    elif op.f == F.SEND and op.outcome == Outcome.OK:
+        op.off = max(0, op.off + rng.choice((-1, 1)))
+
+
+def is_linearizable(operations: list[Operation]) -> bool:
+    """Decide by trying every order, remembering the states already met."""
+    must: list[Operation] = []
+    may: list[Operation] = []
+    for op in operations:
+        if op.outcome == Outcome.FAIL:
+            continue
+        (may if op.outcome == Outcome.INFO else must).append(op)
+    every = must + may
+    need = (1 << len(must)) - 1
+    bits = list(enumerate(every))
+    met: set[tuple[int, tuple[int, ...]]] = set()
+    stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    while stack:
+        state = stack.pop()
+        done, log = state
+        if done & need == need:
+            return True
+        if state in met:
+            continue
+        met.add(state)
+        horizon = min(op.ret_ns for at, op in bits if not done >> at & 1 and at < len(must))
+        for at, op in bits:
+            if done >> at & 1 or op.call_ns > horizon:
+                continue
+            if op.f == F.SEND:
+                if op.outcome == Outcome.INFO or op.off == len(log):
+                    stack.append((done | 1 << at, (*log, op.value)))
+                continue
+            if op.max_off >= 0 and op.max_off != len(log):
+                continue
+            if op.values and log[op.off : op.off + len(op.values)] != op.values:
+                continue
+            stack.append((done | 1 << at, log))
+    return False

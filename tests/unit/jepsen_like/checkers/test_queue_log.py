@@ -1,0 +1,190 @@
+"""The queue checker against exhaustive search, and one planted anomaly of every kind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jepsen_like.checkers import queue_log
+from jepsen_like.checkers.queue_log import check_history, check_queue, columns_of
+from jepsen_like.checkers.verdict import checked, merge
+from jepsen_like.history.operation import NEVER, F, Level, Operation, Outcome
+from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+
+FAST_BLOCK = 3_000
+SLOW_BLOCK = 50_000
+
+
+def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
+    """Check *count* histories both ways; return how many were linearizable and how many not."""
+    rng = random.Random(seed)
+    verdicts = [0, 0]
+    for number in range(count):
+        operations = random_history(rng, size_max)
+        violations = check_queue(columns_of(operations, queue=(TOPIC, 0)))
+        truth = is_linearizable(operations)
+        assert (not violations) == truth, (
+            f"seed {seed}, history {number}: exhaustive search says {truth}, "
+            f"the checker {violations}\n" + "\n".join(map(str, operations))
+        )
+        verdicts[not truth] += 1
+        ids = {op.op_id for op in operations}
+        assert all(set(violation.operations) <= ids for violation in violations)
+        assert all(1 <= len(violation.operations) <= 2 for violation in violations)
+    return verdicts[0], verdicts[1]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_agrees_with_exhaustive_search_on_small_histories(seed: int) -> None:
+    good, bad = compare(seed, FAST_BLOCK, 7)
+    assert good > FAST_BLOCK // 6
+    assert bad > FAST_BLOCK // 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("block", range(20))
+def test_agrees_with_exhaustive_search_on_a_million_histories(block: int) -> None:
+    compare(1_000 + block, SLOW_BLOCK, 9)
+
+
+def send(op_id: int, off: int, call: int, ret: int, *, outcome: Outcome = Outcome.OK) -> Operation:
+    known = outcome is Outcome.OK
+    return Operation(
+        op_id,
+        op_id,
+        op_id,
+        -1,
+        F.SEND,
+        outcome,
+        call,
+        NEVER if outcome is Outcome.INFO else ret,
+        TOPIC,
+        0,
+        off if known else -1,
+        value=100 + op_id,
+    )
+
+
+def pull(
+    op_id: int, off: int, values: tuple[int, ...], end: int, call: int, ret: int
+) -> Operation:
+    return Operation(
+        op_id, op_id, op_id, -1, F.PULL, Outcome.OK, call, ret, TOPIC, 0, off, len(values), end,
+        0, values=values,
+    )  # fmt: skip
+
+
+def max_offset(op_id: int, end: int, call: int, ret: int) -> Operation:
+    return Operation(
+        op_id, op_id, op_id, -1, F.MAX_OFFSET, Outcome.OK, call, ret, TOPIC, 0, max_off=end
+    )
+
+
+INFO, FAIL = Outcome.INFO, Outcome.FAIL
+
+PLANTED = {
+    queue_log.SEND_INVERTED: ([send(0, 1, 0, 10), send(1, 0, 20, 30)], (1, 0)),
+    queue_log.STALE_READ: ([send(0, 0, 0, 10), max_offset(1, 0, 20, 30)], (1, 0)),
+    queue_log.NON_MONOTONIC: (
+        [send(0, 0, 0, 99), pull(1, 0, (100,), 1, 5, 10), max_offset(2, 0, 20, 30)],
+        (2, 1),
+    ),
+    queue_log.FROM_THE_FUTURE: ([send(0, 0, 20, 30), pull(1, 0, (100,), 1, 5, 10)], (0, 1)),
+    queue_log.INCONSISTENT_OFFSETS: ([send(0, 0, 0, 10), send(1, 0, 0, 10)], (0, 1)),
+    queue_log.DUPLICATE: (
+        [send(0, 0, 0, 10), send(2, 2, 0, 99, outcome=INFO), pull(1, 1, (100,), 2, 20, 30)],
+        (0, 1),
+    ),
+    queue_log.ABORTED_READ: (
+        [send(0, 0, 0, 10, outcome=FAIL), pull(1, 0, (100,), 1, 20, 30)],
+        (0, 1),
+    ),
+    queue_log.PHANTOM: ([send(0, 0, 0, 10), pull(1, 1, (777,), 2, 20, 30)], (1,)),
+    queue_log.BY_NOBODY: ([send(0, 0, 0, 10), max_offset(1, 2, 20, 30)], (1,)),
+    queue_log.SELF_CONTRADICTION: ([send(0, 0, 0, 10), pull(1, 0, (100,), 0, 20, 30)], (1,)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_anomaly_is_found_by_its_name_with_its_witnesses(name: str) -> None:
+    operations, witnesses = PLANTED[name]
+    verdict = check_history(operations)
+    assert verdict.validity == "invalid"
+    assert [(violation.name, violation.operations) for violation in verdict.violations] == [
+        (name, witnesses)
+    ]
+
+
+def test_a_min_offset_that_goes_back_is_found() -> None:
+    first, second = max_offset(1, 1, 20, 30), max_offset(2, 1, 40, 50)
+    first.min_off, second.min_off = 1, 0
+    verdict = check_history([send(0, 0, 0, 10), first, second])
+    assert [violation.name for violation in verdict.violations] == [queue_log.MIN_WENT_BACK]
+    assert verdict.violations[0].operations == (1, 2)
+
+
+def test_min_offsets_of_overlapping_reads_may_cross() -> None:
+    first, second = max_offset(1, 1, 20, 40), max_offset(2, 1, 40, 50)
+    first.min_off, second.min_off = 1, 0
+    assert check_history([send(0, 0, 0, 10), first, second]).is_valid
+
+
+def test_equal_stamps_overlap() -> None:
+    assert check_history([send(0, 1, 0, 10), send(1, 0, 10, 20)]).is_valid
+    assert check_history([send(0, 0, 0, 10), max_offset(1, 0, 10, 20)]).is_valid
+
+
+def test_an_unknown_send_may_have_happened_and_may_not() -> None:
+    unknown = send(0, 0, 5, 10, outcome=INFO)
+    assert check_history([unknown, send(1, 1, 20, 30)]).is_valid
+    assert check_history([unknown, send(1, 0, 20, 30)]).is_valid
+
+
+def test_an_unknown_send_fills_a_gap_only_after_its_call() -> None:
+    verdict = check_history([send(1, 1, 0, 10), send(0, 0, 20, 30, outcome=INFO)])
+    assert [violation.name for violation in verdict.violations] == [queue_log.SEND_INVERTED]
+
+
+def test_a_local_read_proves_values_and_no_times() -> None:
+    behind = pull(1, 0, (), 0, 20, 30)
+    behind.level = Level.LOCAL
+    assert check_history([send(0, 0, 0, 10), behind]).is_valid
+    wrong = pull(2, 0, (777,), 1, 20, 30)
+    wrong.level = Level.LOCAL
+    assert check_history([send(0, 0, 0, 10), wrong]).validity == "invalid"
+
+
+def test_queues_are_judged_apart() -> None:
+    other = send(1, 0, 20, 30)
+    other.queue = 1
+    verdict = check_history([send(0, 0, 0, 10), other])
+    assert verdict.is_valid
+    assert verdict.counts == {"queues": 2, "sends": 2, "reads": 0}
+
+
+def test_nothing_to_check_is_unknown_and_never_valid() -> None:
+    assert check_history([]).validity == "unknown"
+    assert check_history([send(0, 0, 0, 10, outcome=INFO)]).validity == "unknown"
+    good = check_history([send(0, 0, 0, 10)])
+    assert merge([good, check_history([])]).validity == "unknown"
+    assert merge([]).validity == "unknown"
+    assert merge([good]).validity == "valid"
+
+
+def test_a_checker_that_breaks_says_unknown() -> None:
+    verdict = checked("broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert verdict.validity == "unknown"
+    assert "ZeroDivisionError" in verdict.reason
+
+
+def test_an_absurd_offset_costs_no_memory() -> None:
+    verdict = check_history([send(0, 0, 0, 10), max_offset(1, 1 << 50, 20, 30)])
+    assert [violation.name for violation in verdict.violations] == [queue_log.BY_NOBODY]
+
+
+def test_many_violations_are_reported_a_few_at_a_time() -> None:
+    operations = [send(at, 999 - at, at * 10, at * 10 + 5) for at in range(1000)]
+    verdict = check_history(operations)
+    assert 1 <= len(verdict.violations) <= queue_log.REPORTED_MAX
