@@ -113,6 +113,20 @@ async def test_a_message_comes_out_when_due_and_not_before(
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("before_s", [0.3, 0.01, 0.002])
+async def test_a_service_that_begins_shortly_before_the_time_still_waits(
+    autojump_clock: Any, world: World, nursery: trio.Nursery, before_s: float
+) -> None:
+    world.delay(1, b"a")
+    due_ms = world.clock.wall_ms() + 1000
+    await trio.sleep(1 - before_s)
+    nursery.start_soon(world.serve)
+    await trio.sleep(before_s + 0.01)
+    (record,) = world.delivered()
+    assert record.store_timestamp_ms >= due_ms
+    nursery.cancel_scope.cancel()
+
+
 async def test_message_and_progress_are_one_entry(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
