@@ -230,7 +230,8 @@ class Group:
 
         Raises:
             UnknownOutcomeError: The entry may or may not be stored.
-            NotLeaderError: It is certainly not stored; also everything `propose` raises.
+            NotLeaderError, DiskFullError: It is certainly not stored; also everything `propose`
+                raises.
         Cancellation: The entry may still be stored.
         """
         done = trio.Event()
@@ -247,7 +248,7 @@ class Group:
         if proposed.outcome == "unknown":
             raise UnknownOutcomeError("leadership or the wait ended first; it may be stored")
         if proposed.outcome == "not_stored":
-            raise NotLeaderError(self.leader_address, self.node.term)
+            raise proposed.error or NotLeaderError(self.leader_address, self.node.term)
         return proposed
 
     def kick(self) -> None:
@@ -287,7 +288,7 @@ class Group:
         except DiskFullError as error:
             log.error("append_without_space", error=str(error))
             for pending in taken:
-                self._finish(pending, Proposed("not_stored"))
+                self._finish(pending, Proposed("not_stored", error=error))
             return False
         counters.update(moved)
         self._in_flight.append(self._entry_in_flight(index, taken, offsets))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commitlog.entry import RecordBatch
-from commitlog.errors import Outcome
+from commitlog.errors import MQError, Outcome
 from dledger.state.tables import StateTables
 
 QueueTouched = tuple[str, int, int]
@@ -36,6 +36,8 @@ class Proposed:
     store_time_ms: int = 0
     index: int = 0
     term: int = 0
+    error: MQError | None = None
+    """With ``not_stored``: why, when it is not the end of the leadership."""
 
 
 OnDone = Callable[[Proposed], None]
@@ -151,6 +153,7 @@ class BrokerGroup(Protocol):
 
         Raises:
             UnknownOutcomeError: Leadership ended first; also everything `propose` raises.
+            DiskFullError: No space; nothing was stored.
         Cancellation: The entry may still be stored.
         """
 

@@ -19,7 +19,7 @@ from commitlog.consume_queue import ConsumeQueueFlush, ConsumeQueueStore
 from commitlog.derive import derive
 from commitlog.entry import parse_header
 from commitlog.entry_log import EntryLog
-from commitlog.errors import InvariantBroken
+from commitlog.errors import DiskFullError, InvariantBroken
 from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
@@ -66,6 +66,7 @@ class ReplicaStore:
             StoreLockedError: Another process owns the folder.
             ForeignStoreError: It was written with other sizes or by a newer version.
             CorruptStoreError: A small file that nothing can replace is damaged.
+            DiskFullError: No space for the first files.
         """
         self.settings = settings
         self.paths = StorePaths(settings.root)
@@ -94,8 +95,7 @@ class ReplicaStore:
         self._delays = dict(enumerate(settings.delay_levels_ms, start=1))
         self.tables = self._load_tables(tables)
         self._abort.create(settings.pid)
-        if self.log.needs_reserve:
-            self.log.reserve_next()
+        self._reserve()
         self.replayed = self._replay()
 
     def _open_log(self, mark: Mark | None) -> EntryLog:
@@ -144,6 +144,18 @@ class ReplicaStore:
             queue.truncate_to(bounds.max_offset if bounds else 0)
         self.key_index.truncate_beyond(loaded.applied_end_position)
         return loaded
+
+    def _reserve(self) -> None:
+        if not self.log.needs_reserve:
+            return
+        try:
+            self.log.reserve_next()
+        except DiskFullError as error:
+            if not self.log.last_index:
+                raise
+            # Without a reserve a replica does not stand for election, but it keeps its vote and
+            # comes back by itself when there is space.
+            log.error("no_space_for_next_segment", error=str(error))
 
     def _replay(self) -> int:
         first = self.tables.applied_index + 1

@@ -38,7 +38,7 @@ def failed_proposal(
 ) -> RemotingCommand:
     """Return the answer for a proposal that was not stored, or whose fate is unknown."""
     if proposed.outcome == "not_stored":
-        return answer_error(command, not_leader(group))
+        return answer_error(command, proposed.error or not_leader(group))
     return answer(
         command,
         Condition.LEADERSHIP_LOST,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ import trio
 
 from commitlog.disk import OsDisk
 from commitlog.record import pack_host
+from commitlog.seams import Disk
 from dledger.group import Group, GroupSettings
 from dledger.raft.identity import Identity
 from dledger.raft.node import RaftSettings
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
+from remoting.seams import Executor
 from tests.harness.memory_network import InlineExecutor, MemoryNetwork
 
 EPOCH_MS = 1_700_000_000_000
@@ -56,8 +59,17 @@ class Replica:
 class Groups:
     """A broker group of several replicas."""
 
-    def __init__(self, root: Path, nursery: trio.Nursery, size: int = 3) -> None:
+    def __init__(
+        self,
+        root: Path,
+        nursery: trio.Nursery,
+        size: int = 3,
+        disks: Callable[[], Disk] = OsDisk,
+    ) -> None:
         self.root = root
+        self.disks: dict[str, Disk] = defaultdict(disks)
+        self.executor: Executor = InlineExecutor()
+        self.sync_flush = True
         self.nursery = nursery
         self.network = MemoryNetwork()
         self.rng = random.Random(7)
@@ -68,7 +80,7 @@ class Groups:
 
     async def start(self, name: str) -> Replica:
         """Start (again) the replica *name* on its folder."""
-        disk, clock = OsDisk(), SkewedClock(self.skews_ms.get(name, 0))
+        disk, clock = self.disks[name], SkewedClock(self.skews_ms.get(name, 0))
         store = ReplicaStore(
             disk,
             StoreSettings(
@@ -91,13 +103,14 @@ class Groups:
                 self_id=name,
                 peers={peer: ("127.0.0.1", 40911 + i) for i, peer in enumerate(self.names)},
                 client_address=f"{name}:10911",
+                sync_flush=self.sync_flush,
             ),
             self.settings,
             store_host=pack_host("127.0.0.1", 10911),
             clock=clock,
             rng=self.rng,
             network=self.network.view(name),
-            executor=InlineExecutor(),
+            executor=self.executor,
         )
         scope = trio.CancelScope()
 
@@ -131,10 +144,16 @@ class Groups:
 
 
 @asynccontextmanager
-async def running_groups(root: Path, size: int = 3) -> AsyncIterator[Groups]:
-    """Run replicas until the block ends."""
+async def running_groups(
+    root: Path, size: int = 3, *, disks: Callable[[], Disk] = OsDisk
+) -> AsyncIterator[Groups]:
+    """Run replicas until the block ends.
+
+    Args:
+        disks: Makes the disk of each replica.
+    """
     async with trio.open_nursery() as nursery:
-        groups = Groups(root, nursery, size)
+        groups = Groups(root, nursery, size, disks)
         for name in groups.names:
             await groups.start(name)
         yield groups
