@@ -180,6 +180,16 @@ class EntryIndex:
         self._recent_last = last
         self._recent_first = min(self._recent_first, last + 1)
 
+    def drop_before(self, first: int) -> None:
+        """Remove the files that hold only units below *first*; durable with the next flush."""
+        for base in sorted(base for base in self._files if base + self._units_per_file <= first):
+            file = self._files.pop(base)
+            self._views.pop(base, None)
+            self._dirty.discard(base)
+            file.close()
+            self._disk.unlink(file.path)
+            self._new_names = True
+
     def flush(self) -> None:
         """Make all units written so far durable.
 

@@ -27,7 +27,7 @@ from commitlog.errors import (
 )
 from commitlog.extent import Extent, Truncation
 from commitlog.log_format import LogFormat, check_format
-from commitlog.mark import Anchor, Mark, load_anchor
+from commitlog.mark import Anchor, Mark, load_anchor, store_anchor
 from commitlog.record import MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES
 from commitlog.recovery import (
     Recovered,
@@ -714,6 +714,83 @@ class EntryLog:
                     if segment.file is file:
                         self._dirty[segment.base] = segment
         self._tickets.clear()
+
+    def anchor_at(self, index: int) -> Anchor:
+        """Return the anchor of a log that would begin with entry *index*, which is kept here."""
+        before = index - 1
+        if before < self.first_index:
+            return self._anchor
+        unit_position = self.position_at(index)
+        return Anchor(
+            first_index=index,
+            position=unit_position,
+            prev_term=self.term_at(before),
+            prev_chain=self.chain_at(before),
+            prev_store_time_ms=parse_header(self.frame(before)).store_time_ms,
+        )
+
+    def drop_before(self, anchor: Anchor) -> int:
+        """Forget everything before *anchor*, whole segments only; return the bytes given back.
+
+        The anchor is durable before the first file goes; a crash in between is finished at the
+        next open. Views handed out stay valid. Blocking. Does nothing while `reserve_next` runs.
+
+        Args:
+            anchor: From `anchor_at`, at the first entry of a segment.
+        Raises:
+            InvariantBroken: The anchor is not of this log, or not durable here. Nothing changed.
+            DiskFullError: Nothing changed.
+        """
+        if self._health.failure is not None or self._closed:
+            raise self._refusal()
+        if anchor.first_index <= self.first_index:
+            return 0
+        if anchor.first_index > self.durable_index or anchor != self.anchor_at(anchor.first_index):
+            raise InvariantBroken(
+                f"retention up to entry {anchor.first_index} of a log that is durable up to "
+                f"{self.durable_index}"
+            )
+        if not self._claim.take():
+            return 0  # space is being allocated right now; the caller comes again
+        try:
+            store_anchor(self._disk, self._paths.anchor, anchor)
+            self._anchor = anchor
+            self.first_index = anchor.first_index
+            self.first_position = anchor.position
+            base = segment_base(anchor.position, self._segment_bytes)
+            dropped = [self._segments.pop(key) for key in sorted(self._segments) if key < base]
+            for segment in dropped:
+                self._dirty.pop(segment.base, None)
+            drop_segments(self._disk, self._paths, dropped)
+            self._index.drop_before(anchor.first_index)
+        finally:
+            self._claim.give_back()
+        return len(dropped) * self._segment_bytes
+
+    @staticmethod
+    def begin_anew(disk: Disk, root: str, anchor: Anchor) -> None:
+        """Empty the folder of a closed log, so that the next open begins at *anchor*.
+
+        For a replica that is given a snapshot: what it had lies before the anchor. Doing it
+        again after a crash is safe.
+
+        Raises:
+            DiskFullError, FlushFailedError: Doing it again is safe.
+        """
+        paths = StorePaths(root)
+        for path, payload in (
+            (paths.truncation, b""),
+            (paths.extent, Extent(anchor.position, anchor.mark, exact=False).encode()),
+        ):
+            slots = SlotFile(disk, path)
+            slots.load()
+            slots.store(payload)
+            slots.close()
+        store_anchor(disk, paths.anchor, anchor)
+        for folder in (paths.commitlog, paths.entry_index):
+            for name in disk.list_dir(folder):
+                disk.unlink(f"{folder}/{name}")
+            disk.flush_dir(folder)
 
     def close(self, *, clean: bool = True) -> None:
         """Give all files back. Idempotent; views handed out stay valid.

@@ -7,6 +7,7 @@ the node stops.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from dledger.state.names import STATE_TOPIC
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
+    FloorChange,
     StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
@@ -51,6 +53,8 @@ class Applied:
     changes: list[StateChange]
     topics_changed: bool
     deleted_topics: tuple[str, ...]
+    floor_moved: bool = False
+    """Then the caller raises the queues' min offsets with `raise_min_offsets`."""
 
     @property
     def touched(self) -> list[tuple[str, int, int]]:
@@ -103,7 +107,21 @@ def apply_entry(
         changes=changes,
         topics_changed=bool(topic_changes),
         deleted_topics=tuple(name for change in topic_changes for name in change.delete),
+        floor_moved=any(isinstance(change, FloorChange) for change in changes),
     )
+
+
+def raise_min_offsets(
+    tables: StateTables, first_kept: Callable[[str, int, QueueBounds], int]
+) -> None:
+    """Let every queue begin with its first message at or after the floor.
+
+    Args:
+        first_kept: Topic, queue id and bounds to the least offset in ``min … max`` whose message
+            stands at or after ``tables.floor.position``; ``max`` when none does.
+    """
+    for (topic, queue_id), bounds in tables.queues.items():
+        bounds.min_offset = first_kept(topic, queue_id, bounds)
 
 
 def _apply_queues(
@@ -177,6 +195,13 @@ def _apply_change(tables: StateTables, change: StateChange, header: EntryHeader)
                     f"{to_offset}, but it stands at {current}"
                 )
             tables.delay_progress[level] = to_offset
+        case FloorChange(floor):
+            if floor.first_index < tables.floor.first_index or floor.first_index > header.index:
+                raise InvariantBroken(
+                    f"entry {header.index} moves the floor from entry {tables.floor.first_index} "
+                    f"to {floor.first_index}"
+                )
+            tables.floor = floor
 
 
 def _delete_topic(tables: StateTables, topic: str) -> None:

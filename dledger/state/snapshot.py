@@ -17,6 +17,7 @@ import cbor2
 from typing_extensions import Buffer
 
 from commitlog.errors import CorruptStoreError
+from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topic_config import TopicConfig
@@ -49,6 +50,7 @@ def snapshot(tables: StateTables) -> bytes:
         "consumer_offsets": offsets,
         "delay_progress": tables.delay_progress,
         "queues": queues,
+        "floor": floor_to_state(tables.floor),
     }
     body = cbor2.dumps(value, canonical=True)
     return _HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_FORMAT, zlib.crc32(body), len(body)) + body
@@ -94,6 +96,7 @@ def load(
             for topic, by_queue in value["queues"].items()
             for queue_id, bounds in by_queue.items()
         },
+        floor=floor_from_state(value["floor"]),
         topics_counter=value["topics_counter"],
         topics_changed_ms=value["topics_changed_ms"],
         applied_index=value["applied_index"],

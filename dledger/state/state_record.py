@@ -1,7 +1,7 @@
 """State changes as records on the state topic: CBOR bodies in, CBOR bodies out.
 
 A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
-subscription groups, 2 consumer offsets, 3 the progress of delayed delivery.
+subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor.
 
 Spec: docs/state.md.
 """
@@ -18,10 +18,12 @@ from typing_extensions import Buffer
 
 from commitlog.entry import RecordBatch, Run
 from commitlog.errors import InvariantBroken
+from commitlog.mark import Anchor
 from commitlog.record import encode_record
 from dledger.state.names import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
+    FLOOR_QUEUE,
     STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
     TOPICS_QUEUE,
@@ -70,7 +72,20 @@ class DelayProgressChange:
     to_offset: int
 
 
-StateChange = TopicsChange | SubscriptionGroupsChange | ConsumerOffsetsChange | DelayProgressChange
+@dataclass(frozen=True, slots=True)
+class FloorChange:
+    """What stands before *floor* is given up on every replica: retention."""
+
+    floor: Anchor
+
+
+StateChange = (
+    TopicsChange
+    | SubscriptionGroupsChange
+    | ConsumerOffsetsChange
+    | DelayProgressChange
+    | FloorChange
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +120,9 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case DelayProgressChange(level, from_offset, to_offset):
             queue_id = DELAY_PROGRESS_QUEUE
             body = {"level": level, "from": from_offset, "to": to_offset}
+        case FloorChange(floor):
+            queue_id = FLOOR_QUEUE
+            body = {"floor": floor_to_state(floor)}
     body["v"] = STATE_RECORD_VERSION
     return queue_id, cbor2.dumps(body, canonical=True)
 
@@ -144,9 +162,27 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             )
         if queue_id == DELAY_PROGRESS_QUEUE:
             return DelayProgressChange(value["level"], value["from"], value["to"])
+        if queue_id == FLOOR_QUEUE:
+            return FloorChange(floor_from_state(value["floor"]))
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
     raise InvariantBroken(f"state record on unknown queue {queue_id}")
+
+
+def floor_to_state(floor: Anchor) -> list[int]:
+    """Return a floor as it stands in state records and snapshots."""
+    return [
+        floor.first_index,
+        floor.position,
+        floor.prev_term,
+        floor.prev_chain,
+        floor.prev_store_time_ms,
+    ]
+
+
+def floor_from_state(value: list[int]) -> Anchor:
+    """Return the floor that `floor_to_state` wrote."""
+    return Anchor(*value)
 
 
 def state_record(change: StateChange) -> StateRecord:

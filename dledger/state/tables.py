@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from commitlog.mark import Anchor
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import TopicConfig
 
@@ -40,6 +41,9 @@ class StateTables:
     delay_progress: dict[int, int] = field(default_factory=dict)
     queues: dict[QueueKey, QueueBounds] = field(default_factory=dict)
 
+    floor: Anchor = field(default_factory=Anchor)
+    """Where the kept log begins: what stands before it may be gone on any replica."""
+
     topics_counter: int = 0
     """Changes of the topic table so far: the counter of its DataVersion."""
     topics_changed_ms: int = 0
@@ -50,6 +54,11 @@ class StateTables:
     applied_chain: int = 0
     applied_end_position: int = 0
     last_store_time_ms: int = 0
+
+    def become(self, other: StateTables) -> None:
+        """Take over everything from *other*; whoever holds these tables sees the new state."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
 
     def topic_config(self, topic: str) -> TopicConfig | None:
         """Return a topic's configuration, or None when it does not exist."""
