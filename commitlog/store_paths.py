@@ -142,5 +142,10 @@ class StorePaths:
 
     @property
     def snapshot(self) -> str:
-        """Folder of local snapshots of the tables."""
+        """The tables as of the last checkpoint."""
         return self._at("raft", "snapshot")
+
+    @property
+    def install(self) -> str:
+        """A leader's snapshot that is being installed; gone when the log has caught up with it."""
+        return self._at("raft", "install")

@@ -13,22 +13,23 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
+from typing_extensions import Buffer
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
 from commitlog.consume_queue import ConsumeQueueFlush, ConsumeQueueStore
-from commitlog.derive import derive
+from commitlog.derive import Derived, derive
 from commitlog.entry import parse_header
 from commitlog.entry_log import EntryLog
 from commitlog.errors import DiskFullError, InvariantBroken
 from commitlog.key_index import KeyIndex, KeyIndexFlush
-from commitlog.mark import Mark
+from commitlog.mark import Anchor, Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.seams import Disk, Lock
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
-from dledger.state.apply import Applied, apply_entry
+from dledger.state.apply import Applied, apply_entry, raise_min_offsets
 from dledger.state.snapshot import load, snapshot
-from dledger.state.tables import StateTables
+from dledger.state.tables import QueueBounds, StateTables
 
 log = structlog.get_logger(__name__)
 
@@ -83,17 +84,11 @@ class ReplicaStore:
         self.log = self._open_log(mark)
         self.restored_commit_index = mark.index if mark and self.log.mark_valid else 0
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
-        self.queues = ConsumeQueueStore(
-            disk, self.paths.consumequeue, units_per_file=settings.queue_file_units
-        )
-        self.key_index = KeyIndex(
-            disk,
-            self.paths.index,
-            slots=settings.index_slots,
-            max_entries=settings.index_entries_max,
-        )
         self._delays = dict(enumerate(settings.delay_levels_ms, start=1))
-        self.tables = self._load_tables(tables)
+        self._open_derived()
+        self.tables = tables()
+        self.derived_index = self.log.first_index - 1
+        self._load_tables()
         self._abort.create(settings.pid)
         self._reserve()
         self.replayed = self._replay()
@@ -123,27 +118,151 @@ class ReplicaStore:
             self.damaged = True
         return entry_log
 
-    def _load_tables(self, tables: Callable[[], StateTables]) -> StateTables:
-        loaded = empty = tables()
-        if self._disk.exists(self.paths.snapshot):
-            loaded = load(
-                self._disk.read(self.paths.snapshot),
-                builtin_topics=empty.builtin_topics,
-                builtin_groups=empty.builtin_groups,
-            )
+    def _open_derived(self) -> None:
+        settings = self.settings
+        self.queues = ConsumeQueueStore(
+            self._disk, self.paths.consumequeue, units_per_file=settings.queue_file_units
+        )
+        self.key_index = KeyIndex(
+            self._disk,
+            self.paths.index,
+            slots=settings.index_slots,
+            max_entries=settings.index_entries_max,
+        )
+
+    def _load_tables(self) -> None:
+        own, given = (
+            self._decoded(self._disk.read(path)) if self._disk.exists(path) else None
+            for path in (self.paths.snapshot, self.paths.install)
+        )
+        # An installed snapshot counts until a checkpoint of ours has gone beyond it; its file may
+        # come back after a power cut.
+        if given is not None and (own is None or own.applied_index < given.applied_index):
+            self._refill_from(given)
+            return
+        if own is not None and self._holds(own):
+            self._continue_from(own)
+            return
+        if own is not None and self.log.last_index < own.applied_index:
+            self._refill_from(own)  # the log was cut below its own checkpoint
+            return
+        if own is not None:
+            log.error("snapshot_does_not_fit", applied_index=own.applied_index)
+        if self.log.first_index > 1:
+            # Without tables that fit, a log without its beginning says nothing.
+            log.error("log_without_tables", first_index=self.log.first_index)
+            self.damaged = True
+            self._begin_log_anew(Anchor())
+
+    def _decoded(self, data: Buffer) -> StateTables:
+        return load(
+            data,
+            builtin_topics=self.tables.builtin_topics,
+            builtin_groups=self.tables.builtin_groups,
+        )
+
+    def _holds(self, loaded: StateTables) -> bool:
+        """Whether the log holds the entry that these tables were taken after."""
         index = loaded.applied_index
-        if index and not (
-            index <= self.log.last_index and self.log.chain_at(index) == loaded.applied_chain
-        ):
-            log.warning("snapshot_does_not_fit", applied_index=index)
-            loaded, index = empty, 0
-        self.restored_commit_index = max(self.restored_commit_index, index)
+        return (
+            self.log.first_index <= index + 1
+            and index <= self.log.last_index
+            and self.log.chain_at(index) == loaded.applied_chain
+        )
+
+    def _continue_from(self, loaded: StateTables) -> None:
+        self.tables.become(loaded)
+        self.derived_index = loaded.applied_index
+        self.restored_commit_index = max(self.restored_commit_index, loaded.applied_index)
         # Derived files may be ahead of the snapshot; they are cut back to it and grow again.
         for queue in self.queues.queues():
             bounds = loaded.queues.get((queue.topic, queue.queue_id))
             queue.truncate_to(bounds.max_offset if bounds else 0)
         self.key_index.truncate_beyond(loaded.applied_end_position)
-        return loaded
+
+    def _refill_from(self, loaded: StateTables) -> None:
+        """Take the tables; the log from their floor on comes from a leader, as does all derived.
+
+        Everything up to the tables' own index is committed, so what the log has of it is.
+        """
+        floor = loaded.floor
+        if not (
+            self.log.first_index <= floor.first_index <= self.log.last_index + 1
+            and self.log.chain_at(floor.first_index - 1) == floor.prev_chain
+        ):
+            self._begin_log_anew(floor)
+        self.tables.become(loaded)
+        self._forget_derived()
+        self.derived_index = self.log.first_index - 1
+        self.restored_commit_index = min(loaded.applied_index, self.log.last_index)
+        log.info(
+            "refilling", first=self.log.first_index, last=self.log.last_index,
+            up_to=loaded.applied_index,
+        )  # fmt: skip
+
+    def _begin_log_anew(self, anchor: Anchor) -> None:
+        self.log.close(clean=False)
+        EntryLog.begin_anew(self._disk, self.settings.root, anchor)
+        self.log = EntryLog.open(
+            self._disk, self.settings.root, segment_bytes=self.settings.segment_bytes
+        )
+        self.restored_commit_index = anchor.first_index - 1
+
+    def _forget_derived(self) -> None:
+        self.queues.close()
+        self.key_index.close()
+        self._disk.remove_tree(self.paths.consumequeue)
+        self._disk.remove_tree(self.paths.index)
+        self._open_derived()
+
+    # -- snapshots of a leader -------------------------------------------------------------
+
+    @property
+    def refilling(self) -> bool:
+        """Whether the tables are ahead of the log: nothing is read here, nobody led."""
+        return self.derived_index < self.tables.applied_index
+
+    def install(self, data: Buffer) -> None:
+        """Replace everything by a leader's snapshot; the log begins anew at its floor.
+
+        Blocking. Nobody may flush, checkpoint or read meanwhile; `log`, `queues` and `key_index`
+        are new objects afterwards, `tables` is the same one. A crash at any moment is finished
+        at the next open.
+
+        Raises:
+            CorruptStoreError: *data* is not a snapshot. Nothing changed.
+            DiskFullError, FlushFailedError: The node must stop; the next open goes on.
+        """
+        loaded = self._decoded(data)
+        self._disk.replace(self.paths.install, data)
+        self._begin_log_anew(loaded.floor)
+        self._refill_from(loaded)
+        self._reserve()
+
+    def drop_before_floor(self, floor: Anchor) -> int:
+        """Remove what stands before *floor*, the floor of a written checkpoint; return bytes."""
+        if floor.first_index > self.log.durable_index or self.refilling:
+            return 0
+        dropped = self.log.drop_before(floor)
+        if dropped:
+            for queue in self.queues.queues():
+                bounds = self.tables.queues.get((queue.topic, queue.queue_id))
+                if bounds:
+                    queue.delete_before(bounds.min_offset)
+            self.key_index.delete_before(floor.position)
+        return dropped
+
+    def _first_kept(self, topic: str, queue_id: int, bounds: QueueBounds) -> int:
+        """Return the first offset of a queue whose message stands at or after the floor."""
+        queue, floor = self.queues.queue(topic, queue_id), self.tables.floor.position
+        low, high = bounds.min_offset, bounds.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if int(queue.read(middle, 1)[0]["phy_offset"]) < floor:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _reserve(self) -> None:
         if not self.log.needs_reserve:
@@ -158,7 +277,7 @@ class ReplicaStore:
             log.error("no_space_for_next_segment", error=str(error))
 
     def _replay(self) -> int:
-        first = self.tables.applied_index + 1
+        first = self.derived_index + 1
         for index in range(first, self.restored_commit_index + 1):
             self.apply(index)
         return self.restored_commit_index + 1 - first
@@ -176,16 +295,34 @@ class ReplicaStore:
         if header.index != index:
             raise InvariantBroken(f"entry {header.index} stands where {index} should")
         derived = derive(frame, header, delay_ms=self._delays)
+        if index <= self.tables.applied_index:
+            self._derive_again(derived)
+            self.derived_index = index
+            return Applied(index, [], [], topics_changed=False, deleted_topics=())
         applied = apply_entry(self.tables, frame, header, derived)
         for units in applied.units:
             self.queues.queue(units.topic, units.queue_id).put(units.first, units.units)
+        self.derived_index = index
         if len(derived.key_hashes):
             self.key_index.put_bulk(
                 derived.key_hashes, derived.key_phy_offsets, derived.key_store_times
             )
         for topic in applied.deleted_topics:
             self.queues.delete_topic(topic)
+        if applied.floor_moved:
+            raise_min_offsets(self.tables, self._first_kept)
         return applied
+
+    def _derive_again(self, derived: Derived) -> None:
+        # The tables know this entry already: units and keys only, of queues that still exist.
+        for topic, queue_id, where in derived.groups:
+            if (topic, queue_id) in self.tables.queues and len(derived.queue_offset[where]):
+                first = int(derived.queue_offset[where][0])
+                self.queues.queue(topic, queue_id).put(first, derived.units[where])
+        if len(derived.key_hashes):
+            self.key_index.put_bulk(
+                derived.key_hashes, derived.key_phy_offsets, derived.key_store_times
+            )
 
     def begin_checkpoint(self, commit_index: int) -> Checkpointing | None:
         """Take the picture that the next start begins from; None when nothing is new.
@@ -195,7 +332,7 @@ class ReplicaStore:
         """
         index = min(commit_index, self.log.durable_index)
         tables = self.tables
-        if index < self.log.first_index or tables.applied_index > index:
+        if self.refilling or index < self.log.first_index or tables.applied_index > index:
             return None
         mark = Mark(
             index=index,
@@ -208,6 +345,7 @@ class ReplicaStore:
             store=self,
             mark=mark,
             tables=snapshot(tables),
+            floor=tables.floor,
             flushes=(self.queues.begin_flush(), self.key_index.begin_flush()),
             checkpoint=Checkpoint(
                 physic_msg_timestamp_ms=tables.last_store_time_ms,
@@ -242,6 +380,7 @@ class Checkpointing:
     store: ReplicaStore
     mark: Mark
     tables: bytes
+    floor: Anchor
     flushes: tuple[ConsumeQueueFlush, KeyIndexFlush]
     checkpoint: Checkpoint
 
@@ -259,3 +398,4 @@ class Checkpointing:
         store._disk.replace(store.paths.snapshot, self.tables)
         store._mark_slots.store(self.mark.encode())
         store._checkpoint_file.store(self.checkpoint)
+        store._disk.unlink(store.paths.install)
