@@ -68,7 +68,7 @@ class Groups:
     ) -> None:
         self.root = root
         self.disks: dict[str, Disk] = defaultdict(disks)
-        self.executor: Executor = InlineExecutor()
+        self.executors: dict[str, Executor] = defaultdict(InlineExecutor)
         self.sync_flush = True
         self.nursery = nursery
         self.network = MemoryNetwork()
@@ -110,7 +110,7 @@ class Groups:
             clock=clock,
             rng=self.rng,
             network=self.network.view(name),
-            executor=self.executor,
+            executor=self.executors[name],
         )
         scope = trio.CancelScope()
 

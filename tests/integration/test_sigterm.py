@@ -1,0 +1,180 @@
+"""SIGTERM under load: what is in work is answered, nothing is lost, the next start replays nothing.
+
+Real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from commitlog.errors import MQError
+from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
+from dledger.cli.log_verify import verify_store
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 64 << 20,
+    "store.max_hash_slot_num": 100_000,
+    "store.max_index_num": 1_000_000,
+}
+SENDERS = 32
+ENOUGH = 500
+"""Acknowledged sends before and after the signal, so that it comes under load."""
+
+
+@dataclass
+class Sends:
+    """What the senders were told."""
+
+    acknowledged: list[bytes] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Failed sends by outcome."""
+    texts: set[str] = field(default_factory=set)
+    stop: bool = False
+
+    async def run(self, producer: Producer, number: int) -> None:
+        """Send until told to stop."""
+        sent = 0
+        while not self.stop:
+            body = b"%d-%d" % (number, sent)
+            sent += 1
+            try:
+                await producer.send(Message("t", body))
+            except MQError as error:
+                self.refused[error.outcome] += 1
+                self.texts.add(str(error))
+                await trio.sleep(0.05)
+            else:
+                self.acknowledged.append(body)
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many sends were acknowledged."""
+        with trio.fail_after(60):
+            while len(self.acknowledged) < count:
+                await trio.sleep(0.01)
+
+
+def abort_file(node: Node) -> Path:
+    assert node.store_path is not None
+    return node.store_path / "abort"
+
+
+def last_start(node: Node) -> dict[str, object]:
+    lines = [json.loads(x) for x in node.log_path.read_text().splitlines() if x.startswith("{")]
+    started: dict[str, object] = [x for x in lines if x["event"] == "broker_started"][-1]
+    return started
+
+
+async def read_all(cluster: LocalCluster) -> list[bytes]:
+    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
+        queues = await consumer.fetch_message_queues("t")
+        found = []
+        async for _, result in consumer.drain(queues):
+            found += [bytes(message.body) for message in result.messages]
+        return found
+
+
+async def test_sigterm_of_the_leader_under_load_fails_no_send_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=4)
+        sends = Sends()
+        leader = await cluster.wait_leader()
+        node = cluster.brokers[leader]
+        config = ProducerConfig(send_timeout_s=20)
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            Producer(client, "p", config) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(SENDERS):
+                nursery.start_soon(sends.run, producer, number)
+            await sends.reach(ENOUGH)
+            assert abort_file(node).exists()
+            assert await cluster.stop(leader) == 0
+            assert not abort_file(node).exists()
+            await sends.reach(len(sends.acknowledged) + ENOUGH)
+            sends.stop = True
+        assert (sends.refused, sends.texts) == (Counter(), set())
+        found = Counter(await read_all(cluster))
+        assert [body for body in sends.acknowledged if not found[body]] == []
+        await cluster.start(leader)
+        await cluster.wait_caught_up(leader)
+        assert last_start(node)["replayed"] == 0
+        assert last_start(node)["unclean"] is False
+    for node in cluster.brokers.values():
+        assert not abort_file(node).exists()
+        assert node.store_path is not None
+        assert verify_store(node.store_path).problems == []
+
+
+async def test_sigterm_of_a_broker_alone_answers_every_send(tmp_path: Path) -> None:
+    """Nobody takes over: a send is acknowledged, or it was not stored. Unknown would be a loss."""
+    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=4)
+        sends = Sends()
+        config = ProducerConfig(send_timeout_s=1.5, retry_unknown=False)
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            Producer(client, "p", config) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(SENDERS):
+                nursery.start_soon(sends.run, producer, number)
+            await sends.reach(ENOUGH)
+            assert await cluster.stop("n0") == 0
+            sends.stop = True
+        assert set(sends.refused) <= {"not_stored"}, sends.texts
+        await cluster.start("n0")
+        await cluster.wait_healthy()
+        assert last_start(cluster.brokers["n0"])["replayed"] == 0
+        # All that was acknowledged, and nothing that was refused.
+        assert Counter(await read_all(cluster)) == Counter(sends.acknowledged)
+
+
+async def test_a_kill_leaves_the_abort_file_and_the_next_start_says_so(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+        node = cluster.brokers["n0"]
+        await cluster.kill("n0", signal.SIGKILL)
+        assert abort_file(node).read_text().isdigit()
+        await cluster.start("n0")
+        await cluster.wait_healthy()
+        assert last_start(node)["unclean"] is True
+
+
+async def test_a_second_signal_does_not_wait_and_still_loses_nothing(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=4)
+        sends = Sends()
+        config = ProducerConfig(send_timeout_s=1.5)
+        node = cluster.brokers["n0"]
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            Producer(client, "p", config) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(SENDERS):
+                nursery.start_soon(sends.run, producer, number)
+            await sends.reach(ENOUGH)
+            assert node.process is not None
+            node.process.send_signal(signal.SIGTERM)
+            await cluster.kill("n0", signal.SIGTERM)
+            sends.stop = True
+        await cluster.start("n0")
+        await cluster.wait_healthy()
+        found = Counter(await read_all(cluster))
+        assert [body for body in sends.acknowledged if not found[body]] == []
