@@ -161,7 +161,7 @@ def parse_header(buf: Buffer, offset: int = 0) -> EntryHeader:
     body_start = ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * record_count
     if size < body_start + MIN_RECORD_BYTES * record_count:
         raise CorruptEntryError(f"entry {index}: {size} bytes cannot hold {record_count} records")
-    if (kind == KIND_RECORDS) != (record_count > 0) and kind != KIND_CONFIG:
+    if (kind == KIND_RECORDS) != (record_count > 0):
         raise CorruptEntryError(f"entry {index} of kind {kind} has {record_count} records")
     return EntryHeader(
         size=size,
@@ -301,6 +301,25 @@ def seal_no_op(index: int, term: int, position: int, prev_chain: int, store_time
     frame = bytearray(ENTRY_HEADER_BYTES)
     _write_header(frame, KIND_NO_OP, index, term, position, 0, prev_chain, store_time_ms)
     return bytes(frame)
+
+
+def seal_config(
+    body: Buffer, *, index: int, term: int, position: int, prev_chain: int, store_time_ms: int
+) -> bytes:
+    """Return the frame of an entry that holds a list of members and no records.
+
+    Args:
+        body: The list, encoded; the same list must give the same bytes.
+    """
+    frame = bytearray(ENTRY_HEADER_BYTES)
+    frame += memoryview(body)
+    _write_header(frame, KIND_CONFIG, index, term, position, 0, prev_chain, store_time_ms)
+    return bytes(frame)
+
+
+def config_body(frame: Buffer, header: EntryHeader) -> bytes:
+    """Return the encoded list of members in a verified entry of kind `KIND_CONFIG`."""
+    return bytes(memoryview(frame)[header.body_start : header.size])
 
 
 def _size_table(view: memoryview, header: EntryHeader) -> npt.NDArray[np.uint32]:

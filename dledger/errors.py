@@ -6,6 +6,8 @@
     ├── NotLeaderError        this node may not append; the hint says who may
     ├── PendingFullError      too much is waiting for a majority already
     ├── ShuttingDownError     the node drains and takes nothing new
+    ├── ChangeRefusedError    a change of the members that no rule allows
+    ├── ChangePendingError    a change of the members that must wait for another one
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
 
 ``condition`` is the row of :mod:`remoting.protocol.outcome` that tells a client.
@@ -68,3 +70,16 @@ class UnknownOutcomeError(ReplicationError):
     refresh_route = True
     outcome = "unknown"
     condition = Condition.LEADERSHIP_LOST
+
+
+class ChangeRefusedError(ReplicationError):
+    """The list of members may not be changed like this. Nothing was changed."""
+
+    condition = Condition.BAD_REQUEST
+
+
+class ChangePendingError(ReplicationError):
+    """The members cannot be changed now: another change comes first. Nothing was changed."""
+
+    retriable = True
+    condition = Condition.NOT_READY

@@ -7,15 +7,19 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
+from commitlog.derive import derive
 from commitlog.entry import (
     ENTRY_HEADER_BYTES,
+    KIND_CONFIG,
     KIND_NO_OP,
     KIND_RECORDS,
     RecordBatch,
     Run,
+    config_body,
     parse_header,
     record_sizes,
     record_starts,
+    seal_config,
     seal_entry,
     seal_no_op,
     verify_frame,
@@ -218,3 +222,18 @@ def test_a_record_lies_where_its_start_says() -> None:
     frame = seal(batch(("T1", 0, 3)), queue_offsets=[0])
     starts = record_starts(frame, parse_header(frame))
     assert [decode_record(frame, int(start)).body for start in starts] == [b"0", b"1", b"2"]
+
+
+def test_a_list_of_members_is_an_entry_without_records() -> None:
+    frame = seal_config(
+        b"members", index=3, term=2, position=144, prev_chain=9, store_time_ms=1_795_147_871_927
+    )
+    header = parse_header(frame)
+    verify_frame(frame, header, 9)
+    assert (header.kind, header.record_count, header.size) == (KIND_CONFIG, 0, 72 + 7)
+    assert config_body(frame, header) == b"members"
+    assert derive(frame, header).groups == []
+    broken = bytearray(frame)
+    broken[-1] ^= 1
+    with pytest.raises(CorruptEntryError, match="does not fit its checksum"):
+        verify_frame(broken, header, 9)
