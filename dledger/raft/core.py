@@ -127,6 +127,11 @@ class _CappedMatch(dict[Node, int]):
     def __getitem__(self, node: Node) -> int:
         return min(super().__getitem__(node), self._journal.stable_index)
 
+    def __setitem__(self, node: Node, index: int) -> None:
+        # The library compares with what it reads, the capped value, and would take a late lower
+        # answer for news. Only a new reign begins again at 0.
+        super().__setitem__(node, max(index, super().get(node, 0)) if index else 0)
+
 
 class _Outbox(Transport):
     """The library's Transport: hands every message to the node instead of a socket."""
@@ -196,6 +201,7 @@ class RaftCore:
         self._guards = guards
         self._nodes = {peer: Node(peer) for peer in sorted(peer_ids)}
         self._outbox = _Outbox(send)
+        self._connected: set[str] = set()
         conf = SyncObjConf(
             autoTick=False,
             raftMinTimeout=NEVER_S,
@@ -287,7 +293,10 @@ class RaftCore:
             self._outbox._onMessageReceived(node, message)
 
     def campaign(self) -> None:
-        """Stand for election now, in the next term."""
+        """Stand for election now, in the next term; nothing happens while nobody is connected."""
+        if self._nodes and not self._connected:
+            # The library would wait for a connection and then depose whoever leads.
+            return
         self.step(self._known_leader(), {"type": "timeout_now", "term": self.term})
         self.tick()
 
@@ -323,9 +332,15 @@ class RaftCore:
         """Tell the library that the link to *peer* is up or down."""
         with self._ambient():
             if up:
+                self._connected.add(peer)
                 self._outbox._onNodeConnected(self._nodes[peer])
             else:
+                self._connected.discard(peer)
                 self._outbox._onNodeDisconnected(self._nodes[peer])
+
+    def forget_match(self, peer: str) -> None:
+        """Count nothing of what *peer* has acknowledged: it may have lost it."""
+        vars(self._library)["_SyncObj__raftMatchIndex"][self._nodes[peer]] = 0
 
 
 class _Entered:

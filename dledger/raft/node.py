@@ -25,7 +25,12 @@ from typing import Any, Final
 import structlog
 
 from commitlog.entry_log import EntryLog
-from commitlog.errors import DiskFullError, LocalProtocolError, RemoteProtocolError
+from commitlog.errors import (
+    DiskFullError,
+    FlushFailedError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
 from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
@@ -197,6 +202,8 @@ class RaftNode:
         self.agree_wake = Wakeup()
         self.noop_index = 0
         self.elections = 0
+        self._failure: Exception | None = None
+        self._refilled_at = (0, 0)
         self._reign = 0
         self._beat = 0
         self._pre_ballot = Ballot(0)
@@ -282,7 +289,14 @@ class RaftNode:
         return self.core.append(proposal)
 
     def settle(self) -> None:
-        """Finish an event: elect, count, release, wake, tell the owner."""
+        """Finish an event: elect, count, release, wake, tell the owner.
+
+        Raises:
+            StoreError, InvariantBroken: This node must stop. Every later call raises the same, so
+                whoever took the first one for an error of its own stops nothing from stopping.
+        """
+        if self._failure is not None:
+            raise self._failure
         if self._settling:
             return
         self._settling = True
@@ -290,8 +304,15 @@ class RaftNode:
             self._tick()
             self._flush_at_once()
             self._on_settled()
+        except OSError as error:
+            raise self._disk_failed(error) from error
+        except Exception as error:
+            self._failure = error
+            raise
         finally:
             self._settling = False
+        if self.doubtful:
+            self._end_doubt()
         self._release_held()
         self._release_acks()
         if not self._term_vote.is_durable or self.journal.has_unflushed:
@@ -319,12 +340,21 @@ class RaftNode:
             self._executor.run_inline(ticket.run, kind=FLUSH)
             self.journal.log.complete_flush(ticket)
 
-    def _tick(self) -> None:
+    def _disk_failed(self, error: OSError) -> FlushFailedError:
+        # By its type it would pass for the error of a connection, which is just made anew.
+        failure = self._failure = FlushFailedError(f"the disk failed: {error}")
+        return failure
+
+    def _elect(self, act: Callable[[], None]) -> None:
+        """Do what may make this member leader; one whose first entry does not fit is none."""
         try:
-            self.core.tick()
+            act()
         except DiskFullError as error:
             log.error("election_won_without_space", term=self.term, error=str(error))
             self.core.observe_term(self.term + 1)
+
+    def _tick(self) -> None:
+        self._elect(self.core.tick)
         if self.is_leader and self._reign != self.term:
             self._begin_reign()
         elif not self.is_leader and self._reign:
@@ -389,6 +419,8 @@ class RaftNode:
             return
         if owed.term != self.term or owed.generation != self.journal.log.generation:
             self._owed = None
+            return
+        if self.guards.durable_before_promise and not self._term_vote.is_durable:
             return
         index = min(owed.verified, self.journal.stable_index)
         if index > owed.acked:
@@ -465,6 +497,8 @@ class RaftNode:
         self.heard(hello)
         state = self.peers[peer]
         state.up.add(channel)
+        if hello.doubtful:
+            self.core.forget_match(peer)
         if channel == "control":
             self.core.connected(peer, True)
         elif self.is_leader and peer in self.replicator.peers:
@@ -558,11 +592,7 @@ class RaftNode:
     def _campaign(self) -> None:
         log.info("campaign", group=self.settings.group, term=self.term + 1)
         self._ballot = Ballot(self.term + 1)
-        try:
-            self.core.campaign()
-        except DiskFullError as error:
-            log.error("election_won_without_space", term=self.term, error=str(error))
-            self.core.observe_term(self.term + 1)
+        self._elect(self.core.campaign)
         self.settle()
 
     def _may_vote(self) -> bool:
@@ -634,12 +664,27 @@ class RaftNode:
             # What did not fit is not acknowledged; the leader sends it again.
             log.error("append_without_space", peer=peer, error=str(error))
             return
+        except OSError as error:
+            raise self._disk_failed(error) from error
         self._owe(peer, plan.verified)
-        on_disk = min(plan.verified, self.journal.log.durable_index)
-        if self.doubtful and on_disk >= commit_index > self.journal.anchor_index:
-            # The leader has committed an entry of its own term, and all up to it is here again.
-            self.doubtful = self.journal.term_at(commit_index) != frame.term
-            self.damaged = self.damaged and self.doubtful
+        if self.doubtful and plan.verified >= commit_index > self.journal.anchor_index:
+            self._refilled_at = (frame.term, commit_index)
+
+    def _end_doubt(self) -> None:
+        """Be a full voter again once a leader's own entry is committed and all up to it is here."""
+        if self.is_leader:
+            term, index = self.term, min(self.commit_index, self.journal.log.durable_index)
+            ended = index >= self.noop_index > 0
+        else:
+            term, index = self._refilled_at
+            ended = (
+                term == self.term
+                and self.journal.log.durable_index >= index > 0
+                and self.journal.term_at(index) == term
+            )
+        if ended:
+            log.info("doubt_ended", group=self.settings.group, term=term, index=index)
+            self.doubtful = self.damaged = False
 
     def _owe(self, leader: str, verified: int) -> None:
         owed, generation = self._owed, self.journal.log.generation
@@ -712,7 +757,7 @@ class RaftNode:
             self._is_voter(peer) and self._ballot.grant(term, peer)
         ):
             return
-        self.core.step(peer, {"type": "response_vote", "term": term})
+        self._elect(lambda: self.core.step(peer, {"type": "response_vote", "term": term}))
 
     def _on_pre_vote(self, peer: str, term: int, last_index: int, last_term: int) -> None:
         granted = (

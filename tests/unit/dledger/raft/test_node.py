@@ -1,0 +1,221 @@
+"""A member in corners the plans do not reach: full disks, lost promises, late answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commitlog.errors import DiskFullError, FlushFailedError
+from dledger.raft.wire import Kind, PeerFrame
+from tests.harness.raft_cluster import Cluster, Member
+
+
+def ack(term: int, index: int) -> PeerFrame:
+    return PeerFrame(Kind.APPEND_REPLY, term, 1, 1, [True, index], memoryview(b""))
+
+
+def full(*_: object, **__: object) -> None:
+    raise DiskFullError("no space")
+
+
+def flush_log_only(member: Member) -> None:
+    """Make the log durable while term and vote are still on their way to the disk."""
+    ticket = member.log.begin_flush()
+    assert ticket is not None
+    ticket.run()
+    member.log.complete_flush(ticket)
+    member.node.settle()
+
+
+def reconnect(cluster: Cluster, name: str) -> None:
+    """Make all connections from and to *name* anew."""
+    node = cluster.node(name)
+    for other in cluster.names:
+        if other != name:
+            for channel in ("control", "data"):
+                cluster.node(other).link_up(name, channel, node.hello(channel))
+                node.link_up(other, channel, cluster.node(other).hello(channel))
+
+
+def test_a_candidate_that_wins_without_space_steps_down_and_another_can_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.members["n0"].log, "append", full)
+        cluster.clock.now_s += 10.0
+        cluster.node("n0").stand()
+        cluster.run()
+    assert not cluster.node("n0").is_leader
+    assert cluster.node("n0").term == 2
+    cluster.node("n1").stand()  # asks in term 2 and learns that n0 has left it behind
+    cluster.run()
+    leader = cluster.elect("n1")
+    cluster.append("n1", b"x")
+    cluster.beat("n1")
+    cluster.beat("n1")
+    assert cluster.node("n0").commit_index == leader.journal.last_index
+
+
+def test_an_error_of_the_disk_stops_the_node_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OSError must not pass for that of a connection, which is only made anew."""
+    cluster = Cluster(tmp_path, 1)
+    node = cluster.elect("n0")
+
+    def broken() -> None:
+        raise OSError(5, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "_on_settled", broken)
+        with pytest.raises(FlushFailedError, match="input/output error"):
+            node.settle()
+    with pytest.raises(FlushFailedError, match="input/output error"):
+        node.settle()
+
+
+def test_an_error_of_the_disk_under_an_append_stops_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(cluster.members["n1"].log, "append", broken)
+    cluster.append("n0", b"x")
+    with pytest.raises(FlushFailedError, match="input/output error"):
+        cluster.run()
+
+
+def test_a_late_lower_acknowledgement_takes_nothing_back(tmp_path: Path) -> None:
+    """It would be the last one: the follower has answered for all it has."""
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.cut = {("n0", "n2"), ("n2", "n0")}
+    cluster.members["n0"].flushes_by_itself = False
+    cluster.append("n0", b"a")
+    last = cluster.append("n0", b"b")
+    cluster.run()
+    assert leader.replicator.peers["n1"].match_index == last
+    leader.receive("n1", ack(leader.term, last - 1))
+    cluster.members["n0"].flush()
+    assert leader.commit_index == last
+
+
+def test_a_campaign_that_reaches_nobody_does_not_begin_later(tmp_path: Path) -> None:
+    """The library would keep it for the moment of the next connection, whoever leads by then."""
+    cluster = Cluster(tmp_path)
+    node = cluster.node("n0")
+    cluster.clock.now_s += 10.0
+    node.stand()
+    cluster.step()
+    for name in ("n1", "n2"):
+        cluster.collect(name)
+    replies, cluster.post = cluster.post, []
+    assert {letter.frame.kind for letter in replies} == {Kind.PRE_VOTE_REPLY}
+    for peer in ("n1", "n2"):
+        node.link_down(peer, "control")
+    for letter in replies:
+        cluster.deliver(letter)
+    node.link_up("n1", "control", cluster.node("n1").hello("control"))
+    assert (node.term, cluster.post) == (0, [])
+
+
+def test_an_acknowledgement_waits_for_the_term_it_is_given_in(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    follower = cluster.members["n2"]
+    follower.flushes_by_itself = False
+    leader = cluster.elect("n1")
+    assert (follower.node.term, follower.term_vote.is_durable) == (2, False)
+    flush_log_only(follower)
+    cluster.run()
+    assert leader.replicator.peers["n2"].match_index == 0
+    follower.flush()
+    cluster.run()
+    assert leader.replicator.peers["n2"].match_index == leader.journal.last_index
+
+
+# -- doubt ---------------------------------------------------------------------------------
+
+
+def test_a_refilled_member_votes_again_although_nothing_more_is_written(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    cluster.cut = {("n0", "n2"), ("n2", "n0")}
+    cluster.append("n0", b"x")
+    cluster.run()
+    cluster.beat("n0")
+    cluster.cut = set()
+    member = cluster.members["n2"]
+    member.node.doubtful = member.node.damaged = True
+    member.flushes_by_itself = False
+    reconnect(cluster, "n2")
+    cluster.clock.now_s += 0.1
+    cluster.beat("n0")
+    assert member.log.last_index == cluster.node("n0").commit_index
+    assert member.node.doubtful
+    member.flush()
+    assert not member.node.doubtful
+    assert not member.node.damaged
+
+
+def test_a_leader_in_doubt_is_so_no_longer_once_its_own_entry_is_committed(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path)
+    for name in cluster.names:
+        cluster.node(name).doubtful = True
+    for name in cluster.names:
+        reconnect(cluster, name)
+    cluster.elect("n0")
+    cluster.beat("n0")
+    assert [cluster.node(name).doubtful for name in cluster.names] == [False, False, False]
+
+
+def test_what_a_member_acknowledged_before_it_lost_its_promises_counts_no_more(
+    tmp_path: Path,
+) -> None:
+    """Five voters: with the lost copy counted, two copies would pass for three."""
+    cluster = Cluster(tmp_path, 5)
+    leader = cluster.elect("n0")
+    cluster.cut = {(a, b) for a in cluster.names for b in ("n3", "n4")}
+    cluster.members["n2"].flushes_by_itself = False
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    assert leader.replicator.peers["n1"].match_index == index
+    assert leader.commit_index == index - 1
+    lost = cluster.members["n1"].log
+    lost.truncate_from(index)
+    lost.close()
+    cluster.start("n1").node.doubtful = True
+    cluster.cut |= {("n0", "n1")}
+    reconnect(cluster, "n1")
+    cluster.members["n2"].flush()
+    cluster.run()
+    assert leader.replicator.peers["n2"].match_index == index
+    assert leader.commit_index == index - 1
+    cluster.cut -= {("n0", "n1")}
+    reconnect(cluster, "n1")
+    cluster.beat("n0")
+    assert leader.commit_index == index
+
+
+def test_a_log_behind_its_term_record_is_opened_in_the_newer_term(tmp_path: Path) -> None:
+    """A power cut may keep entries of a term whose record it took: nobody leads in it twice."""
+    cluster = Cluster(tmp_path, 1)
+    cluster.elect("n0")
+    cluster.append("n0", b"x")
+    member = cluster.members["n0"]
+    member.log.close()
+    (tmp_path / "n0" / "vote").unlink()
+    again = cluster.start("n0").node
+    assert again.term == 1
+    cluster.clock.now_s += 10.0
+    again.stand()
+    cluster.members["n0"].flush()
+    assert (again.is_leader, again.term) == (True, 2)
