@@ -101,10 +101,21 @@ def _columns(operations: Iterable[Operation]) -> QueueColumns:
     read = np.array(reads, dtype=np.int64).reshape(-1, 6)
     look = np.array(seen, dtype=np.int64).reshape(-1, 3)
     return QueueColumns(
-        *(send[:, place] for place in range(5)),
-        send[:, 5].astype(np.bool_),
-        *(read[:, place] for place in range(6)),
-        *(look[:, place] for place in range(3)),
+        send_id=send[:, 0],
+        send_call=send[:, 1],
+        send_ret=send[:, 2],
+        send_off=send[:, 3],
+        send_value=send[:, 4],
+        send_failed=send[:, 5].astype(np.bool_),
+        read_id=read[:, 0],
+        read_call=read[:, 1],
+        read_ret=read[:, 2],
+        found_off=read[:, 3],
+        found_count=read[:, 4],
+        end=read[:, 5],
+        seen_id=look[:, 0],
+        seen_off=look[:, 1],
+        seen_value=look[:, 2],
     )
 
 
@@ -290,9 +301,7 @@ def _check_times(columns: QueueColumns, subject: str) -> list[Violation]:
             continue
         i = int(np.argmax(lo[: at + 1]))
         j = at + int(np.argmin(hi[at:]))
-        found.append(
-            _witness(columns, send_off, filler, i, j, int(lo[i]), int(hi[j]), subject)
-        )
+        found.append(_witness(columns, send_off, filler, i, j, int(lo[i]), int(hi[j]), subject))
         explained = j
         if len(found) == REPORTED_MAX:
             break

@@ -67,9 +67,7 @@ def send(op_id: int, off: int, call: int, ret: int, *, outcome: Outcome = Outcom
     )
 
 
-def pull(
-    op_id: int, off: int, values: tuple[int, ...], end: int, call: int, ret: int
-) -> Operation:
+def pull(op_id: int, off: int, values: tuple[int, ...], end: int, call: int, ret: int) -> Operation:
     return Operation(
         op_id, op_id, op_id, -1, F.PULL, Outcome.OK, call, ret, TOPIC, 0, off, len(values), end,
         0, values=values,

@@ -1,0 +1,116 @@
+"""Delayed messages: never early, exactly once into their queue, none lost.
+
+A send with a delay is acknowledged by the schedule log; it shows in its topic later. Its value is
+looked for in what was pulled and in what the replicas hold when the run is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome
+
+NAME: Final = "delayed"
+
+EARLY: Final = "delivered early"
+TWICE: Final = "delivered twice"
+NOT_DELIVERED: Final = "delayed message lost"
+ABORTED: Final = "aborted delayed message"
+REPORTED_MAX: Final = 8
+
+_Place = tuple[str, int, int]
+
+
+def check_history(history: History, *, clock_error_ns: int = 0, drained: bool = True) -> Verdict:
+    """Return the verdict over the delayed sends of a history.
+
+    Args:
+        clock_error_ns: How far brokers' clocks may be ahead of the history's.
+        drained: The run ended with everything due and delivered, so what is missing is lost.
+    """
+    sends = {op.value: op for op in history.operations if op.f == F.SEND and op.due_ns != NOTHING}
+    found: list[Violation] = []
+    places: dict[int, dict[_Place, int]] = {}
+    first_seen: dict[int, Operation] = {}
+    for op in history.operations:
+        if op.f != F.PULL or op.outcome != Outcome.OK:
+            continue
+        for place, value in enumerate(op.values):
+            if value not in sends:
+                continue
+            places.setdefault(value, {})[op.topic, op.queue, op.off + place] = op.op_id
+            known = first_seen.get(value)
+            if known is None or op.ret_ns < known.ret_ns:
+                first_seen[value] = op
+    for read in history.replica_reads:
+        for place, value in enumerate(read.values):
+            if value in sends:
+                at = (read.topic, read.queue, read.min_off + place)
+                places.setdefault(value, {}).setdefault(at, NOTHING)
+    found += _early(sends, first_seen, clock_error_ns)
+    found += _twice_or_aborted(sends, places)
+    if drained:
+        found += _lost(sends, places)
+    acked = sum(op.outcome == Outcome.OK for op in sends.values())
+    late = [
+        first_seen[value].ret_ns - op.due_ns for value, op in sends.items() if value in first_seen
+    ]
+    counts = {
+        "sends": len(sends),
+        "acknowledged": acked,
+        "seen": len(places),
+        "unknown_seen": sum(sends[value].outcome == Outcome.INFO for value in places),
+        "late_ms_max": max(late, default=0) // 1_000_000,
+    }
+    return judge(NAME, found, counts, looked_at=acked)
+
+
+def _early(
+    sends: dict[int, Operation], first_seen: dict[int, Operation], clock_error_ns: int
+) -> list[Violation]:
+    return [
+        Violation(
+            EARLY,
+            f"{seen.topic}/{seen.queue}",
+            f"value {value} was seen {(sends[value].due_ns - seen.ret_ns) / 1e6:.1f} ms before it "
+            "was due",
+            (sends[value].op_id, seen.op_id),
+            at_ns=seen.ret_ns,
+        )
+        for value, seen in first_seen.items()
+        if seen.ret_ns < sends[value].due_ns - clock_error_ns
+    ][:REPORTED_MAX]
+
+
+def _twice_or_aborted(
+    sends: dict[int, Operation], places: dict[int, dict[_Place, int]]
+) -> list[Violation]:
+    found: list[Violation] = []
+    for value, where in places.items():
+        send = sends[value]
+        witnesses = (send.op_id, *(op_id for op_id in where.values() if op_id != NOTHING))[:3]
+        subject = f"{send.topic}/{send.queue}"
+        if len(where) > 1:
+            shown = ", ".join(f"{topic}/{queue}@{off}" for topic, queue, off in sorted(where))
+            found.append(Violation(TWICE, subject, f"value {value} is at {shown}", witnesses))
+        if send.outcome == Outcome.FAIL:
+            text = f"value {value} was delivered, but its send certainly failed"
+            found.append(Violation(ABORTED, subject, text, witnesses))
+    return found[:REPORTED_MAX]
+
+
+def _lost(sends: dict[int, Operation], places: Iterable[int]) -> list[Violation]:
+    seen = set(places)
+    return [
+        Violation(
+            NOT_DELIVERED,
+            f"{op.topic}/{op.queue}",
+            f"value {value} was acknowledged and never delivered",
+            (op.op_id,),
+            at_ns=op.call_ns,
+        )
+        for value, op in sends.items()
+        if op.outcome == Outcome.OK and value not in seen
+    ][:REPORTED_MAX]

@@ -1,0 +1,77 @@
+"""Multiset algebra over everything sent and everything there: the cheap first look at a run.
+
+lost = acknowledged and not there; unexpected = there and never attempted; duplicated = there more than
+once; recovered = there although the acknowledgement never came.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import NOTHING, F, History, Outcome
+
+NAME: Final = "total_queue"
+
+LOST: Final = "acknowledged message lost"
+UNEXPECTED: Final = "message nobody sent"
+DUPLICATED: Final = "message stored twice"
+FAILED_BUT_THERE: Final = "failed message stored"
+REPORTED_MAX: Final = 8
+
+
+def check_history(history: History, *, node: str | None = None) -> Verdict:
+    """Return the verdict over what one replica held at the end.
+
+    Args:
+        node: Which replica; None: the first one read.
+    """
+    reads = history.replica_reads
+    if not reads:
+        return judge(NAME, (), {}, looked_at=0)
+    chosen = node or reads[0].node
+    there: Counter[int] = Counter()
+    for read in reads:
+        if read.node == chosen:
+            there.update(value for value in read.values if value != NOTHING)
+    sends = {op.value: op for op in history.operations if op.f == F.SEND}
+    acked = {value for value, op in sends.items() if op.outcome == Outcome.OK}
+    unknown = {value for value, op in sends.items() if op.outcome == Outcome.INFO}
+    kinds = (
+        (LOST, sorted(acked - there.keys()), "was acknowledged and is not there"),
+        (UNEXPECTED, sorted(there.keys() - sends.keys()), "is there and was never sent"),
+        (
+            DUPLICATED,
+            sorted(value for value, count in there.items() if count > 1),
+            "is there more than once",
+        ),
+        (
+            FAILED_BUT_THERE,
+            sorted(there.keys() & (sends.keys() - acked - unknown)),
+            "is there, but its send certainly failed",
+        ),
+    )
+    found: list[Violation] = []
+    for name, values, says in kinds:
+        for value in values[:REPORTED_MAX]:
+            op = sends.get(value)
+            witnesses = () if op is None else (op.op_id,)
+            found.append(
+                Violation(
+                    name,
+                    chosen if op is None else f"{op.topic}/{op.queue}",
+                    f"value {value} {says} ({len(values)} like it)",
+                    witnesses,
+                    at_ns=0 if op is None else op.call_ns,
+                )
+            )
+    counts = {
+        "attempted": len(sends),
+        "acknowledged": len(acked),
+        "unknown": len(unknown),
+        "recovered": len(unknown & there.keys()),
+        "vanished": len(unknown - there.keys()),
+        "there": there.total(),
+    }
+    return judge(NAME, found, counts, looked_at=len(acked))

@@ -1,0 +1,66 @@
+"""Small random histories of one committed offset, and the exhaustive search that judges them."""
+
+from __future__ import annotations
+
+import random
+
+from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+
+
+def random_history(rng: random.Random, size_max: int, *, ascending: bool) -> list[Operation]:
+    """Return a history that really happened to a register, or nearly."""
+    operations: list[Operation] = []
+    now, span, lag = -1, rng.choice((4, 8, 14)), rng.choice((0, 1, 3, 6))
+    size = rng.randint(2, size_max)
+    instants = sorted(rng.randint(0, span) for _ in range(size))
+    for op_id, at in enumerate(instants):
+        call, ret = at - rng.randint(0, lag), at + rng.randint(0, lag)
+        if rng.random() < 0.5:
+            outcome = rng.choices((Outcome.OK, Outcome.INFO, Outcome.FAIL), (6, 3, 1))[0]
+            off = op_id + 10
+            if outcome is Outcome.OK or (outcome is Outcome.INFO and rng.random() < 0.5):
+                now = max(now, off) if ascending else off
+            ret = NEVER if outcome is Outcome.INFO else ret
+            f = F.COMMIT
+        else:
+            f, outcome, off = F.FETCH_COMMIT, Outcome.OK, now
+        operations.append(
+            Operation(op_id, op_id, 0, -1, f, outcome, call, ret, "t", 0, off, group="g")
+        )
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        op = rng.choice(operations)
+        if rng.random() < 0.6:
+            width = 0 if op.ret_ns == NEVER else op.ret_ns - op.call_ns
+            op.call_ns = rng.randint(0, span)
+            op.ret_ns = NEVER if op.ret_ns == NEVER else op.call_ns + width
+        elif op.f == F.FETCH_COMMIT:
+            op.off = rng.choice((-1, *(other.off for other in operations)))
+    return operations
+
+
+def is_linearizable(operations: list[Operation], *, ascending: bool) -> bool:
+    """Decide by trying every order."""
+    must = [op for op in operations if op.outcome == Outcome.OK]
+    every = must + [op for op in operations if op.outcome == Outcome.INFO]
+    need = (1 << len(must)) - 1
+    bits = list(enumerate(every))
+    met: set[tuple[int, int]] = set()
+    stack = [(0, -1)]
+    while stack:
+        state = stack.pop()
+        done, value = state
+        if done & need == need:
+            return True
+        if state in met:
+            continue
+        met.add(state)
+        horizon = min(op.ret_ns for at, op in bits if not done >> at & 1 and at < len(must))
+        for at, op in bits:
+            if done >> at & 1 or op.call_ns > horizon:
+                continue
+            if op.f == F.COMMIT:
+                new = max(value, op.off) if ascending else op.off
+                stack.append((done | 1 << at, new))
+            elif op.off == value:
+                stack.append((done | 1 << at, value))
+    return False

@@ -1,0 +1,97 @@
+"""Both claims about committed offsets against exhaustive search, and planted anomalies."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jepsen_like.checkers import consumer_offsets
+from jepsen_like.checkers.consumer_offsets import check_history, check_maximum, check_register
+from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from tests.harness.offset_histories import is_linearizable, random_history
+
+FAST_BLOCK = 6_000
+SLOW_BLOCK = 50_000
+
+
+def compare(seed: int, count: int, size_max: int, *, ascending: bool) -> tuple[int, int]:
+    rng = random.Random(seed)
+    verdicts = [0, 0]
+    check = check_maximum if ascending else check_register
+    for number in range(count):
+        operations = random_history(rng, size_max, ascending=ascending)
+        violations = check(operations)
+        truth = is_linearizable(operations, ascending=ascending)
+        assert (not violations) == truth, (
+            f"seed {seed}, history {number}: exhaustive search says {truth}, "
+            f"the checker {violations}\n" + "\n".join(map(str, operations))
+        )
+        verdicts[not truth] += 1
+    return verdicts[0], verdicts[1]
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_agrees_with_exhaustive_search(seed: int, ascending: bool) -> None:
+    good, bad = compare(seed, FAST_BLOCK, 7, ascending=ascending)
+    assert good > FAST_BLOCK // 10
+    assert bad > FAST_BLOCK // 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("block", range(4))
+def test_agrees_with_exhaustive_search_on_larger_ones(block: int, ascending: bool) -> None:
+    compare(1_000 + block, SLOW_BLOCK, 8, ascending=ascending)
+
+
+def commit(op_id: int, off: int, call: int, ret: int, outcome: Outcome = Outcome.OK) -> Operation:
+    ends = NEVER if outcome is Outcome.INFO else ret
+    return Operation(op_id, op_id, 0, -1, F.COMMIT, outcome, call, ends, "t", 0, off, group="g")
+
+
+def fetch(op_id: int, off: int, call: int, ret: int) -> Operation:
+    return Operation(
+        op_id, op_id, 0, -1, F.FETCH_COMMIT, Outcome.OK, call, ret, "t", 0, off, group="g"
+    )
+
+
+PLANTED = {
+    consumer_offsets.NEVER_COMMITTED: ([commit(0, 5, 0, 10), fetch(1, 6, 20, 30)], (1,)),
+    consumer_offsets.ABORTED_COMMIT: (
+        [commit(0, 5, 0, 10, Outcome.FAIL), fetch(1, 5, 20, 30)],
+        (0, 1),
+    ),
+    consumer_offsets.BEFORE_COMMIT: ([commit(0, 5, 20, 30), fetch(1, 5, 0, 10)], (0, 1)),
+    consumer_offsets.WENT_BACK: (
+        [commit(0, 5, 0, 10), commit(1, 7, 20, 30), fetch(2, 5, 40, 50)],
+        (0, 1, 2),
+    ),
+    consumer_offsets.NOT_UNIQUE: ([commit(0, 5, 0, 10), commit(1, 5, 20, 30)], (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_anomaly_is_found_by_its_name_with_its_witnesses(name: str) -> None:
+    operations, witnesses = PLANTED[name]
+    verdict = check_history([*operations, fetch(9, -1, -10, -5)])
+    assert [(violation.name, violation.operations) for violation in verdict.violations] == [
+        (name, witnesses)
+    ]
+
+
+def test_a_group_that_reads_nothing_after_its_commit_went_back() -> None:
+    verdict = check_history([commit(0, 5, 0, 10), fetch(1, -1, 20, 30)])
+    assert [violation.name for violation in verdict.violations] == [consumer_offsets.WENT_BACK]
+
+
+def test_a_reset_is_allowed_for_a_register_and_not_for_a_maximum() -> None:
+    rows = [commit(0, 7, 0, 10), commit(1, 5, 20, 30), fetch(2, 5, 40, 50)]
+    assert check_history(rows).is_valid
+    assert [v.name for v in check_maximum(rows)] == [consumer_offsets.WENT_BACK]
+
+
+def test_no_read_proves_nothing() -> None:
+    assert check_history([commit(0, 5, 0, 10)]).validity == "unknown"

@@ -1,0 +1,204 @@
+"""Delayed messages, replicas and the multiset: a clean history, and each anomaly planted in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from jepsen_like.checkers import delayed, replicas, total_queue
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict, merge
+from jepsen_like.history.operation import (
+    NEVER,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaRead,
+    ReplicaState,
+    RunHeader,
+)
+
+NODES = ("n0", "n1", "n2")
+
+
+def clean_history() -> History:
+    """Two sends, one unknown and there, one delayed; three replicas; reads and a commit."""
+    history = History(RunHeader("clean"))
+    history.operations = [
+        Operation(0, 0, 0, -1, F.SEND, Outcome.OK, 0, 10, "t", 0, 0, value=100),
+        Operation(1, 1, 1, -1, F.SEND, Outcome.INFO, 5, NEVER, "t", 0, value=101),
+        Operation(2, 2, 0, -1, F.SEND, Outcome.FAIL, 5, 9, "t", 0, value=102),
+        Operation(3, 3, 0, -1, F.SEND, Outcome.OK, 20, 30, "d", 0, value=103, due_ns=1_000),
+        Operation(4, 4, 2, -1, F.PULL, Outcome.OK, 40, 50, "t", 0, 0, 2, 2, 0, values=(100, 101)),
+        Operation(5, 5, 2, -1, F.PULL, Outcome.OK, 990, 1_100, "d", 0, 0, 1, 1, 0, values=(103,)),
+        Operation(6, 6, 2, -1, F.COMMIT, Outcome.OK, 60, 70, "t", 0, 2, group="g"),
+        Operation(7, 7, 2, -1, F.FETCH_COMMIT, Outcome.OK, 80, 90, "t", 0, 2, group="g"),
+    ]
+    history.replica_reads = [
+        ReplicaRead(2_000, node, topic, 0, 0, values)
+        for node in NODES
+        for topic, values in (("t", (100, 101)), ("d", (103,)))
+    ]
+    history.replica_states = [ReplicaState(2_000, node, 9, 0xC0FFEE, "aa") for node in NODES]
+    return history
+
+
+def names(verdict: Verdict) -> set[str]:
+    return {violation.name for violation in verdict.violations}
+
+
+def test_a_clean_history_is_valid_for_every_checker() -> None:
+    verdicts = check_everything(clean_history())
+    assert {verdict.checker: verdict.validity for verdict in verdicts} == {
+        "queue_log": "valid",
+        "consumer_offsets": "valid",
+        "delayed": "valid",
+        "replicas": "valid",
+        "total_queue": "valid",
+    }
+    whole = merge(verdicts)
+    assert whole.is_valid
+    assert whole.counts["total_queue.recovered"] == 1
+    assert whole.counts["delayed.sends"] == 1
+
+
+def see_early(history: History) -> None:
+    history.operations[5].ret_ns = 999
+
+
+def deliver_twice(history: History) -> None:
+    for at in (1, 3, 5):
+        history.replica_reads[at] = ReplicaRead(2_000, NODES[at // 2], "d", 0, 0, (103, 103))
+
+
+def lose_delayed(history: History) -> None:
+    del history.operations[5]
+    history.replica_reads = [read for read in history.replica_reads if read.topic == "t"]
+
+
+def fail_delayed(history: History) -> None:
+    history.operations[3].outcome = Outcome.FAIL
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (see_early, delayed.EARLY),
+        (deliver_twice, delayed.TWICE),
+        (lose_delayed, delayed.NOT_DELIVERED),
+        (fail_delayed, delayed.ABORTED),
+    ],
+)
+def test_a_planted_delay_anomaly_is_found(plant: Callable[[History], None], name: str) -> None:
+    history = clean_history()
+    plant(history)
+    assert names(delayed.check_history(history)) == {name}
+
+
+def test_clock_error_excuses_what_it_explains() -> None:
+    history = clean_history()
+    see_early(history)
+    assert delayed.check_history(history, clock_error_ns=1).is_valid
+
+
+def test_before_the_drain_a_missing_delayed_message_is_not_lost() -> None:
+    history = clean_history()
+    lose_delayed(history)
+    assert delayed.check_history(history, drained=False).is_valid
+
+
+def other_log(history: History) -> None:
+    history.replica_states[1].chain += 1
+
+
+def other_tables(history: History) -> None:
+    history.replica_states[2].tables = "bb"
+
+
+def behind(history: History) -> None:
+    history.replica_states[2].applied_index = 8
+
+
+def other_queue(history: History) -> None:
+    history.replica_reads[2].values = (100, 777)
+
+
+def cut_queue(history: History) -> None:
+    history.replica_reads[4].values = ()
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (other_log, replicas.LOGS_DIFFER),
+        (other_tables, replicas.TABLES_DIFFER),
+        (behind, replicas.NOT_EQUAL),
+        (other_queue, replicas.QUEUES_DIFFER),
+        (cut_queue, replicas.LOST),
+    ],
+)
+def test_a_planted_replica_anomaly_is_found(plant: Callable[[History], None], name: str) -> None:
+    history = clean_history()
+    plant(history)
+    assert names(replicas.check_history(history)) == {name}
+
+
+def test_a_replica_that_began_later_is_compared_where_both_hold() -> None:
+    history = clean_history()
+    history.replica_reads[2] = ReplicaRead(2_000, "n1", "t", 0, 1, (101,))
+    assert replicas.check_history(history).is_valid
+
+
+def test_replicas_may_differ_in_progress_while_faults_go_on() -> None:
+    history = clean_history()
+    behind(history)
+    assert replicas.check_history(history, settled=False).is_valid
+
+
+def drop_acked(history: History) -> None:
+    for read in history.replica_reads:
+        if read.topic == "t":
+            read.values = (101,)
+
+
+def add_unsent(history: History) -> None:
+    for read in history.replica_reads:
+        read.values += (555,)
+
+
+def add_failed(history: History) -> None:
+    for read in history.replica_reads:
+        if read.topic == "t":
+            read.values += (102,)
+
+
+def add_twice(history: History) -> None:
+    for read in history.replica_reads:
+        if read.topic == "t":
+            read.values += (100,)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (drop_acked, {total_queue.LOST}),
+        (add_unsent, {total_queue.UNEXPECTED, total_queue.DUPLICATED}),
+        (add_failed, {total_queue.FAILED_BUT_THERE}),
+        (add_twice, {total_queue.DUPLICATED}),
+    ],
+)
+def test_a_planted_multiset_anomaly_is_found(
+    plant: Callable[[History], None], found: set[str]
+) -> None:
+    history = clean_history()
+    plant(history)
+    assert names(total_queue.check_history(history)) == found
+
+
+def test_without_a_final_read_nothing_is_proved() -> None:
+    history = msgspec.structs.replace(clean_history(), replica_reads=[], replica_states=[])
+    assert total_queue.check_history(history).validity == "unknown"
+    assert replicas.check_history(history).validity == "unknown"
