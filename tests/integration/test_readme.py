@@ -26,8 +26,6 @@ from tests.harness.shipped_files import (
     link_repository,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
 RUN_S = 240
 PROLOGUE = """\
@@ -103,6 +101,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     printed = run_page("README.md", tmp_path)
     make, start, by_hand, blocking, with_trio, kill, stop, settings = printed
@@ -120,6 +120,8 @@ def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     assert re.search(r"server\.listen_port += \d+ +# .*broker-n0\.conf", settings)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md"])
 def test_what_other_pages_tell_to_type_works(page: str, tmp_path: Path) -> None:
     if any(language in ("sh", "python") for language, _ in blocks(page)):
