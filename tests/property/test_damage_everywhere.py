@@ -1,0 +1,360 @@
+"""Damaged bytes against every decoder: each raises its own error, or reads what it can.
+
+===============================  ==========================================  =================
+decoder                          test                                        damaged inputs
+===============================  ==========================================  =================
+records, entry frames, derive,   test_decoder_fuzz (slow)                    200,000
+record layout, batch bodies
+remoting frames, JSON, ROCKETMQ  test_remoting_mutations (slow)              300,000
+and CBOR headers, send headers,
+heartbeat bodies
+headers, bodies, JSON dialect    test_remoting_mutations                     Hypothesis
+register bodies, compressed too  test_register_body_fuzz                     Hypothesis
+peer frames, hello, appends      here: peer frame, peer head, append         60,000
+state records                    here                                        20,000
+snapshots, term and vote slots,  here                                        37,000
+anchor, format, identity,
+key-value file of a NameServer
+routes, cluster info, pulled     here                                        40,000
+messages, SEND_RECORDS heads
+segments, entry index, extent    here: a log opened after damage             2,000 logs
+===============================  ==========================================  =================
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import cbor2
+import pytest
+
+from client.message import MessageBlock
+from commitlog.entry import verify_frame
+from commitlog.entry_log import EntryLog
+from commitlog.errors import (
+    ConfigError,
+    CorruptEntryError,
+    CorruptRecordError,
+    CorruptStoreError,
+    ForeignStoreError,
+    InvariantBroken,
+    MQError,
+    RemoteProtocolError,
+)
+from commitlog.log_format import LogFormat, check_format
+from commitlog.mark import Anchor, load_anchor
+from commitlog.recovery import DamagedLogError
+from commitlog.slot_file import SlotFile
+from commitlog.store_paths import StorePaths
+from dledger.processors.send_records import _runs_of, _split
+from dledger.raft.append import split_frames
+from dledger.raft.identity import Hello, Identity, check_owner
+from dledger.raft.term_vote import TermVote
+from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
+from dledger.state.snapshot import load, snapshot
+from dledger.state.state_record import (
+    ConsumerOffsetsChange,
+    DelayProgressChange,
+    TopicsChange,
+    decode_change,
+    encode_change,
+)
+from dledger.state.tables import StateTables
+from dledger.state.topic_config import TopicConfig
+from namesrv.kv_config import decode_kv_config, encode_kv_config
+from remoting.errors import BadRequestError
+from remoting.protocol.bodies import ClusterInfo, TopicRouteData
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import SerializeType, request
+from remoting.protocol.frame import FrameDecoder, encode_command
+from tests.harness.crash_disk import CrashDisk, Inode
+from tests.harness.entry_frames import next_frame
+from tests.property.test_decoder_fuzz import FRAME, RECORDS
+
+pytestmark = pytest.mark.slow
+
+SEED = 20_261_121
+ROOT = "/store"
+PATHS = StorePaths(ROOT)
+OWNER = {"cluster": "C", "group": "G", "name": "n0"}
+HELLO = Hello("C", "G", "n1", "ab" * 16, {"n0": "cd" * 16}, False, "h:1", "data")
+
+
+def damaged(rng: random.Random, good: bytes) -> bytes:
+    """Return *good* with one to three wounds; now and then with none that can be seen."""
+    data = bytearray(good)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(7):
+            case 0:
+                del data[at:]
+            case 1:
+                data[at:at] = rng.randbytes(rng.randrange(1, 9))
+            case 2:
+                del data[at : at + rng.randrange(1, 9)]
+            case 3:
+                data[at : at + 4] = rng.choice([b"\xff" * 4, b"\x7f\xff\xff\xff", bytes(4)])
+            case 4:
+                data[at : at + 1] = bytes([rng.randrange(256)])
+            case _ if at < len(data):
+                data[at] ^= 1 << rng.randrange(8)
+    return bytes(data)
+
+
+def resealed(wounded: bytes) -> bytes:
+    """Return a peer frame with a length and CRC that fit what it has become."""
+    content = wounded[8:]
+    return (len(content) + 4).to_bytes(4, "big") + zlib.crc32(content).to_bytes(4, "big") + content
+
+
+def read_peer_frames(data: bytes) -> None:
+    for frame in PeerFrameDecoder().feed(data):
+        if frame.kind in (Kind.HELLO, Kind.HELLO_ACK):
+            Hello.decode(frame.fields[0])
+        elif frame.kind is Kind.APPEND:
+            read_append(frame.payload)
+
+
+def read_append(payload: memoryview | bytes) -> None:
+    for frame in split_frames(memoryview(payload)):
+        verify_frame(frame.data, frame.header, 0)
+
+
+def peer_frame(kind: Kind, *fields: Any, payload: bytes = b"") -> bytes:
+    return encode_frame(encode_head(kind, 3, 7, 11, fields), [memoryview(payload)])
+
+
+PEER_FRAMES = b"".join(
+    [
+        peer_frame(Kind.HELLO, HELLO.encode()),
+        peer_frame(Kind.APPEND, 5, 2, 4, payload=FRAME),
+        peer_frame(Kind.VOTE, 5, 2, False),
+    ]
+)
+
+
+def disk_with(path: str, content: bytes) -> CrashDisk:
+    disk = CrashDisk()
+    inode = disk.files[path] = Inode(len(content))
+    inode.content[:] = content
+    return disk
+
+
+def written(act: Callable[[CrashDisk], object], path: str) -> bytes:
+    disk = CrashDisk()
+    act(disk)
+    return disk.read(path)
+
+
+def store_votes(disk: CrashDisk) -> None:
+    slots = SlotFile(disk, PATHS.vote)
+    for term in (7, 8):
+        slots.store(cbor2.dumps([term, "n1"]))
+
+
+SLOTS = written(store_votes, PATHS.vote)
+IDENTITY = written(
+    lambda disk: Identity(disk, PATHS.identity, **OWNER, rng=random.Random(1)), PATHS.identity
+)
+FORMAT = LogFormat(1 << 20, 1024)
+TABLES = StateTables(
+    builtin_topics={},
+    builtin_groups={},
+    topics={"T": TopicConfig("T", 4, 4, 6)},
+    consumer_offsets={("g", "T"): {0: 5, 1: 6}},
+    delay_progress={1: 3},
+    applied_index=9,
+)
+
+
+def read_tables(data: bytes) -> None:
+    load(data, builtin_topics={}, builtin_groups={})
+
+
+def read_vote(data: bytes) -> None:
+    TermVote(SlotFile(disk_with(PATHS.vote, data), PATHS.vote))
+
+
+def read_identity(data: bytes) -> None:
+    check_owner(disk_with(PATHS.identity, data), PATHS.identity, **OWNER)
+
+
+def read_format(data: bytes) -> None:
+    check_format(disk_with(PATHS.format, data), PATHS, FORMAT)
+
+
+def read_anchor(data: bytes) -> None:
+    load_anchor(disk_with("/anchor", data), "/anchor")
+
+
+CHANGES = [
+    encode_change(TopicsChange(put=(TopicConfig("T", 4, 4, 6),), delete=("U",))),
+    encode_change(ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 6)))),
+    encode_change(DelayProgressChange(3, 0, 4)),
+]
+
+
+def read_change(data: bytes) -> None:
+    decode_change(data[0], data[1:])
+
+
+ROUTE = (
+    b'{"brokerDatas":[{"brokerAddrs":{0:"h:1",2:"h:2"},"brokerName":"b","cluster":"C"}],'
+    b'"filterServerTable":{},"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":4,'
+    b'"topicSysFlag":0,"writeQueueNums":4}]}'
+)
+CLUSTER = (
+    b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"h:1"},"brokerName":"b","cluster":"C"}},'
+    b'"clusterAddrTable":{"C":["b"]}}'
+)
+
+
+def read_block(data: bytes) -> None:
+    for message in MessageBlock(data):
+        _ = message.body, message.properties, message.tags, message.message_id
+
+
+SENT = encode_command(
+    request(
+        RequestCode.SEND_RECORDS,
+        {"group": "g", "runs": [["T", 0, 2], ["U", 1, 1]], "default_topic_queue_nums": 4},
+        bytes(40),
+        serialize=SerializeType.CBOR,
+    )
+)
+
+
+def read_sent(data: bytes) -> None:
+    for command in FrameDecoder().feed(data):
+        runs, _ = _runs_of(command)
+        _split(command, sum(run.count for run in runs))
+
+
+Errors = tuple[type[MQError], ...]
+TABLE: dict[str, tuple[bytes, Callable[[bytes], object], Errors, int]] = {
+    "peer frame": (PEER_FRAMES, read_peer_frames, (RemoteProtocolError,), 20_000),
+    "append": (
+        FRAME * 2,
+        read_append,
+        (RemoteProtocolError, CorruptEntryError, CorruptRecordError),
+        10_000,
+    ),
+    "snapshot": (snapshot(TABLES), read_tables, (CorruptStoreError,), 8_000),
+    "term and vote": (SLOTS, read_vote, (CorruptStoreError,), 4_000),
+    "anchor": (Anchor(9, 4096, 2, 77, 5).encode(), read_anchor, (CorruptStoreError,), 5_000),
+    "format": (FORMAT.encode(), read_format, (CorruptStoreError, ForeignStoreError), 5_000),
+    "identity": (IDENTITY, read_identity, (CorruptStoreError, ForeignStoreError), 10_000),
+    "key-value file": (
+        encode_kv_config({"ORDER_TOPIC_CONFIG": {"T": "b:4"}}),
+        decode_kv_config,
+        (ConfigError,),
+        5_000,
+    ),
+    "route": (ROUTE, TopicRouteData.decode, (BadRequestError,), 10_000),
+    "cluster info": (CLUSTER, ClusterInfo.decode, (BadRequestError,), 10_000),
+    "pulled messages": (b"".join(RECORDS), read_block, (CorruptRecordError,), 10_000),
+    "sent records": (SENT, read_sent, (RemoteProtocolError, BadRequestError), 10_000),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_damage_raises_the_decoders_own_error_only(name: str) -> None:
+    good, decode, errors, rounds = TABLE[name]
+    decode(good)
+    rng = random.Random(SEED)
+    refused = 0
+    for _ in range(rounds):
+        try:
+            decode(damaged(rng, good))
+        except errors:
+            refused += 1
+    assert refused > rounds // 10
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        peer_frame(Kind.HELLO, HELLO.encode()),
+        peer_frame(Kind.APPEND, 5, 2, 4, payload=FRAME),
+        peer_frame(Kind.VOTE, 5, 2, False),
+    ],
+    ids=["hello", "append", "vote"],
+)
+def test_a_damaged_head_of_a_peer_frame_is_refused_although_its_crc_fits(good: bytes) -> None:
+    rng = random.Random(SEED)
+    refused = 0
+    for _ in range(10_000):
+        try:
+            read_peer_frames(resealed(damaged(rng, good)))
+        except (RemoteProtocolError, CorruptEntryError, CorruptRecordError):
+            refused += 1
+    assert refused > 1_000
+
+
+@pytest.mark.parametrize(("queue_id", "body"), CHANGES)
+def test_a_damaged_state_record_stops_the_node_and_nothing_else(queue_id: int, body: bytes) -> None:
+    rng = random.Random(SEED)
+    refused = 0
+    for _ in range(7_000):
+        try:
+            decode_change(queue_id, damaged(rng, body))
+        except InvariantBroken:
+            refused += 1
+    assert refused > 1_000
+
+
+def test_a_log_with_damaged_files_is_refused_or_holds_a_beginning_of_what_it_held() -> None:
+    """Nothing that was never appended is ever read, and repair gives a log to go on with."""
+    rng = random.Random(SEED)
+    disk = CrashDisk()
+    log = open_log(disk)
+    frames = []
+    for _ in range(40):
+        frames.append(next_frame(log, 40, term=1))
+        log.append(frames[-1])
+        if log.needs_reserve:
+            log.reserve_next()
+    log.flush()
+    names = sorted(set(disk.files) - {PATHS.format})
+    outcomes = {"whole": 0, "begin": 0, "refused": 0}
+    for _ in range(2_000):
+        left = disk.copy()
+        name = rng.choice(names)
+        content = left.files[name].content
+        match rng.randrange(4):
+            case 0:
+                at = rng.randrange(len(content))
+                content[at] ^= 1 << rng.randrange(8)
+            case 1:
+                at = rng.randrange(len(content))
+                end = min(len(content), at + rng.randrange(1, 600))
+                content[at:end] = bytes(end - at)
+            case 2:
+                at = rng.randrange(len(content) - 8)
+                content[at : at + 8] = rng.randbytes(8)
+            case _:
+                cut = disk_with(name, bytes(content[: rng.randrange(len(content))]))
+                left.files[name] = cut.files[name]
+        trusted = log.mark_at(rng.randrange(1, 41)) if rng.randrange(2) else None
+        try:
+            again = open_log(left.copy(), trusted)
+        except DamagedLogError:
+            outcomes["refused"] += 1
+            again = open_log(left, trusted, repair=True)
+        except CorruptStoreError:
+            assert "/raft/" in name  # a small file that nothing can replace
+            continue
+        held = [bytes(again.frame(i)) for i in range(1, again.last_index + 1)]
+        assert held == frames[: len(held)]
+        outcomes["whole" if len(held) == len(frames) else "begin"] += 1
+        again.append(next_frame(again, 40, term=2))
+    assert min(outcomes.values()) > 100, outcomes
+
+
+def open_log(disk: CrashDisk, trusted: Any = None, *, repair: bool = False) -> EntryLog:
+    return EntryLog.open(
+        disk, ROOT, segment_bytes=2048, index_units_per_file=8, trusted=trusted, repair=repair
+    )
