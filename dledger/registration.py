@@ -133,10 +133,10 @@ class Registration:
         async with trio.open_nursery() as nursery:
             while True:
                 wanted = set(self._name_servers())
-                for address in wanted - self._known.keys():
+                for address in sorted(wanted - self._known.keys()):
                     name_server = self._known[address] = _NameServer(address)
                     nursery.start_soon(self._keep_registered, name_server)
-                for address in self._known.keys() - wanted:
+                for address in sorted(self._known.keys() - wanted):
                     self._known.pop(address).wake.set()
                 await self._clock.sleep(LIST_LOOK_S)
 
@@ -146,7 +146,7 @@ class Registration:
         Cancellation: Some NameServers may not have been told; they notice the closed connection.
         """
         async with trio.open_nursery() as nursery:
-            for address in set(self._name_servers()):
+            for address in sorted(set(self._name_servers())):
                 nursery.start_soon(self._unregister_from, address)
 
     async def _keep_registered(self, name_server: _NameServer) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from jepsen_like.simulation.sim_clock import SimClock
 from jepsen_like.simulation.sim_disk import Mount
+from jepsen_like.simulation.sim_rng import SimRng
 
 T = TypeVar("T")
 
 WORK_S: Final = 0.0008
 """What blocking work usually takes: one flush of a common disk."""
+
+INLINE_CHANCE: Final = 0.5
+"""How often a healthy disk passes for one not worth waiting for: both ways must be right."""
 
 
 class SimExecutor:
@@ -24,7 +27,7 @@ class SimExecutor:
 
     __slots__ = ("_clock", "_mount", "_rng")
 
-    def __init__(self, clock: SimClock, mount: Mount, rng: random.Random) -> None:
+    def __init__(self, clock: SimClock, mount: Mount, rng: SimRng) -> None:
         self._clock = clock
         self._mount = mount
         self._rng = rng
@@ -34,9 +37,20 @@ class SimExecutor:
         mount = self._mount
         flight = mount.take_off()
         try:
-            return work()
+            try:
+                return work()
+            finally:
+                mount.work_done()
         finally:
             try:
                 await self._clock.wait(WORK_S * (0.5 + self._rng.random()) + mount.delay_s)
             finally:
                 mount.land(flight)
+
+    def runs_inline(self, kind: str) -> bool:
+        """Toss a coin while the disk is healthy; a slow one is never waited for inline."""
+        return not self._mount.delay_s and self._rng.random() < INLINE_CHANCE
+
+    def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* in no time at all."""
+        return work()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 
 
-def rng_stream(seed: int, *names: object) -> random.Random:
-    """Return the randomness that *names* name, the same in every interpreter.
+class SimRng(random.Random):
+    """A stream of randomness (`remoting.seams.Rng`), the same in every interpreter.
 
     A stream per node and purpose: what one of them draws does not move the others.
     """
-    return random.Random("/".join(map(str, (seed, *names))))
+
+
+def rng_stream(seed: int, *names: object) -> SimRng:
+    """Return the stream of *seed* that *names* name."""
+    return SimRng("/".join(map(str, (seed, *names))))

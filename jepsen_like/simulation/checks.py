@@ -1,0 +1,156 @@
+"""What must hold at every moment, looked at after every step of every replica.
+
+===================  =======================================================================
+one leader           a term has one leader, whoever looks
+log matching         what one node shows as committed every node has there, chain and all
+commit               never goes back while a process lives, never beyond the log
+durability           a process that starts again still has what it had shown as committed,
+                     unless its disk broke a promise
+state machines       equal tables at equal applied index
+===================  =======================================================================
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from commitlog.errors import MQError
+from dledger.group import Group
+from dledger.state.snapshot import snapshot
+from jepsen_like.simulation.event_trace import Event
+
+if TYPE_CHECKING:
+    from jepsen_like.simulation.node import BrokerNode
+    from jepsen_like.simulation.world import World
+
+
+class Checks:
+    """The invariants of one broker group.
+
+    Attributes:
+        leaders: Term to the name of who was seen to lead it.
+        committed: Index to the chain of the entry first seen committed there.
+        states: Applied index to the digest of the tables there.
+    """
+
+    def __init__(self, world: World, *, compare_state_every: int) -> None:
+        self._world = world
+        self._every = compare_state_every
+        self.leaders: dict[int, str] = {}
+        self.committed: dict[int, int] = {}
+        self.states: dict[int, tuple[str, bytes]] = {}
+        self.last_committed = 0
+
+    def watch(self, node: BrokerNode, group: Group) -> None:
+        """Look at a replica that has just started, and at every step it makes from now on."""
+        raft, journal = group.node, group.node.journal
+        world = self._world
+        if (
+            node.is_trusted
+            and group.store.settings.root
+            and journal.last_index < node.seen_commit
+            and group.node.settings.sync_flush
+        ):
+            world.violate(
+                "durability",
+                f"{node.name} had shown {node.seen_commit} as committed and came back with a log "
+                f"up to {journal.last_index}",
+            )
+        if group.store.torn:
+            world.sometimes["torn_tail_cut"] += 1
+        if group.store.damaged:
+            world.sometimes["damaged_start"] += 1
+        node.seen_commit = raft.commit_index
+        node.seen_truncations = journal.truncations
+        settled = raft._on_settled
+
+        def on_settled() -> None:
+            settled()
+            if node.group is group:
+                self.after_step(node, group)
+
+        raft._on_settled = on_settled
+        group.on_role_change.append(lambda: self.role_changed(node, group))
+        group.on_applied.append(lambda _touched: self.applied(node, group))
+
+    def after_step(self, node: BrokerNode, group: Group) -> None:
+        """Look at one replica."""
+        raft = group.node
+        commit = raft.commit_index
+        seen = node.seen_commit
+        if commit != seen:
+            self._commit_moved(node, group, seen, commit)
+        truncations = raft.journal.truncations
+        if truncations != node.seen_truncations:
+            self._world.sometimes["truncation"] += truncations - node.seen_truncations
+            node.seen_truncations = truncations
+            if raft.journal.last_index < commit:
+                self._world.violate(
+                    "committed_truncated",
+                    f"{node.name} cut its log to {raft.journal.last_index}, committed was {commit}",
+                )
+        if raft.is_leader and node is not self._world.last_leader:
+            self._leads(node, group)
+
+    def _leads(self, node: BrokerNode, group: Group) -> None:
+        world, term = self._world, group.node.term
+        first = self.leaders.setdefault(term, node.name)
+        if first != node.name:
+            world.violate("two_leaders", f"{first} and {node.name} both lead term {term}")
+
+    def _commit_moved(self, node: BrokerNode, group: Group, seen: int, commit: int) -> None:
+        world = self._world
+        node.seen_commit = commit
+        if commit < seen:
+            world.violate("commit_went_back", f"{node.name}: commit index {seen} to {commit}")
+            return
+        chain_at, committed = group.node.journal.log.chain_at, self.committed
+        for index in range(seen + 1, commit + 1):
+            try:
+                chain = chain_at(index)
+            except MQError:
+                continue  # below the first kept entry: came with a snapshot
+            first = committed.setdefault(index, chain)
+            if first != chain:
+                world.violate(
+                    "log_matching",
+                    f"{node.name} has {chain:016x} committed at {index}, others {first:016x}",
+                )
+                return
+        self.last_committed = max(self.last_committed, commit)
+
+    def role_changed(self, node: BrokerNode, group: Group) -> None:
+        """A replica believes something new about who leads."""
+        if node.group is not group:
+            return
+        world, raft = self._world, group.node
+        world.trace.note(Event.ROLE, node.number, raft.term, int(raft.is_leader))
+        if not raft.is_leader:
+            return
+        self._leads(node, group)
+        if world.last_leader is not node or world.last_term != raft.term:
+            if world.last_leader is not None:
+                world.sometimes["leader_change"] += 1
+            world.last_leader, world.last_term = node, raft.term
+        if any(other.leads for other in world.brokers.values() if other is not node):
+            world.sometimes["two_believe_they_lead"] += 1
+
+    def applied(self, node: BrokerNode, group: Group) -> None:
+        """A replica has applied an entry."""
+        if node.group is not group:
+            return
+        tables: Any = group.state
+        index = tables.applied_index
+        self._world.trace.note(Event.APPLIED, node.number, index, tables.applied_chain >> 1)
+        if index % self._every == 0:
+            self.compare_state(node, index, tables)
+
+    def compare_state(self, node: BrokerNode, index: int, tables: Any) -> None:
+        """Compare a replica's tables with what others had at the same index."""
+        digest = blake2b(snapshot(tables), digest_size=16).digest()
+        name, first = self.states.setdefault(index, (node.name, digest))
+        if first != digest:
+            self._world.violate(
+                "state_machines", f"{node.name} and {name} differ in their tables at {index}"
+            )

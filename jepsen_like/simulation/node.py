@@ -1,0 +1,503 @@
+"""A node of the world: a machine, and at most one process on it at a time.
+
+The machine keeps its disk, its address and its clock; a process has its heap, its open files and
+its connections. `Node.kill` takes the process away between two of its steps, `Node.power_cut` the
+machine with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import trio
+
+from client.client_instance import ClientConfig, ClientInstance
+from commitlog.errors import (
+    CorruptStoreError,
+    DiskFullError,
+    FlushFailedError,
+    ForeignStoreError,
+    StoreLockedError,
+)
+from dledger.broker import Broker, serve_broker
+from dledger.config import BrokerConfig
+from dledger.group import Group
+from jepsen_like.simulation.event_trace import Event
+from jepsen_like.simulation.sim_clock import SimClock
+from jepsen_like.simulation.sim_disk import Mount, SimDisk
+from jepsen_like.simulation.sim_executor import SimExecutor
+from jepsen_like.simulation.sim_network import NodeNetwork
+from jepsen_like.simulation.sim_rng import rng_stream
+from namesrv.config import NamesrvConfig
+from namesrv.server import serve_namesrv
+
+if TYPE_CHECKING:
+    from jepsen_like.simulation.world import World
+
+EVICT_CHANCE: Final = 0.5
+"""How often a dead process's page cache is seen without the pages a failed flush lost."""
+
+EXPECTED_ENDS: Final = (
+    FlushFailedError,
+    DiskFullError,
+    CorruptStoreError,
+    ForeignStoreError,
+    StoreLockedError,
+    OSError,
+)
+"""With these a process may end by itself when its disk is bad; with any other it must not."""
+
+current_node: ContextVar[str] = ContextVar("current_node", default="world")
+"""Name of the node whose code is running; tells log lines apart."""
+
+
+class State(Enum):
+    """Of a node."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+
+
+class Process:
+    """One incarnation: what ends with it."""
+
+    __slots__ = (
+        "clock",
+        "ended",
+        "executor",
+        "mount",
+        "network",
+        "number",
+        "ready",
+        "rng",
+        "scope",
+    )
+
+    def __init__(self, node: Node, number: int) -> None:
+        world = node.world
+        self.number = number
+        self.rng = rng_stream(world.seed, node.name, "rng", number)
+        self.clock = SimClock(
+            world.time,
+            node.host.gate,
+            number=node.number,
+            offset_ms=node.clock_offset_ms,
+            drift_ppm=node.clock_drift_ppm,
+        )
+        self.mount: Mount = node.disk.mount()
+        self.network: NodeNetwork = world.network.view(node.host)
+        self.executor = SimExecutor(
+            self.clock, self.mount, rng_stream(world.seed, node.name, "disk time", number)
+        )
+        self.scope = trio.CancelScope()
+        self.ready = trio.Event()
+        self.ended = trio.Event()
+
+
+class Node:
+    """A machine and its process.
+
+    Attributes:
+        name: Its name in the world.
+        number: Its number in the trace; from 1.
+        state: See `State`.
+        incarnation: How many processes have been started on it.
+        error: What its last process ended with, when it ended by itself.
+        is_trusted: Its disk has broken no promise since it was last wiped or new.
+    """
+
+    kind: ClassVar[str] = "node"
+
+    def __init__(self, world: World, name: str, number: int, address: str) -> None:
+        self.world = world
+        self.name = name
+        self.number = number
+        self.address = address
+        self.host = world.network.add_host(name, number, address)
+        self.disk = SimDisk(rng_stream(world.seed, name, "disk"))
+        self.disk.observe = self._disk_event
+        self.clock_offset_ms = 0
+        self.clock_drift_ppm = 0.0
+        self.state = State.DOWN
+        self.incarnation = 0
+        self.error: BaseException | None = None
+        self.is_trusted = True
+        self.process: Process | None = None
+        self._events = {
+            "write": Event.WRITE,
+            "flush": Event.FLUSH,
+            "replace": Event.REPLACE,
+        }
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def start(self) -> bool:
+        """Start a process; return when it serves, or has ended: then False.
+
+        A node that is not down is left as it is.
+        """
+        if self.state is not State.DOWN:
+            return self.state is State.UP
+        self.incarnation += 1
+        process = self.process = Process(self, self.incarnation)
+        self.host.is_up = True
+        self.state = State.STARTING
+        self.error = None
+        self._note(Event.START, self.incarnation)
+        self.world.nursery.start_soon(self._live, process, name=f"{self.name}#{self.incarnation}")
+        await process.ready.wait()
+        return self.process is process
+
+    async def _live(self, process: Process) -> None:
+        current_node.set(self.name)
+        error: BaseException | None = None
+        try:
+            with process.scope:
+                try:
+                    await self._serve(process)
+                except Exception as failed:  # noqa: BLE001  # judged below
+                    error = failed
+        finally:
+            process.ended.set()
+            process.ready.set()
+            if self.process is process:
+                self._ended(process, error)
+
+    def _ended(self, process: Process, error: BaseException | None) -> None:
+        self.error = error
+        self._note(Event.ENDED, process.number, int(error is not None))
+        self._take_process_away(silent=False)
+        if error is None or self.world.is_over:
+            return
+        self.world.sometimes["node_gave_up"] += 1
+        for leaf in _leaves(error):
+            if not isinstance(leaf, EXPECTED_ENDS):
+                self.world.violate(
+                    "crash", f"{self.name} ended with {type(leaf).__name__}: {leaf}", leaf
+                )
+
+    async def _serve(self, process: Process) -> None:
+        raise NotImplementedError
+
+    def _is_up(self, process: Process) -> None:
+        if self.process is process and self.state is State.STARTING:
+            self.state = State.UP
+            self._note(Event.STARTED, process.number)
+            process.ready.set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process serves and runs."""
+        return self.state is State.UP
+
+    def kill(self) -> None:
+        """End the process at once; what it wrote stays in the page cache. Idempotent."""
+        if self.process is None:
+            return
+        self._note(Event.KILL, self.incarnation)
+        self._take_process_away(silent=False)
+        if self.disk.rng.random() < EVICT_CHANCE:
+            self.disk.evict()
+
+    def power_cut(self) -> None:
+        """End process and machine at once; what was not flushed is lost by chance.
+
+        The other ends of its connections hear nothing. The machine is up again with the next start.
+        """
+        self._note(Event.POWER_CUT, self.incarnation)
+        self._take_process_away(silent=True)
+        self.host.is_up = False
+        lost = self.disk.power_cut()
+        if lost:
+            self.world.sometimes["sectors_lost"] += lost
+
+    def _take_process_away(self, *, silent: bool) -> None:
+        process, self.process = self.process, None
+        self.state = State.DOWN
+        if process is None:
+            return
+        process.network.is_gone = True
+        self.world.network.kill(self.host, silent=silent)
+        self.disk.kill(process.mount)
+        process.scope.cancel()
+        # Its tasks may sleep behind a closed gate; they are let out to be cancelled.
+        process.clock.gate.open()
+        process.ready.set()
+
+    def pause(self) -> None:
+        """Stop the process where it waits; see `sim_clock`. Idempotent."""
+        if self.state is State.UP:
+            self._note(Event.PAUSE, self.incarnation)
+            self.state = State.PAUSED
+            self.host.gate.close()
+
+    def resume(self) -> None:
+        """Let the process go on. Idempotent."""
+        if self.state is State.PAUSED:
+            self._note(Event.RESUME, self.incarnation)
+            self.state = State.UP
+            self.host.gate.open()
+            self.world.network.resume(self.host.streams.values())
+
+    async def stop(self, timeout_s: float = 30.0) -> bool:
+        """Ask the process to end cleanly; kill it after *timeout_s*; tell whether it was clean."""
+        process = self.process
+        if process is None:
+            return True
+        self.resume()
+        self._note(Event.STOP, self.incarnation)
+        self.state = State.STOPPING
+        self._ask_to_stop(process)
+        with trio.move_on_after(timeout_s):
+            await process.ended.wait()
+        if self.process is process:
+            self.kill()
+            return False
+        return self.error is None
+
+    def _ask_to_stop(self, process: Process) -> None:
+        process.scope.cancel()
+
+    async def restart(self) -> bool:
+        """Start again on the same disk, killing what runs."""
+        self.kill()
+        return await self.start()
+
+    def wipe(self) -> None:
+        """Lose the disk; the process is killed before."""
+        self.kill()
+        self._note(Event.WIPE, self.incarnation)
+        self.disk.wipe()
+        self.is_trusted = True
+
+    # -- faults ----------------------------------------------------------------------------
+
+    def jump_clock(self, by_ms: int) -> None:
+        """Move the machine's date."""
+        self.clock_offset_ms += by_ms
+        self._note(Event.CLOCK_FAULT, by_ms)
+        if self.process is not None:
+            self.process.clock.jump(by_ms)
+
+    def drift_clock(self, ppm: float) -> None:
+        """Let the machine's clocks run faster or slower."""
+        self.clock_drift_ppm = ppm
+        self._note(Event.CLOCK_FAULT, 0, int(ppm))
+        if self.process is not None:
+            self.process.clock.drift(ppm)
+
+    def slow_disk(self, delay_s: float) -> None:
+        """Let every flush take *delay_s* longer; 0 heals."""
+        self.disk.delay_s = delay_s
+        self._note(Event.DISK_FAULT, 1, int(delay_s * 1000))
+
+    def fail_flushes(self, number: int = 1) -> None:
+        """Let the next flushes fail, with their pages lost."""
+        self.disk.flush_failures = number
+        self.is_trusted = self.is_trusted and not number
+        self._note(Event.DISK_FAULT, 2, number)
+
+    def fill_disk(self, left_bytes: int | None = 0) -> None:
+        """Let the disk have only *left_bytes* more; None heals."""
+        used = self.disk.used_bytes
+        self.disk.capacity_bytes = None if left_bytes is None else used + left_bytes
+        self._note(Event.DISK_FAULT, 3, -1 if left_bytes is None else left_bytes)
+
+    def rot(self, path_part: str = "/commitlog/", bits: int = 1) -> list[tuple[str, int]]:
+        """Flip bits of what is on disk; return where."""
+        found = self.disk.rot(path_part, bits)
+        if found:
+            self.is_trusted = False
+        self._note(Event.DISK_FAULT, 4, len(found))
+        return found
+
+    # -- watching --------------------------------------------------------------------------
+
+    def _note(self, event: Event, first: int = 0, second: int = 0) -> None:
+        self.world.trace.note(event, self.number, first, second)
+
+    def _disk_event(self, kind: str, path: str, offset: int, size: int) -> None:
+        event = self._events.get(kind)
+        if event is not None:
+            self.world.trace.note(event, self.number, offset, size)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+class NameServerNode(Node):
+    """A machine with the product's NameServer on it."""
+
+    kind = "name_server"
+
+    @property
+    def endpoint(self) -> str:
+        """``host:port``."""
+        return f"{self.address}:9876"
+
+    async def _serve(self, process: Process) -> None:
+        config = NamesrvConfig(
+            listen_host=self.address, listen_port=9876, kv_config_path="/namesrv/kvConfig.json"
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._run_server, process, config)
+            self._is_up(process)
+
+    async def _run_server(
+        self,
+        process: Process,
+        config: NamesrvConfig,
+        *,
+        task_status: trio.TaskStatus[tuple[str, int]],
+    ) -> None:
+        await serve_namesrv(
+            config,
+            clock=process.clock,
+            rng=process.rng,
+            network=process.network,
+            disk=process.mount,
+            task_status=task_status,
+        )
+
+
+class BrokerNode(Node):
+    """A machine with the product's broker on it.
+
+    Attributes:
+        broker: The running broker; None while there is none.
+        seen_commit: Newest commit index this node has shown.
+    """
+
+    kind = "broker"
+
+    def __init__(
+        self, world: World, name: str, number: int, address: str, config: BrokerConfig
+    ) -> None:
+        super().__init__(world, name, number, address)
+        self.config = config
+        self.broker: Broker | None = None
+        self.seen_commit = 0
+        self.seen_truncations = 0
+        self._stop = trio.Event()
+
+    @property
+    def group(self) -> Group | None:
+        """The replica; None while there is none."""
+        return None if self.broker is None else self.broker.group
+
+    @property
+    def endpoint(self) -> str:
+        """``host:port`` for clients."""
+        return self.config.advertised_address
+
+    @property
+    def leads(self) -> bool:
+        """Whether its process believes it leads, running or paused."""
+        return self.broker is not None and self.broker.group.node.is_leader
+
+    async def _serve(self, process: Process) -> None:
+        self._stop = stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            broker: Broker = await nursery.start(self._run_broker, process, stop)
+            if self.process is process:
+                self.broker = broker
+                self.world.checks.watch(self, broker.group)
+                self._is_up(process)
+
+    async def _run_broker(
+        self, process: Process, stop: trio.Event, *, task_status: trio.TaskStatus[Broker]
+    ) -> None:
+        await serve_broker(
+            self.config,
+            clock=process.clock,
+            rng=process.rng,
+            network=process.network,
+            disk=process.mount,
+            executor=process.executor,
+            stop=stop,
+            pid=self.number * 1000 + process.number,
+            task_status=task_status,
+        )
+
+    def _take_process_away(self, *, silent: bool) -> None:
+        self.broker = None
+        super()._take_process_away(silent=silent)
+
+    def _ask_to_stop(self, process: Process) -> None:
+        self._stop.set()
+
+    def wipe(self) -> None:
+        """Lose the disk; the process is killed before."""
+        super().wipe()
+        self.seen_commit = 0
+
+
+class ClientNode(Node):
+    """A machine with a program on it that uses the product's SDK.
+
+    Attributes:
+        instance: The open client instance; None while there is none.
+    """
+
+    kind = "client"
+
+    def __init__(self, world: World, name: str, number: int, address: str) -> None:
+        super().__init__(world, name, number, address)
+        self.instance: ClientInstance | None = None
+        self._program: Callable[[ClientNode], Awaitable[None]] | None = None
+
+    async def run(self, program: Callable[[ClientNode], Awaitable[None]]) -> bool:
+        """Start *program* on this machine; it uses `instance`, and `restart` starts it again."""
+        self._program = program
+        return await self.start()
+
+    @property
+    def clock(self) -> SimClock:
+        """The clock of the program; the program must run."""
+        assert self.process is not None
+        return self.process.clock
+
+    async def _serve(self, process: Process) -> None:
+        assert self._program is not None
+        settings = self.world.settings
+        config = ClientConfig(
+            name_servers=tuple(node.endpoint for node in self.world.name_servers.values()),
+            client_ip=self.address,
+            pid=self.number * 1000 + process.number,
+            heartbeat_period_s=settings.client_heartbeat_s,
+            route_poll_period_s=settings.route_poll_s,
+            rpc_timeout_s=settings.rpc_timeout_s,
+        )
+        instance = ClientInstance(
+            config, clock=process.clock, network=process.network, rng=process.rng
+        )
+        async with instance:
+            if self.process is process:
+                self.instance = instance
+                self._is_up(process)
+                await self._program(self)
+
+    def _take_process_away(self, *, silent: bool) -> None:
+        self.instance = None
+        super()._take_process_away(silent=silent)
+
+
+__all__ = [
+    "BrokerNode",
+    "ClientNode",
+    "NameServerNode",
+    "Node",
+    "State",
+    "current_node",
+]

@@ -1,0 +1,517 @@
+"""A disk in memory that tells apart what was written and what will still be there.
+
+Every file is one extent of bytes as the page cache has them. Beside it stands, for each sector
+that differs, what the platter still has. A flush forgets the old sectors; a power cut tosses a
+coin for each of them. A flush that is under way when the power goes has reached some sectors only.
+
+::
+
+    Mount (one incarnation of a node) ─► SimDisk ─► names ─► Inode: content, undo
+      ends with its node: a dead                     │
+      node's calls change nothing                    └ names not yet durable, in order
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from typing_extensions import Buffer
+
+from commitlog.errors import (
+    DiskFullError,
+    FlushFailedError,
+    InvariantBroken,
+    OffsetOutOfRangeError,
+    StoreLockedError,
+)
+from commitlog.seams import DiskFile, Lock
+from jepsen_like.simulation.sim_rng import SimRng
+
+SECTOR_BYTES: Final = 512
+"""What a disk writes whole or not at all."""
+
+PAGE_BYTES: Final = 4096
+"""What a sparse file takes space by."""
+
+TOTAL_BYTES: Final = 1 << 40
+"""Size of a disk without a limit."""
+
+
+class Inode:
+    """A file's bytes.
+
+    Attributes:
+        content: What a reader sees; never resized.
+        undo: Sector number to what the platter has of it, for every sector that differs.
+        lost: Sectors whose flush failed: no later flush saves them.
+        pages: Pages that take space, or None when all of the file does.
+        written_to: End of the highest write.
+    """
+
+    __slots__ = ("content", "lost", "pages", "readable", "undo", "written_to")
+
+    def __init__(self, size: int, *, reserve: bool) -> None:
+        self.content = bytearray(size)
+        self.readable = memoryview(self.content).toreadonly()
+        self.undo: dict[int, bytes] = {}
+        self.lost: dict[int, bytes] = {}
+        self.pages: set[int] | None = None if reserve else set()
+        self.written_to = 0
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Change bytes; the platter's are kept aside."""
+        end = offset + len(view)
+        content, undo = self.content, self.undo
+        for sector in range(offset // SECTOR_BYTES, (end + SECTOR_BYTES - 1) // SECTOR_BYTES):
+            if sector not in undo:
+                at = sector * SECTOR_BYTES
+                undo[sector] = bytes(content[at : at + SECTOR_BYTES])
+        content[offset:end] = view
+        self.written_to = max(self.written_to, end)
+
+    def put_back(self, sectors: dict[int, bytes]) -> None:
+        """Set sectors to what the platter has."""
+        for sector, old in sectors.items():
+            at = sector * SECTOR_BYTES
+            self.content[at : at + len(old)] = old
+
+
+@dataclass(slots=True)
+class Flight:
+    """What was flushed by work whose time is not over yet.
+
+    Attributes:
+        sectors: File and what the platter had before the flush.
+        replaced: Path and the inode it named before a whole file was replaced.
+    """
+
+    sectors: list[tuple[Inode, dict[int, bytes]]] = field(default_factory=list)
+    replaced: list[tuple[str, Inode | None]] = field(default_factory=list)
+
+
+class SimDisk:
+    """The disk of one node; outlives it. `mount` gives the seam to an incarnation.
+
+    Attributes:
+        capacity_bytes: None means no limit.
+        delay_s: What every flush takes on top.
+        flush_failures: How many of the next flushes fail and lose their pages.
+        steps: Called before every act that changes something with its kind and path; may raise.
+    """
+
+    def __init__(self, rng: SimRng) -> None:
+        self.rng = rng
+        self.names: dict[str, Inode] = {}
+        self.durable_names: dict[str, Inode] = {}
+        self.pending_names: list[tuple[str, Inode | None]] = []
+        self.folders: dict[str, dict[str, None]] = {"/": {}}
+        self.locks: dict[str, Mount] = {}
+        self.flights: list[Flight] = []
+        self.capacity_bytes: int | None = None
+        self.used_bytes = 0
+        self.delay_s = 0.0
+        self.flush_failures = 0
+        self.observe: Callable[[str, str, int, int], None] = _nobody
+        self.torn_sectors = 0
+
+    def mount(self) -> Mount:
+        """Return the disk as a new incarnation of its node sees it."""
+        return Mount(self)
+
+    # -- faults ----------------------------------------------------------------------------
+
+    def kill(self, mount: Mount) -> None:
+        """End an incarnation: its calls change nothing any more. The page cache stays."""
+        mount.is_gone = True
+        for path in [path for path, owner in self.locks.items() if owner is mount]:
+            del self.locks[path]
+        for flight in self.flights:  # what was on its way is only written, not flushed
+            for inode, sectors in flight.sectors:
+                inode.undo = {**inode.undo, **sectors}
+        self.flights.clear()
+
+    def power_cut(self) -> int:
+        """Lose what was not flushed, sector by sector, by chance; return sectors lost."""
+        chance = self.rng.random
+        lost = 0
+        names = dict(self.durable_names)
+        for path, now in self.pending_names:
+            if chance() < 0.5:  # a journal keeps order: what comes behind is gone too
+                break
+            if now is None:
+                names.pop(path, None)
+            else:
+                names[path] = now
+        for flight in self.flights:
+            for inode, sectors in flight.sectors:
+                inode.undo = {**inode.undo, **sectors}
+            for path, before in reversed(flight.replaced):
+                if chance() < 0.5:
+                    if before is None:
+                        names.pop(path, None)
+                    else:
+                        names[path] = before
+        self.flights.clear()
+        self.locks.clear()
+        self.pending_names.clear()
+        for inode in {id(inode): inode for inode in names.values()}.values():
+            lost += self._lose_sectors(inode, chance)
+        self._set_names(names)
+        self.torn_sectors += lost
+        return lost
+
+    def _lose_sectors(self, inode: Inode, chance: Callable[[], float]) -> int:
+        # Sometimes all, sometimes none, mostly a mixture: each is a way in which disks die.
+        keep = (0.0, 0.5, 0.5, 1.0)[int(chance() * 4)]
+        gone = {sector: old for sector, old in inode.undo.items() if chance() >= keep}
+        inode.put_back(gone)
+        inode.put_back(inode.lost)
+        gone_for_good = len(gone) + len(inode.lost)
+        inode.undo.clear()
+        inode.lost.clear()
+        return gone_for_good
+
+    def wipe(self) -> None:
+        """Lose everything, as with a new disk."""
+        self.pending_names.clear()
+        self.flights.clear()
+        self.locks.clear()
+        self.folders = {"/": {}}
+        self._set_names({})
+
+    def _set_names(self, names: dict[str, Inode]) -> None:
+        self.names = dict(names)
+        self.durable_names = dict(names)
+        # Folders are made durably and stay.
+        folders, self.folders = self.folders, {"/": {}}
+        for path in folders:
+            self.folders.setdefault(path, {})
+            self._link(path)
+        for path in names:
+            self._link(path)
+        self.used_bytes = sum(map(_space, {id(i): i for i in names.values()}.values()))
+
+    def rot(self, path_part: str = "/commitlog/", bits: int = 1) -> list[tuple[str, int]]:
+        """Flip bits of flushed, written bytes of files on such paths.
+
+        Returns:
+            Path and byte offset of each.
+        """
+        found: list[tuple[str, int]] = []
+        paths = [
+            p for p, inode in sorted(self.names.items()) if path_part in p and inode.written_to
+        ]
+        for _ in range(bits if paths else 0):
+            path = paths[self.rng.randrange(len(paths))]
+            inode = self.names[path]
+            at = self.rng.randrange(inode.written_to)
+            inode.content[at] ^= 1 << self.rng.randrange(8)
+            found.append((path, at))
+        return found
+
+    def evict(self) -> int:
+        """Drop the page cache: pages that a failed flush lost are seen to be lost now."""
+        lost = 0
+        for inode in self.names.values():
+            inode.put_back(inode.lost)
+            lost += len(inode.lost)
+            inode.lost.clear()
+        return lost
+
+    # -- names -----------------------------------------------------------------------------
+
+    def _link(self, path: str) -> None:
+        folders = self.folders
+        while path != "/":
+            folder, name = posixpath.split(path)
+            entries = folders.get(folder)
+            if entries is None:
+                entries = folders[folder] = {}
+            elif name in entries:
+                return
+            entries[name] = None
+            path = folder
+
+    def _unlink(self, path: str) -> None:
+        folder, name = posixpath.split(path)
+        self.folders.get(folder, {}).pop(name, None)
+
+    def take(self, size: int, path: str) -> None:
+        """Take space.
+
+        Raises:
+            DiskFullError: There is none; nothing was taken.
+        """
+        limit = self.capacity_bytes
+        if limit is not None and self.used_bytes + size > limit:
+            raise DiskFullError(f"no space for {size} bytes of {path}")
+        self.used_bytes += size
+
+
+def _nobody(kind: str, path: str, offset: int, size: int) -> None:
+    """Watch nothing."""
+
+
+def _space(inode: Inode) -> int:
+    return len(inode.content) if inode.pages is None else PAGE_BYTES * len(inode.pages)
+
+
+class SimFile:
+    """An open file of a `Mount`."""
+
+    __slots__ = ("_inode", "_is_closed", "_mount", "path", "size")
+
+    def __init__(self, mount: Mount, path: str, inode: Inode) -> None:
+        self._mount = mount
+        self._inode = inode
+        self._is_closed = False
+        self.path = path
+        self.size = len(inode.content)
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write; volatile until flushed."""
+        view = memoryview(data).cast("B")
+        size = len(view)
+        if self._is_closed:
+            raise InvariantBroken(f"write to the closed file {self.path}")
+        if offset < 0 or offset + size > self.size:
+            raise InvariantBroken(
+                f"write of {size} bytes at {offset} leaves {self.path} of {self.size} bytes"
+            )
+        mount = self._mount
+        if mount.is_gone or not size:
+            return
+        disk, inode = mount.disk, self._inode
+        if inode.pages is not None:
+            pages = range(offset // PAGE_BYTES, (offset + size - 1) // PAGE_BYTES + 1)
+            fresh = [page for page in pages if page not in inode.pages]
+            if fresh:
+                disk.take(PAGE_BYTES * len(fresh), self.path)
+                inode.pages.update(fresh)
+        inode.write(offset, view)
+        disk.observe("write", self.path, offset, size)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return a read-only view of the page cache."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise OffsetOutOfRangeError(
+                f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
+            )
+        return self._inode.readable[offset : offset + size]
+
+    def flush(self) -> None:
+        """Make what was written so far durable."""
+        mount = self._mount
+        if not mount.is_gone:
+            mount.flush_inode(self.path, self._inode)
+
+    def close(self) -> None:
+        """Give the file back; unflushed bytes stay in the page cache."""
+        self._is_closed = True
+
+
+class _Claim:
+    """A lock held by a mount."""
+
+    __slots__ = ("_mount", "_path")
+
+    def __init__(self, mount: Mount, path: str) -> None:
+        self._mount = mount
+        self._path = path
+
+    def release(self) -> None:
+        locks = self._mount.disk.locks
+        if locks.get(self._path) is self._mount:
+            del locks[self._path]
+
+
+class Mount:
+    """`commitlog.seams.Disk` of one incarnation of a node.
+
+    Attributes:
+        is_gone: The incarnation has ended: nothing it does reaches the disk any more.
+    """
+
+    __slots__ = ("_flight", "disk", "is_gone")
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+        self.is_gone = False
+        self._flight: Flight | None = None
+
+    @property
+    def delay_s(self) -> float:
+        """What a flush takes on top at this moment."""
+        return self.disk.delay_s
+
+    # -- work that takes time --------------------------------------------------------------
+
+    def take_off(self) -> Flight:
+        """Begin work whose flushes stay doubtful until `land`; it must not await meanwhile."""
+        flight = self._flight = Flight()
+        self.disk.flights.append(flight)
+        return flight
+
+    def land(self, flight: Flight) -> None:
+        """End that work: what it flushed is durable."""
+        if flight is self._flight:
+            self._flight = None
+        flights = self.disk.flights
+        if not self.is_gone and flight in flights:
+            flights.remove(flight)
+
+    def work_done(self) -> None:
+        """What is flushed from now on belongs to no work."""
+        self._flight = None
+
+    def flush_inode(self, path: str, inode: Inode) -> None:
+        """Make a file's bytes durable, or doubtful while work is under way."""
+        disk, undo = self.disk, inode.undo
+        if disk.flush_failures > 0:
+            disk.flush_failures -= 1
+            disk.observe("flush_failed", path, 0, len(undo))
+            inode.lost = {**undo, **inode.lost}
+            inode.undo = {}
+            raise FlushFailedError(f"flush of {path} failed: {errno.errorcode[errno.EIO]}")
+        disk.observe("flush", path, 0, len(undo))
+        if undo:
+            if self._flight is not None:
+                self._flight.sectors.append((inode, undo))
+            inode.undo = {}
+
+    # -- the seam --------------------------------------------------------------------------
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        """Make a zero-filled file and open it."""
+        disk = self.disk
+        inode = Inode(size, reserve=reserve)
+        if self.is_gone:
+            return SimFile(self, path, inode)
+        if path in disk.names:
+            raise FileExistsError(errno.EEXIST, "file exists", path)
+        if reserve:
+            disk.take(size, path)
+        disk.observe("create", path, 0, size)
+        disk.names[path] = inode
+        disk.pending_names.append((path, inode))
+        disk._link(path)
+        return SimFile(self, path, inode)
+
+    def open(self, path: str) -> DiskFile:
+        """Open an existing file."""
+        inode = self.disk.names.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return SimFile(self, path, inode)
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        return path in self.disk.names or path in self.disk.folders
+
+    def list_dir(self, path: str) -> Sequence[str]:
+        """Return the names in a folder, sorted."""
+        return sorted(self.disk.folders.get(path, ()))
+
+    def make_dir(self, path: str) -> None:
+        """Make a folder and its parents, durably."""
+        if not self.is_gone and path not in self.disk.folders:
+            self.disk.folders[path] = {}
+            self.disk._link(path)
+
+    def read(self, path: str) -> bytes:
+        """Return the whole content of a small file."""
+        inode = self.disk.names.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return bytes(inode.content)
+
+    def replace(self, path: str, data: Buffer) -> None:
+        """Set the whole content of a small file, atomically and durably."""
+        if self.is_gone:
+            return
+        disk = self.disk
+        content = bytes(memoryview(data).cast("B"))
+        if disk.flush_failures > 0:
+            disk.flush_failures -= 1
+            disk.observe("flush_failed", path, 0, len(content))
+            raise FlushFailedError(f"{path} could not be replaced: EIO")
+        before = disk.names.get(path)
+        disk.take(len(content) - (len(before.content) if before else 0), path)
+        disk.observe("replace", path, 0, len(content))
+        inode = Inode(len(content), reserve=True)
+        inode.content[:] = content
+        inode.written_to = len(content)
+        disk.names[path] = disk.durable_names[path] = inode
+        # The flush of the folder makes durable whatever was pending in it.
+        self._settle_names(posixpath.dirname(path))
+        if self._flight is not None:
+            self._flight.replaced.append((path, before))
+        disk._link(path)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; durable after `flush_dir`."""
+        disk = self.disk
+        if self.is_gone or path not in disk.names:
+            return
+        disk.observe("unlink", path, 0, 0)
+        disk.used_bytes -= _space(disk.names.pop(path))
+        disk.pending_names.append((path, None))
+        disk._unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all below it."""
+        if self.is_gone:
+            return
+        below = path + "/"
+        for name in [name for name in self.disk.names if name.startswith(below)]:
+            self.unlink(name)
+        for folder in [f for f in self.disk.folders if f == path or f.startswith(below)]:
+            del self.disk.folders[folder]
+            self.disk._unlink(folder)
+
+    def flush_dir(self, path: str) -> None:
+        """Make names in that folder durable."""
+        if self.is_gone:
+            return
+        if path not in self.disk.folders:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        self._settle_names(path)
+
+    def _settle_names(self, folder: str) -> None:
+        disk = self.disk
+        if not disk.pending_names:
+            return
+        left: list[tuple[str, Inode | None]] = []
+        for path, inode in disk.pending_names:
+            if posixpath.dirname(path) != folder:
+                left.append((path, inode))
+            elif inode is None:
+                disk.durable_names.pop(path, None)
+            else:
+                disk.durable_names[path] = inode
+        disk.pending_names = left
+
+    def free_bytes(self, path: str) -> int:
+        """Return the space left."""
+        return max(0, self.total_bytes(path) - self.disk.used_bytes)
+
+    def total_bytes(self, path: str) -> int:
+        """Return the size of the disk."""
+        limit = self.disk.capacity_bytes
+        return TOTAL_BYTES if limit is None else max(1, limit)
+
+    def lock(self, path: str) -> Lock:
+        """Take the exclusive lock file."""
+        disk = self.disk
+        if not self.is_gone:
+            if path in disk.locks:
+                raise StoreLockedError(f"another process holds {path}")
+            disk.locks[path] = self
+            if path not in disk.names:
+                disk.names[path] = disk.durable_names[path] = Inode(0, reserve=True)
+                disk._link(path)
+        return _Claim(self, path)

@@ -1,0 +1,696 @@
+"""A network of nodes: byte streams that arrive late, not at all, twice, or on a later connection.
+
+Every node has one host with an address of its own, and between any two hosts stand two links, one
+each way. A link without faults hands what is sent to the other end after its delay, whole. Faults
+act on whole frames: both protocols begin every frame with its length as a big-endian u32.
+
+What TCP can do is done to every connection: delay, holding back, cutting, resetting. What it
+cannot do is done to the members' links alone, whose frames are numbered for it: frames lost in
+silence, twice, out of order, and frames of an old connection that arrive on a new one.
+
+========================  ================================================================
+cut                       nothing arrives; what is sent waits for the link to heal
+host down (power cut)     nothing arrives and nothing says so; after its return: resets
+process gone (kill)       the ends it had open tell the other side, if the link lets them
+process paused            connections stay and are accepted; bytes wait to be read
+========================  ================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import ssl
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+from typing_extensions import Buffer
+
+from jepsen_like.simulation.event_trace import Event, Trace
+from jepsen_like.simulation.sim_clock import Gate
+from jepsen_like.simulation.sim_rng import SimRng
+from jepsen_like.simulation.virtual_time import VirtualTime
+from remoting.seams import ServerTls
+
+PEER_PORT: Final = 40911
+"""Connections to this port carry the members' frames."""
+
+LATENCY_S: Final = 0.0005
+"""One way between two healthy hosts."""
+
+JITTER_S: Final = 0.0005
+"""And up to so much more, by chance."""
+
+FIFO_GAP_S: Final = 1e-9
+"""Bytes of one connection arrive at least so far apart."""
+
+WINDOW_BYTES: Final = 1 << 20
+"""Bytes sent and not read at which a sender waits."""
+
+HELD_FRAMES: Final = 32
+"""Frames of old connections a link keeps; older ones are lost."""
+
+SYN_AGAIN_S: Final = 0.5
+"""How often an attempt to connect over a cut link is repeated within its timeout."""
+
+YIELD_CHANCE: Final = 0.125
+"""How often a send gives other tasks their turn, as a full socket would."""
+
+
+@dataclass(slots=True)
+class LinkFault:
+    """What a link does to what it carries.
+
+    Attributes:
+        delay_s, jitter_s: One way.
+        bytes_per_s: 0 means no limit.
+        loss: Chance of a frame to be lost. That breaks the connection, unless *silent*.
+        silent: A lost frame of members is simply missing.
+        duplicate: Chance of a member's frame to arrive a second time, later.
+        reorder: Chance of a member's frame to arrive behind later ones.
+        hold: Chance of a member's frame to be kept for a later connection.
+        corrupt: Chance of a member's frame to arrive with a bit flipped.
+        spread_s: How much later doubled, held and overtaken frames may come.
+    """
+
+    delay_s: float = LATENCY_S
+    jitter_s: float = JITTER_S
+    bytes_per_s: float = 0.0
+    loss: float = 0.0
+    silent: bool = False
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    hold: float = 0.0
+    corrupt: float = 0.0
+    spread_s: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether frames need not be looked at."""
+        return not (self.loss or self.duplicate or self.reorder or self.hold or self.corrupt)
+
+
+HEALTHY: Final = LinkFault()
+
+
+class Link:
+    """One direction between two hosts."""
+
+    __slots__ = ("busy_until_s", "fault", "held", "is_cut", "is_plain", "source", "target")
+
+    def __init__(self, source: Host, target: Host) -> None:
+        self.source = source
+        self.target = target
+        self.fault = HEALTHY
+        self.is_cut = False
+        self.is_plain = True
+        self.busy_until_s = 0.0
+        self.held: deque[tuple[int, bytes]] = deque(maxlen=HELD_FRAMES)
+
+    def set(self, fault: LinkFault) -> None:
+        """Behave like *fault* from now on."""
+        self.fault = fault
+        self.is_plain = fault.is_plain and not self.held
+
+
+class Host:
+    """A machine: what a node is on the network, over all its incarnations.
+
+    Attributes:
+        is_up: It has power.
+        gate: The gate of the process that runs on it now.
+        streams: The ends its process has open.
+    """
+
+    __slots__ = ("address", "gate", "is_up", "listeners", "name", "next_port", "number", "streams")
+
+    def __init__(self, name: str, number: int, address: str) -> None:
+        self.name = name
+        self.number = number
+        self.address = address
+        self.is_up = True
+        self.gate = Gate()
+        self.streams: dict[int, SimStream] = {}
+        self.listeners: dict[int, SimListener] = {}
+        self.next_port = 50_000
+
+
+class SimStream:
+    """One end of a connection (`remoting.seams.Stream`)."""
+
+    __slots__ = (
+        "_blocked",
+        "_clock_gate",
+        "_inbox",
+        "_is_closed",
+        "_is_ended",
+        "_is_gone",
+        "_is_reset",
+        "_last_at_s",
+        "_network",
+        "_rest",
+        "_unread",
+        "_waiting",
+        "host",
+        "link",
+        "local_address",
+        "number",
+        "of_members",
+        "peer",
+        "peer_address",
+        "queued",
+        "sent_frames",
+    )
+
+    peer: SimStream
+
+    def __init__(
+        self,
+        network: SimNetwork,
+        host: Host,
+        link: Link,
+        number: int,
+        local_address: tuple[str, int],
+        peer_address: tuple[str, int],
+        *,
+        of_members: bool,
+    ) -> None:
+        self.host = host
+        self.link = link
+        self.number = number
+        self.local_address = local_address
+        self.peer_address = peer_address
+        self.of_members = of_members
+        self.queued: list[bytes | None] = []
+        self.sent_frames = 0
+        self._network = network
+        self._clock_gate = host.gate
+        self._inbox: deque[bytes | memoryview] = deque()
+        self._waiting: trio.lowlevel.Task | None = None
+        self._blocked: trio.lowlevel.Task | None = None
+        self._is_closed = False
+        self._is_ended = False
+        self._is_reset = False
+        self._is_gone = False
+        self._last_at_s = 0.0
+        self._rest = b""
+        self._unread = 0
+        host.streams[number] = self
+
+    # -- the seam --------------------------------------------------------------------------
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        if self._is_closed:
+            raise trio.ClosedResourceError("this end was closed")
+        if self._is_reset:
+            raise trio.BrokenResourceError("connection reset by peer")
+        if self._is_gone:
+            await trio.lowlevel.checkpoint()
+            return
+        sent = bytes(data)
+        if not sent:
+            await trio.lowlevel.checkpoint()
+            return
+        network = self._network
+        self._unread += len(sent)
+        network.send(self, sent)
+        if self._unread > WINDOW_BYTES:
+            await self._wait_for_room()
+        elif network.random() < YIELD_CHANCE:
+            await trio.lowlevel.checkpoint()
+
+    async def _wait_for_room(self) -> None:
+        while self._unread > WINDOW_BYTES and not (self._is_closed or self._is_reset):
+            self._blocked = trio.lowlevel.current_task()
+
+            def abort(_: object) -> trio.lowlevel.Abort:
+                self._blocked = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        if self._is_closed:
+            raise trio.ClosedResourceError("this end was closed")
+        if self._is_reset:
+            raise trio.BrokenResourceError("connection reset by peer")
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return what has arrived, or nothing at the end of the stream."""
+        if self._is_closed:
+            raise trio.ClosedResourceError("this end was closed")
+        if not (self._inbox or self._is_ended or self._is_reset):
+            self._waiting = trio.lowlevel.current_task()
+
+            def abort(_: object) -> trio.lowlevel.Abort:
+                self._waiting = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            if self._is_closed:
+                raise trio.ClosedResourceError("this end was closed")
+        else:
+            await trio.lowlevel.checkpoint()
+        inbox = self._inbox
+        if not inbox:
+            if self._is_reset:
+                raise trio.BrokenResourceError("connection reset by peer")
+            return b""
+        data = inbox.popleft()
+        if len(data) > max_bytes:
+            whole = memoryview(data)
+            data = whole[:max_bytes]
+            inbox.appendleft(whole[max_bytes:])
+        self.peer._was_read(len(data))
+        return data
+
+    async def aclose(self) -> None:
+        """Close both directions at once. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.host.streams.pop(self.number, None)
+            unread = bool(self._inbox)
+            self._inbox.clear()
+            self._wake()
+            self._unblock()
+            if not (self._is_gone or self._is_reset):
+                if unread:
+                    self._network.send_reset(self)
+                else:
+                    self._network.send(self, None)
+        await trio.lowlevel.checkpoint()
+
+    # -- what the network does -------------------------------------------------------------
+
+    def arrived(self, data: bytes | None) -> None:
+        """Bytes of the other end are here; None: it has closed."""
+        if self._is_gone or self._is_closed:
+            # Nobody there: the machine answers for the process, if it has power.
+            if self.host.is_up and data is not None:
+                self._network.send_reset(self)
+            return
+        gate = self._clock_gate
+        if not gate.is_open:
+            gate.hold(self.arrived, data)
+            return
+        if self._is_reset:
+            return
+        if data is None:
+            self._is_ended = True
+        else:
+            self._network.trace.note(
+                Event.FRAME, self.host.number, self.number << 32 | len(data), zlib.crc32(data)
+            )
+            self._inbox.append(data)
+        self._wake()
+
+    def was_reset(self, _: object = None) -> None:
+        """The connection is broken."""
+        gate = self._clock_gate
+        if not gate.is_open:
+            gate.hold(self.was_reset, None)
+            return
+        if self._is_reset or self._is_closed or self._is_gone:
+            return
+        self._is_reset = True
+        self._network.trace.note(Event.RESET, self.host.number, self.number)
+        self.host.streams.pop(self.number, None)
+        self._inbox.clear()
+        self._wake()
+        self._unblock()
+
+    def abandon(self) -> None:
+        """The process is gone: nothing that its tasks still do leaves the host."""
+        self._is_gone = True
+
+    def _wake(self) -> None:
+        task, self._waiting = self._waiting, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def _unblock(self) -> None:
+        task, self._blocked = self._blocked, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def _was_read(self, size: int) -> None:
+        self._unread -= size
+        if self._blocked is not None and self._unread <= WINDOW_BYTES:
+            self._unblock()
+
+    def arrival_s(self, now_s: float, size: int, chance: float) -> float:
+        """When *size* bytes sent now are at the other end; later than all before them."""
+        link = self.link
+        fault = link.fault
+        if fault.bytes_per_s:
+            link.busy_until_s = max(link.busy_until_s, now_s) + size / fault.bytes_per_s
+            now_s = link.busy_until_s
+        at_s = now_s + fault.delay_s + chance * fault.jitter_s
+        if at_s <= self._last_at_s:
+            at_s = self._last_at_s + FIFO_GAP_S
+        self._last_at_s = at_s
+        return at_s
+
+    def whole_frames(self, data: bytes) -> list[bytes]:
+        """Return the frames that *data* completes; the rest waits for more."""
+        data = self._rest + data if self._rest else data
+        frames: list[bytes] = []
+        at, end = 0, len(data)
+        while end - at >= 4:
+            size = 4 + int.from_bytes(data[at : at + 4], "big")
+            if at + size > end:
+                break
+            frames.append(data[at : at + size])
+            at += size
+        self._rest = data[at:]
+        return frames
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the begin of a frame waits for its end."""
+        return bool(self._rest)
+
+
+class SimListener:
+    """A bound port (`remoting.seams.Listener`)."""
+
+    __slots__ = ("_gate", "_host", "_is_closed", "_streams", "_waiting", "address")
+
+    def __init__(self, host: Host, address: tuple[str, int]) -> None:
+        self.address = address
+        self._host = host
+        self._gate = host.gate
+        self._streams: deque[SimStream] = deque()
+        self._waiting: trio.lowlevel.Task | None = None
+        self._is_closed = False
+
+    async def accept(self) -> SimStream:
+        """Return the next connection."""
+        if not self._streams:
+            self._waiting = trio.lowlevel.current_task()
+
+            def abort(_: object) -> trio.lowlevel.Abort:
+                self._waiting = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        else:
+            await trio.lowlevel.checkpoint()
+        if self._is_closed:
+            raise trio.ClosedResourceError("the listener was closed")
+        return self._streams.popleft()
+
+    def offer(self, stream: SimStream) -> None:
+        """A connection has come in."""
+        if not self._gate.is_open:
+            self._gate.hold(self.offer, stream)
+            return
+        self._streams.append(stream)
+        self._wake()
+
+    def _wake(self) -> None:
+        task, self._waiting = self._waiting, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    async def aclose(self) -> None:
+        """Stop listening. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._host.listeners.get(self.address[1]) is self:
+                del self._host.listeners[self.address[1]]
+            self._wake()
+        await trio.lowlevel.checkpoint()
+
+
+@dataclass(slots=True)
+class SimNetwork:
+    """All hosts and links of a world."""
+
+    time: VirtualTime
+    rng: SimRng
+    trace: Trace
+    hosts: dict[str, Host] = field(default_factory=dict)
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    by_address: dict[str, Host] = field(default_factory=dict)
+    random: Callable[[], float] = field(init=False)
+    connections: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = self.rng.random
+
+    def add_host(self, name: str, number: int, address: str) -> Host:
+        """Put a machine on the network, linked with all others."""
+        host = Host(name, number, address)
+        for other in self.hosts.values():
+            self.links[name, other.name] = Link(host, other)
+            self.links[other.name, name] = Link(other, host)
+        self.hosts[name] = self.by_address[address] = host
+        self.links[name, name] = Link(host, host)
+        return host
+
+    def view(self, host: Host) -> NodeNetwork:
+        """Return the Network of the process that starts on *host*."""
+        return NodeNetwork(self, host)
+
+    # -- faults ----------------------------------------------------------------------------
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing through from *source* to *target*; what is sent waits."""
+        self.links[source, target].is_cut = True
+        self._note(Event.LINK_FAULT, source, target, 1)
+
+    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
+        """Let everything through again.
+
+        Args:
+            reset: Chance of each connection with bytes waiting to be broken instead.
+        """
+        link = self.links[source, target]
+        link.is_cut = False
+        self._note(Event.LINK_FAULT, source, target, 2)
+        self._release(
+            (s for s in link.source.streams.values() if s.link is link and s.queued), reset
+        )
+
+    def cut_between(self, left: Iterable[str], right: Iterable[str]) -> None:
+        """Cut both ways between two sides."""
+        ours, theirs = list(left), list(right)
+        for one in ours:
+            for other in theirs:
+                if one != other:
+                    self.cut(one, other)
+                    self.cut(other, one)
+
+    def mend_all(self, *, reset: float = 0.0) -> None:
+        """Heal every cut and every link."""
+        for (source, target), link in self.links.items():
+            if link.fault is not HEALTHY:
+                link.set(HEALTHY)
+            if link.is_cut:
+                self.mend(source, target, reset=reset)
+
+    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
+        """Let a link behave like *fault*."""
+        self.links[source, target].set(fault)
+        self._note(Event.LINK_FAULT, source, target, 3)
+
+    def reset_between(self, one: str, other: str) -> int:
+        """Break every connection between two hosts, both ends at once; return how many."""
+        found = [s for s in self.hosts[one].streams.values() if s.link.target.name == other]
+        for stream in found:
+            stream.was_reset()
+            stream.peer.was_reset()
+        return len(found)
+
+    def kill(self, host: Host, *, silent: bool) -> None:
+        """End the process on *host*: its ends close, or vanish when *silent*."""
+        streams, host.streams = host.streams, {}
+        host.listeners = {}
+        for stream in streams.values():
+            stream.abandon()
+            if not silent:
+                self._transmit(stream, None)
+        host.gate = Gate()
+
+    def resume(self, streams: Iterable[SimStream]) -> None:
+        """Send what tasks of a paused process wanted to send."""
+        self._release((s for s in streams if s.queued), 0.0)
+
+    def _release(self, streams: Iterable[SimStream], reset: float) -> None:
+        for stream in list(streams):
+            if stream.link.is_cut or not stream.host.gate.is_open:
+                continue
+            queued, stream.queued = stream.queued, []
+            if reset and self.random() < reset:
+                self.send_reset(stream)
+                stream.was_reset()
+                continue
+            for data in queued:
+                self._transmit(stream, data)
+
+    def _note(self, event: Event, source: str, target: str, what: int) -> None:
+        hosts = self.hosts
+        self.trace.note(event, hosts[source].number, hosts[target].number, what)
+
+    # -- carrying --------------------------------------------------------------------------
+
+    def send(self, stream: SimStream, data: bytes | None) -> None:
+        """Carry bytes, or the end, to the other end of *stream*."""
+        link = stream.link
+        if link.is_cut or not stream.host.gate.is_open or stream.queued:
+            stream.queued.append(data)
+        elif link.is_plain and not stream.has_rest:
+            stream.sent_frames += 1
+            time = self.time
+            size = 0 if data is None else len(data)
+            at_s = stream.arrival_s(time.now_s, size, self.random())
+            time.call_at(at_s, stream.peer.arrived, data)
+        else:
+            self._send_frames(stream, data)
+
+    def _transmit(self, stream: SimStream, data: bytes | None) -> None:
+        if stream.link.is_cut:
+            stream.queued.append(data)
+            # Its process may be gone, but the bytes are the machine's to send again.
+            stream.host.streams.setdefault(stream.number, stream)
+        elif data is None or (stream.link.is_plain and not stream.has_rest):
+            at_s = stream.arrival_s(self.time.now_s, len(data or b""), self.random())
+            self.time.call_at(at_s, stream.peer.arrived, data)
+        else:
+            self._send_frames(stream, data)
+
+    def send_reset(self, stream: SimStream) -> None:
+        """Tell the other end that nobody reads here any more."""
+        link = stream.link
+        if link.is_cut:
+            return
+        at_s = self.time.now_s + link.fault.delay_s
+        self.time.call_at(at_s, stream.peer.was_reset, None)
+
+    def _send_frames(self, stream: SimStream, data: bytes | None) -> None:
+        if data is None:
+            at_s = stream.arrival_s(self.time.now_s, 0, self.random())
+            self.time.call_at(at_s, stream.peer.arrived, None)
+            return
+        for frame in stream.whole_frames(data):
+            if not self._send_frame(stream, frame):
+                return
+
+    def _send_frame(self, stream: SimStream, frame: bytes) -> bool:
+        link, chance, time = stream.link, self.random, self.time
+        fault, peer, members = link.fault, stream.peer, stream.of_members
+        stream.sent_frames += 1
+        sometimes = self.trace.sometimes
+        if fault.loss and chance() < fault.loss:
+            self.trace.note(Event.LOST, link.target.number, stream.number, len(frame))
+            sometimes["frame_lost"] += 1
+            if fault.silent and members:
+                return True
+            self.send_reset(stream)
+            stream.was_reset()
+            return False
+        first = stream.sent_frames == 1  # the hello; without it no connection stands
+        if members and not first:
+            if fault.hold and chance() < fault.hold:
+                link.held.append((stream.number, frame))
+                sometimes["frame_held"] += 1
+                return True
+            if fault.corrupt and chance() < fault.corrupt:
+                bad = bytearray(frame)
+                bad[4 + self.rng.randrange(len(bad) - 4)] ^= 1 << self.rng.randrange(8)
+                frame = bytes(bad)
+                sometimes["frame_corrupted"] += 1
+            if fault.duplicate and chance() < fault.duplicate:
+                later_s = time.now_s + fault.delay_s + chance() * fault.spread_s
+                time.call_at(later_s, peer.arrived, frame)
+                sometimes["frame_doubled"] += 1
+            if fault.reorder and chance() < fault.reorder:
+                later_s = time.now_s + fault.delay_s + chance() * fault.spread_s
+                time.call_at(later_s, peer.arrived, frame)
+                sometimes["frame_overtaken"] += 1
+                return True
+        at_s = stream.arrival_s(time.now_s, len(frame), chance())
+        time.call_at(at_s, peer.arrived, frame)
+        if members and not first and link.held and chance() < 0.5:
+            number, old = link.held.popleft()
+            if number != stream.number:
+                time.call_at(stream.arrival_s(time.now_s, len(old), chance()), peer.arrived, old)
+                sometimes["frame_from_old_connection"] += 1
+            elif fault.hold:
+                link.held.append((number, old))
+            if not link.held:
+                link.is_plain = fault.is_plain
+        return True
+
+    async def connect(self, source: Host, host: str, port: int, timeout_s: float) -> SimStream:
+        """Open a connection; see `NodeNetwork.connect`."""
+        time, deadline_s = self.time, self.time.now_s + timeout_s
+        target = self.by_address.get(host)
+        if target is None:
+            await time.sleep(LATENCY_S)
+            raise OSError(errno.EHOSTUNREACH, f"no route to {host}")
+        there, back = self.links[source.name, target.name], self.links[target.name, source.name]
+        gate = source.gate
+        while True:
+            delay_s = there.fault.delay_s + back.fault.delay_s + self.random() * JITTER_S
+            await time.sleep(min(delay_s, timeout_s))
+            if target.is_up and not (there.is_cut or back.is_cut) and gate.is_open:
+                break
+            if time.now_s >= deadline_s:
+                raise TimeoutError(f"no connection to {host}:{port} within {timeout_s} s")
+            await time.sleep(min(SYN_AGAIN_S, max(0.0, deadline_s - time.now_s)))
+        listener = target.listeners.get(port)
+        if listener is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{host}:{port} refused")
+        self.connections = number = self.connections + 2
+        source.next_port = local_port = 50_000 + (source.next_port - 49_999) % 15_000
+        here = (source.address, local_port)
+        of_members = port == PEER_PORT
+        mine = SimStream(self, source, there, number, here, (host, port), of_members=of_members)
+        theirs = SimStream(
+            self, target, back, number + 1, (host, port), here, of_members=of_members
+        )
+        mine.peer, theirs.peer = theirs, mine
+        self.trace.note(Event.CONNECT, source.number, target.number, number)
+        listener.offer(theirs)
+        return mine
+
+
+class NodeNetwork:
+    """`remoting.seams.Network` of one process."""
+
+    __slots__ = ("_host", "_network", "is_gone")
+
+    def __init__(self, network: SimNetwork, host: Host) -> None:
+        self._network = network
+        self._host = host
+        self.is_gone = False
+
+    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> SimListener:
+        """Bind *port* of this node.
+
+        Raises:
+            OSError: The port is taken.
+        """
+        await trio.lowlevel.checkpoint()
+        if self.is_gone or port in self._host.listeners:
+            raise OSError(errno.EADDRINUSE, f"{host}:{port} is in use")
+        listener = SimListener(self._host, (self._host.address, port))
+        self._host.listeners[port] = listener
+        return listener
+
+    async def connect(
+        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> SimStream:
+        """Connect.
+
+        Raises:
+            OSError: Refused, unreachable or timed out.
+        """
+        if self.is_gone:
+            await trio.lowlevel.checkpoint()
+            raise OSError(errno.ENETDOWN, "the process is gone")
+        return await self._network.connect(self._host, host, port, timeout_s)

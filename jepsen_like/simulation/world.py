@@ -1,0 +1,408 @@
+"""The whole cluster in one `trio.run`: NameServers, brokers and SDK clients from one seed.
+
+::
+
+    async def main(world: World) -> None:
+        leader = await world.wait_for_leader()
+        leader.kill()
+        await world.sleep(10)
+        await leader.start()
+
+    run_world(42, main)
+
+The nodes run the product's own `serve_namesrv`, `serve_broker` and `ClientInstance`; only clock,
+randomness, disk, network and executor are simulated. Everything a node does passes the trace, and
+every step of a replica the checks. The first violation ends the run.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import structlog
+import trio
+
+from dledger.config import BrokerConfig, load_config
+from jepsen_like.simulation.checks import Checks
+from jepsen_like.simulation.event_trace import Trace
+from jepsen_like.simulation.node import (
+    BrokerNode,
+    ClientNode,
+    NameServerNode,
+    Node,
+    State,
+    current_node,
+)
+from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
+from jepsen_like.simulation.sim_rng import rng_stream
+from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
+
+T = TypeVar("T")
+
+LOG_LINES: Final = 2000
+"""Newest log lines of all nodes that are kept."""
+
+COLLECT_S: Final = 600.0
+"""How often the cyclic collector runs, in virtual time; it never runs by itself."""
+
+LOG_LEVEL: Final = 20
+"""Lines below info are not even made."""
+
+
+class Violation(Exception):  # noqa: N818  # what was violated is the point, not that it is an error
+    """Something that must hold did not.
+
+    Attributes:
+        invariant: Its name.
+        at_s: Virtual time since the begin.
+        world: The world as it was; its trace and logs tell how it came to this.
+    """
+
+    def __init__(self, invariant: str, text: str, world: World) -> None:
+        super().__init__(f"{invariant} after {world.elapsed_s:.6f} s of seed {world.seed}: {text}")
+        self.invariant = invariant
+        self.at_s = world.elapsed_s
+        self.world = world
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSettings:
+    """What a world is made of and how fast it lives.
+
+    Attributes:
+        brokers, name_servers: How many.
+        heartbeat_ms, election_timeout_ms: Slow: a simulated second costs what happens in it.
+        segment_bytes: Small, so that segments roll.
+        options: Settings of the brokers over all others, ``table.name`` to value.
+        compare_state_every: Tables are compared at every such applied index.
+    """
+
+    brokers: int = 3
+    name_servers: int = 1
+    heartbeat_ms: int = 1000
+    election_timeout_ms: int = 3000
+    segment_bytes: int = 256 * 1024
+    checkpoint_interval_ms: int = 10_000
+    client_heartbeat_s: float = 30.0
+    route_poll_s: float = 30.0
+    rpc_timeout_s: float = 3.0
+    compare_state_every: int = 64
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+class World:
+    """Everything there is.
+
+    Attributes:
+        seed: What it came from.
+        brokers, name_servers, clients: The nodes by name: ``n0`` …, ``ns0`` …, as they were named.
+        network: Cuts and link faults are made here, by node name.
+        trace: Every event, its digest, and the `sometimes` counters.
+        checks: The invariants.
+        logs: Newest log lines: time since the begin, node, event, facts.
+        last_leader, last_term: The newest leader anybody has seen.
+    """
+
+    def __init__(
+        self, seed: int, settings: WorldSettings, time: VirtualTime, nursery: trio.Nursery
+    ) -> None:
+        self.seed = seed
+        self.settings = settings
+        self.time = time
+        self.nursery = nursery
+        self.rng = rng_stream(seed, "world")
+        self.trace = Trace(time)
+        self.network = SimNetwork(time, rng_stream(seed, "network"), self.trace)
+        self.checks = Checks(self, compare_state_every=settings.compare_state_every)
+        self.logs: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LOG_LINES)
+        self.brokers: dict[str, BrokerNode] = {}
+        self.name_servers: dict[str, NameServerNode] = {}
+        self.clients: dict[str, ClientNode] = {}
+        self.last_leader: BrokerNode | None = None
+        self.last_term = 0
+        self.violation: Violation | None = None
+        self.is_over = False
+        self._numbers = 0
+        for index in range(settings.name_servers):
+            name = f"ns{index}"
+            address = f"10.0.1.{index + 1}"
+            self.name_servers[name] = NameServerNode(self, name, self._number(), address)
+        for index in range(settings.brokers):
+            name = f"n{index}"
+            config = self._broker_config(name)
+            address = _broker_address(index)
+            self.brokers[name] = BrokerNode(self, name, self._number(), address, config)
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _broker_config(self, name: str) -> BrokerConfig:
+        settings = self.settings
+        index = int(name[1:])
+        address = _broker_address(index)
+        peers = ";".join(
+            f"n{number}-{_broker_address(number)}:{PEER_PORT}" for number in range(settings.brokers)
+        )
+        options: dict[str, object] = {
+            "broker.cluster_name": "Sim",
+            "broker.broker_name": "sim",
+            "broker.broker_ip1": address,
+            "broker.namesrv_addr": ";".join(n.endpoint for n in self.name_servers.values()),
+            "server.listen_host": address,
+            "client.register_timeout_ms": "3000",
+            "store.path_root_dir": "/store",
+            "store.mapped_file_size_commit_log": str(settings.segment_bytes),
+            "store.mapped_file_size_consume_queue": str(20 * 512),
+            "store.max_message_size": str(64 * 1024),
+            "store.max_hash_slot_num": "512",
+            "store.max_index_num": "2048",
+            "raft.group": "sim",
+            "raft.self_id": name,
+            "raft.peers": peers,
+            "raft.election_timeout_ms": str(settings.election_timeout_ms),
+            "raft.heartbeat_interval_ms": str(settings.heartbeat_ms),
+            "raft.max_entry_bytes": str(settings.segment_bytes // 2),
+            "raft.checkpoint_interval_ms": str(settings.checkpoint_interval_ms),
+            **settings.options,
+        }
+        return load_config(options=options)
+
+    # -- time ------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self.time.now_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Virtual time since the begin."""
+        return self.time.now_s - START_S
+
+    async def sleep(self, seconds: float) -> None:
+        """Let *seconds* pass for everybody."""
+        await self.time.sleep(seconds)
+
+    async def sleep_until(self, elapsed_s: float) -> None:
+        """Let time pass up to *elapsed_s* after the begin."""
+        await self.time.sleep(max(0.0, START_S + elapsed_s - self.time.now_s))
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """All nodes by name."""
+        return {**self.name_servers, **self.brokers, **self.clients}
+
+    def node(self, name: str) -> Node:
+        """Return a node by name."""
+        return self.nodes[name]
+
+    async def start(self) -> None:
+        """Start all NameServers and brokers; they need not agree on anything yet."""
+        async with trio.open_nursery() as nursery:
+            for node in (*self.name_servers.values(), *self.brokers.values()):
+                nursery.start_soon(node.start)
+
+    def client(self, name: str) -> ClientNode:
+        """Return the client machine of that name, made now if there is none."""
+        node = self.clients.get(name)
+        if node is None:
+            number = self._number()
+            node = self.clients[name] = ClientNode(self, name, number, f"10.0.2.{number}")
+        return node
+
+    def leader(self) -> BrokerNode | None:
+        """Return the running broker that may act as leader in the highest term, if any."""
+        found: BrokerNode | None = None
+        term = -1
+        for node in self.brokers.values():
+            group = node.group
+            leadership = None if group is None else group.leadership
+            if leadership is not None and node.is_up and leadership.term > term:
+                found, term = node, leadership.term
+        return found
+
+    async def wait_for_leader(self, timeout_s: float = 60.0, look_s: float = 0.1) -> BrokerNode:
+        """Wait until some broker may act as leader, and return it.
+
+        Raises:
+            Violation: ``liveness``: There was none in time.
+        """
+        end_s = self.now_s + timeout_s
+        while (leader := self.leader()) is None:
+            if self.now_s > end_s:
+                raise Violation("liveness", f"no leader within {timeout_s} s", self)
+            await self.sleep(look_s)
+        return leader
+
+    def replicas(self) -> list[BrokerNode]:
+        """Return the brokers that are up, by name."""
+        return [node for node in self.brokers.values() if node.is_up and node.broker is not None]
+
+    def followers(self) -> list[BrokerNode]:
+        """Return the brokers that are up and do not lead."""
+        leader = self.leader()
+        return [node for node in self.replicas() if node is not leader]
+
+    def most_behind(self) -> BrokerNode | None:
+        """Return the running replica with the shortest committed log."""
+        return min(self.replicas(), key=lambda node: (node.seen_commit, node.name), default=None)
+
+    async def heal(self, *, start: bool = True) -> None:
+        """End all faults; start what is down."""
+        self.network.mend_all()
+        for node in self.nodes.values():
+            node.slow_disk(0.0)
+            node.fail_flushes(0)
+            node.fill_disk(None)
+            node.resume()
+        if start:
+            for node in (*self.name_servers.values(), *self.brokers.values()):
+                if node.state is State.DOWN:
+                    await node.start()
+
+    async def wait_for_agreement(self, timeout_s: float = 120.0, look_s: float = 0.25) -> None:
+        """Wait until a leader leads, all brokers run and all have applied the same entries.
+
+        Raises:
+            Violation: ``liveness``: They had not in time.
+        """
+        end_s = self.now_s + timeout_s
+        while not self._agree():
+            if self.now_s > end_s:
+                raise Violation("liveness", f"no agreement in {timeout_s} s: {self.status()}", self)
+            await self.sleep(look_s)
+        for node in self.brokers.values():
+            group = node.group
+            assert group is not None
+            self.checks.compare_state(node, group.state.applied_index, group.state)
+
+    def _agree(self) -> bool:
+        leader = self.leader()
+        if leader is None or leader.group is None:
+            return False
+        end = leader.group.node.journal.last_index
+        for node in self.brokers.values():
+            group = node.group
+            if group is None or not node.is_up or group.state.applied_index != end:
+                return False
+        return True
+
+    def status(self) -> str:
+        """Return the state of all brokers in one line."""
+        parts = []
+        for node in self.brokers.values():
+            group = node.group
+            if group is None:
+                parts.append(f"{node.name} {node.state.value}")
+            else:
+                raft = group.node
+                parts.append(
+                    f"{node.name} {node.state.value} {raft.core.role.value} term {raft.term} "
+                    f"last {raft.journal.last_index} commit {raft.commit_index} "
+                    f"applied {group.state.applied_index}"
+                )
+        return "; ".join(parts)
+
+    # -- verdicts --------------------------------------------------------------------------
+
+    @property
+    def sometimes(self) -> Counter[str]:
+        """How often the interesting things happened."""
+        return self.trace.sometimes
+
+    def violate(self, invariant: str, text: str, cause: BaseException | None = None) -> None:
+        """Note that something that must hold did not; the first one ends the run."""
+        if self.violation is None and not self.is_over:
+            self.violation = Violation(invariant, text, self)
+            self.violation.__cause__ = cause
+            self.nursery.cancel_scope.cancel()
+
+    @property
+    def digest(self) -> str:
+        """Digest over every event so far."""
+        return self.trace.digest
+
+    # -- house-keeping ---------------------------------------------------------------------
+
+    def take_log(self, _logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+        """Keep a log line; the last of structlog's processors."""
+        facts = dict(event)
+        name = facts.pop("event", "")
+        self.logs.append((self.elapsed_s, current_node.get(), str(name), facts))
+        raise structlog.DropEvent
+
+    def _collect(self, _: object) -> None:
+        gc.collect()
+        self.time.call_later(COLLECT_S, self._collect, None)
+
+    def end(self) -> None:
+        """End every process, as a kill does, and look at nothing any more."""
+        self.is_over = True
+        for node in self.nodes.values():
+            node.kill()
+
+
+def _broker_address(index: int) -> str:
+    return f"10.0.0.{index + 1}"
+
+
+def run_world(
+    seed: int,
+    main: Callable[[World], Awaitable[T]],
+    settings: WorldSettings | None = None,
+) -> T:
+    """Make a world, start it, run *main* in it and return what that returns.
+
+    Raises:
+        Violation: Something that must hold did not. The world is in it.
+    """
+    results: list[T] = []
+    worlds: list[World] = []
+
+    async def run(time: VirtualTime) -> None:
+        async with trio.open_nursery() as nursery:
+            world = World(seed, settings or WorldSettings(), time, nursery)
+            worlds.append(world)
+            time.call_later(COLLECT_S, world._collect, None)
+            with _logs_to(world):
+                await world.start()
+                results.append(await main(world))
+                world.end()
+            nursery.cancel_scope.cancel()
+
+    gc.collect()
+    gc.freeze()
+    try:
+        run_virtual(seed, run)
+    except BaseExceptionGroup as group:
+        if worlds and worlds[0].violation is None and len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        if not (worlds and worlds[0].violation):
+            raise
+    finally:
+        gc.unfreeze()
+    if worlds[0].violation is not None:
+        raise worlds[0].violation
+    return results[0]
+
+
+@contextmanager
+def _logs_to(world: World) -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[world.take_log],
+        wrapper_class=structlog.make_filtering_bound_logger(LOG_LEVEL),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
