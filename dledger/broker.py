@@ -31,6 +31,7 @@ from dledger.processors.get_message import ReadLimits
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
+from dledger.services.retention import RetentionService, RetentionSettings
 from dledger.services.schedule import ScheduleMessageService
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
@@ -153,7 +154,26 @@ async def _run_parts(
     schedule = ScheduleMessageService(
         group, world.clock, config.delay_levels_ms, is_deleting=processors.topics.is_deleting
     )
-    group.services += [_in_reign(schedule.run), _in_reign(processors.offsets.run)]
+    retention = RetentionService(
+        group,
+        lambda: group.store.log,
+        RetentionSettings(
+            segment_bytes=config.store.mapped_file_size_commit_log,
+            reserved_hours=config.store.file_reserved_time,
+            delete_hours=config.store.delete_when,
+            keep_bytes=config.store.keep_bytes,
+            check_interval_s=config.store.retention_interval_ms / 1000,
+        ),
+        clock=world.clock,
+        levels=len(config.delay_levels_ms),
+        saved_index=lambda: group.store.saved_index,
+        disk_ratio=_disk_ratio(config, world.disk),
+    )
+    group.services += [
+        _in_reign(schedule.run),
+        _in_reign(processors.offsets.run),
+        _in_reign(retention.run),
+    ]
     table = ProcessorTable()
     processors.register(table)
     server = RemotingServer(

@@ -41,8 +41,6 @@ COMMAND_LINE_SOURCE = "command line"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]+")
 
-_RETENTION = ("store.delete_when", "store.file_reserved_time")
-
 GROUP_SIZE_MAX = 5
 """A majority of more costs more flushes than it saves nodes."""
 
@@ -184,8 +182,6 @@ class _Gathered:
         except ValueError as error:
             raise ConfigError(f"{source}: {key} = {raw!r}: {error}") from None
         self.sources[path] = source
-        if path in _RETENTION:
-            self.warn(f"{source}: {key} has no effect yet: this version removes no segments")
 
     def warn(self, text: str) -> None:
         self.warnings[text] = None

@@ -23,6 +23,7 @@ import trio
 
 from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch
 from commitlog.errors import DiskFullError, LocalProtocolError
+from commitlog.mark import Anchor
 from dledger.errors import (
     NotLeaderError,
     PendingFullError,
@@ -37,6 +38,7 @@ from dledger.raft.links import Links
 from dledger.raft.node import RaftNode, RaftSettings
 from dledger.raft.term_vote import TermVote
 from dledger.raft.wakeup import Wakeup
+from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import SNAPSHOT_KIND, ReplicaStore
 from remoting.seams import Clock, Executor, Network, Rng
@@ -45,6 +47,9 @@ log = structlog.get_logger(__name__)
 
 APPLY_AT_ONCE_ENTRIES: Final = 64
 """Entries applied in one go before other tasks get their turn."""
+
+FLUSH_POLL_S: Final = 0.001
+"""How often the end of a flush is looked for before a snapshot replaces the log; rare."""
 
 APPLY_AFTER_TURNS: Final = 2
 """Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
@@ -134,6 +139,10 @@ class Group:
         self._drained = Wakeup()
         self._apply_wake = Wakeup()
         self._reserve_wake = Wakeup()
+        self._install_wake = Wakeup()
+        self._snapshot: tuple[str, bytes] | None = None
+        # One at a time: a checkpoint and the installation of a snapshot write the same files.
+        self._store_lock = trio.Lock()
         self._leadership_wake = Wakeup()
         self._role: tuple[int, str | None] = (0, None)
         self.node = RaftNode(
@@ -150,6 +159,9 @@ class Group:
             on_settled=self._on_settled,
             guards=guards,
         )
+        self.node.take_snapshot = self._take_snapshot
+        self.node.on_snapshot = self._on_snapshot
+        self.node.may_lead = lambda: not store.refilling
         self._links = Links(self.node, network=network, clock=clock, rng=rng, executor=executor)
 
     # -- what others ask -------------------------------------------------------------------
@@ -175,6 +187,11 @@ class Group:
         return self.store.key_index
 
     @property
+    def readable(self) -> bool:
+        """Whether queues and log hold what the tables say; not while a snapshot is refilled."""
+        return not self.store.refilling
+
+    @property
     def term(self) -> int:
         """Newest term seen."""
         return self.node.term
@@ -193,6 +210,7 @@ class Group:
             **self.node.status(),
             "serving": self.leadership is not None,
             "applied_index": applied,
+            "refilling": self.store.refilling,
             "applied_chain": f"{self.state.applied_chain:016x}",
             "end_position": self.store.log.end_position,
             "pending_bytes": self._pending_bytes,
@@ -337,7 +355,7 @@ class Group:
             # Those who wait for an answer wait for this.
             self._apply(APPLY_AT_ONCE_ENTRIES)
             self._note_leadership()
-        elif self.state.applied_index < self.node.commit_index:
+        elif self.store.derived_index < self.node.commit_index:
             self._apply_wake.set()
         if not self.settings.sync_replication:
             self._answer_stable()
@@ -379,18 +397,16 @@ class Group:
             self._finish(self._pending.popleft(), Proposed("not_stored"))
 
     def _apply(self, limit: int) -> None:
-        tables, commit = self.state, self.node.commit_index
-        if tables.applied_index >= commit:
-            return
-        for index in range(tables.applied_index + 1, min(commit, tables.applied_index + limit) + 1):
-            applied = self.store.apply(index)
+        store, commit = self.store, self.node.commit_index
+        for index in range(store.derived_index + 1, min(commit, store.derived_index + limit) + 1):
+            applied = store.apply(index)
             if applied.deleted_topics:
                 self._forget_counters(applied.deleted_topics)
             self._resolve(index)
             touched = applied.touched
             for listener in self.on_applied:
                 listener(touched)
-        if tables.applied_index < commit:
+        if store.derived_index < commit:
             self._apply_wake.set()
 
     def _forget_counters(self, topics: tuple[str, ...]) -> None:
@@ -400,6 +416,9 @@ class Group:
     def _resolve(self, index: int) -> None:
         while self._in_flight and self._in_flight[0].index <= index:
             entry = self._in_flight.popleft()
+            if entry.index < self.store.log.first_index:
+                self._answer(entry, "unknown")  # a snapshot took its place
+                continue
             stored = self.store.log.term_at(entry.index) == entry.term
             self._answer(entry, "stored" if stored else "not_stored")
 
@@ -424,6 +443,7 @@ class Group:
             nursery.start_soon(self._expire_loop)
             nursery.start_soon(self._reserve_loop)
             nursery.start_soon(self._checkpoint_loop)
+            nursery.start_soon(self._install_loop)
             nursery.start_soon(self._leadership_loop)
             await nursery.start(self._links.run)
             task_status.started()
@@ -474,24 +494,52 @@ class Group:
             await self._reserve_wake.wait()
             if self.store.log.needs_reserve:
                 try:
-                    await self._executor.run(self.store.log.reserve_next, kind="reserve")
+                    async with self._store_lock:
+                        await self._executor.run(self.store.log.reserve_next, kind="reserve")
                 except DiskFullError as error:
                     log.error("no_space_for_next_segment", error=str(error))
                     await self._clock.sleep(self.settings.checkpoint_interval_s)
                     self._reserve_wake.set()
 
     async def _checkpoint_loop(self) -> None:
-        written = 0
         while True:
             await self._clock.sleep(self.settings.checkpoint_interval_s)
-            checkpoint = self.store.begin_checkpoint(self.node.commit_index)
-            if checkpoint is None or checkpoint.mark.index == written:
+            async with self._store_lock:
+                checkpoint = self.store.begin_checkpoint(self.node.commit_index)
+                if checkpoint is None:
+                    continue
+                try:
+                    await self._executor.run(checkpoint.write, kind=SNAPSHOT_KIND)
+                except DiskFullError as error:
+                    log.error("no_space_for_checkpoint", error=str(error))
+                    continue
+                self._drop_before(checkpoint.floor)
+
+    def _drop_before(self, floor: Anchor) -> None:
+        dropped = self.store.drop_before_floor(floor)
+        if dropped:
+            self.node.journal.anchor_moved()
+            log.info("segments_removed", bytes=dropped, first_index=floor.first_index)
+
+    def _take_snapshot(self) -> tuple[int, bytes]:
+        return self.state.applied_index, snapshot(self.state)
+
+    def _on_snapshot(self, leader: str, data: bytes) -> None:
+        self._snapshot = (leader, data)
+        self._install_wake.set()
+
+    async def _install_loop(self) -> None:
+        while True:
+            await self._install_wake.wait()
+            if self._snapshot is None:
                 continue
-            try:
-                await self._executor.run(checkpoint.write, kind=SNAPSHOT_KIND)
-                written = checkpoint.mark.index
-            except DiskFullError as error:
-                log.error("no_space_for_checkpoint", error=str(error))
+            leader, data = self._snapshot
+            self._snapshot = None
+            async with self._store_lock:
+                while self.node.flushing:
+                    await self._clock.sleep(FLUSH_POLL_S)
+                self.store.install(data)
+                self.node.installed(leader, self.store.log, self.state.applied_index)
 
     async def _leadership_loop(self) -> None:
         while True:

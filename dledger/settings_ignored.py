@@ -24,9 +24,9 @@ REASONS: dict[str, str] = {
         storeEpochFilePath haMasterAddressList replicasPerDiskPartition enableBatchPush
         isEnableBatchPush preferredLeaderId
     """,
-    "this version removes no segments": """
+    "retention follows `delete_when`, `file_reserved_time` and `keep_bytes` alone": """
         diskMaxUsedSpaceRatio diskSpaceWarningLevelRatio diskSpaceCleanForciblyRatio
-        cleanFileForciblyEnable cleanResourceInterval deleteCommitLogFilesInterval
+        cleanFileForciblyEnable deleteCommitLogFilesInterval
         deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly
         destroyConsumeQueueIntervalForcibly redeleteHangedFileInterval deleteFileBatchMax
         maxBatchDeleteFilesNum

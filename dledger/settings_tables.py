@@ -277,14 +277,28 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     max_transfer_count_in_disk: Annotated[
         int, _about("Messages of one pull from old data.", "maxTransferCountOnMessageInDisk", ge=1)
     ] = 8
+    keep_bytes: Annotated[
+        int,
+        _about(
+            "Bytes of the commit log that are kept at most, in whole segments; 0: no limit but"
+            " time and disk.",
+            ge=0,
+        ),
+    ] = 0
+    retention_interval_ms: Annotated[
+        int, _about("How often old segments are looked for.", "cleanResourceInterval", ge=100)
+    ] = 10_000
     delete_when: Annotated[
         tuple[int, ...],
-        _about("Hours of the day for removing old segments; this version keeps all.", "deleteWhen"),
+        _about(
+            "Hours of the day, UTC, for removing old segments while the disk is not full.",
+            "deleteWhen",
+        ),
     ] = (4,)
     file_reserved_time: Annotated[
         int,
         _about(
-            "Hours that segments are kept, at least; this version keeps all.",
+            "Hours that segments are kept, unless there is too much of them or the disk is full.",
             "fileReservedTime",
             ge=1,
         ),

@@ -88,6 +88,9 @@ class ReplicaStore:
         self._open_derived()
         self.tables = tables()
         self.derived_index = self.log.first_index - 1
+        self._saved = (0, 0)
+        self.saved_index = 0
+        """Newest entry that a written checkpoint covers."""
         self._load_tables()
         self._abort.create(settings.pid)
         self._reserve()
@@ -172,7 +175,7 @@ class ReplicaStore:
 
     def _continue_from(self, loaded: StateTables) -> None:
         self.tables.become(loaded)
-        self.derived_index = loaded.applied_index
+        self.derived_index = self.saved_index = loaded.applied_index
         self.restored_commit_index = max(self.restored_commit_index, loaded.applied_index)
         # Derived files may be ahead of the snapshot; they are cut back to it and grow again.
         for queue in self.queues.queues():
@@ -334,6 +337,8 @@ class ReplicaStore:
         tables = self.tables
         if self.refilling or index < self.log.first_index or tables.applied_index > index:
             return None
+        if (index, tables.applied_index) == self._saved:
+            return None
         mark = Mark(
             index=index,
             term=self.log.term_at(index),
@@ -345,6 +350,7 @@ class ReplicaStore:
             store=self,
             mark=mark,
             tables=snapshot(tables),
+            index=tables.applied_index,
             floor=tables.floor,
             flushes=(self.queues.begin_flush(), self.key_index.begin_flush()),
             checkpoint=Checkpoint(
@@ -380,6 +386,7 @@ class Checkpointing:
     store: ReplicaStore
     mark: Mark
     tables: bytes
+    index: int
     floor: Anchor
     flushes: tuple[ConsumeQueueFlush, KeyIndexFlush]
     checkpoint: Checkpoint
@@ -398,4 +405,6 @@ class Checkpointing:
         store._disk.replace(store.paths.snapshot, self.tables)
         store._mark_slots.store(self.mark.encode())
         store._checkpoint_file.store(self.checkpoint)
+        store.saved_index = self.index
+        store._saved = (self.mark.index, self.index)
         store._disk.unlink(store.paths.install)

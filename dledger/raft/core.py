@@ -328,6 +328,12 @@ class RaftCore:
         self._journal.add(proposal, index, self.term)
         return index
 
+    def begin_at(self, index: int) -> None:
+        """Take everything up to *index* as committed and applied: a snapshot was installed."""
+        state = vars(self._library)
+        for name in ("_SyncObj__raftCommitIndex", "_SyncObj__raftLastApplied"):
+            state[name] = max(state[name], index)
+
     def connected(self, peer: str, up: bool) -> None:
         """Tell the library that the link to *peer* is up or down."""
         with self._ambient():

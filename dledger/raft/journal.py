@@ -170,7 +170,7 @@ class CommitLogJournal(Journal):
     def end_position_of(self, index: int) -> int:
         """Return the byte position just after the entry at *index*, the anchor included."""
         if index < self.log.first_index:
-            return self.log.position_at(self.log.first_index) if len(self) > 1 else 0
+            return self.log.first_position
         return self.log.position_at(index) + self.log.size_at(index)
 
     def item(self, index: int) -> Item:
@@ -190,6 +190,18 @@ class CommitLogJournal(Journal):
             else:
                 high = middle
         return low
+
+    def begin_anew(self, log: EntryLog) -> None:
+        """Go on with *log*, which holds nothing below its anchor that the old one held."""
+        self.log = log
+        self.anchor_moved()
+        self._last = self.item(log.last_index)
+        self._commit_index = max(self._commit_index, self.anchor_index)
+
+    def anchor_moved(self) -> None:
+        """Take note that the log begins elsewhere."""
+        before = self.log.first_index - 1
+        self._anchor = (b"", before, self.log.term_at(before))
 
     # -- the library's Journal -------------------------------------------------------------
 

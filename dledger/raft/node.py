@@ -28,6 +28,7 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import (
     DiskFullError,
     FlushFailedError,
+    InvariantBroken,
     LocalProtocolError,
     RemoteProtocolError,
 )
@@ -38,6 +39,7 @@ from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Hello, Identity
 from dledger.raft.journal import CommitLogJournal, Proposal, entry_size
 from dledger.raft.replicator import Append, Replicator
+from dledger.raft.snapshot import Receiving, Sending
 from dledger.raft.term_vote import TermVote
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import Kind, PeerFrame
@@ -134,6 +136,14 @@ class _Owed:
     acked: int = -1
 
 
+def _no_snapshot() -> tuple[int, bytes]:
+    raise InvariantBroken("this node has no tables to send")
+
+
+def _ignore_snapshot(leader: str, data: bytes) -> None:
+    raise InvariantBroken(f"a snapshot of {len(data)} bytes from {leader}, and nobody to take it")
+
+
 class RaftNode:
     """A member. The owner calls `append`, reads `commit_index` and is told after every event.
 
@@ -210,6 +220,12 @@ class RaftNode:
         self._ballot = Ballot(0)
         self._held: list[_Held] = []
         self._owed: _Owed | None = None
+        self._receiving = Receiving()
+        self.installing = False
+        self.installs = 0
+        self.take_snapshot: Callable[[], tuple[int, bytes]] = _no_snapshot
+        self.on_snapshot: Callable[[str, bytes], None] = _ignore_snapshot
+        self.may_lead: Callable[[], bool] = lambda: True
         self._settling = False
         self._executor: Executor | None = None
         self.flushing = False
@@ -257,6 +273,8 @@ class RaftNode:
             "doubtful": self.doubtful,
             "damaged": self.damaged,
             "truncations": self.journal.truncations,
+            "first_index": self.journal.anchor_index + 1,
+            "installs": self.installs,
             "elections": self.elections,
             "peers": {name: self._peer_status(peer, now) for name, peer in self.peers.items()},
         }
@@ -441,6 +459,8 @@ class RaftNode:
         if not self.is_leader or peer not in self.replicator.peers:
             return None
         state = self.peers[peer]
+        if self.replicator.needs_snapshot(peer):
+            return self._next_chunk(peer)
         commit = min(self.core.known_commit_index, self.journal.last_index)
         append = self.replicator.next_append(peer, commit, idle=state.idle_due)
         state.idle_due = False
@@ -451,6 +471,18 @@ class RaftNode:
         self.replicator.sent(peer, self._last_in(append, size), size)
         fields = (append.prev_index, append.prev_term, append.commit_index)
         return Outgoing(Kind.APPEND, self.term, fields), views
+
+    def _next_chunk(self, peer: str) -> tuple[Outgoing, list[memoryview]] | None:
+        progress = self.replicator.peers[peer]
+        if progress.probe_out:
+            return None
+        if progress.snapshot is None:
+            progress.snapshot = Sending(*self.take_snapshot())
+            log.info("snapshot_offered", peer=peer, index=progress.snapshot.index)
+        sending = progress.snapshot
+        progress.probe_out = True
+        fields = (sending.index, sending.offset, len(sending.data))
+        return Outgoing(Kind.SNAPSHOT, self.term, fields), [sending.chunk()]
 
     def _entries(self, append: Append) -> list[memoryview]:
         if append.is_empty:
@@ -472,10 +504,11 @@ class RaftNode:
         Raises:
             FlushFailedError: The disk said no: the node must stop.
         """
-        entry_log, term_vote = self.journal.log, self._term_vote
+        term_vote = self._term_vote
         self._executor = executor
         while True:
             await self.flush_wake.wait()
+            entry_log = self.journal.log
             if not term_vote.is_durable:
                 version, record = term_vote.snapshot()
                 await executor.run(partial(term_vote.write, record), kind="flush_vote")
@@ -574,7 +607,13 @@ class RaftNode:
         """The election timeout passed: ask whether this member would win, then stand."""
         now = self._clock.monotonic()
         self.timer.restart(now)
-        if self.is_leader or not self._may_vote() or not self.journal.log.has_reserve:
+        if (
+            self.is_leader
+            or self.installing
+            or not self._may_vote()
+            or not self.may_lead()
+            or not self.journal.log.has_reserve
+        ):
             return
         if not self.guards.one_vote_per_voter or not self.peers:
             self._campaign()
@@ -642,6 +681,10 @@ class RaftNode:
                 self._on_vote(peer, frame.term, *frame.fields)
             case Kind.VOTE_REPLY:
                 self._on_vote_reply(peer, frame.term)
+            case Kind.SNAPSHOT:
+                self._on_snapshot(peer, frame)
+            case Kind.SNAPSHOT_REPLY:
+                self._on_snapshot_reply(peer, *frame.fields)
             case Kind.TERM_NOTICE:
                 pass  # of our own term: nothing to learn
             case _:
@@ -649,6 +692,9 @@ class RaftNode:
 
     def _on_append(self, peer: str, frame: PeerFrame) -> None:
         prev_index, prev_term, commit_index = frame.fields
+        if self.installing:
+            self._heard_leader()
+            return
         request = AppendRequest(
             frame.term, prev_index, prev_term, commit_index, split_frames(frame.payload)
         )
@@ -685,6 +731,53 @@ class RaftNode:
         if ended:
             log.info("doubt_ended", group=self.settings.group, term=term, index=index)
             self.doubtful = self.damaged = False
+
+    def _on_snapshot(self, peer: str, frame: PeerFrame) -> None:
+        index, offset, total = frame.fields
+        self._heard_leader()
+        self._step_heartbeat(peer, frame.term)
+        if self.installing:
+            return
+        if index <= self.journal.last_index:
+            # This log goes further already: appends will do.
+            self._reply_snapshot(peer, index, total, self.journal.last_index + 1)
+        elif self._receiving.take(index, offset, total, frame.payload):
+            self.installing = True
+            self.on_snapshot(peer, self._receiving.data())
+        else:
+            self._reply_snapshot(peer, index, self._receiving.offset, 0)
+
+    def _reply_snapshot(self, peer: str, index: int, offset: int, next_index: int) -> None:
+        state = self.peers[peer]
+        fields = (index, offset, next_index)
+        state.replies.append(Outgoing(Kind.SNAPSHOT_REPLY, self.term, fields))
+        state.data_wake.set()
+
+    def installed(self, leader: str, entry_log: EntryLog, index: int) -> None:
+        """The snapshot of *index* is on disk; *entry_log* begins anew, everything old is void.
+
+        The caller owns the log, as before.
+        """
+        self.journal.begin_anew(entry_log)
+        self.core.begin_at(self.journal.anchor_index)
+        self._owed = None
+        self.installing = False
+        self.installs += 1
+        log.info("snapshot_installed", index=index, first_index=entry_log.first_index)
+        if leader in self.peers:
+            self._reply_snapshot(leader, index, 0, self.journal.last_index + 1)
+        self.settle()
+
+    def _on_snapshot_reply(self, peer: str, index: int, offset: int, next_index: int) -> None:
+        if not self.is_leader or peer not in self.replicator.peers:
+            return
+        now = self._clock.monotonic()
+        if next_index:
+            self.replicator.installed(peer, next_index, now)
+        else:
+            self.replicator.snapshot_taken(peer, index, offset, now)
+        if self._is_voter(peer):
+            self.core.step(peer, ALIVE)
 
     def _owe(self, leader: str, verified: int) -> None:
         owed, generation = self._owed, self.journal.log.generation

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dledger.raft.guards import Guards
+from dledger.raft.snapshot import Sending
 
 
 class LogView(Protocol):
@@ -64,6 +65,7 @@ class Progress:
     probing: bool = True
     probe_out: bool = False
     commit_sent: int = 0
+    snapshot: Sending | None = None
     acked_at_s: float = 0.0
     bytes_sent: int = 0
 
@@ -85,6 +87,10 @@ class Replicator:
             peer: Progress(next_index=self.log.last_index + 1, acked_at_s=now_s) for peer in peers
         }
 
+    def needs_snapshot(self, peer: str) -> bool:
+        """Whether what *peer* lacks begins before the first kept entry."""
+        return self.peers[peer].next_index <= self.log.anchor_index
+
     def next_append(self, peer: str, commit_index: int, *, idle: bool) -> Append | None:
         """Decide what to send to *peer* now; the answer counts as sent.
 
@@ -94,7 +100,7 @@ class Replicator:
             None when the window is full, a probe is out, or there is nothing to say.
         """
         progress = self.peers[peer]
-        if progress.probe_out:
+        if progress.probe_out or progress.next_index <= self.log.anchor_index:
             return None
         prev = progress.next_index - 1
         room = self._room(progress)
@@ -116,9 +122,9 @@ class Replicator:
         progress = self.peers[peer]
         if progress.probe_out:
             return False
-        return progress.probing or (
-            progress.next_index <= self.log.last_index and self._room(progress) > 0
-        )
+        if progress.probing or progress.next_index <= self.log.anchor_index:
+            return True
+        return progress.next_index <= self.log.last_index and self._room(progress) > 0
 
     def sent(self, peer: str, last: int, size_bytes: int) -> None:
         """Take note of the last index that really went into the append just decided."""
@@ -157,10 +163,7 @@ class Replicator:
         """
         progress = self.peers[peer]
         progress.acked_at_s = now_s
-        progress.next_index = max(
-            self.log.anchor_index + 1,
-            min(hint, progress.next_index - 1, self.log.last_index + 1),
-        )
+        progress.next_index = max(1, min(hint, progress.next_index - 1, self.log.last_index + 1))
         progress.match_index = min(progress.match_index, progress.next_index - 1)
         progress.probing, progress.probe_out = True, False
 
@@ -170,6 +173,24 @@ class Replicator:
         progress.next_index = max(progress.match_index, self.log.anchor_index) + 1
         if progress.match_index == 0:
             progress.next_index = self.log.last_index + 1
+        progress.probing, progress.probe_out = True, False
+
+    def snapshot_taken(self, peer: str, index: int, offset: int, now_s: float) -> None:
+        """The follower has *offset* bytes of the snapshot at *index*."""
+        progress = self.peers[peer]
+        progress.acked_at_s = now_s
+        sending = progress.snapshot
+        if sending is not None and sending.index == index:
+            sending.offset = min(offset, len(sending.data))
+            progress.probe_out = False
+
+    def installed(self, peer: str, next_index: int, now_s: float) -> None:
+        """The follower begins anew at *next_index*: appends go on from there."""
+        progress = self.peers[peer]
+        progress.acked_at_s = now_s
+        progress.snapshot = None
+        progress.next_index = max(1, min(next_index, self.log.last_index + 1))
+        progress.match_index = min(progress.match_index, progress.next_index - 1)
         progress.probing, progress.probe_out = True, False
 
     def stalled(self, peer: str, now_s: float) -> bool:

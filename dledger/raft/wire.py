@@ -6,7 +6,7 @@
     u32 crc         CRC-32 of all that follows
     u16 head_bytes  length of the head
     head            CBOR array [kind, term, epoch, sequence, *fields]
-    payload         rest: log entries back to back (APPEND), else empty
+    payload         rest: log entries back to back (APPEND), a piece of a snapshot, else empty
 
 *term* is the sender's at the moment the message was made; *epoch* names the connection and
 *sequence* rises by at least one per frame in it, so nothing late or doubled is taken for new.
@@ -48,6 +48,8 @@ class Kind(IntEnum):
     PRE_VOTE = 9
     PRE_VOTE_REPLY = 10
     TERM_NOTICE = 11
+    SNAPSHOT = 12
+    SNAPSHOT_REPLY = 13
 
 
 FIELDS: Final = {
@@ -62,6 +64,8 @@ FIELDS: Final = {
     Kind.PRE_VOTE: 3,
     Kind.PRE_VOTE_REPLY: 2,
     Kind.TERM_NOTICE: 0,
+    Kind.SNAPSHOT: 3,
+    Kind.SNAPSHOT_REPLY: 3,
 }
 """How many fields each kind carries."""
 

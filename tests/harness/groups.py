@@ -22,6 +22,8 @@ from dledger.store import ReplicaStore, StoreSettings
 from remoting.seams import Executor
 from tests.harness.memory_network import InlineExecutor, MemoryNetwork
 
+SEGMENT_BYTES = 1 << 20
+
 EPOCH_MS = 1_700_000_000_000
 
 
@@ -78,19 +80,23 @@ class Groups:
         self.skews_ms: dict[str, int] = {}
         self.settings = GroupSettings()
 
-    async def start(self, name: str) -> Replica:
-        """Start (again) the replica *name* on its folder."""
-        disk, clock = self.disks[name], SkewedClock(self.skews_ms.get(name, 0))
-        store = ReplicaStore(
-            disk,
+    def open_store(self, name: str) -> ReplicaStore:
+        """Open the folder of a replica that does not run."""
+        return ReplicaStore(
+            self.disks[name],
             StoreSettings(
                 str(self.root / name),
-                segment_bytes=1 << 20,
+                segment_bytes=SEGMENT_BYTES,
                 index_slots=1000,
                 index_entries_max=4000,
             ),
             StateTables,
         )
+
+    async def start(self, name: str) -> Replica:
+        """Start (again) the replica *name* on its folder."""
+        disk, clock = self.disks[name], SkewedClock(self.skews_ms.get(name, 0))
+        store = self.open_store(name)
         identity = Identity(
             disk, store.paths.identity, cluster="C", group="G", name=name, rng=self.rng
         )
@@ -135,7 +141,9 @@ class Groups:
     async def settle(self) -> None:
         """Wait until all replicas have applied the same index."""
         with trio.fail_after(60):
-            while len({r.group.state.applied_index for r in self.replicas.values()}) > 1:
+            while len({r.group.state.applied_index for r in self.replicas.values()}) > 1 or any(
+                r.group.store.refilling for r in self.replicas.values()
+            ):
                 await trio.sleep(0.05)
 
     def others(self, name: str) -> list[str]:

@@ -51,6 +51,7 @@ KEYS = [
     ("tls.server.keyPath", "/k.pem", "/k.pem"),
     ("tls.server.trustCertPath", "/ca.pem", "/ca.pem"),
     ("registerNameServerPeriod", "10000", 10_000),
+    ("cleanResourceInterval", "20000", 20_000),
     ("registerBrokerTimeoutMills", "24000", 24_000),
     ("connectTimeoutMillis", "1000", 1000),
     ("rmqAddressServerDomain", "http://ns.example/list", "http://ns.example/list"),
@@ -362,7 +363,6 @@ def test_sizes_may_have_a_unit() -> None:
     [
         ("dLegerPeers=n0-h:1;n1-h:2", "raft.peers: a group of 2 survives no more failures"),
         ("flushDiskType=ASYNC_FLUSH", "store.flush_disk_type = ASYNC_FLUSH: a power cut may"),
-        ("deleteWhen=05", "broker.conf: deleteWhen has no effect yet: this version removes no"),
         ("brokerRole=ASYNC_MASTER", "broker.broker_role = ASYNC_MASTER: a fail-over may lose"),
     ],
 )
@@ -415,11 +415,7 @@ def test_the_documentation_lists_every_setting() -> None:
     )
 
 
-NOT_YET = {"store.delete_when", "store.file_reserved_time"}
-"""Taken with a warning: this version removes no segments."""
-
-
-@pytest.mark.parametrize("path", sorted(set(SETTINGS) - NOT_YET))
+@pytest.mark.parametrize("path", sorted(SETTINGS))
 def test_every_setting_is_used_by_somebody(path: str) -> None:
     name = path.partition(".")[2]
     wired = (ROOT / "dledger" / "broker.py").read_text()

@@ -1,0 +1,207 @@
+"""Retention, and what it makes necessary: a replica that is behind the first kept entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+from trio.testing import MockClock
+
+from commitlog.mark import Anchor
+from commitlog.record import decode_record
+from dledger.group import Group
+from dledger.services.retention import RetentionService, RetentionSettings, choose_floor
+from dledger.state.state_record import FloorChange, state_batch
+from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
+from tests.harness.raft_cluster import batch
+
+BODY = bytes(20_000)
+
+
+def kept(group: Group, topic: str = "T", queue_id: int = 0) -> list[int]:
+    """Read a queue from its first kept message on; return the queue offsets found in records."""
+    low, high = group.state.min_offset(topic, queue_id), group.state.max_offset(topic, queue_id)
+    units = group.queues.queue(topic, queue_id).read(low, high - low)
+    return [
+        decode_record(group.log.record_at(int(unit["phy_offset"]))).queue_offset for unit in units
+    ]
+
+
+def retention(leader: Replica, keep_segments: int) -> RetentionService:
+    group = leader.group
+    return RetentionService(
+        group,
+        lambda: group.store.log,
+        RetentionSettings(SEGMENT_BYTES, keep_bytes=keep_segments * SEGMENT_BYTES),
+        clock=leader.clock,
+        levels=18,
+        saved_index=lambda: group.store.saved_index,
+        disk_ratio=lambda: 0.0,
+    )
+
+
+async def fill(groups: Groups, messages: int) -> Replica:
+    leader = await groups.leader()
+    for _ in range(messages):
+        await leader.group.submit(batch(BODY))
+    return leader
+
+
+async def checkpointed(groups: Groups) -> None:
+    """Let every replica write checkpoints, and remove what they allow to be removed."""
+    await trio.sleep(3 * groups.settings.checkpoint_interval_s)
+
+
+async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 200)
+        await checkpointed(groups)
+        floor = await retention(leader, 1).check()
+        assert floor is not None
+        await checkpointed(groups)
+        await groups.settle()
+        for replica in groups.replicas.values():
+            group = replica.group
+            assert group.state.floor == floor
+            assert group.store.log.first_index == floor.first_index
+            low = group.state.min_offset("T", 0)
+            assert 0 < low < 200
+            assert kept(group) == list(range(low, 200))
+        lows = {r.group.state.min_offset("T", 0) for r in groups.replicas.values()}
+        assert len(lows) == 1
+
+
+async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        assert leader.group.store.log.first_index > 20
+        again = await groups.start(behind)
+        await groups.settle()
+        await fill(groups, 5)
+        await groups.settle()
+        group = again.group
+        assert group.node.installs == 1
+        assert group.store.log.first_index == leader.group.store.log.first_index
+        assert group.state.applied_chain == leader.group.state.applied_chain
+        assert kept(group) == kept(leader.group)
+        assert not group.store.refilling
+        assert group.node.identity.may_vote
+
+
+async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        _, data = leader.group._take_snapshot()
+        store = groups.open_store(behind)
+        install = store.paths.install
+        store.close(clean=False)
+        groups.disks[behind].replace(install, data)
+        for _ in range(3):
+            again = await groups.start(behind)
+            assert again.group.store.refilling
+            again.kill()
+        again = await groups.start(behind)
+        await groups.settle()
+        assert kept(again.group) == kept(leader.group)
+        await checkpointed(groups)
+        assert not groups.disks[behind].exists(install)
+        again.kill()
+        again = await groups.start(behind)
+        assert not again.group.store.refilling
+        assert kept(again.group) == kept(leader.group)
+
+
+async def test_a_refilling_replica_neither_leads_nor_serves_reads(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        other = groups.others(leader.name)[0]
+        _, data = leader.group._take_snapshot()
+        groups.replicas.pop(other).kill()
+        store = groups.open_store(other)
+        store.install(data)
+        assert store.refilling
+        assert store.log.last_index == store.log.first_index - 1
+        store.close(clean=False)
+        for name in groups.others(other):
+            groups.replicas[name].kill()
+            del groups.replicas[name]
+        again = await groups.start(other)
+        again.group.node.stand()
+        assert not again.group.readable
+        assert not again.group.node.is_leader
+
+
+async def test_the_floor_never_passes_what_is_not_saved_or_not_delivered(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 3)
+        await leader.group.submit(batch(b"waits", topic="SCHEDULE_TOPIC_XXXX", queue_id=0))
+        waits_at = int(
+            leader.group.queues.queue("SCHEDULE_TOPIC_XXXX", 0).read(0, 1)[0]["phy_offset"]
+        )
+        await fill(groups, 300)
+        assert await retention(leader, 1).check() is None, "nothing was saved yet"
+        await checkpointed(groups)
+        floor = await retention(leader, 1).check()
+        assert floor is None or floor.position <= waits_at
+
+
+async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await fill(groups, 200)
+        entry_log = leader.group.store.log
+        settings = RetentionSettings(SEGMENT_BYTES, reserved_hours=1, delete_hours=(4,))
+        later = leader.clock.wall_ms() // 86_400_000 * 86_400_000 + 5 * 86_400_000
+
+        def floor(hour: int, ratio: float, reserved: int = 1) -> Anchor | None:
+            return choose_floor(
+                entry_log,
+                RetentionSettings(SEGMENT_BYTES, reserved_hours=reserved, delete_hours=(4,)),
+                now_ms=later + hour * 3_600_000,
+                disk_ratio=ratio,
+                limit_position=entry_log.end_position,
+            )
+
+        assert settings.keep_bytes == 0
+        assert floor(3, 0.5) is None
+        assert floor(4, 0.5) is not None
+        assert floor(3, 0.8) is not None
+        assert floor(4, 0.8, reserved=1000) is None
+        assert floor(3, 0.9, reserved=1000) is not None
+
+
+async def test_a_floor_is_an_ordinary_state_record(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await fill(groups, 3)
+        anchor = leader.group.store.log.anchor_at(2)
+        await leader.group.submit(state_batch(FloorChange(anchor)))
+        assert leader.group.state.floor == anchor
+        assert kept(leader.group) == [0, 1, 2][leader.group.state.min_offset("T", 0) :]
