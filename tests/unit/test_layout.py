@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.shipped_files import ROOT
 
-PACKAGES = ("commitlog", "remoting", "client", "namesrv", "dledger")
+PACKAGES = ("commitlog", "remoting", "client", "namesrv", "dledger", "jepsen_like")
 TOP_LEVEL = {
     *PACKAGES,
     "tests",
@@ -29,7 +29,7 @@ TOP_LEVEL = {
     "CHANGELOG.md",
 }
 # Packages that the design has a place for and this version does not distribute.
-LATER = {"jepsen_like", "spark_jobs"}
+LATER = {"spark_jobs"}
 MADE_BY_TOOLS = {"build", "dist", "runs", "store"}
 TEXT_SUFFIXES = {".py", ".pyi", ".md", ".toml", ".conf", ".txt", ".svg", ".sh", ".yml", ""}
 # In two parts, so that this file does not hold what it looks for.
