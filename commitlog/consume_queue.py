@@ -47,6 +47,7 @@ class ConsumeQueueStore:
         "_dirty_folders",
         "_disk",
         "_files",
+        "_last_flush",
         "_queues",
         "_root",
         "units_per_file",
@@ -65,6 +66,7 @@ class ConsumeQueueStore:
         self._files: OrderedDict[str, DiskFile] = OrderedDict()
         self._dirty: set[str] = set()
         self._dirty_folders: set[str] = set()
+        self._last_flush: ConsumeQueueFlush | None = None
         for topic in disk.list_dir(root):
             for name in disk.list_dir(f"{root}/{topic}"):
                 if name.isdecimal():
@@ -99,8 +101,16 @@ class ConsumeQueueStore:
             self._disk.flush_dir(self._root)
 
     def begin_flush(self) -> ConsumeQueueFlush:
-        """Return the job that makes all units put so far durable."""
+        """Return the job that makes all units put so far durable.
+
+        What an earlier job did not come to is in it again.
+        """
+        last = self._last_flush
+        if last is not None and not last.done:
+            self._dirty.update(last.paths)
+            self._dirty_folders.update(last.folders)
         job = ConsumeQueueFlush(self._disk, sorted(self._dirty), sorted(self._dirty_folders))
+        self._last_flush = job
         self._dirty = set()
         self._dirty_folders = set()
         return job
@@ -156,12 +166,13 @@ class ConsumeQueueStore:
 class ConsumeQueueFlush:
     """Files to flush. `run` blocks and may be called in a worker thread, one job at a time."""
 
-    __slots__ = ("_disk", "_folders", "_paths")
+    __slots__ = ("_disk", "done", "folders", "paths")
 
     def __init__(self, disk: Disk, paths: Sequence[str], folders: Sequence[str]) -> None:
         self._disk = disk
-        self._paths = paths
-        self._folders = folders
+        self.paths = paths
+        self.folders = folders
+        self.done = False
 
     def run(self) -> None:
         """Flush them.
@@ -169,7 +180,7 @@ class ConsumeQueueFlush:
         Raises:
             FlushFailedError: The node must stop.
         """
-        for path in self._paths:
+        for path in self.paths:
             # Descriptors of its own: the store may close or remove a file meanwhile.
             try:
                 file = self._disk.open(path)
@@ -179,9 +190,12 @@ class ConsumeQueueFlush:
                 file.flush()
             finally:
                 file.close()
-        for folder in self._folders:
-            if self._disk.exists(folder):
+        for folder in self.folders:
+            try:
                 self._disk.flush_dir(folder)
+            except FileNotFoundError:
+                continue  # removed with its topic
+        self.done = True
 
 
 class ConsumeQueue:

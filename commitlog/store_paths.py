@@ -13,6 +13,7 @@
         extent  truncation                   slot files of the log itself
         vote  commit_mark                    slot files of the consensus layer
         identity  snapshot/                  this replica's name; local snapshots of the tables
+        doubt                                why promises of this replica may be lost
 
 Spec: docs/formats.md.
 """
@@ -139,6 +140,11 @@ class StorePaths:
     def identity(self) -> str:
         """Cluster, group and incarnation of this replica."""
         return self._at("raft", "identity")
+
+    @property
+    def doubt(self) -> str:
+        """Why promises of this replica may be lost; missing while none may be."""
+        return self._at("raft", "doubt")
 
     @property
     def snapshot(self) -> str:

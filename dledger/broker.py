@@ -322,6 +322,7 @@ def _store_settings(config: BrokerConfig, pid: int) -> StoreSettings:
         index_entries_max=store.max_index_num,
         delay_levels_ms=config.delay_levels_ms,
         pid=pid,
+        sync_flush=config.sync_flush,
     )
 
 

@@ -350,6 +350,8 @@ class Group:
     # -- after every event of the node -----------------------------------------------------
 
     def _on_settled(self) -> None:
+        if self.store.torn and not self.node.doubtful:
+            self.store.end_doubt()
         self._note_leadership()
         if self.node.is_leader:
             # Those who wait for an answer wait for this.
@@ -377,6 +379,9 @@ class Group:
         ):
             # Everything that can ever commit from before is applied now: counters start anew.
             self._counters.clear()
+            # What of an earlier reign is not applied by now was cut and never will be.
+            while self._in_flight:
+                self._answer(self._in_flight.popleft(), "not_stored")
             self.leadership = Leadership(node.term)
             self._leadership_wake.set()
             log.info("leadership_begins", term=node.term)
@@ -481,13 +486,23 @@ class Group:
             self.node.settle()
 
     async def _expire_loop(self) -> None:
+        head, since, waiting = None, 0.0, 0
         while True:
             await self._clock.sleep(EXPIRE_INTERVAL_S)
             now = self._clock.monotonic()
-            for entry in self._in_flight:
+            for entry in list(self._in_flight):
                 if entry.deadline_s > now:
                     break
                 self._answer(entry, "unknown")
+            first = self._pending[0] if self._pending else None
+            if first is None or first is not head:
+                head, since, waiting = first, now, len(self._pending)
+            elif now - since >= self.settings.quorum_timeout_s:
+                # The disk hangs: nothing was sealed since.
+                error = PendingFullError(f"nothing was written for {now - since:.1f} s")
+                for _ in range(waiting):
+                    self._finish(self._pending.popleft(), Proposed("not_stored", error=error))
+                head = None
 
     async def _reserve_loop(self) -> None:
         while True:

@@ -33,6 +33,11 @@ from dledger.state.tables import QueueBounds, StateTables
 
 log = structlog.get_logger(__name__)
 
+DAMAGED: Final = b"damaged"
+TORN: Final = b"torn"
+ASYNC: Final = b"async"
+"""What the doubt file says: entries below the mark are lost, above it, or would be unflushed."""
+
 SNAPSHOT_KIND: Final = "checkpoint"
 """Name under which the executor measures checkpoints."""
 
@@ -48,6 +53,8 @@ class StoreSettings:
     index_entries_max: int = 20_000_000
     delay_levels_ms: tuple[int, ...] = ()
     pid: int = 0
+    sync_flush: bool = True
+    """Off: after an unclean stop promises may be lost, and that is remembered."""
 
 
 class ReplicaStore:
@@ -80,9 +87,14 @@ class ReplicaStore:
         self.vote_slots = SlotFile(disk, self.paths.vote)
         recorded = self._mark_slots.load()
         mark = None if recorded is None else Mark.decode(recorded)
-        self.torn = self.damaged = False
+        noted = disk.read(self.paths.doubt).split() if disk.exists(self.paths.doubt) else []
+        self.damaged = DAMAGED in noted
+        self.torn = self.damaged or TORN in noted or (self.unclean and ASYNC in noted)
         self.log = self._open_log(mark)
-        self.restored_commit_index = mark.index if mark and self.log.mark_valid else 0
+        self._note_doubt()
+        # Damage below the mark may have been cut; what is left is committed all the same.
+        committed = mark.index if mark and self.log.mark_valid else 0
+        self.restored_commit_index = min(committed, self.log.last_index)
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
         self._delays = dict(enumerate(settings.delay_levels_ms, start=1))
         self._open_derived()
@@ -108,7 +120,8 @@ class ReplicaStore:
             # damage and this replica follows until a leader has refilled it.
             log.error("log_damaged", error=str(error))
             self.torn = True
-            self.damaged = mark is not None and error.damage.index <= mark.index
+            self.damaged |= mark is not None and error.damage.index <= mark.index
+            self._note_doubt()  # the cut takes the evidence away
             return EntryLog.open(
                 self._disk,
                 settings.root,
@@ -118,8 +131,31 @@ class ReplicaStore:
             )
         if mark is not None and not entry_log.mark_valid:
             log.error("log_ends_below_commit_mark", mark=mark.index, end=entry_log.last_index)
-            self.damaged = True
+            self.torn = self.damaged = True
         return entry_log
+
+    def _note_doubt(self) -> None:
+        wanted = [
+            word
+            for word, holds in (
+                (DAMAGED, self.damaged),
+                (TORN, self.torn),
+                (ASYNC, not self.settings.sync_flush),
+            )
+            if holds
+        ]
+        path = self.paths.doubt
+        if wanted:
+            self._disk.replace(path, b" ".join(wanted))
+        elif self._disk.exists(path):
+            self._disk.unlink(path)
+            self._disk.flush_dir(self.paths.raft)
+
+    def end_doubt(self) -> None:
+        """Take note, durably, that a leader has made good what this replica may have lost."""
+        if self.torn or self.damaged:
+            self.torn = self.damaged = False
+            self._note_doubt()
 
     def _open_derived(self) -> None:
         settings = self.settings

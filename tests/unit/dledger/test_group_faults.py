@@ -1,0 +1,201 @@
+"""A group of replicas whose disks fail, forget or hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from commitlog.errors import FlushFailedError
+from dledger.group_api import Proposed
+from dledger.state.tables import StateTables
+from dledger.store import ReplicaStore, StoreSettings
+from tests.harness.crash_disk import CrashDisk
+from tests.harness.groups import Groups, running_groups
+from tests.harness.raft_cluster import batch
+from tests.unit.dledger.test_group import bodies
+
+ROOT = Path("/memory")
+
+
+def store_settings(name: str, *, sync_flush: bool = True) -> StoreSettings:
+    return StoreSettings(
+        str(ROOT / name),
+        segment_bytes=1 << 20,
+        index_slots=1000,
+        index_entries_max=4000,
+        sync_flush=sync_flush,
+    )
+
+
+def crash_disk(groups: Groups, name: str) -> CrashDisk:
+    disk = groups.disks[name]
+    assert isinstance(disk, CrashDisk)
+    return disk
+
+
+async def test_answers_of_a_new_reign_do_not_wait_for_entries_cut_in_an_earlier_one(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        old = await groups.leader()
+        groups.network.isolate(old.name, groups.others(old.name))
+        outcomes: list[Proposed] = []
+        for number in range(6):
+            old.group.propose(batch(str(number).encode()), outcomes.append)
+            old.group.kick()
+            await trio.sleep(0.01)
+        between = await groups.leader(among=groups.others(old.name))
+        groups.network.heal()
+        await groups.settle()
+        while old.group.leadership is None:
+            leader = await groups.leader()
+            if leader is old:
+                break
+            # Only the old one can win: the others' timers are held back.
+            for other in groups.others(old.name):
+                node = groups.replicas[other].group.node
+                node.timer.timeout_s = 1000.0
+                node.timer.restart(trio.current_time())
+            leader.group.node.core.observe_term(leader.group.term + 1)
+            leader.group.node.settle()
+            for other in groups.others(old.name):
+                groups.replicas[other].group.node.timer.heard_s = -1e9
+            await trio.sleep(3)
+        assert between is not old
+        with trio.fail_after(1):
+            proposed = await old.group.submit(batch(b"new"))
+        assert proposed.first_offsets == (0,)
+        assert [result.outcome for result in outcomes].count("stored") == 0
+        assert len(outcomes) == 6
+
+
+async def serve_until_the_apply_fails() -> None:
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"before"))
+
+        def fault(kind: str, path: str) -> None:
+            if kind == "write" and "consumequeue" in path:
+                raise OSError(5, "input/output error")
+
+        crash_disk(groups, leader.name).fault = fault
+        await leader.group.submit(batch(b"lost"))
+
+
+async def test_an_error_under_the_apply_stops_a_replica_that_serves_a_connection(
+    autojump_clock: MockClock,
+) -> None:
+    with pytest.raises(ExceptionGroup) as stopped:
+        await serve_until_the_apply_fails()
+    assert stopped.value.split(FlushFailedError)[1] is None
+
+
+async def test_units_applied_after_a_checkpoint_of_the_same_commit_are_flushed_by_the_next(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        group = leader.group
+        await group.submit(batch(b"first"))
+        await trio.sleep(3.5)
+        with monkeypatch.context() as patch:
+            patch.setattr(group, "_apply", lambda limit: None)
+            group.propose(batch(b"second", topic="S"), lambda _: None)
+            group.kick()
+            await trio.sleep(3.5)  # a checkpoint: the mark moves, the tables do not
+        await trio.sleep(3.5)  # another: the tables move, the mark does not
+        await group.submit(batch(b"third"))
+        await trio.sleep(3.5)
+        left = crash_disk(groups, "n0").power_cut(lambda: False)
+        store = ReplicaStore(left, store_settings("n0"), StateTables)
+        unit = store.queues.queue("S", 0).read(0, 1)[0]
+        assert b"second" in bytes(store.log.record_at(int(unit["phy_offset"])))
+        store.close(clean=False)
+
+
+async def test_what_is_not_sealed_in_time_is_answered_as_not_stored(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A disk that hangs keeps the leader in office: heartbeats do not need it."""
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"before"))
+        leader.group.node.flushing = True  # a flush that does not end
+        outcomes: list[Proposed] = []
+        leader.group.propose(batch(b"x"), outcomes.append)
+        await trio.sleep(2)
+        leader.group.propose(batch(b"y"), outcomes.append)
+        await trio.sleep(2)
+        assert [result.outcome for result in outcomes] == ["not_stored"]
+        leader.group.node.flushing = False
+        await trio.sleep(1)
+        assert [result.outcome for result in outcomes] == ["not_stored", "stored"]
+        assert bodies(leader.group) == [b"before", b"y"]
+
+
+# -- doubt is kept -------------------------------------------------------------------------
+
+
+def opened(disk: CrashDisk, *, sync_flush: bool = True) -> ReplicaStore:
+    return ReplicaStore(disk, store_settings("n0", sync_flush=sync_flush), StateTables)
+
+
+async def test_damage_is_remembered_until_a_leader_has_refilled_the_replica(
+    autojump_clock: MockClock,
+) -> None:
+    """A checkpoint of what is left would look like one of an undamaged log."""
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        positions = [
+            (await leader.group.submit(batch(str(n).encode() * 50))).phy_offset for n in range(9)
+        ]
+        await trio.sleep(4)
+        disk = crash_disk(groups, "n0").power_cut(lambda: True)
+    segment = disk.files[f"{ROOT}/n0/commitlog/{0:020d}"]
+    segment.content[positions[4] + 90] ^= 1
+    disk.files.pop(f"{ROOT}/n0/raft/snapshot")  # or the log is refilled up to it
+    disk.files.pop(f"{ROOT}/n0/raft/extent")
+    store = opened(disk)
+    assert (store.damaged, store.torn) == (True, True)
+    while store.tables.applied_index < store.log.last_index:
+        store.apply(store.tables.applied_index + 1)
+    checkpoint = store.begin_checkpoint(store.log.last_index)
+    assert checkpoint is not None
+    checkpoint.write()
+    store.close(clean=True)
+    store = opened(disk)
+    assert (store.damaged, store.torn) == (True, True)
+    store.end_doubt()
+    store.close(clean=True)
+    store = opened(disk)
+    assert (store.damaged, store.torn) == (False, False)
+    store.close(clean=True)
+
+
+def test_an_unclean_stop_with_async_flush_is_remembered_whatever_comes_next() -> None:
+    disk = CrashDisk()
+    opened(disk, sync_flush=False).close(clean=False)
+    store = opened(disk, sync_flush=True)
+    assert store.torn
+    store.close(clean=True)
+    store = opened(disk, sync_flush=True)
+    assert store.torn
+    store.end_doubt()
+    store.close(clean=False)
+    store = opened(disk, sync_flush=True)
+    assert not store.torn
+    store.close(clean=True)
+
+
+def test_a_clean_stop_with_async_flush_leaves_no_doubt() -> None:
+    disk = CrashDisk()
+    opened(disk, sync_flush=False).close(clean=True)
+    store = opened(disk, sync_flush=True)
+    assert not store.torn
+    store.close(clean=False)
+    store = opened(disk, sync_flush=True)
+    assert not store.torn
+    store.close(clean=True)
