@@ -1,7 +1,7 @@
 """Multiset algebra over everything sent and everything there: the cheap first look at a run.
 
-lost = acknowledged and not there; unexpected = there and never attempted; duplicated = there more than
-once; recovered = there although the acknowledgement never came.
+lost = acknowledged and not there; unexpected = there and never attempted; duplicated = there more
+than once; recovered = there although the acknowledgement never came.
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""What a correct cluster must survive, and therefore what may be done to it.
+
+Durability is promised while a majority of voters keeps its disks. So data is destroyed (a wipe, bit
+rot) on one voter at a time, and on the next only when the former is sound again: it votes, holds
+everything committed, and its files are what its peers' are. Everything else (kills, cuts, pauses,
+power failures of all nodes, full and failing disks, clocks) may happen at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from jepsen_like.plans.plan import Kind
+
+DESTRUCTIVE: Final = frozenset({Kind.WIPE, Kind.BIT_ROT, Kind.FSYNC_ERROR})
+"""Kinds after which a node may lack what it had promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Soundness:
+    """What the world knows of one voter.
+
+    Attributes:
+        is_up: Its process runs and is not paused.
+        is_caught_up: It votes and has applied all that is committed.
+        is_intact: Its log bytes are those of its peers, as far as both reach.
+    """
+
+    is_up: bool
+    is_caught_up: bool
+    is_intact: bool
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the group could lose another one."""
+        return self.is_up and self.is_caught_up and self.is_intact
+
+
+@dataclass(slots=True)
+class Budget:
+    """Remembers whose data was destroyed and has not come back."""
+
+    hurt: dict[str, Kind] = field(default_factory=dict)
+
+    def allows(self, kind: Kind, node: str, voters: Mapping[str, Soundness]) -> bool:
+        """Tell whether *kind* may be done to *node* now.
+
+        Args:
+            kind: What is to be done.
+            node: To whom.
+            voters: What is known of every voter.
+        """
+        if kind not in DESTRUCTIVE:
+            return True
+        self.note_sound(name for name, known in voters.items() if known.is_sound)
+        others = [name for name in voters if name != node]
+        if kind is Kind.FSYNC_ERROR:
+            # It loses only what it had not promised yet; but not beside a hurt one.
+            return not any(name in self.hurt for name in others)
+        return bool(others) and not self.hurt and all(voters[name].is_sound for name in others)
+
+    def note_hurt(self, kind: Kind, node: str) -> None:
+        """Data of *node* was destroyed."""
+        if kind in (Kind.WIPE, Kind.BIT_ROT):
+            self.hurt[node] = kind
+
+    def note_sound(self, nodes: Iterable[str]) -> None:
+        """These nodes hold everything again."""
+        for node in nodes:
+            self.hurt.pop(node, None)

@@ -1,0 +1,169 @@
+"""Random plans: every fault kind, overlapping, from one seed.
+
+The same seed and arguments give the same plan on every machine. Faults come about every
+`fault_interval_s` and last from a moment to a few election timeouts; some seeds concentrate on few
+kinds, because combinations that need the same fault again and again are rare in an even mixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+
+FAULT_INTERVAL_S: Final = 20.0
+"""Mean pause between the beginnings of two faults."""
+
+QUIET_START_MS: Final = 5_000
+"""Steps begin so long after set-up."""
+
+QUIET_END_MS: Final = 2_000
+"""And the last begins so long before the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a kind is drawn: how often, how long (ms), with which argument."""
+
+    weight: int
+    for_ms: tuple[int, int] = (1_000, 20_000)
+    arg: tuple[int, int] = (0, 0)
+    roles: tuple[str, ...] = ("leader", "leader", "follower", "most_behind", "most_ahead", "#")
+
+
+_NO_TARGET = ("all",)
+
+SHAPES: Final[dict[Kind, _Shape]] = {
+    Kind.KILL: _Shape(12, (0, 15_000)),
+    Kind.CLEAN_RESTART: _Shape(5, (0, 8_000)),
+    Kind.ROLLING_RESTART: _Shape(1, (0, 2_000), roles=_NO_TARGET),
+    Kind.PAUSE: _Shape(8, (500, 15_000)),
+    Kind.POWER_CUT: _Shape(12, (0, 15_000)),
+    Kind.POWER_CUT_ALL: _Shape(6, (0, 10_000), roles=_NO_TARGET),
+    Kind.WIPE: _Shape(2, (0, 10_000), roles=("follower", "leader", "#")),
+    Kind.BUGGIFY_KILL: _Shape(6, (0, 10_000), (0, 1_000)),
+    Kind.ISOLATE: _Shape(10, (1_000, 25_000)),
+    Kind.SPLIT: _Shape(4, (1_000, 25_000), (1, 1_000), _NO_TARGET),
+    Kind.MUTE: _Shape(4, (1_000, 20_000)),
+    Kind.DEAF: _Shape(4, (1_000, 20_000)),
+    Kind.PARTIAL: _Shape(4, (1_000, 25_000), (1, 6)),
+    Kind.RING: _Shape(1, (1_000, 20_000), roles=_NO_TARGET),
+    Kind.BRIDGE: _Shape(1, (1_000, 20_000)),
+    Kind.SWIZZLE: _Shape(2, (2_000, 20_000), roles=_NO_TARGET),
+    Kind.CLIENT_CUT: _Shape(3, (500, 15_000)),
+    Kind.RESET: _Shape(4, (0, 0)),
+    Kind.LOSS: _Shape(4, (1_000, 30_000), (10, 400)),
+    Kind.DELAY: _Shape(4, (1_000, 30_000), (10, 3_000)),
+    Kind.DUPLICATE: _Shape(4, (5_000, 60_000), (50, 500)),
+    Kind.REORDER: _Shape(4, (5_000, 60_000), (50, 500)),
+    Kind.HOLD: _Shape(5, (5_000, 60_000), (50, 500)),
+    Kind.CORRUPT: _Shape(2, (1_000, 20_000), (10, 200)),
+    Kind.SLOW_LINK: _Shape(2, (1_000, 20_000), (200, 20_000)),
+    Kind.DISK_FULL: _Shape(2, (2_000, 20_000)),
+    Kind.DISK_SLOW: _Shape(3, (2_000, 20_000), (10, 3_000)),
+    Kind.FSYNC_ERROR: _Shape(3, (0, 10_000)),
+    Kind.BIT_ROT: _Shape(2, (0, 10_000), (1, 8)),
+    Kind.CLOCK_JUMP: _Shape(2, (0, 0), (-3_600_000, 3_600_000)),
+    Kind.CLOCK_DRIFT: _Shape(2, (5_000, 60_000), (-20_000, 20_000)),
+    Kind.TRANSFER: _Shape(4, (0, 0), roles=("follower", "most_behind", "most_ahead", "#")),
+    Kind.MEMBER_ADD: _Shape(1, (0, 0), roles=_NO_TARGET),
+    Kind.MEMBER_REMOVE: _Shape(1, (0, 0), roles=("follower", "most_behind", "leader")),
+    Kind.MEMBER_REPLACE: _Shape(1, (0, 0), roles=("follower", "most_behind")),
+    Kind.NAMESRV_KILL: _Shape(2, (1_000, 60_000), roles=("all", "#", "#")),
+}
+"""Every kind has a shape; a test holds the two tables together."""
+
+LINK_QUALITIES: Final = frozenset(
+    {Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT, Kind.SLOW_LINK}
+)
+"""Kinds that may lie on all links at once."""
+
+
+def draw_plan(
+    seed: int,
+    duration_s: float,
+    *,
+    members: int | None = None,
+    fault_interval_s: float = FAULT_INTERVAL_S,
+    kinds: frozenset[Kind] = frozenset(SHAPES),
+    workload: Workload | None = None,
+    settings: Settings | None = None,
+) -> Plan:
+    """Return the plan of *seed*.
+
+    Args:
+        seed: Decides everything here; the run's own seed is taken from it too.
+        duration_s: How long faults go on.
+        members: Brokers; None: mostly three, sometimes five.
+        fault_interval_s: Mean pause between beginnings of faults.
+        kinds: What may be drawn.
+        workload: What clients do; None: drawn.
+        settings: Of the brokers; None: drawn.
+    """
+    rng = Random(f"plan {seed}")
+    if members is None:
+        members = 5 if rng.random() < 0.1 else 3
+    allowed = [kind for kind in SHAPES if kind in kinds]
+    if rng.random() < 0.4 and len(allowed) > 4:
+        allowed = sorted(rng.sample(allowed, rng.randint(2, 5)), key=allowed.index)
+    weights = [SHAPES[kind].weight for kind in allowed]
+    steps: list[Step] = []
+    end_ms = int(duration_s * 1000)
+    at_ms = QUIET_START_MS
+    while allowed:
+        at_ms += int(rng.expovariate(1.0 / (fault_interval_s * 1000)))
+        if at_ms >= end_ms - QUIET_END_MS:
+            break
+        kind = rng.choices(allowed, weights)[0]
+        steps.append(_draw_step(rng, kind, at_ms))
+        if rng.random() < 0.15:  # things that happen at the same moment
+            kind = rng.choices(allowed, weights)[0]
+            steps.append(_draw_step(rng, kind, at_ms + rng.choice((0, 0, 1, 10, 500))))
+    steps.sort(key=lambda step: step.at_ms)
+    return Plan(
+        seed=rng.randrange(1 << 32),
+        duration_ms=end_ms,
+        steps=tuple(steps),
+        members=members,
+        name_servers=rng.choice((1, 1, 2)),
+        workload=workload if workload is not None else _draw_workload(rng),
+        settings=settings if settings is not None else _draw_settings(rng),
+        note=f"drawn from seed {seed}",
+    )
+
+
+def _draw_step(rng: Random, kind: Kind, at_ms: int) -> Step:
+    shape = SHAPES[kind]
+    target = rng.choice(shape.roles)
+    if kind in LINK_QUALITIES and rng.random() < 0.5:
+        target = "all"
+    if target == "#":
+        target = str(rng.randrange(16))
+    low, high = shape.for_ms
+    # Short ones are as interesting as long ones: even over orders of magnitude.
+    for_ms = 0 if high == 0 else min(high, int((low or 1) * (high / (low or 1)) ** rng.random()))
+    return Step(at_ms, kind, target, for_ms, rng.randint(*shape.arg))
+
+
+def _draw_workload(rng: Random) -> Workload:
+    return Workload(
+        producers=rng.choice((1, 2, 2, 3)),
+        consumers=rng.choice((1, 1, 2)),
+        readers=rng.choice((1, 1, 2)),
+        interval_ms=rng.choice((500, 1000, 2000)),
+        queues=rng.choice((1, 2, 4)),
+        body_bytes=rng.choice((64, 2048, 16_384)),
+        delayed_per_mille=rng.choice((0, 100, 300)),
+        batch_per_mille=rng.choice((0, 50, 300)),
+        producer_life_s=rng.choice((0, 0, 120)),
+    )
+
+
+def _draw_settings(rng: Random) -> Settings:
+    return Settings(
+        segment_bytes=rng.choice((65_536, 65_536, 262_144)),
+        queue_units=rng.choice((8, 64, 512)),
+        checkpoint_ms=rng.choice((1_000, 3_000, 30_000)),
+    )

@@ -1,0 +1,235 @@
+"""A plan: everything that will be done to a cluster, as data, and the seed of all chance.
+
+A step heals itself after `for_ms`, so dropping one never leaves another without its end, and a
+target is a role or a number taken modulo what there is, so no step becomes meaningless when others
+are dropped. At the end everything is healed, whatever the steps say.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, unique
+from typing import Any, Final
+
+import msgspec
+
+from commitlog.errors import ConfigError
+
+PLAN_VERSION: Final = 1
+
+
+@unique
+class Kind(StrEnum):
+    """What a step does; what `arg` means stands with it."""
+
+    # Nodes. The node comes back after `for_ms`.
+    KILL = "kill"
+    """SIGKILL: memory is gone, the page cache stays."""
+    CLEAN_RESTART = "clean_restart"
+    """SIGTERM, wait for the end, start again after `for_ms`."""
+    ROLLING_RESTART = "rolling_restart"
+    """Every node in turn, each when the one before has caught up."""
+    PAUSE = "pause"
+    """SIGSTOP for `for_ms`."""
+    POWER_CUT = "power_cut"
+    """What was not flushed is lost, sector by sector, by chance."""
+    POWER_CUT_ALL = "power_cut_all"
+    """All brokers at one instant."""
+    WIPE = "wipe"
+    """The disk is replaced by an empty one."""
+    BUGGIFY_KILL = "buggify_kill"
+    """Kill at the next occurrence of a named point of the disk; `arg` chooses which."""
+    # Links.
+    ISOLATE = "isolate"
+    """The target and all other brokers do not hear each other; clients hear both."""
+    SPLIT = "split"
+    """Brokers, NameServers and clients fall into two rooms; `arg` is the bit mask of one."""
+    MUTE = "mute"
+    """Nobody hears the target; it hears all."""
+    DEAF = "deaf"
+    """The target hears nobody; all hear it."""
+    PARTIAL = "partial"
+    """The target and the broker `arg` behind it do not hear each other; others hear both."""
+    RING = "ring"
+    """Every broker hears its two neighbours only."""
+    BRIDGE = "bridge"
+    """Two halves that only the target connects."""
+    SWIZZLE = "swizzle"
+    """Links are cut one by one and mended one by one in another order."""
+    CLIENT_CUT = "client_cut"
+    """Clients and the target do not hear each other."""
+    RESET = "reset"
+    """Every connection of the target is reset."""
+    # What links do to frames; `arg` in per mille unless it says otherwise.
+    LOSS = "loss"
+    DELAY = "delay"
+    """`arg` ms more, one way, with as much jitter."""
+    DUPLICATE = "duplicate"
+    REORDER = "reorder"
+    HOLD = "hold"
+    """Frames of members arrive on a later connection."""
+    CORRUPT = "corrupt"
+    SLOW_LINK = "slow_link"
+    """`arg` bytes per second."""
+    # Disks.
+    DISK_FULL = "disk_full"
+    DISK_SLOW = "disk_slow"
+    """Flushes take `arg` ms."""
+    FSYNC_ERROR = "fsync_error"
+    """The next flush fails and loses its pages; the node must stop, and starts after `for_ms`."""
+    BIT_ROT = "bit_rot"
+    """`arg` bits of flushed log bytes flip; the node is killed and restarted after `for_ms`."""
+    # Clocks.
+    CLOCK_JUMP = "clock_jump"
+    """The date moves by `arg` ms, for good; durations do not."""
+    CLOCK_DRIFT = "clock_drift"
+    """Both clocks run `arg` millionths faster."""
+    # Orders to the group.
+    TRANSFER = "transfer"
+    """Leadership moves to the target."""
+    MEMBER_ADD = "member_add"
+    MEMBER_REMOVE = "member_remove"
+    MEMBER_REPLACE = "member_replace"
+    # NameServers.
+    NAMESRV_KILL = "namesrv_kill"
+    """Target is a number, or ``all``."""
+
+
+ROLES: Final = ("leader", "follower", "most_behind", "most_ahead", "all")
+"""Targets that are resolved when the step happens; a number means that broker, modulo."""
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One thing done.
+
+    Attributes:
+        at_ms: When, counted from the end of set-up.
+        kind: What.
+        target: A role of `ROLES`, or a number as text.
+        for_ms: How long; healed then.
+        arg: See `Kind`.
+    """
+
+    at_ms: int
+    kind: Kind
+    target: str = "leader"
+    for_ms: int = 0
+    arg: int = 0
+
+    @property
+    def end_ms(self) -> int:
+        """When it is healed."""
+        return self.at_ms + self.for_ms
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What clients do meanwhile.
+
+    Attributes:
+        producers: Logical clients that send, each one message at a time.
+        consumers: Logical clients that pull, and commit their offsets.
+        readers: Logical clients that ask for max offsets and pull at random places.
+        interval_ms: Mean pause between two operations of one client.
+        queues: Queues of the topic.
+        body_bytes: Largest body; sizes are drawn, with the borders preferred.
+        delayed_per_mille: Sends that carry a delay level.
+        batch_per_mille: Sends that are batches of several messages.
+        producer_life_s: A producer process is replaced by a new one about so often; 0: never.
+    """
+
+    producers: int = 2
+    consumers: int = 1
+    readers: int = 1
+    interval_ms: int = 2000
+    queues: int = 2
+    body_bytes: int = 2048
+    delayed_per_mille: int = 100
+    batch_per_mille: int = 50
+    producer_life_s: int = 0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How the cluster is configured; slow timers make long runs cheap.
+
+    Attributes:
+        heartbeat_ms: Of the leader.
+        election_ms: Election timeout; a new one is drawn between it and twice it.
+        segment_bytes: Small, so that the log rolls.
+        queue_units: Units per consume queue file; small, so that queues roll.
+        checkpoint_ms: Between local snapshots.
+        register_ms: Between registrations with NameServers.
+        delay_levels: As ``messageDelayLevel``.
+        sync_flush: Flush before an acknowledgement; the promise of the checks depends on it.
+    """
+
+    heartbeat_ms: int = 1000
+    election_ms: int = 3000
+    segment_bytes: int = 65_536
+    queue_units: int = 64
+    checkpoint_ms: int = 3000
+    register_ms: int = 30_000
+    delay_levels: str = "1s 5s 10s 30s"
+    sync_flush: bool = True
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A whole run before it happens.
+
+    Attributes:
+        seed: Of everything that is left to chance while it runs.
+        duration_ms: When the faults end; healing, catching up and reading come after.
+        steps: In order of `at_ms`.
+        members: Brokers of the group.
+        name_servers: NameServers.
+        workload: What clients do.
+        settings: How brokers are configured.
+        note: For people: what it once showed.
+        version: Of this format.
+    """
+
+    seed: int
+    duration_ms: int
+    steps: tuple[Step, ...] = ()
+    members: int = 3
+    name_servers: int = 1
+    workload: Workload = Workload()
+    settings: Settings = Settings()
+    note: str = ""
+    version: int = PLAN_VERSION
+
+    def with_steps(self, steps: tuple[Step, ...]) -> Plan:
+        """Return the plan with other steps."""
+        return msgspec.structs.replace(self, steps=steps)
+
+
+def encode_plan(plan: Plan) -> str:
+    """Return *plan* as JSON, one step a line."""
+    steps = ",\n    ".join(msgspec.json.encode(step).decode() for step in plan.steps)
+    rest: dict[str, Any] = msgspec.to_builtins(plan)
+    del rest["steps"]
+    lines = [f'  "{key}": {msgspec.json.encode(value).decode()}' for key, value in rest.items()]
+    lines.append('  "steps": [' + (f"\n    {steps}\n  ]" if steps else "]"))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def decode_plan(text: str | bytes) -> Plan:
+    """Return the plan in *text*.
+
+    Raises:
+        ConfigError: It is no plan, or one of a newer format.
+    """
+    try:
+        plan = msgspec.json.decode(text, type=Plan)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"no plan: {error}") from None
+    if plan.version > PLAN_VERSION:
+        raise ConfigError(
+            f"a plan of format {plan.version}; the newest known here is {PLAN_VERSION}"
+        )
+    if not (1 <= plan.members <= 7 and 1 <= plan.name_servers <= 5 and plan.duration_ms > 0):
+        raise ConfigError("a plan has 1 to 7 members, 1 to 5 name servers and some duration")
+    for step in plan.steps:
+        if step.target not in ROLES and not step.target.isdecimal():
+            raise ConfigError(f"step target {step.target!r} is neither a role nor a number")
+        if step.at_ms < 0 or step.for_ms < 0:
+            raise ConfigError(f"step {step} lies before the beginning")
+    return plan.with_steps(tuple(sorted(plan.steps, key=lambda step: step.at_ms)))

@@ -1,0 +1,125 @@
+"""Plans are data: encoded, drawn, shrunk, and kept within what must be survived."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from commitlog.errors import ConfigError
+from jepsen_like.plans.budget import Budget, Soundness
+from jepsen_like.plans.draw import SHAPES, draw_plan
+from jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode_plan
+from jepsen_like.plans.shrink import shrink
+from tests.property.strategies_plans import plans
+
+SOUND = Soundness(is_up=True, is_caught_up=True, is_intact=True)
+BEHIND = Soundness(is_up=True, is_caught_up=False, is_intact=True)
+
+
+@given(plans())
+def test_what_is_encoded_is_decoded(plan: Plan) -> None:
+    assert decode_plan(encode_plan(plan)) == plan
+
+
+def test_a_step_is_one_line() -> None:
+    plan = Plan(1, 60_000, (Step(5, Kind.KILL, "leader", 7), Step(9, Kind.LOSS, "all", 1, 2)))
+    lines = encode_plan(plan).splitlines()
+    assert '    [5,"kill","leader",7,0],' in lines
+    assert '    [9,"loss","all",1,2]' in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "no plan"),
+        ('{"seed":1,"duration_ms":9,"version":99}', "format 99"),
+        ('{"seed":1,"duration_ms":0}', "some duration"),
+        ('{"seed":1,"duration_ms":9,"steps":[[1,"kill","king"]]}', "'king'"),
+        ('{"seed":1,"duration_ms":9,"steps":[[-1,"kill","0"]]}', "before the beginning"),
+        ('{"seed":1,"duration_ms":9,"steps":[[1,"explode","0"]]}', "no plan"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        decode_plan(text)
+
+
+def test_steps_are_sorted_when_read() -> None:
+    plan = decode_plan('{"seed":1,"duration_ms":9,"steps":[[5,"kill","0"],[1,"wipe","1"]]}')
+    assert [step.at_ms for step in plan.steps] == [1, 5]
+
+
+def test_every_kind_can_be_drawn() -> None:
+    assert set(SHAPES) == set(Kind)
+    seen = {step.kind for seed in range(60) for step in draw_plan(seed, 1200).steps}
+    assert seen == set(Kind)
+
+
+def test_a_seed_is_one_plan_and_another_seed_another() -> None:
+    assert draw_plan(7, 300) == draw_plan(7, 300)
+    assert draw_plan(7, 300) != draw_plan(8, 300)
+
+
+def test_faults_come_at_least_every_thirty_seconds_on_average() -> None:
+    steps = sum(len(draw_plan(seed, 3600).steps) for seed in range(10))
+    assert steps > 10 * 3600 / 30
+
+
+def test_shrinking_keeps_what_the_failure_needs() -> None:
+    plan = draw_plan(3, 3600)
+    assert len(plan.steps) > 100
+    needed = {plan.steps[17], plan.steps[90]}
+
+    def fails(candidate: Plan) -> bool:
+        have = {(step.at_ms, step.kind) for step in candidate.steps}
+        return {(step.at_ms, step.kind) for step in needed} <= have
+
+    small, plays = shrink(plan, fails)
+    assert [step.at_ms for step in small.steps] == sorted(step.at_ms for step in needed)
+    assert fails(small)
+    assert plays < 120
+    assert small.duration_ms < plan.duration_ms
+    assert all(step.for_ms == 0 for step in small.steps)
+
+
+def test_shrinking_stops_at_its_budget() -> None:
+    counter = itertools.count()
+
+    def fails(candidate: Plan) -> bool:
+        next(counter)
+        return len(candidate.steps) > 60
+
+    small, plays = shrink(draw_plan(3, 3600), fails, plays_max=10)
+    assert plays == next(counter) == 10
+    assert len(small.steps) > 60
+
+
+def test_a_failure_without_any_step_shrinks_to_none() -> None:
+    small, _ = shrink(draw_plan(3, 600), lambda _: True)
+    assert small.steps == ()
+    assert small.workload == msgspec.structs.replace(
+        small.workload, producers=1, queues=1, readers=0, consumers=0
+    )
+
+
+def test_data_is_destroyed_on_one_node_at_a_time() -> None:
+    budget = Budget()
+    all_sound = {"n0": SOUND, "n1": SOUND, "n2": SOUND}
+    assert budget.allows(Kind.WIPE, "n0", all_sound)
+    budget.note_hurt(Kind.WIPE, "n0")
+    assert not budget.allows(Kind.WIPE, "n1", all_sound | {"n0": BEHIND})
+    assert not budget.allows(Kind.BIT_ROT, "n1", all_sound | {"n0": BEHIND})
+    assert not budget.allows(Kind.FSYNC_ERROR, "n1", all_sound | {"n0": BEHIND})
+    assert budget.allows(Kind.POWER_CUT, "n1", all_sound | {"n0": BEHIND})
+    assert budget.allows(Kind.BIT_ROT, "n1", all_sound)
+
+
+def test_no_wipe_while_another_voter_lacks_something() -> None:
+    assert not Budget().allows(Kind.WIPE, "n0", {"n0": SOUND, "n1": SOUND, "n2": BEHIND})
+
+
+def test_the_only_voter_is_never_wiped() -> None:
+    assert not Budget().allows(Kind.WIPE, "n0", {"n0": SOUND})
