@@ -332,12 +332,11 @@ class World:
 
     # -- house-keeping ---------------------------------------------------------------------
 
-    def take_log(self, _logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-        """Keep a log line; the last of structlog's processors."""
+    def take_log(self, event: Mapping[str, Any]) -> None:
+        """Keep a log line of whichever node is running."""
         facts = dict(event)
         name = facts.pop("event", "")
         self.logs.append((self.elapsed_s, current_node.get(), str(name), facts))
-        raise structlog.DropEvent
 
     def _collect(self, _: object) -> None:
         gc.collect()
@@ -368,15 +367,15 @@ def run_world(
     worlds: list[World] = []
 
     async def run(time: VirtualTime) -> None:
-        async with trio.open_nursery() as nursery:
-            world = World(seed, settings or WorldSettings(), time, nursery)
-            worlds.append(world)
-            time.call_later(COLLECT_S, world._collect, None)
-            with _logs_to(world):
+        with _logs_to(worlds):
+            async with trio.open_nursery() as nursery:
+                world = World(seed, settings or WorldSettings(), time, nursery)
+                worlds.append(world)
+                time.call_later(COLLECT_S, world._collect, None)
                 await world.start()
                 results.append(await main(world))
                 world.end()
-            nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
 
     gc.collect()
     gc.freeze()
@@ -395,10 +394,18 @@ def run_world(
 
 
 @contextmanager
-def _logs_to(world: World) -> Iterator[None]:
+def _logs_to(worlds: list[World]) -> Iterator[None]:
     before = structlog.get_config()
+
+    def take_log(
+        logger: object, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        if worlds:
+            worlds[0].take_log(event)
+        raise structlog.DropEvent
+
     structlog.configure(
-        processors=[world.take_log],
+        processors=[take_log],
         wrapper_class=structlog.make_filtering_bound_logger(LOG_LEVEL),
         cache_logger_on_first_use=False,
     )

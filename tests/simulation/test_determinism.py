@@ -1,0 +1,65 @@
+"""One seed is one run: the same events in any interpreter, whatever its hash seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulation.first_scenario import play
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def play_elsewhere(seed: int, hash_seed: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.first_scenario", str(seed)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def assert_nothing_lost(result: dict[str, Any]) -> None:
+    assert result["lost"] == []
+    assert result["acknowledged"] >= 200
+    assert result["read"] >= result["acknowledged"]
+    assert result["sometimes"]["leader_change"] >= 1
+
+
+def test_two_interpreters_with_different_hash_seeds_see_the_same_events() -> None:
+    first, second = play_elsewhere(1, "0"), play_elsewhere(1, "1")
+    assert first == second
+    assert_nothing_lost(first)
+
+
+def test_another_seed_is_another_run() -> None:
+    first, second = play(2), play(3)
+    assert first["digest"] != second["digest"]
+    for result in (first, second):
+        assert_nothing_lost(result)
+
+
+def test_a_run_leaves_nothing_behind_that_changes_the_next() -> None:
+    play(4)
+    assert play(2)["digest"] == play(2)["digest"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(4))
+def test_many_seeds_are_repeatable_and_lose_nothing(block: int) -> None:
+    for seed in range(100 + 5 * block, 105 + 5 * block):
+        first, second = play_elsewhere(seed, "0"), play_elsewhere(seed, "4711")
+        assert first == second, f"seed {seed}"
+        assert_nothing_lost(first)
