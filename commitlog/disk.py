@@ -1,7 +1,8 @@
 """The real disk: POSIX files behind :mod:`commitlog.seams`.
 
 Linux is the platform. Where a call is missing (`posix_fallocate`, `fdatasync`) the nearest one
-stands in: space is then not reserved but asked for at write, which `write_at` reports just as well.
+stands in: space is then not reserved but asked for at write, which `write_at` reports just as well,
+and a flush is the strongest one there is (macOS keeps what `fsync` wrote in the drive's cache).
 """
 
 from __future__ import annotations
@@ -31,7 +32,17 @@ _NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 _OPEN_FLAGS: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
 _TEMPORARY_SUFFIX: Final = ".tmp"
 
-_data_sync = getattr(os, "fdatasync", os.fsync)
+_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+def _stronger_sync(fd: int) -> None:
+    if _FULL_SYNC is None:
+        os.fsync(fd)
+    else:
+        fcntl.fcntl(fd, _FULL_SYNC)
+
+
+_data_sync = getattr(os, "fdatasync", _stronger_sync)
 _reserve = getattr(os, "posix_fallocate", None)
 
 

@@ -83,10 +83,13 @@ async def send_many(cluster: LocalCluster, log: LongLog, messages: int) -> None:
             if sent % (MESSAGES // SAMPLES) == 0:
                 sample(cluster, log)
 
-    async with connect([cluster.namesrv_address]) as client, Producer(client, "fill") as producer:
-        async with trio.open_nursery() as nursery:
-            for _ in range(SENDERS):
-                nursery.start_soon(send, producer)
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        Producer(client, "fill") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(SENDERS):
+            nursery.start_soon(send, producer)
 
 
 async def read_all(cluster: LocalCluster) -> int:

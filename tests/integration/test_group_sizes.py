@@ -1,0 +1,112 @@
+"""Groups of every size and mode start, say what they warn of, and serve. Real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+SENDS = 50
+
+
+def warnings_of(cluster: LocalCluster, name: str) -> list[str]:
+    lines = cluster.brokers[name].log_path.read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    return [str(event["text"]) for event in events if event["event"] == "config_warning"]
+
+
+async def send_and_read(cluster: LocalCluster, first: int = 0) -> None:
+    """Send some messages and read all that were ever sent."""
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        Producer(client, "p", ProducerConfig(send_timeout_s=20)) as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        for number in range(first, first + SENDS):
+            await producer.send(Message("t", b"%d" % number))
+        queues = await consumer.fetch_message_queues("t")
+        found = []
+        async for _, result in consumer.drain(queues):
+            found += [bytes(message.body) for message in result.messages]
+    assert found == [b"%d" % number for number in range(first + SENDS)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+async def test_a_group_of_each_size_serves_and_survives_what_a_minority_may_lose(
+    tmp_path: Path, size: int
+) -> None:
+    async with local_cluster(tmp_path, brokers=size, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=1)
+        await send_and_read(cluster)
+        for name in cluster.brokers:
+            assert [
+                text.startswith("raft.peers: a group of 2 ") for text in warnings_of(cluster, name)
+            ] == ([True] if size == 2 else [])
+        minority = (size - 1) // 2
+        for _ in range(minority):
+            leader = await cluster.wait_leader()
+            await cluster.kill(leader)
+            await cluster.wait_leader(other_than=leader)
+        await send_and_read(cluster, SENDS)
+        for name, node in cluster.brokers.items():
+            if not node.running:
+                await cluster.start(name)
+        await cluster.wait_healthy()
+    for node in cluster.nodes:
+        assert node.process is not None
+        assert node.process.returncode == 0, node.last_log_lines()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("store.flush_disk_type", "ASYNC_FLUSH"), ("broker.broker_role", "ASYNC_MASTER")],
+)
+async def test_each_weaker_mode_works_says_what_it_risks_and_survives_a_killed_process(
+    tmp_path: Path, setting: str, value: str
+) -> None:
+    """A process that dies leaves its pages to the kernel: what was replicated is kept."""
+    async with local_cluster(tmp_path, settings={**SETTINGS, setting: value}) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=1)
+        await send_and_read(cluster)
+        for name in cluster.brokers:
+            assert [text for text in warnings_of(cluster, name) if value in text and "lose" in text]
+            await cluster.wait_caught_up(name)
+        leader = await cluster.wait_leader()
+        await cluster.kill(leader, signal.SIGKILL)
+        await cluster.wait_leader(other_than=leader)
+        await send_and_read(cluster, SENDS)
+        await cluster.start(leader)
+        await cluster.wait_caught_up(leader)
+
+
+async def test_all_members_killed_at_once_lose_nothing_that_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=1)
+        await send_and_read(cluster)
+        for name in cluster.brokers:
+            process = cluster.brokers[name].process
+            assert process is not None
+            process.send_signal(signal.SIGKILL)
+        for name in cluster.brokers:
+            await cluster.kill(name)
+            await cluster.start(name)
+        await cluster.wait_healthy()
+        await send_and_read(cluster, SENDS)
