@@ -115,6 +115,10 @@ class BrokerGroup(Protocol):
         """Advertised ``ip:port`` of the leader, as far as known."""
 
     @property
+    def readable(self) -> bool:
+        """Whether queues and log hold what the state says; not while a snapshot is refilled."""
+
+    @property
     def term(self) -> int:
         """The newest term this node has seen."""
 

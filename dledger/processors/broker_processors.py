@@ -17,6 +17,7 @@ from dledger.processors.message_view import MessageViewProcessor
 from dledger.processors.offsets import OffsetsProcessor
 from dledger.processors.pull import PullProcessor
 from dledger.processors.raft_status import RaftStatusProcessor
+from dledger.processors.refusal import not_leader, refusal
 from dledger.processors.runtime_info import RuntimeInfoProcessor
 from dledger.processors.send import SendProcessor
 from dledger.processors.send_records import SendRecordsProcessor
@@ -25,8 +26,9 @@ from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.throughput import Throughput
 from remoting.connection import Connection
-from remoting.processor import Handler, Limiter, ProcessorTable
+from remoting.processor import Handled, Handler, Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
 from remoting.seams import Clock, Executor, Rng
 
 MAX_OPEN_SENDS = 100_000
@@ -131,6 +133,9 @@ class BrokerProcessors:
             code.CAPABILITIES: (CapabilitiesProcessor(settings.broker_name).handle, others),
             code.RAFT_STATUS: (RaftStatusProcessor(group, settings).handle, others),
         }
+        for read in READS & handlers.keys():
+            handler, limiter = handlers[read]
+            handlers[read] = (_when_readable(group, handler), limiter)
         group.on_applied.append(throughput.on_applied)
         group.on_applied.append(pull.on_applied)
         return cls(topics, clients, offsets, throughput, pull, client, handlers)
@@ -151,3 +156,31 @@ class BrokerProcessors:
             nursery.start_soon(self.pull.run)
             nursery.start_soon(self.clients_processor.run)
             nursery.start_soon(self.throughput.run)
+
+
+READS = frozenset(
+    {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.BULK_PULL,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.GET_TOPIC_STATS_INFO,
+    }
+)
+"""What needs queues and log to be as the tables say."""
+
+
+def _when_readable(group: BrokerGroup, handler: Handler) -> Handler:
+    """Refuse while a snapshot is being refilled: the tables are ahead of the log."""
+
+    def handle(connection: Connection, command: RemotingCommand) -> Handled:
+        if not group.readable:
+            return refusal(command, not_leader(group))
+        return handler(connection, command)
+
+    return handle

@@ -120,6 +120,7 @@ class FakeGroup:
         self.leadership: Term | None = Term(1)
         self.leader_address: str | None = LEADER
         self.term = 1
+        self.readable = True
         self.on_applied: list[AppliedListener] = []
         self.refuse: MQError | None = None
         self.commit_latency_s = 0.001
