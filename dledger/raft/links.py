@@ -35,9 +35,6 @@ REDIAL_S: Final = 0.1
 RECEIVE_BYTES: Final = 256 << 10
 """How much is read from a connection at once."""
 
-INBOUND_PER_PEER: Final = 8
-"""Connections one member may hold open to us; a few, because old ones die late."""
-
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
@@ -52,7 +49,8 @@ class Links:
         self._clock = clock
         self._rng = rng
         self._executor = executor
-        self._inbound: dict[str, int] = dict.fromkeys(node.settings.others, 0)
+        # One of each kind from each peer: a new one ends the old, which may have died unnoticed.
+        self._inbound: dict[tuple[str, str], trio.CancelScope] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, flush and keep time until cancelled; started when the port is bound.
@@ -66,6 +64,7 @@ class Links:
         listener = await self._network.listen(host, port) if node.settings.others else None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.flush_loop, self._executor)
+            nursery.start_soon(node.vote_loop, self._executor)
             nursery.start_soon(self._beat_loop)
             nursery.start_soon(self._election_loop)
             nursery.start_soon(self._agree_loop)
@@ -135,19 +134,21 @@ class Links:
         decoder = PeerFrameDecoder()
         hello, epoch, rest = await self._receive_hello(stream, decoder, Kind.HELLO)
         node, peer = self._node, hello.name
-        if self._inbound[peer] >= INBOUND_PER_PEER:
-            raise RemoteProtocolError(f"{peer} holds {INBOUND_PER_PEER} connections already")
-        self._inbound[peer] += 1
+        scope, key = trio.CancelScope(), (peer, hello.channel)
+        if (older := self._inbound.get(key)) is not None:
+            older.cancel()
+        self._inbound[key] = scope
         try:
-            node.heard(hello)
-            await self._send_hello(stream, Kind.HELLO_ACK, hello.channel, epoch)
-            sequence = 0
-            sequence = self._deliver(peer, epoch, sequence, rest)
-            while data := await stream.receive_some(RECEIVE_BYTES):
-                sequence = self._deliver(peer, epoch, sequence, decoder.feed(memoryview(data)))
+            with scope:
+                node.heard(hello)
+                await self._send_hello(stream, Kind.HELLO_ACK, hello.channel, epoch)
+                sequence = self._deliver(peer, epoch, 0, rest)
+                while data := await stream.receive_some(RECEIVE_BYTES):
+                    sequence = self._deliver(peer, epoch, sequence, decoder.feed(memoryview(data)))
         finally:
-            self._inbound[peer] -= 1
-            node.inbound_down(peer)
+            if self._inbound[key] is scope:
+                del self._inbound[key]
+                node.inbound_down(peer)
 
     def _deliver(self, peer: str, epoch: int, sequence: int, frames: list[PeerFrame]) -> int:
         if not frames:

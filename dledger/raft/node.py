@@ -208,6 +208,7 @@ class RaftNode:
         self.timer.restart(clock.monotonic())
         self.peers = {name: PeerState(name) for name in settings.others}
         self.flush_wake = Wakeup()
+        self.vote_wake = Wakeup()
         self.timer_wake = Wakeup()
         self.agree_wake = Wakeup()
         self.noop_index = 0
@@ -322,6 +323,10 @@ class RaftNode:
             self._tick()
             self._flush_at_once()
             self._on_settled()
+            if self.is_leader and not self.peers and self._lags():
+                # One voter that needs no flush: nothing else will happen that could commit.
+                self._tick()
+                self._on_settled()
         except OSError as error:
             raise self._disk_failed(error) from error
         except Exception as error:
@@ -333,12 +338,17 @@ class RaftNode:
             self._end_doubt()
         self._release_held()
         self._release_acks()
-        if not self._term_vote.is_durable or self.journal.has_unflushed:
+        if not self._term_vote.is_durable:
+            self.vote_wake.set()
+        if self.journal.has_unflushed:
             self.flush_wake.set()
         if self.is_leader:
             for name, peer in self.peers.items():
                 if self.replicator.has_work(name):
                     peer.data_wake.set()
+
+    def _lags(self) -> bool:
+        return self.core.known_commit_index < self.journal.stable_index
 
     def _flush_at_once(self) -> None:
         # A follower has nothing to do before its flush, and the leader waits for the answer. A
@@ -504,17 +514,12 @@ class RaftNode:
         Raises:
             FlushFailedError: The disk said no: the node must stop.
         """
-        term_vote = self._term_vote
         self._executor = executor
         while True:
             await self.flush_wake.wait()
-            entry_log = self.journal.log
-            if not term_vote.is_durable:
-                version, record = term_vote.snapshot()
-                await executor.run(partial(term_vote.write, record), kind="flush_vote")
-                term_vote.mark_durable(version)
             if not self.settings.sync_flush:
                 await self._clock.sleep(self.settings.flush_interval_s)
+            entry_log = self.journal.log
             ticket = entry_log.begin_flush()
             if ticket is not None:
                 self.flushing = True
@@ -523,6 +528,21 @@ class RaftNode:
                 finally:
                     self.flushing = False
                 entry_log.complete_flush(ticket)
+            self.settle()
+
+    async def vote_loop(self, executor: Executor) -> None:
+        """Make term and vote durable as soon as they change. Runs until cancelled.
+
+        Raises:
+            DiskFullError, FlushFailedError: The disk said no: the node must stop.
+        """
+        term_vote = self._term_vote
+        while True:
+            await self.vote_wake.wait()
+            if not term_vote.is_durable:
+                version, record = term_vote.snapshot()
+                await executor.run(partial(term_vote.write, record), kind="flush_vote")
+                term_vote.mark_durable(version)
             self.settle()
 
     def link_up(self, peer: str, channel: str, hello: Hello) -> None:
