@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from cyclopts import App, Parameter
@@ -127,6 +127,47 @@ async def consume(
     load = ConsumeLoad(topic, size, messages, queues)
     result = await bench_consume(_target(namesrv, folder, set_), load, note)
     print_result("", result, output)
+    return ExitCode.OK
+
+
+@app.command(name="all")
+async def all_figures(
+    *,
+    duration: Annotated[float, Parameter(help="Seconds of each load.")] = 10.0,
+    output: Annotated[
+        Literal["table", "json", "markdown"],
+        Parameter(name=["--output", "-o"], help="markdown is the table of docs/performance.md."),
+    ] = "table",
+) -> int:
+    """Measure every figure this project aims at in one run, each beside its target.
+
+    Exit 0 whatever was measured: machines differ. Takes about two minutes.
+    """
+    import sys
+
+    from dledger.cli.bench_all import as_markdown, measure_all
+
+    _positive(duration=duration)
+    figures = await measure_all(duration, note)
+    if output == "json":
+        print_json(msgspec.to_builtins(figures))
+    elif output == "markdown":
+        sys.stdout.write(as_markdown(figures))
+    else:
+        print_table(
+            "Measured and aimed at",
+            ["what", "measured", "target", "met", "repeat with"],
+            [
+                [
+                    f.what,
+                    f"{f.measured:,.2f} {f.unit}",
+                    f.target,
+                    "yes" if f.met else "no",
+                    f.command,
+                ]
+                for f in figures
+            ],
+        )
     return ExitCode.OK
 
 
