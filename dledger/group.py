@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from dledger.raft.links import Links
 from dledger.raft.node import RaftNode, RaftSettings
 from dledger.raft.term_vote import TermVote
 from dledger.raft.wakeup import Wakeup
+from dledger.raft.wire import FRAME_BYTES_MAX
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import SNAPSHOT_KIND, ReplicaStore
@@ -53,6 +54,9 @@ FLUSH_POLL_S: Final = 0.001
 
 APPLY_AFTER_TURNS: Final = 2
 """Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
+
+FRAME_HEAD_ROOM_BYTES: Final = 4096
+"""What a frame between peers needs beside the entry in it, with much to spare."""
 
 EXPIRE_INTERVAL_S: Final = 0.2
 """How often overdue proposals are looked for."""
@@ -100,6 +104,8 @@ class _InFlight:
     store_time_ms: int
     deadline_s: float
     waiting: list[tuple[_Pending, tuple[int, ...], int]]
+    late_bytes: int = 0
+    """Answered as unknown: nobody waits any more, but it is still on its way."""
 
 
 class Group:
@@ -124,7 +130,9 @@ class Group:
         guards: Guards = ALL_ON,
     ) -> None:
         self.store = store
-        self.settings = settings
+        # An entry stands in one segment and travels in one frame.
+        cap = min(store.log.max_entry_bytes, FRAME_BYTES_MAX - FRAME_HEAD_ROOM_BYTES)
+        self.settings = replace(settings, entry_bytes_max=min(settings.entry_bytes_max, cap))
         self.on_applied: list[AppliedListener] = []
         self.on_role_change: list[Callable[[], None]] = []
         self.services: list[Callable[[Leadership], Awaitable[None]]] = []
@@ -133,6 +141,7 @@ class Group:
         self._executor = executor
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
+        self._late_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
         self._counters: dict[tuple[str, int], int] = {}
         self._draining = False
@@ -236,10 +245,9 @@ class Group:
             raise LocalProtocolError(
                 f"a batch of {size} bytes does not fit an entry of {self.settings.entry_bytes_max}"
             )
-        if self._pending_bytes + size > self.settings.pending_bytes_max:
-            raise PendingFullError(
-                f"{self._pending_bytes} bytes wait for a majority; nothing was stored"
-            )
+        on_their_way = self._pending_bytes + self._late_bytes
+        if on_their_way + size > self.settings.pending_bytes_max:
+            raise PendingFullError(f"{on_their_way} bytes wait for a majority; nothing was stored")
         self._pending_bytes += size
         self._pending.append(_Pending(batch, on_done, size))
 
@@ -381,7 +389,7 @@ class Group:
             self._counters.clear()
             # What of an earlier reign is not applied by now was cut and never will be.
             while self._in_flight:
-                self._answer(self._in_flight.popleft(), "not_stored")
+                self._answer(self._next_in_flight(), "not_stored")
             self.leadership = Leadership(node.term)
             self._leadership_wake.set()
             log.info("leadership_begins", term=node.term)
@@ -403,7 +411,10 @@ class Group:
 
     def _apply(self, limit: int) -> None:
         store, commit = self.store, self.node.commit_index
-        for index in range(store.derived_index + 1, min(commit, store.derived_index + limit) + 1):
+        stop = min(commit, store.derived_index + limit)
+        while store.derived_index < stop:
+            # Asked anew each time: somebody told below may have made this node apply more.
+            index = store.derived_index + 1
             applied = store.apply(index)
             if applied.deleted_topics:
                 self._forget_counters(applied.deleted_topics)
@@ -420,12 +431,17 @@ class Group:
 
     def _resolve(self, index: int) -> None:
         while self._in_flight and self._in_flight[0].index <= index:
-            entry = self._in_flight.popleft()
+            entry = self._next_in_flight()
             if entry.index < self.store.log.first_index:
                 self._answer(entry, "unknown")  # a snapshot took its place
                 continue
             stored = self.store.log.term_at(entry.index) == entry.term
             self._answer(entry, "stored" if stored else "not_stored")
+
+    def _next_in_flight(self) -> _InFlight:
+        entry = self._in_flight.popleft()
+        self._late_bytes -= entry.late_bytes
+        return entry
 
     def _answer_stable(self) -> None:
         stable = self.node.journal.stable_index
@@ -493,6 +509,9 @@ class Group:
             for entry in list(self._in_flight):
                 if entry.deadline_s > now:
                     break
+                late = sum(pending.size for pending, _, _ in entry.waiting)
+                entry.late_bytes += late
+                self._late_bytes += late
                 self._answer(entry, "unknown")
             first = self._pending[0] if self._pending else None
             if first is None or first is not head:

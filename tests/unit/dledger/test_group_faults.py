@@ -8,7 +8,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from commitlog.errors import FlushFailedError
+from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
+from dledger.errors import PendingFullError
+from dledger.group import GroupSettings
 from dledger.group_api import Proposed
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
@@ -199,3 +201,58 @@ def test_a_clean_stop_with_async_flush_leaves_no_doubt() -> None:
     store = opened(disk, sync_flush=True)
     assert not store.torn
     store.close(clean=True)
+
+
+# -- limits --------------------------------------------------------------------------------
+
+
+async def test_what_arrives_together_fits_the_segments_whatever_the_entry_cap(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Segments of 1 MiB under an entry cap of 16 MiB."""
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        outcomes: list[Proposed] = []
+        for _ in range(3):
+            leader.group.propose(batch(bytes(600_000)), outcomes.append)
+        leader.group.kick()
+        await trio.sleep(1)
+        assert [result.outcome for result in outcomes] == ["stored"] * 3
+        assert len({result.index for result in outcomes}) == 3
+        with pytest.raises(LocalProtocolError, match="does not fit"):
+            leader.group.propose(batch(bytes(1_100_000)), outcomes.append)
+        assert (await leader.group.submit(batch(b"x"))).first_offsets == (3,)
+
+
+async def test_what_nobody_takes_is_not_appended_without_end(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Followers without space keep the leader in office, but nothing is committed."""
+    async with trio.open_nursery() as nursery:
+        groups = Groups(tmp_path, nursery)
+        groups.settings = GroupSettings(pending_bytes_max=20_000)
+        for name in groups.names:
+            await groups.start(name)
+        leader = (await groups.leader()).group
+
+        def full(*_: object, **__: object) -> None:
+            raise DiskFullError("no space")
+
+        outcomes: list[Proposed] = []
+        with monkeypatch.context() as patch:
+            for replica in groups.replicas.values():
+                if replica.group is not leader:
+                    patch.setattr(replica.group.store.log, "append", full)
+            for _ in range(2):
+                leader.propose(batch(bytes(9_000)), outcomes.append)
+                leader.kick()
+            await trio.sleep(5)
+            assert [result.outcome for result in outcomes] == ["unknown"] * 2
+            assert leader.leadership is not None
+            with pytest.raises(PendingFullError):
+                leader.propose(batch(bytes(9_000)), outcomes.append)
+        await trio.sleep(2)
+        assert (await leader.submit(batch(bytes(9_000)))).first_offsets == (2,)
+        nursery.cancel_scope.cancel()
+    for replica in groups.replicas.values():
+        replica.group.store.close(clean=False)
