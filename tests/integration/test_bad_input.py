@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +29,7 @@ from client.message import Message
 from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
+from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.record import decode_record, encode_record
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.probe import ask
@@ -131,7 +133,11 @@ def client_of(world: World) -> ClientInstance:
 
 
 async def connected(world: World) -> trio.SocketStream:
-    host, _, port = world.address.rpartition(":")
+    return await connected_to(world.address)
+
+
+async def connected_to(address: str) -> trio.SocketStream:
+    host, _, port = address.rpartition(":")
     return await trio.open_tcp_stream(host, int(port))
 
 
@@ -156,33 +162,21 @@ async def closed_by_broker(stream: trio.SocketStream) -> bool:
 # ------------------------------------------------------------------------------ frames
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        struct.pack(">iI", MAX_FRAME_BYTES - 3, 20),
-        struct.pack(">iI", 0x7FFFFFFF, 20),
-        struct.pack(">iI", -1, 20),
-        struct.pack(">iI", 0, 0),
-        struct.pack(">iI", 40, 0x00FFFFFF) + bytes(40),
-        struct.pack(">iI", 40, 0x09000010) + bytes(40),
-        struct.pack(">iI", 40, 16) + b"{not json at all" + bytes(20),
-        b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n",
-        bytes.fromhex("16030100c8010000c40303") + bytes(200),
-        os.urandom(4096),
-    ],
-    ids=[
-        "one byte over 16 MiB",
-        "2 GiB",
-        "negative length",
-        "empty frame",
-        "header longer than frame",
-        "unknown header encoding",
-        "header is no JSON",
-        "HTTP",
-        "TLS without TLS",
-        "random",
-    ],
-)
+GARBAGE: dict[str, bytes] = {
+    "one byte over 16 MiB": struct.pack(">iI", MAX_FRAME_BYTES - 3, 20),
+    "2 GiB": struct.pack(">iI", 0x7FFFFFFF, 20),
+    "negative length": struct.pack(">iI", -1, 20),
+    "empty frame": struct.pack(">iI", 0, 0),
+    "header longer than frame": struct.pack(">iI", 40, 0x00FFFFFF) + bytes(40),
+    "unknown header encoding": struct.pack(">iI", 40, 0x09000010) + bytes(40),
+    "header is no JSON": struct.pack(">iI", 40, 16) + b"{not json at all" + bytes(20),
+    "HTTP": b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n",
+    "TLS without TLS": bytes.fromhex("16030100c8010000c40303") + bytes(200),
+    "random": random.Random(11).randbytes(4096),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 async def test_a_frame_that_is_none_ends_its_connection_only(world: World, garbage: bytes) -> None:
     async with await connected(world) as good, await connected(world) as bad:
         await bad.send_all(garbage)
@@ -193,6 +187,20 @@ async def test_a_frame_that_is_none_ends_its_connection_only(world: World, garba
         world.acknowledged.append(b"good")
     reasons = [x["reason"] for x in world.log_lines() if x["event"] == "connection_ends"]
     assert any(str(reason).startswith("protocol error: ") for reason in reasons)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_a_name_server_ends_such_connections_too_and_serves_on(
+    world: World, garbage: bytes
+) -> None:
+    namesrv = world.cluster.namesrv
+    async with await connected_to(namesrv.address) as bad:
+        await bad.send_all(garbage)
+        assert await closed_by_broker(bad)
+    answer = await ask(namesrv.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": TOPIC})
+    assert answer.code == ResponseCode.SUCCESS
+    unknown = await ask(namesrv.address, 31_337)
+    assert unknown.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 async def test_an_oversized_frame_is_refused_before_its_body_is_sent(world: World) -> None:
@@ -380,6 +388,14 @@ async def test_a_batch_with_mixed_topics_is_refused_before_it_is_sent(world: Wor
 async def test_a_batch_that_cannot_be_read_is_refused_whole(world: World, body: bytes) -> None:
     answer = await ask(world.address, 320, {**send_ext(), "m": "true"}, body)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert answer.ext["outcome"] == "not_stored"
+
+
+async def test_a_batch_over_four_mebibytes_is_refused_whole(world: World) -> None:
+    body = encode_batch([BatchItem(bytes(3 << 20), b""), BatchItem(bytes(2 << 20), b"")])
+    answer = await ask(world.address, 320, {**send_ext(), "m": "true"}, body)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert f"at most {MAX_BODY_BYTES}" in (answer.remark or "")
     assert answer.ext["outcome"] == "not_stored"
 
 

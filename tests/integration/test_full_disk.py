@@ -28,6 +28,7 @@ from dledger.cli.log_verify import verify_store
 from dledger.cli.probe import ask, raft_status
 from dledger.cli.topic_command import create_topic
 from dledger.group import Group
+from dledger.group_api import Proposed
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.headers import SendMessageHeader
 from tests.harness.groups import running_groups
@@ -120,6 +121,38 @@ async def test_a_follower_without_space_holds_nobody_up_and_catches_up(
         assert bodies(behind) == sent
 
 
+class NoQueuesDisk(OsDisk):
+    """A disk that has room for the log but, while it is full, for no consume queue."""
+
+    full = False
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        if self.full and "/consumequeue/" in path:
+            raise DiskFullError(f"no space for {path} of {size} bytes")
+        return super().create(path, size, reserve=reserve)
+
+
+async def test_no_space_for_a_derived_file_stops_the_node_unacknowledged_and_loses_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    answers: list[Proposed] = []
+    with pytest.RaisesGroup(DiskFullError, flatten_subgroups=True):
+        async with running_groups(tmp_path, 1, disks=NoQueuesDisk) as groups:
+            leader = await groups.leader()
+            disk = groups.disks["n0"]
+            assert isinstance(disk, NoQueuesDisk)
+            disk.full = True
+            leader.group.propose(batch(b"stored but not acknowledged"), answers.append)
+            leader.group.kick()
+            await trio.sleep(1)
+    leader.kill()
+    assert [answer.outcome for answer in answers if answer.outcome == "stored"] == []
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"after"))
+        assert bodies(leader.group) == [b"stored but not acknowledged", b"after"]
+
+
 # ------------------------------------------------------------------------------ real processes
 
 
@@ -206,8 +239,13 @@ async def test_a_broker_on_a_full_disk_says_so_serves_reads_and_goes_on_with_spa
         refused = await ask(node.address, 310, SEND, b"refused")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.ext["outcome"] == "not_stored"
+        # Stopped on the full disk it says what it could not write, and it has lost nothing.
+        status_code = await cluster.stop("n0")
+        assert status_code == 0 or node.last_log_lines(1).startswith("error: no space ")
+        await cluster.start("n0")
         small_mount("64m")
         await cluster.wait_healthy()
+        assert await read_all(cluster) == stored
         config = ProducerConfig(send_timeout_s=30)
         async with (
             connect([cluster.namesrv_address]) as client,

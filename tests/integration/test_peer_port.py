@@ -1,0 +1,141 @@
+"""Strangers on the port where members talk: refused and logged, and the group goes on.
+
+Real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import tomllib
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer
+from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.cli.probe import NoAnswerError, ask
+from dledger.raft.identity import Hello
+from dledger.raft.wire import (
+    FRAME_BYTES_MAX,
+    Kind,
+    PeerFrame,
+    PeerFrameDecoder,
+    encode_frame,
+    encode_head,
+)
+from remoting.protocol.codes import RequestCode
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+
+
+def hello(**changes: str) -> bytes:
+    fields = {
+        **Hello("DefaultCluster", "broker-a", "n1", "ab" * 16, {}, False, "h:1", "data").encode(),
+        **changes,
+    }
+    return encode_frame(encode_head(Kind.HELLO, 1, 1, 0, (fields,)))
+
+
+def sealed(content: bytes) -> bytes:
+    return struct.pack(">II", len(content) + 4, zlib.crc32(content)) + content
+
+
+STRANGERS: dict[str, bytes] = {
+    "garbage": random.Random(3).randbytes(4096),
+    "oversized": struct.pack(">II", FRAME_BYTES_MAX + 1, 0),
+    "empty": struct.pack(">II", 4, 0),
+    "a wrong CRC": hello()[:4] + b"\0\0\0\0" + hello()[8:],
+    "no CBOR": sealed(b"\x00\x04\xff\xff\xff\xff"),
+    "a pickle": sealed(b"\x00\x08\x80\x04\x95\x00\x00\x00\x00."),
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "another cluster": hello(cluster="Other"),
+    "another group": hello(group="broker-b"),
+    "an unknown member": hello(name="n9"),
+    "a newer version": hello(v="99"),
+    "no hello first": encode_frame(encode_head(Kind.VOTE, 9, 1, 1, (9, 9, False))),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    cluster = lay_out(tmp_path_factory.mktemp("peer-port"), settings=SETTINGS)
+
+    async def start() -> None:
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        await cluster.wait_healthy()
+
+    try:
+        trio.run(start)
+        yield cluster
+    finally:
+        trio.run(cluster.stop_all)
+
+
+def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:
+    path = cluster.brokers[name].config_path
+    assert path is not None
+    peers = tomllib.loads(path.read_text())["raft"]["peers"].split(";")
+    host, _, port = next(p for p in peers if p.startswith(name)).partition("-")[2].rpartition(":")
+    return host, int(port)
+
+
+async def said_until_closed(cluster: LocalCluster, name: str, data: bytes) -> list[PeerFrame]:
+    """Send *data* to a member's peer port; return the frames it says before it hangs up."""
+    decoder = PeerFrameDecoder()
+    frames: list[PeerFrame] = []
+    with trio.fail_after(15):
+        async with await trio.open_tcp_stream(*peer_address(cluster, name)) as stream:
+            await stream.send_all(data)
+            try:
+                while received := await stream.receive_some(65536):
+                    frames += decoder.feed(received)
+            except trio.BrokenResourceError:
+                pass  # it hung up with some of our bytes unread
+    return frames
+
+
+@pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
+async def test_a_stranger_is_refused_and_the_group_goes_on(
+    cluster: LocalCluster, data: bytes
+) -> None:
+    before = await cluster.statuses()
+    for name in cluster.brokers:
+        assert await said_until_closed(cluster, name, data) == []
+    async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
+        await producer.send(Message("t", b"x"))
+    after = await cluster.statuses()
+    assert {x["term"] for x in after.values()} == {x["term"] for x in before.values()}
+    for node in cluster.brokers.values():
+        assert node.running, node.last_log_lines()
+        lines = [x for x in node.log_path.read_text().splitlines() if x.startswith("{")]
+        assert any(json.loads(x)["event"] == "peer_refused" for x in lines)
+
+
+async def test_a_client_on_the_peer_port_and_a_member_on_the_client_port_are_refused(
+    cluster: LocalCluster,
+) -> None:
+    host, port = peer_address(cluster, "n0")
+    with pytest.raises(NoAnswerError):
+        await ask(f"{host}:{port}", RequestCode.RAFT_STATUS)
+    client_host, _, client_port = cluster.brokers["n0"].address.rpartition(":")
+    with trio.fail_after(10):
+        async with await trio.open_tcp_stream(client_host, int(client_port)) as stream:
+            await stream.send_all(hello())
+            try:
+                assert await stream.receive_some(100) == b""
+            except trio.BrokenResourceError:
+                pass  # hung up with bytes unread
+    assert len(await cluster.statuses()) == 3
