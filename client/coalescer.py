@@ -216,8 +216,11 @@ class Coalescer:
             self._waiting += slot.nbytes + OVERHEAD_BYTES
         self._pending.extendleft(reversed(returned))
 
-    def take(self) -> SendBatch | None:
+    def take(self, max_bytes: int | None = None) -> SendBatch | None:
         """Take the next request's worth of sends, oldest first; None when nothing waits.
+
+        Args:
+            max_bytes: Less than the usual limit of a request; one send goes whatever its size.
 
         Slots settled while they waited (abandoned, timed out) are dropped here.
         """
@@ -225,7 +228,9 @@ class Coalescer:
         runs: dict[MessageQueue, list[SendSlot]] = {}
         records = 0
         nbytes = 0
-        max_records, max_bytes = self._max_records, self._max_request_bytes
+        max_records = self._max_records
+        if max_bytes is None:
+            max_bytes = self._max_request_bytes
         waiting = self._waiting
         while pending:
             slot = pending[0]

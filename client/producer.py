@@ -13,6 +13,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, overload
 
 import trio
@@ -102,7 +103,9 @@ class ProducerConfig:
         compress_level: zlib level.
         max_message_bytes: Largest body, and largest batch.
         latency_fault_enable: Avoid brokers that were slow or failed (RocketMQ's table).
-        requests_in_flight: Requests to one broker group at the same time; 1 keeps order.
+        requests_in_flight: Requests to one broker group at the same time, more than one only when
+            much is waiting. 1 keeps the order of concurrent sends, failures included; sends that
+            wait for one another keep theirs always.
         max_request_bytes: Most record bytes in one coalesced request.
         max_request_records: Most records in one.
         max_waiting_bytes: Per broker group; beyond it sends wait for room.
@@ -116,7 +119,7 @@ class ProducerConfig:
     compress_level: int = 5
     max_message_bytes: int = MAX_BODY_BYTES
     latency_fault_enable: bool = False
-    requests_in_flight: int = 1
+    requests_in_flight: int = 4
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_request_records: int = MAX_REQUEST_RECORDS
     max_waiting_bytes: int = MAX_WAITING_BYTES
@@ -836,8 +839,9 @@ class Producer(ManagedScope):
                 note_send=self._note_send,
             )
             assert self._nursery is not None
-            for _ in range(config.requests_in_flight):
-                self._nursery.start_soon(lane.run)
+            self._nursery.start_soon(lane.run)
+            for _ in range(config.requests_in_flight - 1):
+                self._nursery.start_soon(partial(lane.run, ahead=True))
         return lane
 
     def _elsewhere(self, slot: SendSlot) -> MessageQueue | None:

@@ -32,6 +32,10 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, SerializeType, request
 from remoting.protocol.headers import SendMessageResponseHeader
 
+PIPELINE_BYTES: Final = 128 << 10
+"""With more than this waiting, requests of this size leave one after the other without waiting
+for answers. Below it one larger request is cheaper than two."""
+
 STORED_CODES: Final = frozenset({0, 10, 11, 12})
 """Response codes that mean the message is in the log."""
 
@@ -64,8 +68,8 @@ class LaneOptions:
         policy: Retries.
         attempt_timeout_s: One request.
         default_topic_queue_nums: For topics that are created by the send.
-        requests_in_flight: Requests to one group at the same time. 1 keeps the order of sends to
-            a queue whatever happens.
+        requests_in_flight: Requests to one group at the same time, more than one only when much
+            is waiting. 1 keeps the order of concurrent sends to a queue whatever happens.
     """
 
     group: str
@@ -111,6 +115,7 @@ class SendLane:
         self._lane_of = lane_of
         self._note_send = note_send
         self._idle = trio.lowlevel.ParkingLot()
+        self._ahead = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
         self._in_flight: set[SendSlot] = set()
         self._crowd = False
@@ -122,6 +127,8 @@ class SendLane:
         self.coalescer.offer(slot)
         if self._idle:
             self._idle.unpark()
+        elif self._ahead and self.coalescer.waiting_bytes >= PIPELINE_BYTES:
+            self._ahead.unpark()
 
     async def wait_for_room(self) -> None:
         """Return when another send may be offered."""
@@ -136,17 +143,28 @@ class SendLane:
 
     # ------------------------------------------------------------------------------ sending
 
-    async def run(self) -> None:
-        """Send what is offered, for ever. Several may run on one lane."""
+    async def run(self, *, ahead: bool = False) -> None:
+        """Send what is offered, for ever.
+
+        Args:
+            ahead: One of those that send while another request is in flight, and only when much
+                is waiting: then encoding, network and disk work at the same time.
+        """
         coalescer = self.coalescer
+        pipelined = self._options.requests_in_flight > 1
         while True:
+            while ahead and coalescer.waiting_bytes < PIPELINE_BYTES:
+                await self._ahead.park()
             while not coalescer:
                 await self._idle.park()
-            if self._crowd:
+            if self._crowd and not ahead:
                 # Those whose sends just ended offer their next ones now; take them along.
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 await trio.lowlevel.cancel_shielded_checkpoint()
-            batch = coalescer.take()
+            much = pipelined and coalescer.waiting_bytes > PIPELINE_BYTES
+            batch = coalescer.take(PIPELINE_BYTES if much else None)
+            if self._ahead and coalescer.waiting_bytes >= PIPELINE_BYTES:
+                self._ahead.unpark()
             if self._room:
                 self._room.unpark_all()
             if batch is None:

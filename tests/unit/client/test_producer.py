@@ -384,8 +384,11 @@ async def test_a_failed_broker_is_avoided_while_latency_faults_are_on(
             assert broker.count(RequestCode.SEND_RECORDS) > 1
 
 
-async def test_two_requests_may_be_under_way_when_asked_for(autojump_clock: MockClock) -> None:
-    config = ProducerConfig(requests_in_flight=2, max_request_records=5)
+@pytest.mark.parametrize(("body_bytes", "answers_s"), [(40_000, 1.0), (40, 2.0)])
+async def test_requests_overlap_only_when_much_is_waiting(
+    autojump_clock: MockClock, body_bytes: int, answers_s: float
+) -> None:
+    config = ProducerConfig(compress_over_bytes=None, max_request_records=5)
     async with (
         open_world() as world,
         world.client() as client,
@@ -396,8 +399,8 @@ async def test_two_requests_may_be_under_way_when_asked_for(autojump_clock: Mock
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for i in range(10):
-                nursery.start_soon(producer.send, Message("T", b"%d" % i))
-        assert trio.current_time() - began == pytest.approx(1.0)
+                nursery.start_soon(producer.send, Message("T", b"%d" % i + bytes(body_bytes)))
+        assert trio.current_time() - began == pytest.approx(answers_s)
 
 
 async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead(
