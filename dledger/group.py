@@ -33,8 +33,9 @@ from dledger.errors import (
 from dledger.group_api import AppliedListener, OnDone, Proposed
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Identity
-from dledger.raft.journal import Proposal
+from dledger.raft.journal import Proposal, members_in
 from dledger.raft.links import Links
+from dledger.raft.membership import Members
 from dledger.raft.node import RaftNode, RaftSettings
 from dledger.raft.term_vote import TermVote
 from dledger.raft.wakeup import Wakeup
@@ -167,6 +168,12 @@ class Group:
             rng=rng,
             on_settled=self._on_settled,
             guards=guards,
+            members=members_in(
+                store.log,
+                after=store.tables.applied_index,
+                index=store.tables.members_index,
+                members=self._applied_members(),
+            ),
         )
         self.node.take_snapshot = self._take_snapshot
         self.node.on_snapshot = self._on_snapshot
@@ -555,6 +562,10 @@ class Group:
             self.node.journal.anchor_moved()
             log.info("segments_removed", bytes=dropped, first_index=floor.first_index)
 
+    def _applied_members(self) -> Members | None:
+        tables = self.store.tables
+        return Members.decode(tables.members_body) if tables.members_index else None
+
     def _take_snapshot(self) -> tuple[int, bytes]:
         return self.state.applied_index, snapshot(self.state)
 
@@ -573,6 +584,7 @@ class Group:
                 while self.node.flushing:
                     await self._clock.sleep(FLUSH_POLL_S)
                 self.store.install(data)
+                self.node.journal.members.reset(self.state.members_index, self._applied_members())
                 self.node.installed(leader, self.store.log, self.state.applied_index)
 
     async def _leadership_loop(self) -> None:

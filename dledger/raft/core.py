@@ -32,7 +32,13 @@ from pysyncobj.transport import Transport
 
 from commitlog.errors import InvariantBroken, RemoteProtocolError
 from dledger.raft.guards import Guards
-from dledger.raft.journal import NO_OP_COMMAND, CommitLogJournal, Frame, Proposal
+from dledger.raft.journal import (
+    NO_OP_COMMAND,
+    CommitLogJournal,
+    ConfigProposal,
+    Frame,
+    Proposal,
+)
 from remoting.seams import Clock, Rng
 
 LIBRARY_SHA256: Final = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"
@@ -177,7 +183,7 @@ class RaftCore:
 
     Args:
         self_id: This member's name.
-        peer_ids: The other voters' names.
+        peer_ids: The other voters' names, until `set_voters` says otherwise.
         journal: The log; owned by the caller.
         send: Called with (peer, message) for each message the library wants to send. It must not
             call back into the core.
@@ -288,13 +294,49 @@ class RaftCore:
             raise RemoteProtocolError(f"peer {peer} sent a {message['type']!r}; refused")
         if self._guards.no_pickle and not PICKLED_PARTS.isdisjoint(message):
             raise RemoteProtocolError(f"peer {peer} sent a pickled {message['type']!r}; refused")
-        node = None if peer is None else self._nodes[peer]
+        node = None if peer is None else self._node(peer)
         with self._ambient():
             self._outbox._onMessageReceived(node, message)
 
+    def _node(self, peer: str) -> Node:
+        # Also for those who are no voters: a leader may be one that this log does not know yet.
+        node = self._nodes.get(peer)
+        if node is None:
+            node = self._nodes[peer] = Node(peer)
+        return node
+
+    def set_voters(self, others: Iterable[str]) -> None:
+        """Count these members from now on, and this one; to be called when the list changes.
+
+        What the library keeps per voter is kept in step: one that comes has acknowledged nothing
+        yet, and of one that goes nothing is left.
+        """
+        wanted = {self._node(peer) for peer in sorted(others)}
+        state = vars(self._library)
+        counted: set[Node] = state["_SyncObj__otherNodes"]
+        per_voter = [
+            state[name]
+            for name in (
+                "_SyncObj__raftNextIndex",
+                "_SyncObj__raftMatchIndex",
+                "_SyncObj__lastResponseTime",
+            )
+        ]
+        for node in counted - wanted:
+            for table in per_voter:
+                table.pop(node, None)
+        with self._ambient():
+            begin = (self._journal.last_index + 1, 0, _Ambient.monotonic())
+        for node in wanted - counted:
+            for table, value in zip(per_voter, begin, strict=True):
+                table[node] = value
+        state["_SyncObj__otherNodes"] = wanted
+        state["_SyncObj__connectedNodes"] = {node for node in wanted if node.id in self._connected}
+
     def campaign(self) -> None:
         """Stand for election now, in the next term; nothing happens while nobody is connected."""
-        if self._nodes and not self._connected:
+        state = vars(self._library)
+        if state["_SyncObj__otherNodes"] and not state["_SyncObj__connectedNodes"]:
             # The library would wait for a connection and then depose whoever leads.
             return
         self.step(self._known_leader(), {"type": "timeout_now", "term": self.term})
@@ -302,8 +344,7 @@ class RaftCore:
 
     def _known_leader(self) -> str | None:
         # A ``timeout_now`` counts only when it names the leader the library knows of.
-        leader = self.leader_id
-        return leader if leader in self._nodes else None
+        return self.leader_id
 
     def observe_term(self, term: int) -> None:
         """Take note of a higher *term*: this member follows, without having voted in it."""
@@ -315,7 +356,7 @@ class RaftCore:
             {"type": "request_vote", "term": term, "last_log_term": -1, "last_log_index": -1},
         )
 
-    def append(self, proposal: Proposal) -> int:
+    def append(self, proposal: Proposal | ConfigProposal) -> int:
         """Append one entry in this leader's term and return its index.
 
         Raises:
@@ -336,17 +377,23 @@ class RaftCore:
 
     def connected(self, peer: str, up: bool) -> None:
         """Tell the library that the link to *peer* is up or down."""
-        with self._ambient():
-            if up:
-                self._connected.add(peer)
-                self._outbox._onNodeConnected(self._nodes[peer])
-            else:
-                self._connected.discard(peer)
-                self._outbox._onNodeDisconnected(self._nodes[peer])
+        node = self._node(peer)
+        if not up:
+            self._connected.discard(peer)
+            with self._ambient():
+                self._outbox._onNodeDisconnected(node)
+            return
+        self._connected.add(peer)
+        if node in vars(self._library)["_SyncObj__otherNodes"]:
+            with self._ambient():
+                self._outbox._onNodeConnected(node)
 
     def forget_match(self, peer: str) -> None:
         """Count nothing of what *peer* has acknowledged: it may have lost it."""
-        vars(self._library)["_SyncObj__raftMatchIndex"][self._nodes[peer]] = 0
+        matches = vars(self._library)["_SyncObj__raftMatchIndex"]
+        node = self._node(peer)
+        if node in matches:
+            matches[node] = 0
 
 
 class _Entered:

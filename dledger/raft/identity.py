@@ -12,7 +12,7 @@ late takes over what the others have agreed on. Before that nobody votes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ class Hello:
     """Where this member's broker listens for clients, ``host:port``."""
     channel: str
     """What the connection is for: ``data`` or ``control``."""
+    peer: str = ""
+    """Where this member listens for its peers, ``host:port``."""
 
     def encode(self) -> dict[str, Any]:
         """Return the CBOR map that travels."""
@@ -55,7 +57,14 @@ class Hello:
             "doubtful": self.doubtful,
             "client": self.client_address,
             "channel": self.channel,
+            "peer": self.peer,
         }
+
+    @property
+    def peer_address(self) -> tuple[str, int] | None:
+        """`peer` in two parts; None when it is not said."""
+        host, _, port = self.peer.rpartition(":")
+        return (host, int(port)) if host and port.isdecimal() else None
 
     @classmethod
     def decode(cls, fields: object) -> Hello:
@@ -81,12 +90,16 @@ class Hello:
                 doubtful=fields["doubtful"],
                 client_address=fields["client"],
                 channel=fields["channel"],
+                peer=fields.get("peer", ""),
             )
         except KeyError as error:
             raise RemoteProtocolError(f"a hello without {error}") from None
         texts = (hello.cluster, hello.group, hello.name, hello.incarnation)
         if not (
-            all(isinstance(text, str) for text in (*texts, hello.client_address, hello.channel))
+            all(
+                isinstance(text, str)
+                for text in (*texts, hello.client_address, hello.channel, hello.peer)
+            )
             and isinstance(hello.voters, dict)
             and all(isinstance(text, str) for pair in hello.voters.items() for text in pair)
             and isinstance(hello.doubtful, bool)
@@ -179,7 +192,7 @@ class Identity:
         """Whether this member itself is one of the agreed voters."""
         return self.is_voter(self.name, self.incarnation)
 
-    def agree(self, configured: Iterable[str], heard: Mapping[str, Hello]) -> bool:
+    def agree(self, configured: Collection[str], heard: Mapping[str, Hello]) -> bool:
         """Settle the voters if that is possible now. Blocking: writes a small file.
 
         Args:
@@ -194,7 +207,8 @@ class Identity:
         if known is not None:
             self.voters = dict(known)
         elif all(name in heard for name in configured):
-            self.voters = {hello.name: hello.incarnation for hello in heard.values()}
+            # A guest that nobody configured is no founder.
+            self.voters = {name: heard[name].incarnation for name in configured}
             self.voters[self.name] = self.incarnation
         else:
             return False

@@ -16,15 +16,20 @@ from typing_extensions import Buffer
 
 from commitlog.entry import (
     ENTRY_HEADER_BYTES,
+    KIND_CONFIG,
     SIZE_FIELD_BYTES,
     EntryHeader,
     RecordBatch,
+    config_body,
+    parse_header,
+    seal_config,
     seal_entry,
     seal_no_op,
 )
 from commitlog.entry_log import EntryLog
 from commitlog.errors import InvariantBroken
 from dledger.raft.guards import Guards
+from dledger.raft.membership import Members, MembersLog
 from dledger.raft.term_vote import TermVote
 
 Item = tuple[bytes, int, int]
@@ -46,6 +51,13 @@ class Proposal:
 
 
 @dataclass(slots=True)
+class ConfigProposal:
+    """What a leader appends to change the list of members."""
+
+    members: Members
+
+
+@dataclass(slots=True)
 class Frame:
     """What a follower appends: a leader's entry, verbatim. *data* may view a network buffer."""
 
@@ -58,6 +70,27 @@ def entry_size(batches: Sequence[RecordBatch]) -> int:
     return ENTRY_HEADER_BYTES + sum(
         SIZE_FIELD_BYTES * len(batch.sizes) + memoryview(batch.records).nbytes for batch in batches
     )
+
+
+def members_in(
+    log: EntryLog, *, after: int = 0, index: int = 0, members: Members | None = None
+) -> MembersLog:
+    """Return the list in force at the end of *log*, and those it may fall back to.
+
+    Args:
+        after: Entries up to here are committed and *members* tells what they brought; the others
+            are looked through, header by header.
+        index, members: The newest list up to *after*; None when there is none.
+    Raises:
+        CorruptEntryError: An entry that should hold a list does not.
+    """
+    found = MembersLog(index, members)
+    for at in range(max(after + 1, log.first_index), log.last_index + 1):
+        frame = log.frame(at)
+        header = parse_header(frame)
+        if header.kind == KIND_CONFIG:
+            found.append(at, Members.decode(config_body(frame, header)))
+    return found
 
 
 class EntryRange(Sequence[Item]):
@@ -113,9 +146,11 @@ class CommitLogJournal(Journal):
         store_host: bytes,
         sync_flush: bool,
         guards: Guards,
+        members: MembersLog | None = None,
     ) -> None:
         self.log = log
         self.term_vote = term_vote
+        self.members = members_in(log) if members is None else members
         if guards.commit_restored_clamped:
             restored_commit_index = min(restored_commit_index, log.durable_index)
         self._commit_index = restored_commit_index
@@ -205,12 +240,13 @@ class CommitLogJournal(Journal):
 
     # -- the library's Journal -------------------------------------------------------------
 
-    def add(self, command: Proposal | Frame | bytes, idx: int, term: int) -> None:
+    def add(self, command: Proposal | ConfigProposal | Frame | bytes, idx: int, term: int) -> None:
         """Append one entry; sealing happens here and nowhere earlier.
 
         Raises:
             DiskFullError: Nothing was appended.
             InvariantBroken: *idx* is not the next index, or a frame differs from its place.
+            CorruptEntryError: A list of members of a newer version; nothing was appended.
         """
         if idx != self.last_index + 1:
             raise InvariantBroken(f"append at index {idx} after {self.last_index}")
@@ -220,12 +256,16 @@ class CommitLogJournal(Journal):
                     f"entry {command.header.index} of term {command.header.term} "
                     f"offered as {idx} of term {term}"
                 )
+            brought = _members_of(command)
             self.log.append(command.data, sealed_here=False)
         else:
+            brought = command.members if isinstance(command, ConfigProposal) else None
             self.log.append(self._seal(command, idx, term), sealed_here=True)
+        if brought is not None:
+            self.members.append(idx, brought)
         self._last = (OURS_COMMAND, idx, term)
 
-    def _seal(self, command: Proposal | bytes, index: int, term: int) -> Buffer:
+    def _seal(self, command: Proposal | ConfigProposal | bytes, index: int, term: int) -> Buffer:
         log = self.log
         if isinstance(command, Proposal):
             size = entry_size(command.batches)
@@ -238,6 +278,16 @@ class CommitLogJournal(Journal):
                 prev_chain=log.last_chain,
                 store_time_ms=max(command.store_time_ms, log.last_store_time_ms),
                 store_host=self._store_host,
+            )
+        if isinstance(command, ConfigProposal):
+            body = command.members.encode()
+            return seal_config(
+                body,
+                index=index,
+                term=term,
+                position=log.place(ENTRY_HEADER_BYTES + len(body)),
+                prev_chain=log.last_chain,
+                store_time_ms=log.last_store_time_ms,
             )
         if command != NO_OP_COMMAND:
             raise InvariantBroken("the library tried to append a command of its own")
@@ -279,6 +329,7 @@ class CommitLogJournal(Journal):
         if index > self.last_index:
             return
         self.log.truncate_from(index)
+        self.members.truncate_from(index)
         self.truncations += 1
         self._last = self.item(index - 1)
 
@@ -293,6 +344,7 @@ class CommitLogJournal(Journal):
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
         """Take note of the library's commit index."""
         self._commit_index = raftCommitIndex
+        self.members.committed(raftCommitIndex)
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802 - the library's name
         """Return the commit index this node may start from."""
@@ -315,3 +367,9 @@ class CommitLogJournal(Journal):
 
     def _destroy(self) -> None:
         """Nothing: the log is closed by its owner."""
+
+
+def _members_of(frame: Frame) -> Members | None:
+    if frame.header.kind != KIND_CONFIG:
+        return None
+    return Members.decode(config_body(frame.data, frame.header))

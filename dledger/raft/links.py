@@ -9,7 +9,7 @@ missed long before its timeout.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -51,6 +51,7 @@ class Links:
         self._executor = executor
         # One of each kind from each peer: a new one ends the old, which may have died unnoticed.
         self._inbound: dict[tuple[str, str], trio.CancelScope] = {}
+        self._dialling: dict[str, trio.CancelScope] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, flush and keep time until cancelled; started when the port is bound.
@@ -61,25 +62,44 @@ class Links:
         """
         node = self._node
         host, port = node.settings.peers[node.settings.self_id]
-        listener = await self._network.listen(host, port) if node.settings.others else None
+        listener = await self._network.listen(host, port) if node.roster.talked_to() else None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.flush_loop, self._executor)
             nursery.start_soon(node.vote_loop, self._executor)
             nursery.start_soon(self._beat_loop)
             nursery.start_soon(self._election_loop)
             nursery.start_soon(self._agree_loop)
-            if listener is not None:
-                nursery.start_soon(self._accept_loop, listener, nursery)
-            for peer in node.settings.others:
-                for channel in CHANNELS:
-                    nursery.start_soon(self._dial_loop, peer, channel)
             task_status.started()
+            node.links_wake.set()
             try:
-                await trio.sleep_forever()
+                if listener is not None:
+                    nursery.start_soon(self._accept_loop, listener, nursery)
+                while True:
+                    await node.links_wake.wait()
+                    wanted = node.roster.talked_to()
+                    if wanted and listener is None:
+                        # A single member gets company.
+                        listener = await self._network.listen(host, port)
+                        nursery.start_soon(self._accept_loop, listener, nursery)
+                    self._dial(wanted, nursery)
             finally:
                 if listener is not None:
                     with trio.CancelScope(shield=True):
                         await listener.aclose()
+
+    def _dial(self, wanted: Sequence[str], nursery: trio.Nursery) -> None:
+        for peer in sorted(self._dialling.keys() - set(wanted)):
+            self._dialling.pop(peer).cancel()
+        for peer in wanted:
+            if peer not in self._dialling:
+                scope = self._dialling[peer] = trio.CancelScope()
+                nursery.start_soon(self._keep_linked, peer, scope)
+
+    async def _keep_linked(self, peer: str, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for channel in CHANNELS:
+                    nursery.start_soon(self._dial_loop, peer, channel)
 
     # -- time ------------------------------------------------------------------------------
 
@@ -108,6 +128,7 @@ class Links:
             agree = partial(node.identity.agree, node.settings.others, heard)
             agreed = await self._executor.run(agree, kind="agree")
             if agreed:
+                node.note_agreed()
                 log.info("voters_agreed", voters=sorted(node.identity.voters))
                 node.timer.lost_leader(self._clock.monotonic())
                 node.timer_wake.set()
@@ -119,40 +140,49 @@ class Links:
             stream = await listener.accept()
             nursery.start_soon(self._closing, stream, self._serve)
 
-    async def _closing(self, stream: Stream, work: Callable[[Stream], Awaitable[None]]) -> None:
+    async def _closing(self, stream: Stream, work: Callable[[Stream], Awaitable[None]]) -> bool:
+        """Do *work*, close the stream whatever happens, and tell whether the other side fitted."""
         try:
             await work(stream)
         except RemoteProtocolError as error:
             log.warning("peer_refused", peer_address=stream.peer_address, error=str(error))
+            return False
         except _GONE:
             pass  # the caller's loop dials again; the other side's loss is its own affair
         finally:
             with trio.CancelScope(shield=True):
                 await stream.aclose()
+        return True
 
     async def _serve(self, stream: Stream) -> None:
         decoder = PeerFrameDecoder()
         hello, epoch, rest = await self._receive_hello(stream, decoder, Kind.HELLO)
         node, peer = self._node, hello.name
         scope, key = trio.CancelScope(), (peer, hello.channel)
+        node.heard(hello)
         if (older := self._inbound.get(key)) is not None:
             older.cancel()
         self._inbound[key] = scope
+        node.guest(peer, 1)
         try:
             with scope:
-                node.heard(hello)
                 await self._send_hello(stream, Kind.HELLO_ACK, hello.channel, epoch)
-                sequence = self._deliver(peer, epoch, 0, rest)
+                sequence = self._deliver(hello, epoch, 0, rest)
                 while data := await stream.receive_some(RECEIVE_BYTES):
-                    sequence = self._deliver(peer, epoch, sequence, decoder.feed(memoryview(data)))
+                    sequence = self._deliver(hello, epoch, sequence, decoder.feed(memoryview(data)))
         finally:
+            node.guest(peer, -1)
             if self._inbound[key] is scope:
                 del self._inbound[key]
                 node.inbound_down(peer)
 
-    def _deliver(self, peer: str, epoch: int, sequence: int, frames: list[PeerFrame]) -> int:
+    def _deliver(self, hello: Hello, epoch: int, sequence: int, frames: list[PeerFrame]) -> int:
         if not frames:
             return sequence
+        peer = hello.name
+        if not self._node.speaks_for(hello):
+            # What the one before it on this name still says must not count as the new one's word.
+            raise RemoteProtocolError(f"{peer} has another incarnation now")
         checked = self._node.guards.envelope
         try:
             for frame in frames:
@@ -169,14 +199,20 @@ class Links:
     # -- outbound --------------------------------------------------------------------------
 
     async def _dial_loop(self, peer: str, channel: str) -> None:
-        host, port = self._node.settings.peers[peer]
+        turn = 0
         while True:
-            try:
-                stream = await self._network.connect(host, port, timeout_s=CONNECT_TIMEOUT_S)
-            except OSError:
-                stream = None
-            if stream is not None:
-                await self._closing(stream, lambda stream: self._converse(stream, peer, channel))
+            addresses = self._node.roster.addresses(peer)
+            stream = None
+            if addresses:
+                host, port = addresses[turn % len(addresses)]
+                try:
+                    stream = await self._network.connect(host, port, timeout_s=CONNECT_TIMEOUT_S)
+                except OSError:
+                    turn += 1
+            if stream is not None and not await self._closing(
+                stream, lambda stream: self._converse(stream, peer, channel)
+            ):
+                turn += 1
             await self._clock.sleep(REDIAL_S * (1.0 + self._rng.random()))
 
     async def _converse(self, stream: Stream, peer: str, channel: str) -> None:
@@ -260,8 +296,8 @@ class Links:
                 f"a member of group {hello.group} in cluster {hello.cluster} dialled group "
                 f"{settings.group} in cluster {settings.cluster}"
             )
-        if hello.name not in self._node.peers or hello.channel not in CHANNELS:
-            raise RemoteProtocolError(f"{hello.name!r} is not a member this node knows")
+        if hello.name == settings.self_id or hello.channel not in CHANNELS:
+            raise RemoteProtocolError(f"{hello.name!r} is this node's own name, or no channel")
         return hello, first.epoch, frames[1:]
 
 

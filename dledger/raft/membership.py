@@ -308,7 +308,7 @@ class MembersLog:
     """The list in force, and those before it that a truncation may bring back.
 
     Attributes:
-        version: Raised by every change of the list in force.
+        version: Raised by every change of the list in force or of the one before it.
     """
 
     def __init__(self, index: int = 0, members: Members | None = None) -> None:
@@ -337,13 +337,15 @@ class MembersLog:
         return self._stack[-2][1] if len(self._stack) > 1 else None
 
     def append(self, index: int, members: Members) -> None:
-        """The entry at *index*, newer than all others, brought a list."""
+        """The entry at *index* brought a list."""
+        if self._stack and index <= self.index:
+            return  # refilling a log below a snapshot that knows better already
         self._stack.append((index, members))
         self.version += 1
 
     def truncate_from(self, index: int) -> None:
-        """The entries at *index* and above are gone."""
-        kept = [item for item in self._stack if item[0] < index]
+        """The entries at *index* and above are gone; the oldest list known stays."""
+        kept = [*self._stack[:1], *(item for item in self._stack[1:] if item[0] < index)]
         if len(kept) != len(self._stack):
             self._stack = kept
             self.version += 1
@@ -352,3 +354,4 @@ class MembersLog:
         """Drop lists that nothing can bring back: older than the newest one up to *index*."""
         while len(self._stack) > 1 and self._stack[1][0] <= index:
             del self._stack[0]
+            self.version += 1

@@ -32,15 +32,19 @@ from commitlog.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
+from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Hello, Identity
-from dledger.raft.journal import CommitLogJournal, Proposal, entry_size
+from dledger.raft.journal import CommitLogJournal, ConfigProposal, Proposal, entry_size
+from dledger.raft.membership import Members, MembersLog, Sight, check_change, next_list
 from dledger.raft.replicator import Append, Replicator
+from dledger.raft.roster import NAMES_MAX, Roster
 from dledger.raft.snapshot import Receiving, Sending
 from dledger.raft.term_vote import TermVote
+from dledger.raft.transfer import Transfer, choose_target
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import Kind, PeerFrame
 from remoting.seams import Clock, Executor, Rng
@@ -52,6 +56,9 @@ FLUSH: Final = "flush"
 
 CONTROL_QUEUE_FRAMES: Final = 64
 """Heartbeats and votes waiting for a link, frames; older ones are dropped, Raft repeats them."""
+
+CLOSE_BYTES: Final = 1 << 20
+"""A learner that lacks no more than this, one append, for an election timeout has caught up."""
 
 HEARTBEAT: Final[Message] = {"commit_index": 0, "entries": [], "prevLogIdx": None, "prevLogTerm": 0}
 """An append the library takes as a sign of life only: it returns before it looks at the log."""
@@ -114,6 +121,10 @@ class PeerState:
     data_wake: Wakeup = field(default_factory=Wakeup)
     up: set[str] = field(default_factory=set)
     idle_due: bool = False
+    hello_since_s: float = 0.0
+    """Since when it has been this incarnation that speaks."""
+    close_since_s: float | None = None
+    """Since when it has had almost everything."""
 
 
 @dataclass(slots=True)
@@ -153,6 +164,7 @@ class RaftNode:
             votes when a leader has caught it up, or when most members are in doubt.
         damaged: The log was cut because of damage: promises are lost. It follows until a leader
             has refilled it, whatever the others say.
+        members: The list of members at the end of the log; None: it is looked up, entry by entry.
     """
 
     def __init__(
@@ -170,6 +182,7 @@ class RaftNode:
         rng: Rng,
         on_settled: Callable[[], None],
         guards: Guards = ALL_ON,
+        members: MembersLog | None = None,
     ) -> None:
         self.settings = settings
         self.identity = identity
@@ -186,7 +199,9 @@ class RaftNode:
             store_host=store_host,
             sync_flush=settings.sync_flush,
             guards=guards,
+            members=members,
         )
+        self.roster = Roster(self.journal.members, identity, settings.self_id, settings.peers)
         self.core = RaftCore(
             settings.self_id,
             settings.others,
@@ -211,6 +226,8 @@ class RaftNode:
         self.vote_wake = Wakeup()
         self.timer_wake = Wakeup()
         self.agree_wake = Wakeup()
+        self.links_wake = Wakeup()
+        self.transfer: Transfer | None = None
         self.noop_index = 0
         self.elections = 0
         self._failure: Exception | None = None
@@ -228,8 +245,12 @@ class RaftNode:
         self.on_snapshot: Callable[[str, bytes], None] = _ignore_snapshot
         self.may_lead: Callable[[], bool] = lambda: True
         self._settling = False
+        self._members_version = -1
+        self._transfer_term = 0
         self._executor: Executor | None = None
         self.flushing = False
+        self.roster.note_bootstrap()
+        self._note_members()
 
     # -- what the owner asks ---------------------------------------------------------------
 
@@ -255,8 +276,10 @@ class RaftNode:
 
     def leader_client_address(self) -> str | None:
         """Return where clients find the leader, if it is known and is not this node."""
-        peer = self.peers.get(self.leader_id or "")
-        return peer.hello.client_address if peer and peer.hello else None
+        leader, transfer = self.leader_id, self.transfer
+        if leader is None and transfer is not None and self.term == transfer.term + 1:
+            leader = transfer.target
+        return None if leader is None else self.roster.client_address(leader)
 
     def status(self) -> dict[str, Any]:
         """Return what ``dledger raft status`` shows of this member."""
@@ -270,14 +293,18 @@ class RaftNode:
             "last_index": self.journal.last_index,
             "stable_index": self.journal.stable_index,
             "commit_index": self.commit_index,
-            "voter": self.identity.may_vote,
+            "voter": self.roster.is_self_voter,
+            "members": [] if self.roster.members is None else self.roster.members.rows(),
+            "members_index": self.journal.members.index,
             "doubtful": self.doubtful,
             "damaged": self.damaged,
             "truncations": self.journal.truncations,
             "first_index": self.journal.anchor_index + 1,
             "installs": self.installs,
             "elections": self.elections,
-            "peers": {name: self._peer_status(peer, now) for name, peer in self.peers.items()},
+            "peers": {
+                name: self._peer_status(self.peers[name], now) for name in self.roster.talked_to()
+            },
         }
 
     def _peer_status(self, peer: PeerState, now: float) -> dict[str, Any]:
@@ -285,6 +312,7 @@ class RaftNode:
         return {
             "connected": "control" in peer.up,
             "voter": self._is_voter(peer.name),
+            "incarnation": peer.hello.incarnation if peer.hello else None,
             "client_address": peer.hello.client_address if peer.hello else None,
             "match_index": progress.match_index if progress else None,
             "acked_ms_ago": round(1000 * (now - progress.acked_at_s)) if progress else None,
@@ -320,10 +348,11 @@ class RaftNode:
             return
         self._settling = True
         try:
+            self._note_members()
             self._tick()
             self._flush_at_once()
             self._on_settled()
-            if self.is_leader and not self.peers and self._lags():
+            if self.is_leader and not self.roster.other_voters and self._lags():
                 # One voter that needs no flush: nothing else will happen that could commit.
                 self._tick()
                 self._on_settled()
@@ -334,6 +363,7 @@ class RaftNode:
             raise
         finally:
             self._settling = False
+        self._drive_transfer()
         if self.doubtful:
             self._end_doubt()
         self._release_held()
@@ -343,9 +373,9 @@ class RaftNode:
         if self.journal.has_unflushed:
             self.flush_wake.set()
         if self.is_leader:
-            for name, peer in self.peers.items():
+            for name in self.replicator.peers:
                 if self.replicator.has_work(name):
-                    peer.data_wake.set()
+                    self.peers[name].data_wake.set()
 
     def _lags(self) -> bool:
         return self.core.known_commit_index < self.journal.stable_index
@@ -393,8 +423,11 @@ class RaftNode:
         self.elections += 1
         # The library appended the no-op in the same call that made this member leader.
         self.noop_index = self.journal.last_index
-        self.replicator.start(self.peers, self._clock.monotonic())
+        self.replicator.start(self.roster.followers(), self._clock.monotonic())
+        for peer in self.peers.values():
+            peer.close_since_s = None
         log.info("became_leader", group=self.settings.group, term=self.term)
+        self._write_first_list()
         self.beat()
 
     def _end_reign(self) -> None:
@@ -407,14 +440,15 @@ class RaftNode:
     # -- sending ---------------------------------------------------------------------------
 
     def _send(self, peer: str, kind: Kind, *fields: Any) -> None:
-        state = self.peers[peer]
+        state = self._peer(peer)
         state.control.append(Outgoing(kind, self.term, fields))
         state.control_wake.set()
 
     def _from_library(self, peer: str, message: Message) -> None:
         match message["type"]:
             case "request_vote":
-                last = (message["last_log_index"], message["last_log_term"], False)
+                transfer = message["term"] == self._transfer_term
+                last = (message["last_log_index"], message["last_log_term"], transfer)
                 self._hold(peer, Kind.VOTE, message["term"], last)
             case "response_vote":
                 self.timer.restart(self._clock.monotonic())
@@ -436,7 +470,7 @@ class RaftNode:
             if self.guards.durable_before_promise and held.version > durable:
                 waiting.append(held)
                 continue
-            state = self.peers[held.peer]
+            state = self._peer(held.peer)
             state.control.append(held.frame)
             state.control_wake.set()
         self._held = waiting
@@ -471,7 +505,8 @@ class RaftNode:
         state = self.peers[peer]
         if self.replicator.needs_snapshot(peer):
             return self._next_chunk(peer)
-        commit = min(self.core.known_commit_index, self.journal.last_index)
+        # A single voter's library commits before the flush; nobody else may hear of that.
+        commit = self.commit_index
         append = self.replicator.next_append(peer, commit, idle=state.idle_due)
         state.idle_due = False
         if append is None:
@@ -581,10 +616,218 @@ class RaftNode:
             self.timer_wake.set()
 
     def heard(self, hello: Hello) -> None:
-        """Take note of how a member introduced itself."""
-        self.peers[hello.name].hello = hello
+        """Take note of how a member introduced itself.
+
+        Raises:
+            RemoteProtocolError: Too many names have been heard: close the connection.
+        """
+        if hello.name not in self.peers and len(self.peers) >= NAMES_MAX:
+            raise RemoteProtocolError(f"{hello.name} is one name too many for this node")
+        state, now = self._peer(hello.name), self._clock.monotonic()
+        if state.hello is None or state.hello.incarnation != hello.incarnation:
+            state.hello_since_s, state.close_since_s = now, None
+            if self.is_leader and hello.name in self.replicator.peers:
+                self.replicator.begin_anew(hello.name, now)
+        state.hello = self.roster.hellos[hello.name] = hello
+        self.note_agreed()
         if not self.identity.voters:
             self.agree_wake.set()
+
+    def note_agreed(self) -> None:
+        """Take note of the voters agreed on at bootstrap, as soon as there are any."""
+        self.roster.note_bootstrap()
+        self._note_members()
+
+    def speaks_for(self, hello: Hello) -> bool:
+        """Whether it is still this incarnation that speaks under its name."""
+        newest = self.roster.hellos.get(hello.name)
+        return newest is not None and newest.incarnation == hello.incarnation
+
+    def guest(self, name: str, delta: int) -> None:
+        """A connection that *name* opened to us began (+1) or ended (-1)."""
+        guests = self.roster.guests
+        guests[name] += delta
+        if not guests[name]:
+            del guests[name]
+        self._peer(name)
+        self.links_wake.set()
+
+    def _peer(self, name: str) -> PeerState:
+        state = self.peers.get(name)
+        if state is None:
+            state = self.peers[name] = PeerState(name)
+        return state
+
+    # -- members ---------------------------------------------------------------------------
+
+    def _note_members(self) -> None:
+        """Count and serve those who stand in the list, when it has changed."""
+        members = self.journal.members
+        if members.version == self._members_version:
+            return
+        self._members_version = members.version
+        self.core.set_voters(self.roster.other_voters)
+        for name in self.roster.talked_to():
+            self._peer(name)
+        if self.is_leader:
+            self.replicator.follow(self.roster.followers(), self._clock.monotonic())
+        self.links_wake.set()
+
+    def invite(self, name: str, address: tuple[str, int]) -> None:
+        """Connect to *name* at *address*, a member or not, until `uninvite`."""
+        self.roster.invited[name] = address
+        self._members_version = -1
+        self._note_members()
+
+    def uninvite(self, name: str) -> None:
+        """Talk to *name* only if it is a member or a guest."""
+        if self.roster.invited.pop(name, None) is not None:
+            self._members_version = -1
+            self._note_members()
+
+    def _write_first_list(self) -> None:
+        """The first leader of all puts the voters agreed at bootstrap into the log."""
+        members = self.journal.members
+        if members.index or members.members is None:
+            return
+        clients = {name: hello.client_address for name, hello in self.roster.hellos.items()}
+        clients[self.settings.self_id] = self.settings.client_address
+        first = Members.bootstrap(self.identity.voters, self.settings.peers, clients)
+        self._append_members(first)
+
+    def _append_members(self, members: Members) -> int:
+        try:
+            index = self.core.append(ConfigProposal(members))
+        except OSError as error:
+            raise self._disk_failed(error) from error
+        log.info("members_changed", index=index, members=members.rows())
+        self._note_members()
+        return index
+
+    def change_members(self, after: Members) -> int:
+        """Append the list *after* as leader and return its index; `settle` must follow.
+
+        Raises:
+            NotLeaderError: This member does not lead.
+            ChangePendingError: Another change, the no-op of this reign or a transfer comes first.
+            ChangeRefusedError: The change is not one safe step.
+            DiskFullError: No space. In all cases nothing was appended.
+        """
+        if not self.is_leader:
+            raise NotLeaderError(self.leader_client_address(), self.term)
+        before = self.journal.members
+        if self.transferring:
+            raise ChangePendingError("leadership is being handed over; nothing was changed")
+        if before.members is None or not 0 < self.noop_index <= self.commit_index:
+            raise ChangePendingError("this leader has not committed anything yet")
+        if before.index > self.commit_index:
+            raise ChangePendingError("the change before this one is not committed yet")
+        check_change(before.members, after, (self.settings.self_id, self.identity.incarnation))
+        return self._append_members(after)
+
+    def _tend(self, now: float) -> None:
+        """Leader: take the next step towards "everybody who is there and able votes"."""
+        members = self.journal.members
+        if self.transferring or members.members is None:
+            return
+        try:
+            if not members.index:
+                self._write_first_list()
+                return
+            if not 0 < max(self.noop_index, members.index) <= self.commit_index:
+                return
+            after = next_list(members.members, self._sights(members.members, now))
+            if after is not None:
+                self.change_members(after)
+        except DiskFullError as error:
+            log.error("members_without_space", error=str(error))
+
+    def _sights(self, members: Members, now: float) -> dict[str, Sight]:
+        timeout_s = self.settings.election_timeout_s
+        seen = {}
+        for name in members.names:
+            state = self.peers.get(name)
+            if state is None or state.hello is None or "control" not in state.up:
+                continue
+            hello = state.hello
+            self._note_lag(state, now)
+            close = state.close_since_s
+            host, port = hello.peer_address or ("", 0)
+            seen[name] = Sight(
+                incarnation=hello.incarnation,
+                settled=now - state.hello_since_s >= timeout_s,
+                caught_up=close is not None and now - close >= timeout_s and not hello.doubtful,
+                host=host,
+                port=port,
+                client_address=hello.client_address,
+            )
+        return seen
+
+    def _note_lag(self, state: PeerState, now: float) -> None:
+        known = state.name in self.replicator.peers
+        lag = self.replicator.lag_bytes(state.name) if known else None
+        if lag is None or lag > CLOSE_BYTES:
+            state.close_since_s = None
+        elif state.close_since_s is None:
+            state.close_since_s = now
+
+    # -- transfer --------------------------------------------------------------------------
+
+    @property
+    def transferring(self) -> bool:
+        """Whether leadership is being handed over: nothing is to be appended."""
+        return self.transfer is not None and not self.transfer.is_over
+
+    def begin_transfer(self, target: str | None) -> Transfer:
+        """Start to hand leadership to *target*, or to the voter that has most.
+
+        Raises:
+            NotLeaderError: This member does not lead.
+            ChangePendingError: A transfer is under way.
+            ChangeRefusedError: There is no such voter that is connected.
+        """
+        if not self.is_leader:
+            raise NotLeaderError(self.leader_client_address(), self.term)
+        if self.transferring:
+            raise ChangePendingError("leadership is being handed over already")
+        able = {
+            name: self.replicator.peers[name].match_index
+            for name in self.roster.other_voters
+            if self._is_voter(name) and "control" in self.peers[name].up
+        }
+        if target is None:
+            target = choose_target(able)
+        if target is None or target not in able:
+            raise ChangeRefusedError(f"{target or 'nobody'} is a voter that is connected")
+        timeout_s = self.settings.election_timeout_s
+        now = self._clock.monotonic()
+        self.transfer = Transfer(target, self.term, now + timeout_s, timeout_s)
+        log.info("transfer_begins", target=target, term=self.term)
+        return self.transfer
+
+    def _drive_transfer(self) -> None:
+        transfer = self.transfer
+        if transfer is None or transfer.is_over:
+            return
+        progress = self.replicator.peers.get(transfer.target)
+        last = self.journal.last_index
+        ask = transfer.advance(
+            self._clock.monotonic(),
+            leads=self.is_leader,
+            term=self.term,
+            target_has_all=progress is not None
+            and progress.match_index == last == self.commit_index,
+        )
+        if ask:
+            self._send(transfer.target, Kind.TIMEOUT_NOW, last)
+        if transfer.is_over:
+            log.info("transfer_ends", target=transfer.target, phase=transfer.phase.value)
+
+    def _on_timeout_now(self, peer: str, last_index: int) -> None:
+        """The leader asks this member to stand at once; nobody is asked first."""
+        if peer == self.leader_id and last_index <= self.journal.last_index and self._may_stand():
+            self._transfer_term = self.term + 1
+            self._campaign()
 
     def hello(self, channel: str) -> Hello:
         """Return how this member introduces itself now."""
@@ -597,11 +840,11 @@ class RaftNode:
             doubtful=self.doubtful,
             client_address=self.settings.client_address,
             channel=channel,
+            peer=":".join(map(str, self.settings.peers[self.settings.self_id])),
         )
 
     def _is_voter(self, peer: str) -> bool:
-        hello = self.peers[peer].hello
-        return hello is not None and self.identity.is_voter(peer, hello.incarnation)
+        return self.roster.is_voter(peer)
 
     # -- clock -----------------------------------------------------------------------------
 
@@ -611,8 +854,10 @@ class RaftNode:
             return
         now = self._clock.monotonic()
         self._beat += 1
-        for name, peer in self.peers.items():
-            self._send(name, Kind.HEARTBEAT, self._beat, self.core.known_commit_index)
+        self._tend(now)
+        for name in self.replicator.peers:
+            peer = self.peers[name]
+            self._send(name, Kind.HEARTBEAT, self._beat, self.commit_index)
             self.replicator.stalled(name, now)
             peer.idle_due = True
             peer.data_wake.set()
@@ -627,19 +872,14 @@ class RaftNode:
         """The election timeout passed: ask whether this member would win, then stand."""
         now = self._clock.monotonic()
         self.timer.restart(now)
-        if (
-            self.is_leader
-            or self.installing
-            or not self._may_vote()
-            or not self.may_lead()
-            or not self.journal.log.has_reserve
-        ):
+        if not self._may_stand():
             return
-        if not self.guards.one_vote_per_voter or not self.peers:
+        voters = self.roster.other_voters
+        if not self.guards.one_vote_per_voter or not voters:
             self._campaign()
             return
         self._pre_ballot = Ballot(self.term + 1, {self.settings.self_id})
-        for name in self.peers:
+        for name in voters:
             self._send(
                 name,
                 Kind.PRE_VOTE,
@@ -654,14 +894,29 @@ class RaftNode:
         self._elect(self.core.campaign)
         self.settle()
 
+    def _may_stand(self) -> bool:
+        return (
+            not self.is_leader
+            and not self.installing
+            and self.roster.is_self_voter
+            and self._may_vote()
+            and self.may_lead()
+            and self.journal.log.has_reserve
+        )
+
     def _may_vote(self) -> bool:
-        if not self.identity.may_vote or self.damaged:
+        # Whether this member or the candidate stands in the list here does not matter: the
+        # candidate counts only voters of its own list, which may be newer (thesis §4.1).
+        if self.roster.members is None or self.damaged:
             return False
         if not self.doubtful:
             return True
         # When most members lost promises together, the best log among them is what is left.
-        doubtful = 1 + sum(1 for p in self.peers.values() if p.hello and p.hello.doubtful)
-        return doubtful >= majority(len(self.peers) + 1)
+        hellos = self.roster.hellos
+        doubtful = self.roster.is_self_voter + sum(
+            1 for name in self.roster.other_voters if self._is_voter(name) and hellos[name].doubtful
+        )
+        return doubtful >= majority(self.roster.voters)
 
     # -- receiving -------------------------------------------------------------------------
 
@@ -681,7 +936,7 @@ class RaftNode:
             if frame.kind in (Kind.APPEND, Kind.HEARTBEAT, Kind.VOTE):
                 self._send(peer, Kind.TERM_NOTICE)
         elif frame.term > self.term and frame.kind not in (Kind.APPEND, Kind.HEARTBEAT, Kind.VOTE):
-            if self._is_voter(peer):
+            if self.roster.member(peer) is not None:
                 self.core.observe_term(frame.term)
         else:
             self._dispatch(peer, frame)
@@ -705,6 +960,8 @@ class RaftNode:
                 self._on_snapshot(peer, frame)
             case Kind.SNAPSHOT_REPLY:
                 self._on_snapshot_reply(peer, *frame.fields)
+            case Kind.TIMEOUT_NOW:
+                self._on_timeout_now(peer, frame.fields[0])
             case Kind.TERM_NOTICE:
                 pass  # of our own term: nothing to learn
             case _:
@@ -732,6 +989,7 @@ class RaftNode:
             return
         except OSError as error:
             raise self._disk_failed(error) from error
+        self._note_members()
         self._owe(peer, plan.verified)
         if self.doubtful and plan.verified >= commit_index > self.journal.anchor_index:
             self._refilled_at = (frame.term, commit_index)
@@ -851,9 +1109,7 @@ class RaftNode:
         self, peer: str, term: int, last_index: int, last_term: int, transfer: bool
     ) -> None:
         sticky = self.timer.hears_leader(self._clock.monotonic()) or self.is_leader
-        if not (self._may_vote() and self._is_voter(peer)) or (
-            sticky and not transfer and self.guards.one_vote_per_voter
-        ):
+        if not self._may_vote() or (sticky and not transfer and self.guards.one_vote_per_voter):
             return
         self.core.step(
             peer,
@@ -876,7 +1132,6 @@ class RaftNode:
         granted = (
             term > self.term
             and self._may_vote()
-            and self._is_voter(peer)
             and not self.is_leader
             and not self.timer.hears_leader(self._clock.monotonic())
             and is_up_to_date(
@@ -886,12 +1141,16 @@ class RaftNode:
         self._send(peer, Kind.PRE_VOTE_REPLY, term, granted)
 
     def _on_pre_vote_reply(self, peer: str, sender_term: int, term: int, granted: bool) -> None:
-        if not self._is_voter(peer):
-            return
         if not granted:
-            self.core.observe_term(sender_term)
+            if self.roster.member(peer) is not None:
+                self.core.observe_term(sender_term)
             return
-        if self.is_leader or term != self.term + 1 or not self._pre_ballot.grant(term, peer):
+        if (
+            not self._is_voter(peer)
+            or self.is_leader
+            or term != self.term + 1
+            or not self._pre_ballot.grant(term, peer)
+        ):
             return
-        if len(self._pre_ballot.votes) == majority(len(self.peers) + 1):
+        if len(self._pre_ballot.votes) == majority(self.roster.voters):
             self._campaign()

@@ -91,6 +91,25 @@ class Replicator:
         """Whether what *peer* lacks begins before the first kept entry."""
         return self.peers[peer].next_index <= self.log.anchor_index
 
+    def follow(self, peers: Iterable[str], now_s: float) -> None:
+        """Send to exactly *peers* from now on; of those that are new nothing is known."""
+        wanted = set(peers)
+        for peer in self.peers.keys() - wanted:
+            del self.peers[peer]
+        for peer in sorted(wanted - self.peers.keys()):
+            self.begin_anew(peer, now_s)
+
+    def begin_anew(self, peer: str, now_s: float) -> None:
+        """Forget what *peer* had: another one speaks under its name."""
+        self.peers[peer] = Progress(next_index=self.log.last_index + 1, acked_at_s=now_s)
+
+    def lag_bytes(self, peer: str) -> int | None:
+        """Return how many bytes of the log *peer* lacks; None before it acknowledged anything."""
+        match = self.peers[peer].match_index
+        if match < self.log.anchor_index or not match:
+            return None
+        return self.log.end_position_of(self.log.last_index) - self.log.end_position_of(match)
+
     def next_append(self, peer: str, commit_index: int, *, idle: bool) -> Append | None:
         """Decide what to send to *peer* now; the answer counts as sent.
 

@@ -50,6 +50,7 @@ class Kind(IntEnum):
     TERM_NOTICE = 11
     SNAPSHOT = 12
     SNAPSHOT_REPLY = 13
+    TIMEOUT_NOW = 14
 
 
 FIELDS: Final = {
@@ -66,6 +67,7 @@ FIELDS: Final = {
     Kind.TERM_NOTICE: 0,
     Kind.SNAPSHOT: 3,
     Kind.SNAPSHOT_REPLY: 3,
+    Kind.TIMEOUT_NOW: 1,
 }
 """How many fields each kind carries."""
 

@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 
 from commitlog.consume_queue import Units
 from commitlog.derive import Derived
-from commitlog.entry import KIND_RECORDS, EntryHeader
+from commitlog.entry import KIND_CONFIG, KIND_RECORDS, EntryHeader, config_body
 from commitlog.errors import InvariantBroken
 from commitlog.record import decode_record
 from dledger.state.names import STATE_TOPIC
@@ -95,6 +95,9 @@ def apply_entry(
         units, state_positions = _apply_queues(tables, derived)
         if state_positions:
             changes = _apply_state(tables, frame, header, state_positions)
+    elif header.kind == KIND_CONFIG:
+        tables.members_index = header.index
+        tables.members_body = config_body(frame, header)
     tables.applied_index = header.index
     tables.applied_term = header.term
     tables.applied_chain = header.chain

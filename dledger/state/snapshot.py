@@ -36,6 +36,8 @@ def snapshot(tables: StateTables) -> bytes:
     for (group, topic), by_queue in tables.consumer_offsets.items():
         offsets.setdefault(group, {})[topic] = by_queue
     value = {
+        "members_index": tables.members_index,
+        "members": tables.members_body,
         "applied_index": tables.applied_index,
         "applied_term": tables.applied_term,
         "applied_chain": tables.applied_chain,
@@ -99,6 +101,8 @@ def load(
         floor=floor_from_state(value["floor"]),
         topics_counter=value["topics_counter"],
         topics_changed_ms=value["topics_changed_ms"],
+        members_index=value.get("members_index", 0),
+        members_body=value.get("members", b""),
         applied_index=value["applied_index"],
         applied_term=value["applied_term"],
         applied_chain=value["applied_chain"],

@@ -49,6 +49,11 @@ class StateTables:
     topics_changed_ms: int = 0
     """Store time of the newest of them."""
 
+    members_index: int = 0
+    """Index of the newest applied list of members; 0 when there was none."""
+    members_body: bytes = b""
+    """That list, encoded."""
+
     applied_index: int = 0
     applied_term: int = 0
     applied_chain: int = 0

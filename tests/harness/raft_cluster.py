@@ -124,6 +124,7 @@ class Cluster:
         for member in self.members.values():
             heard = {name: peer.hello for name, peer in member.node.peers.items() if peer.hello}
             member.node.identity.agree(member.node.settings.others, heard)
+            member.node.note_agreed()
         for member in self.members.values():
             for other in self.names:
                 if other != member.name:

@@ -1,0 +1,127 @@
+"""Which members this node knows, counts, talks to, and where it finds them.
+
+The list in the log decides who is counted. Who is *talked to* is more: a member that lags behind
+holds an old list, and must still hear a leader it does not know from it. So any member of this
+cluster and group may connect, as a guest, and is dialled back while its connection lasts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from dledger.raft.identity import Hello, Identity
+from dledger.raft.membership import Member, Members, MembersLog
+
+NAMES_MAX: Final = 64
+"""Names this node ever talks to: all members, and guests that come and go."""
+
+
+class Roster:
+    """The members as this node sees them; `RaftNode` owns it and asks it.
+
+    Args:
+        log: The list in force, kept by the journal.
+        configured: Host and port of every configured member, this one included.
+    """
+
+    def __init__(
+        self,
+        log: MembersLog,
+        identity: Identity,
+        self_id: str,
+        configured: Mapping[str, tuple[str, int]],
+    ) -> None:
+        self.log = log
+        self.identity = identity
+        self.self_id = self_id
+        self.configured = dict(configured)
+        self.hellos: dict[str, Hello] = {}
+        self.invited: dict[str, tuple[str, int]] = {}
+        self.guests: Counter[str] = Counter()
+
+    def note_bootstrap(self) -> None:
+        """Take the voters agreed on at bootstrap for the list, until the log brings one."""
+        if self.log.members is None and self.identity.voters:
+            clients = {name: hello.client_address for name, hello in self.hellos.items()}
+            self.log.reset(0, Members.bootstrap(self.identity.voters, self.configured, clients))
+
+    @property
+    def members(self) -> Members | None:
+        """The list in force; None before bootstrap."""
+        return self.log.members
+
+    # -- who is counted --------------------------------------------------------------------
+
+    def member(self, name: str) -> Member | None:
+        """Return the member that speaks as *name* now, if it stands in the list."""
+        hello, members = self.hellos.get(name), self.members
+        if hello is None or members is None:
+            return None
+        return members.find(name, hello.incarnation)
+
+    def is_voter(self, name: str) -> bool:
+        """Whether the one that speaks as *name* now is counted."""
+        member = self.member(name)
+        return member is not None and member.is_voter
+
+    @property
+    def is_self_voter(self) -> bool:
+        """Whether this node itself is counted."""
+        members = self.members
+        return members is not None and members.is_voter(self.self_id, self.identity.incarnation)
+
+    @property
+    def voters(self) -> int:
+        """How many are counted."""
+        members = self.members
+        return len(self.configured) if members is None else len(members.voter_names)
+
+    @property
+    def other_voters(self) -> tuple[str, ...]:
+        """Names of the others who are counted; before bootstrap the configured ones."""
+        members = self.members
+        names = self.configured if members is None else members.voter_names
+        return tuple(sorted(set(names) - {self.self_id}))
+
+    # -- who is talked to ------------------------------------------------------------------
+
+    def followers(self) -> tuple[str, ...]:
+        """Names a leader sends to: all members, those just leaving, and invited ones."""
+        names = set(self.invited)
+        for members in (self.members, self.log.before()):
+            names.update(() if members is None else members.names)
+        if self.members is None:
+            names.update(self.configured)
+        return tuple(sorted(names - {self.self_id}))
+
+    def talked_to(self) -> tuple[str, ...]:
+        """Names that this node keeps a connection to."""
+        names = {*self.followers(), *self.guests}
+        if self.log.index == 0:
+            # No list in the log yet, and the bootstrap value of others may be long out of date.
+            names.update(self.configured)
+        return tuple(sorted(names - {self.self_id}))
+
+    def addresses(self, name: str) -> tuple[tuple[str, int], ...]:
+        """Return where *name* may be found, to be tried one after the other."""
+        found: list[tuple[str, int]] = []
+        if name in self.invited:
+            found.append(self.invited[name])
+        members, hello = self.members, self.hellos.get(name)
+        if hello is not None and hello.peer_address is not None:
+            found.append(hello.peer_address)
+        if members is not None:
+            found.extend(members.addresses(name))
+        if name in self.configured:
+            found.append(self.configured[name])
+        return tuple(dict.fromkeys(found))
+
+    def client_address(self, name: str) -> str | None:
+        """Return where clients find *name*, as far as known."""
+        hello, members = self.hellos.get(name), self.members
+        if hello is not None:
+            return hello.client_address
+        member = None if members is None else members.voter(name)
+        return member.client_address or None if member is not None else None
