@@ -19,7 +19,7 @@ import trio.from_thread
 from client.admin import Admin
 from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
-from client.errors import ClientClosedError
+from client.errors import ClientClosedError, UnknownOutcomeError
 from client.message import Message, MessageExt, PullResult, SendResult
 from client.producer import BatchSendResult, Producer, ProducerConfig, SendFuture
 from client.pull_consumer import SUSPEND_S, PullConsumer
@@ -105,8 +105,12 @@ class BlockingClient:
             raise ClientClosedError("the client is closed; nothing was sent")
         try:
             return trio.from_thread.run(work, *args, trio_token=token)
-        except (trio.RunFinishedError, trio.Cancelled) as error:
-            raise ClientClosedError("the client was closed during the call") from error
+        except trio.RunFinishedError as error:
+            raise ClientClosedError("the client is closed; nothing was sent") from error
+        except trio.Cancelled as error:
+            raise UnknownOutcomeError(
+                "the client was closed during the call; what it sent may be stored"
+            ) from error
 
     def producer(self, group: str, config: ProducerConfig | None = None) -> BlockingProducer:
         """Return an open producer; it is closed with the client."""

@@ -30,7 +30,7 @@ from dledger.errors import (
     ShuttingDownError,
     UnknownOutcomeError,
 )
-from dledger.group_api import AppliedListener, OnDone, Proposed
+from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Identity
 from dledger.raft.journal import Proposal, members_in
@@ -362,6 +362,65 @@ class Group:
                 proposed = Proposed("unknown" if outcome == "unknown" else "not_stored")
             self._finish(pending, proposed)
 
+    # -- reads that must not be stale ------------------------------------------------------
+
+    def read_barrier(self, on_done: OnBarrier) -> None:
+        """Call *on_done* when a read from `state` reflects all that was stored before this call.
+
+        With no other voter that is at once, from inside this call. The reads of many callers
+        share heartbeats.
+
+        Args:
+            on_done: Called exactly once: with None, or with the error when leadership ended or
+                nobody confirmed it within an election timeout.
+        Raises:
+            NotLeaderError: This replica does not lead; *on_done* is not called.
+        """
+        if self.leadership is None:
+            raise NotLeaderError(self.leader_address, self.node.term)
+        node = self.node
+        index = node.commit_index
+        if not self.settings.sync_replication:
+            index = node.journal.stable_index  # what was answered already
+        deadline_s = self._clock.monotonic() + node.settings.election_timeout_s
+        node.barrier.ask(index, deadline_s, on_done)
+        if node.barrier.wants_beat:
+            node.beat_for_reads()
+            if not node.roster.other_voters:
+                self._answer_reads()
+
+    async def wait_read_barrier(self) -> None:
+        """`read_barrier`, awaited.
+
+        Raises:
+            NotLeaderError: Nobody knows whether `state` is current.
+        Cancellation: Nothing happens.
+        """
+        done = trio.Event()
+        failures: list[NotLeaderError] = []
+
+        def on_done(error: NotLeaderError | None) -> None:
+            if error is not None:
+                failures.append(error)
+            done.set()
+
+        self.read_barrier(on_done)
+        await done.wait()
+        if failures:
+            raise failures[0]
+
+    def _answer_reads(self) -> None:
+        barrier = self.node.barrier
+        if not len(barrier):
+            return
+        for on_done in barrier.take_ready(self.node.confirmed_beat(), self.state.applied_index):
+            on_done(None)
+        for on_done in barrier.take_expired(self._clock.monotonic()):
+            # Perhaps cut off from the others: whoever leads now is not known here.
+            on_done(NotLeaderError(None, self.node.term))
+        if barrier.wants_beat:
+            self.node.beat_for_reads()
+
     # -- after every event of the node -----------------------------------------------------
 
     def _on_settled(self) -> None:
@@ -372,6 +431,7 @@ class Group:
             # Those who wait for an answer wait for this.
             self._apply(APPLY_AT_ONCE_ENTRIES)
             self._note_leadership()
+            self._answer_reads()
         elif self.store.derived_index < self.node.commit_index:
             self._apply_wake.set()
         if not self.settings.sync_replication:
@@ -412,6 +472,8 @@ class Group:
         self.leadership.scope.cancel()
         self.leadership = None
         self._counters.clear()
+        for on_read in self.node.barrier.end():
+            on_read(NotLeaderError(self.leader_address, self.node.term))
         # What was never appended is certainly not stored; what was, the next leader decides.
         while self._pending:
             self._finish(self._pending.popleft(), Proposed("not_stored"))

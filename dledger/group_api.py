@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from commitlog.entry import RecordBatch
 from commitlog.errors import MQError, Outcome
+from dledger.errors import NotLeaderError
 from dledger.state.tables import StateTables
 
 QueueTouched = tuple[str, int, int]
@@ -41,6 +42,9 @@ class Proposed:
 
 
 OnDone = Callable[[Proposed], None]
+
+OnBarrier = Callable[[NotLeaderError | None], None]
+"""Told when a read may be answered from what is applied now, or that it may not."""
 
 
 class Leadership(Protocol):
@@ -133,6 +137,16 @@ class BrokerGroup(Protocol):
     @property
     def on_applied(self) -> list[AppliedListener]:
         """Called after each applied entry with the queues it touched; must not block or raise."""
+
+    def read_barrier(self, on_done: OnBarrier) -> None:
+        """Call *on_done* when a read from `state` reflects all that was stored before this call.
+
+        It is called exactly once, perhaps from inside this call: with None, or with the error
+        when leadership ended or nobody confirmed it in time.
+
+        Raises:
+            NotLeaderError: Not leading; *on_done* is not called.
+        """
 
     def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
         """Append *batch* under the current leadership, all of it in one entry.

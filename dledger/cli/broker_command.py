@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import structlog
 import trio
 from cyclopts import App, Parameter
@@ -138,6 +140,7 @@ async def _serve(
         "settings",
         **{path: f"{value} ({source})" for path, value, source in config.settings()},
     )
+    config = await _with_addresses(config)
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
@@ -155,6 +158,21 @@ async def _serve(
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")
     return ExitCode.OK
+
+
+async def _with_addresses(config: BrokerConfig) -> BrokerConfig:
+    """Resolve the advertised host once: it becomes part of message ids, as four bytes.
+
+    Raises:
+        ConfigError: The name has no IPv4 address.
+    """
+    name = config.broker.broker_ip1
+    try:
+        found = await trio.socket.getaddrinfo(name, None, trio.socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"broker.broker_ip1 = {name!r}: no IPv4 address: {error}") from None
+    address = str(found[0][4][0])
+    return replace(config, broker=msgspec.structs.replace(config.broker, broker_ip1=address))
 
 
 async def _stop_on_signal(

@@ -34,6 +34,7 @@ from commitlog.errors import (
 )
 from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
+from dledger.raft.barrier import ReadBarrier
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
 from dledger.raft.guards import ALL_ON, Guards
@@ -234,6 +235,7 @@ class RaftNode:
         self._refilled_at = (0, 0)
         self._reign = 0
         self._beat = 0
+        self.barrier = ReadBarrier()
         self._pre_ballot = Ballot(0)
         self._ballot = Ballot(0)
         self._held: list[_Held] = []
@@ -854,6 +856,7 @@ class RaftNode:
             return
         now = self._clock.monotonic()
         self._beat += 1
+        self.barrier.beat_left(self._beat)
         self._tend(now)
         for name in self.replicator.peers:
             peer = self.peers[name]
@@ -861,6 +864,19 @@ class RaftNode:
             self.replicator.stalled(name, now)
             peer.idle_due = True
             peer.data_wake.set()
+
+    def beat_for_reads(self) -> None:
+        """Leader: ask the voters now whether it still leads; reads wait for their answers."""
+        self._beat += 1
+        self.barrier.beat_left(self._beat)
+        for name in self.roster.other_voters:
+            self._send(name, Kind.HEARTBEAT, self._beat, self.commit_index)
+
+    def confirmed_beat(self) -> int:
+        """Return the newest heartbeat of this reign that a majority of the voters has echoed."""
+        voters = [name for name in self.roster.other_voters if self._is_voter(name)]
+        needed = majority(self.roster.voters) - self.roster.is_self_voter
+        return self.barrier.confirmed(voters, needed)
 
     def election_due_in(self) -> float:
         """Return seconds until this member should stand for election."""
@@ -952,6 +968,7 @@ class RaftNode:
             case Kind.HEARTBEAT_REPLY:
                 if self.is_leader and self._is_voter(peer):
                     self.core.step(peer, ALIVE)
+                    self.barrier.echoed(peer, frame.fields[0])
             case Kind.VOTE:
                 self._on_vote(peer, frame.term, *frame.fields)
             case Kind.VOTE_REPLY:

@@ -1,1 +1,0 @@
-"""Tools for people who test against a broker."""
