@@ -173,6 +173,48 @@ class Cluster:
         self.members[name] = Member(name, root, node, log, term_vote, committed=committed)
         return self.members[name]
 
+    def link(self, name: str) -> None:
+        """Connect *name* with everybody that runs, both ways."""
+        mine = self.node(name)
+        for other in self.names:
+            if other != name and other in self.members:
+                for channel in ("control", "data"):
+                    self.node(other).link_up(name, channel, mine.hello(channel))
+                    mine.link_up(other, channel, self.node(other).hello(channel))
+
+    def stop(self, name: str) -> None:
+        """End a member; its disk stays as it is."""
+        self.members.pop(name).log.close()
+        self.post = [letter for letter in self.post if name not in (letter.sender, letter.receiver)]
+        for member in self.members.values():
+            for channel in ("control", "data"):
+                member.node.link_down(name, channel)
+
+    def join(self, name: str) -> Member:
+        """Start *name* on its folder, which may be empty or gone, and connect it."""
+        if name not in self.names:
+            self.names.append(name)
+        member = self.start(name)
+        self.link(name)
+        heard = {other: peer.hello for other, peer in member.node.peers.items() if peer.hello}
+        member.node.identity.agree(member.node.settings.others, heard)
+        member.node.note_agreed()
+        self.link(name)
+        return member
+
+    def wipe(self, name: str) -> Member:
+        """Lose a member's folder and start it with an empty one."""
+        self.stop(name)
+        (self.root / name).rename(self.root / f"{name}-{self.rng.random()}")
+        return self.join(name)
+
+    def pass_time(self, leader: str, seconds: float) -> None:
+        """Let heartbeats go by for *seconds*."""
+        end = self.clock.now_s + seconds
+        while self.clock.now_s < end:
+            self.clock.now_s += 0.1
+            self.beat(leader)
+
     def _note(self, name: str) -> None:
         member = self.members.get(name)
         if member is None:
@@ -207,7 +249,9 @@ class Cluster:
             self.post.append(Letter(sender, receiver, frame))
 
     def deliver(self, letter: Letter) -> None:
-        """Hand one letter over."""
+        """Hand one letter over, if there is somebody to take it."""
+        if letter.receiver not in self.members:
+            return
         node = self.node(letter.receiver)
         node.receive(letter.sender, letter.frame)
         node.settle()

@@ -1,0 +1,439 @@
+"""Members come and go in groups driven by hand: who is counted, when, and what a cut undoes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.raft.membership import Member, Members
+from dledger.raft.node import RaftNode
+from dledger.raft.wire import Kind, PeerFrame
+from tests.harness.raft_cluster import Cluster
+
+
+def standing(node: RaftNode) -> str:
+    """Return the list a node goes by, as ``name`` for voters and ``(name)`` for learners."""
+    members = node.roster.members
+    assert members is not None
+    return " ".join(m.name if m.is_voter else f"({m.name})" for m in members.members)
+
+
+def listed(node: RaftNode) -> Members:
+    members = node.roster.members
+    assert members is not None
+    return members
+
+
+def member_of(cluster: Cluster, name: str) -> Member:
+    hello = cluster.node(name).hello("control")
+    return Member(name, hello.incarnation, "127.0.0.1", 1, hello.client_address)
+
+
+def add_learner(cluster: Cluster, leader: RaftNode, name: str) -> None:
+    cluster.join(name)
+    leader.change_members(listed(leader).with_learner(member_of(cluster, name)))
+    leader.settle()
+    cluster.run()
+
+
+def voter(node: RaftNode, name: str) -> Member:
+    found = listed(node).voter(name)
+    assert found is not None
+    return found
+
+
+def remove(cluster: Cluster, leader: RaftNode, name: str) -> None:
+    leader.change_members(listed(leader).without(voter(leader, name)))
+    leader.settle()
+    cluster.run()
+
+
+def isolate(cluster: Cluster, name: str) -> None:
+    for other in cluster.names:
+        cluster.cut |= {(name, other), (other, name)}
+
+
+def counted(node: RaftNode) -> list[str]:
+    """Return whom the library counts besides the node itself."""
+    library: Any = node.core._library
+    return sorted(other.id for other in library.otherNodes)
+
+
+def timeout_now(term: int, last: int) -> PeerFrame:
+    return PeerFrame(Kind.TIMEOUT_NOW, term, 1, 1, [last], memoryview(b""))
+
+
+def test_the_first_leader_puts_the_agreed_voters_into_the_log(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    for node in map(cluster.node, cluster.names):
+        assert node.journal.members.index == leader.noop_index + 1
+        assert standing(node) == "n0 n1 n2"
+        assert listed(node) == listed(leader)
+    found = voter(leader, "n1")
+    assert (found.host, found.port, found.client_address) == ("127.0.0.1", 1, "n1:10911")
+    second = cluster.elect("n1")
+    assert second.journal.last_index == second.noop_index
+
+
+def test_a_restarted_member_goes_by_the_newest_list_in_its_log(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    add_learner(cluster, leader, "n3")
+    cluster.stop("n1")
+    node = cluster.start("n1").node
+    assert standing(node) == "n0 n1 n2 (n3)"
+
+
+def test_a_learner_gets_everything_and_is_counted_nowhere(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    add_learner(cluster, leader, "n3")
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    assert cluster.members["n3"].log.durable_index == index
+    isolate(cluster, "n1")
+    isolate(cluster, "n2")
+    alone = cluster.append("n0", b"y")
+    cluster.run()
+    assert leader.replicator.peers["n3"].match_index == alone
+    assert leader.commit_index == index
+
+
+def test_a_learner_never_stands_for_election(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    add_learner(cluster, cluster.elect("n0"), "n3")
+    cluster.clock.now_s += 10.0
+    node = cluster.node("n3")
+    node.stand()
+    node.settle()
+    cluster.collect("n3")
+    assert [letter.frame.kind for letter in cluster.post] == []
+    node.receive("n0", timeout_now(node.term, 0))
+    assert not node.is_leader
+    assert node.term == 1
+
+
+def test_a_learner_that_has_caught_up_is_promoted_by_the_leader_itself(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    for number in range(20):
+        cluster.append("n0", str(number).encode())
+    add_learner(cluster, leader, "n3")
+    assert standing(leader) == "n0 n1 n2 (n3)"
+    cluster.pass_time("n0", 0.5)
+    assert standing(leader) == "n0 n1 n2 (n3)"
+    cluster.pass_time("n0", 1.0)
+    for name in cluster.names:
+        assert standing(cluster.node(name)) == "n0 n1 n2 n3"
+    # Four voters: two are no majority any more, three are.
+    isolate(cluster, "n1")
+    isolate(cluster, "n2")
+    index = cluster.append("n0", b"two of four")
+    cluster.run()
+    assert leader.commit_index == index - 1
+    cluster.cut = set()
+    isolate(cluster, "n1")
+    cluster.pass_time("n0", 0.5)
+    assert leader.commit_index == index
+
+
+def test_a_learner_being_promoted_grants_the_vote_that_its_group_needs(tmp_path: Path) -> None:
+    """The list with n1 as a voter is on n0 and n2; n1 still takes itself for a learner."""
+    cluster = Cluster(tmp_path, 2)
+    leader = cluster.elect("n0")
+    add_learner(cluster, leader, "n2")
+    cluster.cut = {("n0", "n2")}
+    learner = listed(leader).learner("n2")
+    assert learner is not None
+    leader.change_members(listed(leader).promoted(learner))
+    leader.settle()
+    cluster.run()
+    assert standing(cluster.node("n1")) == "n0 n1 n2"
+    assert standing(cluster.node("n2")) == "n0 n1 (n2)"
+    cluster.stop("n0")
+    cluster.cut = set()
+    second = cluster.elect("n1")
+    cluster.run()
+    assert second.commit_index == second.journal.last_index
+    assert standing(cluster.node("n2")) == "n0 n1 n2"
+
+
+def test_a_candidate_counts_no_vote_of_a_learner(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    add_learner(cluster, cluster.elect("n0"), "n3")
+    isolate(cluster, "n0")
+    isolate(cluster, "n2")
+    cluster.clock.now_s += 10.0
+    cluster.node("n1").stand()
+    cluster.run()
+    assert not cluster.node("n1").is_leader
+
+
+def test_the_majority_shrinks_with_the_entry_that_removes_a_voter(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    remove(cluster, leader, "n2")
+    assert standing(leader) == "n0 n1"
+    assert leader.commit_index == leader.journal.last_index
+    assert "n2" not in leader.replicator.peers
+    isolate(cluster, "n2")
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    assert leader.commit_index == index
+    # n2 was told, and does not stand any more.
+    assert standing(cluster.node("n2")) == "n0 n1"
+    cluster.clock.now_s += 10.0
+    cluster.node("n2").stand()
+    cluster.collect("n2")
+    assert cluster.post == []
+
+
+def test_a_group_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    remove(cluster, leader, "n1")
+    remove(cluster, leader, "n2")
+    assert standing(leader) == "n0"
+    cluster.members["n0"].flushes_by_itself = False
+    index = cluster.append("n0", b"alone")
+    cluster.collect("n0")
+    assert leader.commit_index < index
+    cluster.members["n0"].flush()
+    assert leader.commit_index == index
+    cluster.members["n0"].flushes_by_itself = True
+    for name in ("n1", "n2"):
+        leader.change_members(listed(leader).with_learner(member_of(cluster, name)))
+        leader.settle()
+        cluster.run()
+        cluster.pass_time("n0", 2.0)
+    assert standing(leader) == "n0 n1 n2"
+    assert len({tuple(chain) for chain in cluster.chains().values()}) == 1
+
+
+def test_a_single_voter_tells_its_learner_of_no_commit_before_its_own_flush(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1)
+    leader = cluster.elect("n0")
+    add_learner(cluster, leader, "n1")
+    cluster.members["n0"].flushes_by_itself = False
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    leader.beat()
+    cluster.run()
+    assert cluster.members["n1"].log.durable_index == index
+    assert cluster.node("n1").core.known_commit_index < index
+    cluster.members["n0"].flush()
+    leader.beat()
+    cluster.run()
+    assert cluster.node("n1").commit_index == index
+
+
+def test_one_change_at_a_time_and_only_on_committed_ground(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.join("n3")
+    cluster.cut = {("n0", "n3"), ("n3", "n0")}
+    leader = cluster.elect("n0")
+    learner = member_of(cluster, "n3")
+    with pytest.raises(NotLeaderError):
+        cluster.node("n1").change_members(listed(leader).with_learner(learner))
+    with pytest.raises(ChangeRefusedError, match="transfer its leadership first"):
+        leader.change_members(listed(leader).without(voter(leader, "n0")))
+    isolate(cluster, "n1")
+    isolate(cluster, "n2")
+    leader.change_members(listed(leader).with_learner(learner))
+    with pytest.raises(ChangePendingError, match="before this one"):
+        leader.change_members(listed(leader).without(voter(leader, "n1")))
+    assert standing(leader) == "n0 n1 n2 (n3)"
+
+
+def test_a_leader_changes_nothing_before_it_has_committed_in_its_own_term(tmp_path: Path) -> None:
+    """The flaw of one-at-a-time changes that was found in 2015: an old uncommitted list."""
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    cluster.clock.now_s += 10.0
+    node = cluster.node("n1")
+    node.stand()
+    while not node.is_leader:
+        assert cluster.step()
+    with pytest.raises(ChangePendingError, match="not committed anything"):
+        node.change_members(listed(node).without(voter(node, "n2")))
+    cluster.run()
+    node.change_members(listed(node).without(voter(node, "n2")))
+
+
+def test_a_cut_off_leaders_list_goes_when_its_entry_is_cut(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    old = cluster.elect("n0")
+    isolate(cluster, "n0")
+    old.change_members(listed(old).without(voter(old, "n2")))
+    old.settle()
+    cluster.run()
+    assert standing(old) == "n0 n1"
+    assert counted(old) == ["n1"]
+    new = cluster.elect("n1")
+    assert standing(new) == "n0 n1 n2"
+    cluster.cut = set()
+    cluster.append("n1", b"after")
+    cluster.pass_time("n1", 1.0)
+    assert old.journal.truncations == 1
+    assert standing(old) == "n0 n1 n2"
+    assert counted(old) == ["n1", "n2"]
+    assert len({tuple(chain) for chain in cluster.chains().values()}) == 1
+
+
+# -- a folder that was lost ----------------------------------------------------------------
+
+
+def test_a_wiped_voter_takes_its_own_place_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    index = cluster.append("n0", b"kept")
+    cluster.run()
+    before = voter(leader, "n1")
+    cluster.wipe("n1")
+    seen: list[str] = []
+    for _ in range(60):
+        cluster.pass_time("n0", 0.1)
+        if not seen or seen[-1] != standing(leader):
+            seen.append(standing(leader))
+    assert seen in (
+        ["n0 n1 n2", "n0 n1 (n1) n2", "n0 (n1) n2", "n0 n1 n2"],
+        ["n0 n1 n2", "n0 (n1) n1 n2", "n0 (n1) n2", "n0 n1 n2"],
+    )
+    again = voter(leader, "n1")
+    assert again.incarnation != before.incarnation
+    assert cluster.node("n1").roster.is_self_voter
+    isolate(cluster, "n2")
+    cluster.append("n0", b"with n1 alone")
+    cluster.run()
+    assert leader.commit_index == leader.journal.last_index > index
+
+
+def test_a_wiped_voters_word_does_not_count_before_it_is_promoted(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.wipe("n1")
+    cluster.pass_time("n0", 0.3)
+    isolate(cluster, "n2")
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    assert leader.replicator.peers["n1"].match_index == index
+    assert leader.commit_index < index
+    # Nor does its vote: n2 has all that is committed, and finds no majority with it.
+    cluster.cut = set()
+    isolate(cluster, "n0")
+    cluster.clock.now_s += 10.0
+    cluster.node("n2").stand()
+    cluster.run()
+    assert not cluster.node("n2").is_leader
+
+
+@pytest.mark.parametrize("after_steps", [1, 2])
+def test_the_next_leader_goes_on_with_a_replacement(tmp_path: Path, after_steps: int) -> None:
+    cluster = Cluster(tmp_path)
+    first = cluster.elect("n0")
+    cluster.append("n0", b"kept")
+    cluster.run()
+    cluster.wipe("n1")
+    lists = {standing(first)}
+    while len(lists) < 1 + after_steps:
+        cluster.pass_time("n0", 0.1)
+        lists.add(standing(first))
+    second = cluster.elect("n2")
+    assert not first.is_leader
+    cluster.pass_time("n2", 5.0)
+    assert standing(second) == "n0 n1 n2"
+    assert cluster.node("n1").roster.is_self_voter
+    assert cluster.node("n1").journal.log.last_chain == second.journal.log.last_chain
+
+
+def test_a_removed_name_is_not_taken_back_by_itself(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    remove(cluster, leader, "n2")
+    cluster.link("n2")
+    cluster.pass_time("n0", 5.0)
+    assert standing(leader) == "n0 n1"
+
+
+# -- transfer ------------------------------------------------------------------------------
+
+
+def test_leadership_goes_over_at_once_although_everybody_hears_the_leader(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.beat("n0")
+    cluster.append("n0", b"x")
+    transfer = leader.begin_transfer("n2")
+    leader.settle()
+    cluster.run()
+    assert cluster.node("n2").is_leader
+    assert (transfer.phase, leader.is_leader, leader.transferring) == ("done", False, False)
+    assert cluster.node("n2").term == 2
+    assert leader.leader_client_address() == "n2:10911"
+
+
+def test_the_one_that_has_most_is_chosen(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    isolate(cluster, "n2")
+    cluster.append("n0", b"x")
+    cluster.run()
+    assert leader.begin_transfer(None).target == "n1"
+
+
+def test_a_target_that_does_not_catch_up_lets_the_leader_go_on(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    isolate(cluster, "n2")
+    cluster.append("n0", b"x")
+    transfer = leader.begin_transfer("n2")
+    leader.settle()
+    cluster.run()
+    with pytest.raises(ChangePendingError, match="handed over"):
+        leader.change_members(listed(leader).without(voter(leader, "n2")))
+    with pytest.raises(ChangePendingError, match="already"):
+        leader.begin_transfer("n1")
+    cluster.pass_time("n0", 1.0)
+    assert (transfer.phase, leader.is_leader, leader.transferring) == ("failed", True, False)
+
+
+def test_an_asked_target_that_does_not_win_lets_the_leader_go_on(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    transfer = leader.begin_transfer("n2")
+    leader.settle()
+    assert transfer.phase == "asked"
+    isolate(cluster, "n2")
+    cluster.pass_time("n0", 1.0)
+    assert (transfer.phase, leader.is_leader) == ("failed", True)
+
+
+def test_only_a_connected_voter_can_be_the_target(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    add_learner(cluster, leader, "n3")
+    for target in ("n3", "n0", "nobody"):
+        with pytest.raises(ChangeRefusedError):
+            leader.begin_transfer(target)
+    leader.link_down("n1", "control")
+    with pytest.raises(ChangeRefusedError):
+        leader.begin_transfer("n1")
+    with pytest.raises(NotLeaderError):
+        cluster.node("n1").begin_transfer(None)
+
+
+def test_a_member_asked_by_somebody_else_than_its_leader_does_not_stand(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    follower = cluster.node("n1")
+    last = follower.journal.last_index
+    follower.receive("n2", timeout_now(follower.term, last))
+    follower.receive("n0", timeout_now(follower.term, last + 1))
+    follower.settle()
+    cluster.run()
+    assert leader.is_leader
+    assert follower.term == 1
