@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
+from commitlog.slot_file import SlotFile
 from dledger.errors import PendingFullError
 from dledger.group import GroupSettings
 from dledger.group_api import Proposed
@@ -201,6 +203,52 @@ def test_a_clean_stop_with_async_flush_leaves_no_doubt() -> None:
     store = opened(disk, sync_flush=True)
     assert not store.torn
     store.close(clean=True)
+
+
+async def test_a_mark_of_another_entry_commits_nothing(autojump_clock: MockClock) -> None:
+    """A follower that truncated, wrote anew and lost power finds the old entry there again."""
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
+        last = leader.group.store.log.mark_at(leader.group.store.log.last_index)
+        disk = crash_disk(groups, "n0").power_cut(lambda: True)
+    slots = SlotFile(disk, f"{ROOT}/n0/raft/commit_mark")
+    slots.store(replace(last, chain=last.chain ^ 1).encode())
+    slots.close()
+    disk.files.pop(f"{ROOT}/n0/raft/snapshot", None)
+    store = opened(disk)
+    assert (store.restored_commit_index, store.tables.applied_index) == (0, 0)
+    assert store.damaged
+    store.close(clean=False)
+
+
+async def test_a_mark_that_is_held_is_applied_at_start(autojump_clock: MockClock) -> None:
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        proposed = await leader.group.submit(batch(b"x"))
+        await trio.sleep(4)
+        disk = crash_disk(groups, "n0").power_cut(lambda: False)
+    store = opened(disk)
+    assert store.restored_commit_index == store.tables.applied_index == proposed.index
+    store.close(clean=False)
+
+
+async def test_a_checkpoint_claims_only_what_was_flushed_before_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
+        disk = crash_disk(groups, "n0")
+        disk.steps.clear()
+        await trio.sleep(4)
+        root = f"{ROOT}/n0"
+        order = [
+            ("flush", f"{root}/consumequeue/T/0/{0:020d}"),
+            ("replace", f"{root}/raft/snapshot"),
+            ("flush", f"{root}/raft/commit_mark"),
+        ]
+        assert [step for step in dict.fromkeys(disk.steps) if step in order] == order
 
 
 # -- limits --------------------------------------------------------------------------------

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.errors import DiskFullError, FlushFailedError
+from commitlog.entry import seal_no_op
+from commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
+from dledger.raft.append import AppendRequest, plan_append, split_frames
+from dledger.raft.guards import ALL_ON
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.raft_cluster import Cluster, Member
 
@@ -104,6 +107,66 @@ def test_a_late_lower_acknowledgement_takes_nothing_back(tmp_path: Path) -> None
     leader.receive("n1", ack(leader.term, last - 1))
     cluster.members["n0"].flush()
     assert leader.commit_index == last
+
+
+def test_a_leader_tells_nobody_of_a_commit_that_rests_on_its_unflushed_copy(
+    tmp_path: Path,
+) -> None:
+    """The followers would apply what is on one disk only."""
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.cut = {("n0", "n2"), ("n2", "n0")}
+    cluster.members["n0"].flushes_by_itself = False
+    index = cluster.append("n0", b"a")
+    cluster.run()
+    cluster.beat("n0")
+    assert leader.replicator.peers["n1"].match_index == index
+    assert leader.core.known_commit_index == index - 1
+    assert cluster.node("n1").commit_index == index - 1
+
+
+def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    index = cluster.append("n0", b"a")
+    cluster.run()
+    assert leader.commit_index == index
+    with pytest.raises(InvariantBroken, match="would cut what is committed"):
+        leader.journal.deleteEntriesFrom(index)
+    assert leader.journal.last_index == index
+
+
+def test_a_leader_that_replaces_what_is_committed_stops_the_follower(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    for body in (b"a", b"b"):
+        cluster.append("n0", body)
+        cluster.run()
+    journal = cluster.node("n0").journal
+    frame = seal_no_op(
+        index=2,
+        term=9,
+        position=journal.log.position_at(2),
+        prev_chain=journal.log.chain_at(1),
+        store_time_ms=0,
+    )
+    request = AppendRequest(9, 1, 1, 0, split_frames(memoryview(frame)))
+    with pytest.raises(InvariantBroken, match="committed here"):
+        plan_append(journal, request, ALL_ON)
+
+
+def test_nothing_is_applied_before_it_is_on_the_local_disk(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    slow = cluster.members["n2"]
+    slow.flushes_by_itself = False
+    index = cluster.append("n0", b"a")
+    cluster.run()
+    cluster.beat("n0")
+    assert slow.node.core.known_commit_index == index
+    assert slow.node.commit_index == index - 1
+    slow.flush()
+    assert slow.node.commit_index == index
 
 
 def test_a_campaign_that_reaches_nobody_does_not_begin_later(tmp_path: Path) -> None:
