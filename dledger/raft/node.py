@@ -222,6 +222,9 @@ class RaftNode:
         )
         self.timer = ElectionTimer(settings.election_timeout_s, rng)
         self.timer.restart(clock.monotonic())
+        if not settings.others:
+            # Alone there is no leader to wait for.
+            self.timer.lost_leader(clock.monotonic())
         self.peers = {name: PeerState(name) for name in settings.others}
         self.flush_wake = Wakeup()
         self.vote_wake = Wakeup()

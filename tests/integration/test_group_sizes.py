@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from client.connect import connect
 from client.message import Message
@@ -14,6 +16,7 @@ from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
+from tests.harness.groups import running_groups
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +74,16 @@ async def test_a_group_of_each_size_serves_and_survives_what_a_minority_may_lose
     for node in cluster.nodes:
         assert node.process is not None
         assert node.process.returncode == 0, node.last_log_lines()
+
+
+async def test_a_member_alone_does_not_wait_for_a_leader(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    for _ in range(2):  # a new folder, then one that is known
+        async with running_groups(tmp_path, 1) as groups:
+            began = trio.current_time()
+            await groups.leader()
+            assert trio.current_time() - began < 0.25
 
 
 @pytest.mark.parametrize(
