@@ -38,6 +38,7 @@ from dledger.raft.links import Links
 from dledger.raft.membership import Members
 from dledger.raft.node import RaftNode, RaftSettings
 from dledger.raft.term_vote import TermVote
+from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
 from dledger.state.snapshot import snapshot
@@ -154,6 +155,7 @@ class Group:
         # One at a time: a checkpoint and the installation of a snapshot write the same files.
         self._store_lock = trio.Lock()
         self._leadership_wake = Wakeup()
+        self._transfer_over: trio.Event | None = None
         self._role: tuple[int, str | None] = (0, None)
         self.node = RaftNode(
             raft,
@@ -290,7 +292,7 @@ class Group:
             self.node.settle()
 
     def _seal_all(self) -> None:
-        while self._pending and self.leadership is not None:
+        while self._pending and self.leadership is not None and not self.node.transferring:
             if not self._seal():
                 return
 
@@ -436,6 +438,9 @@ class Group:
             self._apply_wake.set()
         if not self.settings.sync_replication:
             self._answer_stable()
+        if self._transfer_over is not None and not self.node.transferring:
+            self._transfer_over.set()
+            self._transfer_over = None
         if self._pending and not self.node.flushing:
             self._seal_all()
         if self.store.log.needs_reserve:
@@ -537,6 +542,24 @@ class Group:
             nursery.start_soon(self._leadership_loop)
             await nursery.start(self._links.run)
             task_status.started()
+
+    async def transfer_leadership(self, target: str | None = None) -> bool:
+        """Hand leadership to the voter *target*, or to the one that has most.
+
+        Proposals wait meanwhile: they are sealed afterwards if this replica still leads, and
+        otherwise end as not stored, with a hint at the new leader.
+
+        Returns:
+            Whether this replica no longer leads because of it.
+        Raises:
+            NotLeaderError, ChangePendingError, ChangeRefusedError: Nothing was begun.
+        Cancellation: The transfer goes on.
+        """
+        transfer = self.node.begin_transfer(target)
+        over = self._transfer_over = trio.Event()
+        self.node.settle()
+        await over.wait()
+        return transfer.phase is Phase.DONE
 
     async def drain(self) -> bool:
         """Refuse new proposals and wait for those in flight; tell whether all were answered."""

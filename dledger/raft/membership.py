@@ -231,7 +231,7 @@ def check_change(before: Members, after: Members, leader: tuple[str, str]) -> No
     Args:
         leader: Name and incarnation of the member that makes the change.
     Raises:
-        ChangeRefusedError: It would remove the leader, leave no voter, touch more than one voter,
+        ChangeRefusedError: It would remove the leader, leave no voter, change more than one vote,
             or make a voter of one that was no learner.
     """
     if not any(member.is_voter for member in after.members):
@@ -247,7 +247,7 @@ def check_change(before: Members, after: Members, leader: tuple[str, str]) -> No
         if any(list_[key].is_voter for list_ in (old, new) if key in list_)
         and not (key in old and key in new and old[key].is_voter and new[key].is_voter)
     ]
-    if counted and len(touched) > 1:
+    if len(counted) > 1:
         raise ChangeRefusedError("more than one member in one change; nothing was changed")
     for key in counted:
         if key in new and new[key].is_voter and key not in old:

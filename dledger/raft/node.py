@@ -356,6 +356,7 @@ class RaftNode:
             self._note_members()
             self._tick()
             self._flush_at_once()
+            self._drive_transfer()
             self._on_settled()
             if self.is_leader and not self.roster.other_voters and self._lags():
                 # One voter that needs no flush: nothing else will happen that could commit.
@@ -368,7 +369,6 @@ class RaftNode:
             raise
         finally:
             self._settling = False
-        self._drive_transfer()
         if self.doubtful:
             self._end_doubt()
         self._release_held()

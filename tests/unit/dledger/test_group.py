@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from commitlog.record import decode_record
 from dledger.errors import (
+    ChangeRefusedError,
     NotLeaderError,
     PendingFullError,
     ShuttingDownError,
@@ -17,6 +18,7 @@ from dledger.errors import (
 )
 from dledger.group import Group, GroupSettings
 from dledger.group_api import Proposed
+from dledger.membership_changes import MembershipChanges
 from tests.harness.groups import Groups, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -262,3 +264,119 @@ async def test_a_restart_of_all_keeps_everything_and_terms_go_on(
         await groups.settle()
         for replica in groups.replicas.values():
             assert bodies(replica.group) == [b"x"] * 3
+
+
+async def test_leadership_is_handed_over_under_load_and_nothing_is_unknown(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        old = await groups.leader()
+        outcomes: list[str] = []
+
+        async def send_all_the_time() -> None:
+            while old.group.leadership is not None:
+                old.group.propose(batch(b"x"), lambda p: outcomes.append(p.outcome))
+                old.group.kick()
+                await trio.sleep(0.0003)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_all_the_time)
+            await trio.sleep(0.2)
+            began = trio.current_time()
+            assert await old.group.transfer_leadership()
+            took_s = trio.current_time() - began
+        new = await groups.leader(among=groups.others(old.name))
+        assert took_s < 0.1
+        assert old.group.leader_address == new.group.leader_address
+        await groups.settle()
+        assert set(outcomes) == {"stored", "not_stored"}
+        assert outcomes.count("stored") == len(bodies(new.group))
+
+
+async def test_leadership_goes_to_the_one_that_was_named(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        for _ in range(3):
+            leader = await groups.leader()
+            target = groups.others(leader.name)[1]
+            assert await leader.group.transfer_leadership(target)
+            assert (await groups.leader(among=groups.others(leader.name))).name == target
+
+
+async def test_a_transfer_that_fails_seals_what_waited(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"a"))
+        target = groups.others(leader.name)[0]
+        # The target hears everything, and has no space to lead in.
+        groups.replicas[target].group.node.may_lead = lambda: False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leader.group.submit, batch(b"b"))
+            assert not await leader.group.transfer_leadership(target)
+        assert leader.group.leadership is not None
+        assert bodies(leader.group) == [b"a", b"b"]
+
+
+async def test_members_are_added_replaced_and_removed_by_asking_the_leader(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"before"))
+        changes = MembershipChanges(leader.group, leader.clock)
+        groups.names.append("n3")
+        added = await groups.start("n3")
+        await changes.add("n3", ("127.0.0.1", 40914))
+        with trio.fail_after(30):
+            while not added.group.node.roster.is_self_voter:
+                await trio.sleep(0.1)
+        await groups.settle()
+        assert bodies(added.group) == [b"before"]
+        gone = groups.others(leader.name)[0]
+        await changes.remove(gone)
+        assert gone not in leader.group.node.replicator.peers
+        groups.replicas.pop(gone).kill()
+        # One of the three left loses its folder and comes back elsewhere.
+        lost = groups.replicas.pop("n3")
+        lost.kill()
+        await trio.sleep(0.1)
+        (tmp_path / "n3").rename(tmp_path / "gone")
+        groups.names.insert(3, "elsewhere")  # which moves n3 to the next port
+        again = await groups.start("n3")
+        await changes.replace("n3", ("127.0.0.1", 40915))
+        with trio.fail_after(30):
+            while not again.group.node.roster.is_self_voter:
+                await trio.sleep(0.1)
+        members = leader.group.node.roster.members
+        assert members is not None
+        assert members.addresses("n3") == [("127.0.0.1", 40915)]
+        assert len(members.voter_names) == 3
+
+
+async def test_what_cannot_be_changed_is_said_and_nothing_happens(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        changes = MembershipChanges(leader.group, leader.clock)
+        other = groups.others(leader.name)[0]
+        before = leader.group.node.roster.members
+        for change, says in (
+            (changes.add("n9", ("127.0.0.1", 999)), "does not answer"),
+            (changes.add(other, ("127.0.0.1", 40911)), "member already"),
+            (changes.remove(leader.name), "transfer its leadership"),
+            (changes.remove("n9"), "no member"),
+            (changes.replace("n9", ("127.0.0.1", 1)), "no member"),
+            (changes.replace(other, ("127.0.0.1", 999)), "calls itself"),
+            (changes.transfer("n9"), "is a voter that is connected"),
+        ):
+            with pytest.raises(ChangeRefusedError, match=says):
+                await change
+        follower = groups.replicas[other]
+        with pytest.raises(NotLeaderError):
+            await MembershipChanges(follower.group, follower.clock).remove(leader.name)
+        assert leader.group.node.roster.members == before
+        assert leader.group.node.journal.members.before() is None

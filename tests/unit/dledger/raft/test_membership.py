@@ -98,7 +98,6 @@ def test_the_steps_of_adding_and_removing_are_allowed_one_by_one() -> None:
             Members.of([*THREE.without(THREE.members[1]).members, Member("n1", "new")]),
             "more than one",
         ),
-        (THREE.without(THREE.members[1]).with_learner(learner("n1", "new")), "more than one"),
     ],
 )
 def test_what_could_make_two_majorities_is_refused(after: Members, says: str) -> None:

@@ -1,0 +1,149 @@
+"""Changes of a group's members that a person asks for; the leader carries them out.
+
+Each ends when its entry is committed. What follows by itself (a learner that has caught up is
+promoted, the predecessor of a replaced one removed) is `dledger.raft.membership`'s business and
+shows in the status of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from dledger.errors import (
+    ChangePendingError,
+    ChangeRefusedError,
+    NotLeaderError,
+    UnknownOutcomeError,
+)
+from dledger.group import Group
+from dledger.raft.identity import Hello
+from dledger.raft.membership import Member, Members
+from remoting.seams import Clock
+
+CONTACT_TIMEOUT_S: Final = 5.0
+"""How long a new member has to answer at its peer address; it should run already."""
+
+CHANGE_TIMEOUT_S: Final = 10.0
+"""How long a change waits for those before it, and then for its own commit."""
+
+LOOK_S: Final = 0.02
+
+
+class MembershipChanges:
+    """Adds, removes and replaces members, and moves the leadership."""
+
+    def __init__(self, group: Group, clock: Clock) -> None:
+        self._group = group
+        self._clock = clock
+
+    async def add(self, name: str, address: tuple[str, int]) -> None:
+        """Take *name*, which runs at the peer address *address*, in as a learner.
+
+        Raises:
+            NotLeaderError: Ask the leader; nothing was changed.
+            ChangeRefusedError: It is a member already, or does not answer; nothing was changed.
+            ChangePendingError: Other changes came first for too long; nothing was changed.
+            UnknownOutcomeError: Leadership ended first; look at the status.
+        """
+        if self._members().voter(name) is not None:
+            raise ChangeRefusedError(f"{name} is a member already; see replace")
+        await self._invite(name, address)
+
+    async def replace(self, name: str, address: tuple[str, int]) -> None:
+        """Let the one that runs at *address* under the name of a member take that one's place.
+
+        Raises: Like `add`.
+        """
+        if self._members().voter(name) is None:
+            raise ChangeRefusedError(f"{name} is no member; see add")
+        self._refuse_self(name)
+        await self._invite(name, address)
+
+    async def remove(self, name: str) -> None:
+        """Remove *name*, whether it runs or not.
+
+        Raises: Like `add`.
+        """
+        members = self._members()
+        self._refuse_self(name)
+        if name not in members.names:
+            raise ChangeRefusedError(f"{name} is no member; nothing was changed")
+        await self._change(lambda now: Members.of(m for m in now.members if m.name != name))
+
+    async def transfer(self, name: str | None) -> None:
+        """Hand the leadership to *name*, or to the voter that has most.
+
+        Raises:
+            NotLeaderError, ChangeRefusedError: Nothing was begun.
+            ChangePendingError: It did not succeed; this node goes on leading.
+        """
+        if not await self._group.transfer_leadership(name):
+            raise ChangePendingError("the transfer did not succeed in time; try again")
+
+    def _members(self) -> Members:
+        members = self._group.node.roster.members
+        if self._group.leadership is None or members is None:
+            raise NotLeaderError(self._group.leader_address, self._group.term)
+        return members
+
+    def _refuse_self(self, name: str) -> None:
+        if name == self._group.node.settings.self_id:
+            raise ChangeRefusedError(
+                f"{name} leads; transfer its leadership first: dledger raft transfer-leader"
+            )
+
+    async def _invite(self, name: str, address: tuple[str, int]) -> None:
+        self._refuse_self(name)
+        node = self._group.node
+        node.invite(name, address)
+        try:
+            hello = await self._contact(name, address)
+            host, port = address
+            joining = Member(name, hello.incarnation, host, port, hello.client_address)
+
+            def after(now: Members) -> Members:
+                known = now.find(*joining.key)
+                if known is None:
+                    return now.with_learner(joining)
+                return now.moved(known, host, port, hello.client_address)
+
+            await self._change(after)
+        finally:
+            node.uninvite(name)
+
+    async def _contact(self, name: str, address: tuple[str, int]) -> Hello:
+        node, clock = self._group.node, self._clock
+        deadline = clock.monotonic() + CONTACT_TIMEOUT_S
+        while clock.monotonic() < deadline:
+            hello, state = node.roster.hellos.get(name), node.peers.get(name)
+            if hello and state and "control" in state.up and hello.peer_address == address:
+                return hello
+            await clock.sleep(LOOK_S)
+        hello = node.roster.hellos.get(name)
+        where = f"; it calls itself {hello.peer}" if hello is not None else ""
+        raise ChangeRefusedError(
+            f"{name} does not answer at {address[0]}:{address[1]}{where}; nothing was changed"
+        )
+
+    async def _change(self, change: Callable[[Members], Members]) -> None:
+        group, clock = self._group, self._clock
+        deadline = clock.monotonic() + CHANGE_TIMEOUT_S
+        while True:
+            now = self._members()
+            after = change(now)
+            if after == now:
+                return
+            try:
+                index = group.node.change_members(after)
+                break
+            except ChangePendingError:
+                if clock.monotonic() >= deadline:
+                    raise
+            await clock.sleep(LOOK_S)
+        term = group.term
+        group.node.settle()
+        while group.node.commit_index < index:
+            if group.term != term or clock.monotonic() >= deadline:
+                raise UnknownOutcomeError("the change is not committed yet; see raft status")
+            await clock.sleep(LOOK_S)
