@@ -15,6 +15,7 @@ from commitlog.record import (
 )
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.current_read import when_current
 from dledger.processors.names_check import check_group_name
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.offset_commits import OffsetCommits
@@ -162,26 +163,41 @@ class OffsetsProcessor:
         self._offsets.commit_now(*key, done)
         return DEFERRED
 
-    def max_offset(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 30: the offset the next message will get; 0 for a queue nobody has seen."""
+    def max_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 30: the offset the next message will get; 0 for a queue nobody has seen.
+
+        Only a leader that is known to lead still says so: everything stored before is counted.
+        """
         header = GetMaxOffsetHeader.decode(command.ext)
-        return _offset(command, self._group.state.max_offset(header.topic, header.queue_id))
+        state = self._group.state
+        return when_current(
+            self._group,
+            connection,
+            command,
+            lambda: _offset(command, state.max_offset(header.topic, header.queue_id)),
+        )
 
     def min_offset(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 31: the first offset still kept."""
         header = QueueHeader.decode(command.ext)
         return _offset(command, self._group.state.min_offset(header.topic, header.queue_id))
 
-    def search_offset(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 29: the offset at a store time."""
+    def search_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 29: the offset at a store time.
+
+        One that depends on where the queue ends comes from a leader that is known to lead still.
+        """
         header = SearchOffsetHeader.decode(command.ext)
         upper = (header.boundary_type or "").upper() == "UPPER"
-        return _offset(
-            command,
-            search_offset(
-                self._group, header.topic, header.queue_id, header.timestamp, upper=upper
-            ),
-        )
+        key = (header.topic, header.queue_id)
+
+        def found() -> int:
+            return search_offset(self._group, *key, header.timestamp, upper=upper)
+
+        offset, end = found(), self._group.state.max_offset(*key)
+        if offset < (end - 1 if upper else end):
+            return _offset(command, offset)
+        return when_current(self._group, connection, command, lambda: _offset(command, found()))
 
     def earliest_store_time(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 32: store time of the first message kept, -1 when there is none."""

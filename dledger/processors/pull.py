@@ -20,6 +20,7 @@ from dledger.errors import ReplicationError
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import ClientTable
+from dledger.processors.current_read import when_current
 from dledger.processors.get_message import GetStatus, MessageRange, ReadLimits, find_messages
 from dledger.processors.held_pulls import Held, HeldPulls
 from dledger.processors.names_check import check_group_name
@@ -52,6 +53,16 @@ MAX_SUSPEND_MS = 600_000
 
 COLD_READ_KIND = "cold_read"
 """Name under which the executor measures reads of old data."""
+
+_NOTHING = frozenset(
+    {
+        GetStatus.NO_MESSAGE_IN_QUEUE,
+        GetStatus.OFFSET_FOUND_NULL,
+        GetStatus.OFFSET_OVERFLOW_ONE,
+        GetStatus.OFFSET_OVERFLOW_BADLY,
+    }
+)
+"""What depends on where the queue ends: said only by a leader that is known to lead still."""
 
 _CODES = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
@@ -209,7 +220,7 @@ class PullProcessor:
         may_wait = header.sys_flag & FLAG_SUSPEND and header.suspend_timeout_millis > 0
         if may_wait and self._is_waiting(pull, found) and self._hold(pull, header):
             return DEFERRED
-        return self._answer(pull, found)
+        return self._answer_unless_stale(pull, found)
 
     def _check_group(self, group_name: str, leading: bool) -> None:
         known = self._topics.subscription_group(group_name)
@@ -314,29 +325,37 @@ class PullProcessor:
             GetStatus.OFFSET_OVERFLOW_BADLY,
         )
 
+    def _answer_unless_stale(self, pull: _Pull, found: MessageRange) -> Handled:
+        """Answer what was found; that there is nothing, only behind the read barrier."""
+        if found.status not in _NOTHING:
+            return self._answer(pull, found, self._joined(found))
+        return when_current(
+            self._group, pull.connection, pull.command, lambda: self._look_again(pull)
+        )
+
+    def _look_again(self, pull: _Pull) -> RemotingCommand:
+        found, _ = self._find(pull, pull.scan_from)
+        if pull.scan_from > pull.offset and found.status is GetStatus.OFFSET_OVERFLOW_ONE:
+            found.status = GetStatus.NO_MATCHED_MESSAGE
+        return self._answer(pull, found, self._joined(found))
+
+    def _joined(self, found: MessageRange) -> Buffer:
+        return found.join(self._group) if found.status is GetStatus.FOUND else b""
+
     def _answer(self, pull: _Pull, found: MessageRange, body: Buffer = b"") -> RemotingCommand:
         status = found.status
         code = _CODES[status]
         if self._throughput is not None:
             self._throughput.count_pull(found.count)
-        next_offset = found.next_begin_offset
         if status is GetStatus.NO_MESSAGE_IN_QUEUE and pull.offset == 0:
             code = ResponseCode.PULL_NOT_FOUND
-        if (
-            code is ResponseCode.PULL_OFFSET_MOVED
-            and status is not GetStatus.OFFSET_TOO_SMALL
-            and self._group.leadership is None
-        ):
-            # Only the leader knows that the offset is beyond the end: keep it, try again.
-            code = ResponseCode.PULL_RETRY_IMMEDIATELY
-            next_offset = pull.offset
         return response_to(
             pull.command,
             int(code),
             status.value,
             {
                 "suggestWhichBrokerId": "0",
-                "nextBeginOffset": str(next_offset),
+                "nextBeginOffset": str(found.next_begin_offset),
                 "minOffset": str(found.min_offset),
                 "maxOffset": str(found.max_offset),
             },
@@ -394,17 +413,15 @@ class PullProcessor:
         except MQError as error:
             pull.connection.reply(pull.command, refusal(pull.command, error))
             return
-        if pull.scan_from > pull.offset and found.status is GetStatus.OFFSET_OVERFLOW_ONE:
-            found.status = GetStatus.NO_MATCHED_MESSAGE
         self._reply(pull, found)
 
     def _reply(self, pull: _Pull, found: MessageRange) -> None:
         try:
-            body = found.join(self._group) if found.status is GetStatus.FOUND else b""
-            response = self._answer(pull, found, body)
+            response = self._answer_unless_stale(pull, found)
         except MQError as error:
             response = refusal(pull.command, error)
-        pull.connection.reply(pull.command, response)
+        if isinstance(response, RemotingCommand):
+            pull.connection.reply(pull.command, response)
 
 
 def _lowered(limits: ReadLimits, header: PullMessageHeader) -> ReadLimits:

@@ -20,7 +20,7 @@ from commitlog.message_id import UniqKeyFactory
 from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
 from dledger.errors import NotLeaderError, UnknownOutcomeError
-from dledger.group_api import AppliedListener, OnDone, Proposed
+from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
 from dledger.state.apply import Applied, apply_entry
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.queue_offsets import PendingQueueOffsets
@@ -129,6 +129,9 @@ class FakeGroup:
         # No majority answers: what is appended stays unapplied until the test says.
         self.stalled = False
         self.kicks = 0
+        # Off: barriers wait for `pass_barriers` or the end of the leadership.
+        self.barriers_pass = True
+        self.barriers: list[OnBarrier] = []
         self.applied: list[Applied] = []
         self._offsets = PendingQueueOffsets(self.state)
         self._waiting: list[_Waiting] = []
@@ -148,6 +151,20 @@ class FakeGroup:
         if self.refuse is not None:
             raise self.refuse
         self._waiting.append(_Waiting(batch, on_done))
+
+    def read_barrier(self, on_done: OnBarrier) -> None:
+        if self.leadership is None:
+            raise NotLeaderError(self.leader_address, self.term)
+        if self.barriers_pass:
+            on_done(None)
+        else:
+            self.barriers.append(on_done)
+
+    def pass_barriers(self, error: NotLeaderError | None = None) -> None:
+        """Let reads that wait go on, or fail."""
+        barriers, self.barriers = self.barriers, []
+        for on_done in barriers:
+            on_done(error)
 
     def kick(self) -> None:
         self.kicks += 1
@@ -257,6 +274,7 @@ class FakeGroup:
         for item in waiting:
             item.on_done(Proposed("not_stored"))
         self.time_out()
+        self.pass_barriers(NotLeaderError(leader, self.term))
 
     def lead(self) -> None:
         """Win a new term; what was appended turns out to be committed."""

@@ -220,3 +220,40 @@ def test_store_times_of_ipv6_senders_are_read_too(broker: Broker) -> None:
     broker.call(RequestCode.SEND_MESSAGE_V2, send, b"x", connection=connection)
     response = broker.call(RequestCode.GET_EARLIEST_MSG_STORETIME, queue())
     assert response.ext["timestamp"] == str(broker.clock.wall_ms())
+
+
+# ------------------------------------------------------------------------------ never stale
+
+BEYOND = {"timestamp": 1 << 50}
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [
+        (RequestCode.GET_MAX_OFFSET, {}),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, BEYOND),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**BEYOND, "boundaryType": "UPPER"}),
+    ],
+)
+def test_the_end_of_a_queue_is_told_behind_the_barrier_and_by_leaders_only(
+    filled: Broker, code: RequestCode, more: dict[str, Any]
+) -> None:
+    before = int(filled.call(code, queue(**more)).ext["offset"])
+    filled.group.barriers_pass = False
+    assert filled.handle(request(code, queue(**more))) is DEFERRED
+    filled.group.put("T", 0, b"late")
+    filled.group.pass_barriers()
+    assert filled.connection.replies.pop()[1].ext["offset"] == str(before + 1)
+    assert filled.handle(request(code, queue(**more))) is DEFERRED
+    filled.group.step_down("elsewhere:1")
+    for response in (filled.connection.reply_, filled.call(code, queue(**more))):
+        assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
+
+
+def test_a_time_within_the_queue_is_found_without_the_barrier(filled: Broker) -> None:
+    filled.group.barriers_pass = False
+    timestamp = filled.clock.wall_ms() - 5000 + 1000
+    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    assert filled.call(code, queue(timestamp=timestamp)).ext["offset"] == "2"
+    filled.group.step_down("elsewhere:1")
+    assert filled.call(code, queue(timestamp=timestamp)).ext["offset"] == "2"

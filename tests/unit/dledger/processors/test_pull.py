@@ -49,6 +49,10 @@ def pull(broker: Broker, code: int = RequestCode.PULL_MESSAGE, **changes: Any) -
     return broker.call(code, ext(**changes))
 
 
+def command(**changes: Any) -> RemotingCommand:
+    return request(RequestCode.PULL_MESSAGE, ext(**changes))
+
+
 def hold(broker: Broker, connection: FakeConnection | None = None, **changes: Any) -> None:
     command = request(RequestCode.PULL_MESSAGE, ext(sysFlag=SUBSCRIPTION | SUSPEND, **changes))
     assert broker.handle(command, connection) is DEFERRED
@@ -307,8 +311,49 @@ def test_an_offset_comes_with_the_pull_on_the_leader(filled: Broker) -> None:
 def test_a_follower_serves_what_it_applied(filled: Broker) -> None:
     filled.group.step_down("elsewhere:1")
     assert len(found(pull(filled))) == 10
-    beyond = pull(filled, queueOffset=15)
-    assert (beyond.code, beyond.ext["nextBeginOffset"]) == (20, "15")
+
+
+@pytest.mark.parametrize(("offset", "queue_id"), [(10, 0), (15, 0), (0, 1)])
+def test_only_the_leader_says_that_there_is_nothing(
+    filled: Broker, offset: int, queue_id: int
+) -> None:
+    filled.group.step_down("elsewhere:1")
+    response = pull(filled, queueOffset=offset, queueId=queue_id)
+    assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
+
+
+@pytest.mark.parametrize(("offset", "queue_id", "code"), [(10, 0, 19), (15, 0, 21), (0, 1, 19)])
+def test_a_leader_says_that_there_is_nothing_when_it_is_known_to_lead_still(
+    filled: Broker, offset: int, queue_id: int, code: int
+) -> None:
+    filled.group.barriers_pass = False
+    asked = command(queueOffset=offset, queueId=queue_id)
+    assert filled.handle(asked) is DEFERRED
+    assert filled.connection.replies == []
+    filled.group.pass_barriers()
+    assert filled.connection.reply_.code == code
+
+
+def test_what_was_stored_meanwhile_is_found_behind_the_barrier(filled: Broker) -> None:
+    filled.group.barriers_pass = False
+    assert filled.handle(command(queueOffset=10)) is DEFERRED
+    filled.group.put("T", 0, b"m10")
+    filled.group.pass_barriers()
+    assert found(filled.connection.reply_) == [b"m10"]
+
+
+def test_a_leader_that_is_none_any_more_never_says_that_there_is_nothing(filled: Broker) -> None:
+    filled.group.barriers_pass = False
+    assert filled.handle(command(queueOffset=10)) is DEFERRED
+    filled.group.step_down("elsewhere:1")
+    assert filled.connection.reply_.code == 14
+    assert filled.connection.reply_.ext["leaderAddr"] == "elsewhere:1"
+
+
+def test_found_messages_wait_for_nobody(filled: Broker) -> None:
+    filled.group.barriers_pass = False
+    assert len(found(pull(filled))) == 10
+    assert filled.group.barriers == []
 
 
 def test_a_follower_holds_a_pull_that_is_ahead_of_it(filled: Broker) -> None:
@@ -376,6 +421,27 @@ def test_too_many_held_pulls_are_answered_at_once(filled: Broker) -> None:
         hold(filled, queueOffset=10)
     response = pull(filled, sysFlag=SUBSCRIPTION | SUSPEND, queueOffset=10)
     assert response.code == 19
+
+
+async def test_a_held_pull_passes_the_barrier_only_when_its_time_is_over(
+    autojump_clock: Any, tmp_path: Any
+) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
+    broker.make_topic("T")
+    group.barriers_pass = False
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pull.run)
+        hold(broker)
+        await trio.sleep(14)
+        assert group.barriers == []
+        await trio.sleep(2)
+        assert len(group.barriers) == 1
+        assert broker.connection.replies == []
+        group.pass_barriers()
+        assert broker.connection.reply_.code == 19
+        nursery.cancel_scope.cancel()
+    group.close()
 
 
 def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:

@@ -1,0 +1,127 @@
+"""Reads of a group that must not be stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dledger.errors import NotLeaderError
+from tests.harness.groups import Replica, running_groups
+from tests.harness.memory_network import LATENCY_S
+from tests.harness.raft_cluster import batch
+
+
+def beats_of(leader: Replica) -> int:
+    return leader.group.node._beat
+
+
+async def max_offset(replica: Replica) -> int:
+    await replica.group.wait_read_barrier()
+    return replica.group.state.max_offset("T", 0)
+
+
+async def test_a_read_takes_one_round_trip(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
+        for _ in range(5):
+            await trio.sleep(0.0371)
+            began = trio.current_time()
+            assert await max_offset(leader) == 1
+            assert trio.current_time() - began == pytest.approx(2 * LATENCY_S)
+
+
+async def test_a_thousand_readers_share_few_heartbeats(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
+        before, began = beats_of(leader), trio.current_time()
+        seen: list[int] = []
+
+        async def read() -> None:
+            seen.append(await max_offset(leader))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(1000):
+                nursery.start_soon(read)
+        assert seen == [1] * 1000
+        assert beats_of(leader) - before <= 3
+        assert trio.current_time() - began <= 4 * LATENCY_S + 1e-9
+
+
+async def test_a_single_replica_answers_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
+        done: list[NotLeaderError | None] = []
+        leader.group.read_barrier(done.append)
+        assert done == [None]
+
+
+async def test_followers_refuse_and_name_the_leader(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await groups.settle()
+        follower = groups.replicas[groups.others(leader.name)[0]]
+        with pytest.raises(NotLeaderError) as refused:
+            follower.group.read_barrier(lambda _: None)
+        assert refused.value.leader_address == f"{leader.name}:10911"
+
+
+async def test_a_leader_that_was_cut_off_answers_no_read_that_came_after(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        old = await groups.leader()
+        await old.group.submit(batch(b"before"))
+        groups.network.isolate(old.name, groups.others(old.name))
+        answers: list[NotLeaderError | None] = []
+        asked = 0
+        with trio.fail_after(5):
+            while old.group.leadership is not None:
+                old.group.read_barrier(answers.append)
+                asked += 1
+                await trio.sleep(0.01)
+        assert asked > 20, "it believed for a while that it leads"
+        assert len(answers) == asked
+        assert all(isinstance(answer, NotLeaderError) for answer in answers)
+        new = await groups.leader(among=groups.others(old.name))
+        await new.group.submit(batch(b"after"))
+        assert await max_offset(new) == 2
+        groups.network.heal()
+        await groups.settle()
+
+
+async def test_reads_go_on_while_one_of_three_is_away(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        groups.replicas.pop(groups.others(leader.name)[0]).kill()
+        await leader.group.submit(batch(b"x"))
+        assert await max_offset(leader) == 1
+
+
+async def test_a_read_without_a_majority_ends_after_one_election_timeout(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        # Heartbeats pass, their echoes do not count.
+        leader.group.node.roster.is_voter = lambda name: False  # type: ignore[method-assign]
+        answers: list[NotLeaderError | None] = []
+        began = trio.current_time()
+        leader.group.read_barrier(answers.append)
+        while not answers:
+            await trio.sleep(0.01)
+        assert isinstance(answers[0], NotLeaderError)
+        settings = leader.group.node.settings
+        latest = settings.election_timeout_s + settings.heartbeat_interval_s
+        assert trio.current_time() - began <= latest + 0.05
