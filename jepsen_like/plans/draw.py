@@ -163,7 +163,7 @@ def _draw_workload(rng: Random) -> Workload:
 
 def _draw_settings(rng: Random) -> Settings:
     return Settings(
-        segment_bytes=rng.choice((65_536, 65_536, 262_144)),
+        segment_bytes=rng.choice((131_072, 131_072, 262_144)),
         queue_units=rng.choice((8, 64, 512)),
         checkpoint_ms=rng.choice((1_000, 3_000, 30_000)),
     )

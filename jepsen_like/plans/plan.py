@@ -163,7 +163,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     heartbeat_ms: int = 1000
     election_ms: int = 3000
-    segment_bytes: int = 65_536
+    segment_bytes: int = 131_072
     queue_units: int = 64
     checkpoint_ms: int = 3000
     register_ms: int = 30_000

@@ -1,0 +1,483 @@
+"""Does to a world what a plan says, and undoes it: one task per step.
+
+Faults overlap, so what they touch is counted: a link is cut while any step wants it cut, a node is
+down while any step wants it down. A node that ended by itself is started again by a supervisor, as
+an operator's would.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+
+from jepsen_like.history.operation import Event, History
+from jepsen_like.plans.budget import Budget, Soundness
+from jepsen_like.plans.plan import Kind, Plan, Step
+from jepsen_like.simulation.node import BrokerNode, Node, State
+from jepsen_like.simulation.sim_network import HEALTHY, LinkFault
+from jepsen_like.simulation.sim_rng import rng_stream
+from jepsen_like.simulation.world import World
+
+SUPERVISOR_S: Final = 2.0
+"""How often a supervisor looks for processes that ended by themselves."""
+
+CATCH_UP_S: Final = 60.0
+"""How long a rolling restart waits for a node before it goes on."""
+
+RESET_ON_MEND: Final = 0.3
+"""How often a connection with bytes waiting breaks when its link is mended."""
+
+STEP_POINTS: Final = 40
+"""A kill at a named point waits for at most so many acts of the disk."""
+
+
+class Nemesis:
+    """Carries out the steps of one plan.
+
+    Attributes:
+        done: How often each kind was done, and ``skipped``.
+    """
+
+    def __init__(self, world: World, plan: Plan, history: History) -> None:
+        self._world = world
+        self._plan = plan
+        self._history = history
+        self._rng = rng_stream(plan.seed, "nemesis")
+        self._budget = Budget()
+        self._held_down: Counter[str] = Counter()
+        self._cuts: Counter[tuple[str, str]] = Counter()
+        self._qualities: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._begin_s = world.elapsed_s
+        self.done: Counter[str] = Counter()
+        self._acts: dict[Kind, Callable[[Step, Event], Awaitable[None]]] = {
+            Kind.KILL: self._kill,
+            Kind.CLEAN_RESTART: self._clean_restart,
+            Kind.ROLLING_RESTART: self._rolling_restart,
+            Kind.PAUSE: self._pause,
+            Kind.POWER_CUT: self._power_cut,
+            Kind.POWER_CUT_ALL: self._power_cut,
+            Kind.WIPE: self._wipe,
+            Kind.BUGGIFY_KILL: self._kill_at_point,
+            Kind.ISOLATE: self._cut_links,
+            Kind.SPLIT: self._cut_links,
+            Kind.MUTE: self._cut_links,
+            Kind.DEAF: self._cut_links,
+            Kind.PARTIAL: self._cut_links,
+            Kind.RING: self._cut_links,
+            Kind.BRIDGE: self._cut_links,
+            Kind.SWIZZLE: self._swizzle,
+            Kind.CLIENT_CUT: self._cut_links,
+            Kind.RESET: self._reset,
+            Kind.LOSS: self._spoil_links,
+            Kind.DELAY: self._spoil_links,
+            Kind.DUPLICATE: self._spoil_links,
+            Kind.REORDER: self._spoil_links,
+            Kind.HOLD: self._spoil_links,
+            Kind.CORRUPT: self._spoil_links,
+            Kind.SLOW_LINK: self._spoil_links,
+            Kind.DISK_FULL: self._fill_disk,
+            Kind.DISK_SLOW: self._slow_disk,
+            Kind.FSYNC_ERROR: self._fail_flush,
+            Kind.BIT_ROT: self._rot,
+            Kind.CLOCK_JUMP: self._jump_clock,
+            Kind.CLOCK_DRIFT: self._drift_clock,
+            Kind.TRANSFER: self._transfer,
+            Kind.MEMBER_ADD: self._unsupported,
+            Kind.MEMBER_REMOVE: self._unsupported,
+            Kind.MEMBER_REPLACE: self._unsupported,
+            Kind.NAMESRV_KILL: self._kill_name_server,
+        }
+
+    async def run(self) -> None:
+        """Do every step at its time; return at the end of the plan with everything undone.
+
+        The undoing leaves nodes that are down to `World.heal`.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._supervise)
+            for step in self._plan.steps:
+                nursery.start_soon(self._do, step)
+            await self._until(self._plan.duration_ms)
+            nursery.cancel_scope.cancel()
+        self._cuts.clear()
+        self._qualities.clear()
+
+    async def _until(self, at_ms: int) -> None:
+        await self._world.sleep_until(self._begin_s + at_ms / 1000)
+
+    async def _do(self, step: Step) -> None:
+        await self._until(step.at_ms)
+        event = Event(self._now_ns, self._now_ns, step.kind.value, step.target)
+        self._history.events.append(event)
+        await self._acts[step.kind](step, event)
+        event.end_ns = self._now_ns
+        if event.detail.startswith("skipped"):
+            self.done["skipped"] += 1
+        else:
+            self.done[step.kind.value] += 1
+
+    @property
+    def _now_ns(self) -> int:
+        return round(self._world.elapsed_s * 1e9)
+
+    # -- targets ---------------------------------------------------------------------------
+
+    def resolve(self, target: str) -> list[BrokerNode]:
+        """Return the brokers that *target* means now; there is always at least one."""
+        world = self._world
+        brokers = list(world.brokers.values())
+        if target == "all":
+            return brokers
+        if target.isdecimal():
+            return [brokers[int(target) % len(brokers)]]
+        leader = world.leader() or world.last_leader or brokers[0]
+        if target == "leader":
+            return [leader]
+        others = [node for node in brokers if node is not leader] or [leader]
+        running = [node for node in others if node.is_up] or others
+        if target == "most_behind":
+            return [min(running, key=lambda node: (node.seen_commit, node.name))]
+        if target == "most_ahead":
+            return [max(running, key=lambda node: (node.seen_commit, node.name))]
+        return [running[self._rng.randrange(len(running))]]
+
+    def _one(self, step: Step, event: Event) -> BrokerNode:
+        node = self.resolve(step.target)[0]
+        event.node = node.name
+        return node
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._world.sleep(SUPERVISOR_S)
+            for node in (*self._world.name_servers.values(), *self._world.brokers.values()):
+                if node.state is State.DOWN and not self._held_down[node.name]:
+                    self.done["restarted_by_supervisor"] += 1
+                    await node.start()
+
+    async def _down(self, nodes: Iterable[Node], for_ms: int) -> None:
+        held = [node.name for node in nodes]
+        self._held_down.update(held)
+        await self._world.sleep(for_ms / 1000)
+        self._held_down.subtract(held)
+        for name in held:
+            node = self._world.node(name)
+            if not self._held_down[name] and node.state is State.DOWN:
+                await node.start()
+
+    async def _kill(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        node.kill()
+        await self._down([node], step.for_ms)
+
+    async def _clean_restart(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if not node.is_up:
+            event.detail = "skipped: it is not up"
+            return
+        self._held_down[node.name] += 1
+        await node.stop()
+        self._held_down[node.name] -= 1
+        await self._down([node], step.for_ms)
+
+    async def _rolling_restart(self, step: Step, event: Event) -> None:
+        for node in self.resolve("all"):
+            if not node.is_up:
+                continue
+            self._held_down[node.name] += 1
+            await node.stop()
+            self._held_down[node.name] -= 1
+            await self._down([node], step.for_ms)
+            with trio.move_on_after(CATCH_UP_S):
+                while not self._soundness(node, None).is_caught_up:
+                    await self._world.sleep(0.5)
+
+    async def _pause(self, step: Step, event: Event) -> None:
+        for node in self.resolve(step.target):
+            event.node = node.name
+            node.pause()
+            await self._world.sleep(step.for_ms / 1000)
+            node.resume()
+
+    async def _power_cut(self, step: Step, event: Event) -> None:
+        if step.kind is Kind.POWER_CUT_ALL:
+            nodes = self.resolve("all")
+        else:
+            nodes = [self._one(step, event)]
+        for node in nodes:
+            node.power_cut()
+        await self._down(nodes, step.for_ms)
+
+    async def _wipe(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if not self._may_hurt(step.kind, node, event):
+            return
+        node.wipe()
+        self._budget.note_hurt(step.kind, node.name)
+        await self._down([node], step.for_ms)
+
+    async def _kill_at_point(self, step: Step, event: Event) -> None:
+        """Kill inside the product's own disk call: the next one, or one of the next few."""
+        node = self._one(step, event)
+        disk, left = node.disk, step.arg % STEP_POINTS
+        watch = disk.observe
+        cut = step.arg % 2 == 0
+        struck = trio.Event()
+
+        def observe(kind: str, path: str, offset: int, size: int) -> None:
+            nonlocal left
+            watch(kind, path, offset, size)
+            left -= 1
+            if left < 0 and not struck.is_set():
+                struck.set()
+                event.detail = f"{'power cut' if cut else 'kill'} at {kind} {path}"
+                if cut:
+                    node.power_cut()
+                else:
+                    node.kill()
+
+        disk.observe = observe
+        try:
+            with trio.move_on_after(10.0):
+                await struck.wait()
+        finally:
+            disk.observe = watch
+        if struck.is_set():
+            await self._down([node], step.for_ms)
+        else:
+            event.detail = "skipped: the disk did nothing"
+
+    async def _kill_name_server(self, step: Step, event: Event) -> None:
+        servers = list(self._world.name_servers.values())
+        if step.target.isdecimal():
+            servers = [servers[int(step.target) % len(servers)]]
+        event.node = ",".join(node.name for node in servers)
+        for node in servers:
+            node.kill()
+        await self._down(servers, step.for_ms)
+
+    # -- links -----------------------------------------------------------------------------
+
+    def _pairs(self, step: Step, event: Event) -> list[tuple[str, str]]:
+        """Return the directed links that a step cuts."""
+        names = list(self._world.brokers)
+        node = self._one(step, event).name if step.target != "all" else names[0]
+        others = [name for name in names if name != node]
+        outside = [*self._world.clients, *self._world.name_servers]
+        at = names.index(node)
+        match step.kind:
+            case Kind.ISOLATE:
+                return _both_ways([node], others)
+            case Kind.MUTE:
+                return [(node, other) for other in others]
+            case Kind.DEAF:
+                return [(other, node) for other in others]
+            case Kind.PARTIAL:
+                other = names[(at + 1 + step.arg % max(1, len(others))) % len(names)]
+                return _both_ways([node], [other]) if other != node else []
+            case Kind.RING:
+                size = len(names)
+                far = [
+                    (a, b)
+                    for i, a in enumerate(names)
+                    for j, b in enumerate(names)
+                    if (i - j) % size not in (0, 1, size - 1)
+                ]
+                return far or _both_ways([names[0]], [names[1 % size]])
+            case Kind.BRIDGE:
+                half = len(others) // 2
+                return _both_ways(others[:half], others[half:])
+            case Kind.CLIENT_CUT:
+                return _both_ways([node], outside)
+            case _:  # SPLIT
+                every = [*names, *outside]
+                left = [name for bit, name in enumerate(every) if step.arg >> bit % 10 & 1]
+                event.detail = "|".join(left)
+                return _both_ways(left, [name for name in every if name not in left])
+
+    async def _cut_links(self, step: Step, event: Event) -> None:
+        pairs = self._pairs(step, event)
+        self._cut(pairs)
+        await self._world.sleep(step.for_ms / 1000)
+        self._mend(pairs)
+
+    def _cut(self, pairs: Iterable[tuple[str, str]]) -> None:
+        for pair in pairs:
+            if not self._cuts[pair]:
+                self._world.network.cut(*pair)
+            self._cuts[pair] += 1
+
+    def _mend(self, pairs: Iterable[tuple[str, str]]) -> None:
+        for pair in pairs:
+            self._cuts[pair] -= 1
+            if not self._cuts[pair]:
+                self._world.network.mend(*pair, reset=RESET_ON_MEND)
+
+    async def _swizzle(self, step: Step, event: Event) -> None:
+        names = list(self._world.brokers)
+        pairs = [(a, b) for a in names for b in names if a != b]
+        if not pairs:
+            event.detail = "skipped: one broker"
+            return
+        pause_s = step.for_ms / 1000 / (2 * len(pairs))
+        self._rng.shuffle(pairs)
+        for pair in pairs:
+            self._cut([pair])
+            await self._world.sleep(pause_s)
+        self._rng.shuffle(pairs)
+        for pair in pairs:
+            self._mend([pair])
+            await self._world.sleep(pause_s)
+
+    async def _reset(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        for other in self._world.nodes:
+            if other != node.name:
+                self._world.network.reset_between(node.name, other)
+
+    async def _spoil_links(self, step: Step, event: Event) -> None:
+        share = step.arg / 1000
+        change: dict[str, Any] = {
+            Kind.LOSS: {"loss": share, "silent": step.arg % 2 == 0},
+            Kind.DELAY: {"delay_s": share, "jitter_s": share},
+            Kind.DUPLICATE: {"duplicate": share},
+            Kind.REORDER: {"reorder": share},
+            Kind.HOLD: {"hold": share},
+            Kind.CORRUPT: {"corrupt": share},
+            Kind.SLOW_LINK: {"bytes_per_s": float(step.arg)},
+        }[step.kind]
+        nodes = [node.name for node in self.resolve(step.target)]
+        event.node = ",".join(nodes)
+        pairs = sorted(
+            {
+                pair
+                for name in nodes
+                for other in self._world.brokers
+                if other != name
+                for pair in ((name, other), (other, name))
+            }
+        )
+        for pair in pairs:
+            self._qualities.setdefault(pair, []).append(change)
+            self._set_quality(pair)
+        await self._world.sleep(step.for_ms / 1000)
+        for pair in pairs:
+            active = self._qualities[pair]
+            del active[next(at for at, item in enumerate(active) if item is change)]
+            self._set_quality(pair)
+
+    def _set_quality(self, pair: tuple[str, str]) -> None:
+        active = self._qualities[pair]
+        fault: LinkFault = HEALTHY
+        for change in active:
+            fault = replace(fault, **change)
+        self._world.network.set_fault(*pair, fault)
+
+    # -- disks -----------------------------------------------------------------------------
+
+    async def _fill_disk(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        node.fill_disk(0)
+        await self._world.sleep(step.for_ms / 1000)
+        node.fill_disk(None)
+
+    async def _slow_disk(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        node.slow_disk(step.arg / 1000)
+        await self._world.sleep(step.for_ms / 1000)
+        node.slow_disk(0.0)
+
+    async def _fail_flush(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if not node.is_up or not self._may_hurt(step.kind, node, event):
+            event.detail = event.detail or "skipped: it is not up"
+            return
+        node.fail_flushes(1)
+        await self._world.sleep(step.for_ms / 1000)
+        node.fail_flushes(0)
+
+    async def _rot(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if not self._may_hurt(step.kind, node, event):
+            return
+        node.kill()
+        found = node.rot(bits=max(1, step.arg))
+        event.detail = ", ".join(f"{posixpath.basename(path)}@{at}" for path, at in found)
+        if found:
+            self._budget.note_hurt(step.kind, node.name)
+        await self._down([node], step.for_ms)
+
+    def _may_hurt(self, kind: Kind, node: BrokerNode, event: Event) -> bool:
+        leader = self._world.leader()
+        voters = {
+            other.name: self._soundness(other, leader) for other in self._world.brokers.values()
+        }
+        if self._budget.allows(kind, node.name, voters):
+            return True
+        event.detail = "skipped: a majority must keep its disks"
+        return False
+
+    def _soundness(self, node: BrokerNode, leader: BrokerNode | None) -> Soundness:
+        leader = leader or self._world.leader()
+        group = node.group
+        if not node.is_up or group is None or leader is None or leader.group is None:
+            return Soundness(node.is_up, is_caught_up=False, is_intact=False)
+        raft = group.node
+        caught_up = (
+            raft.identity.may_vote
+            and not raft.damaged
+            and group.state.applied_index >= leader.group.node.commit_index
+        )
+        return Soundness(True, caught_up, caught_up and is_intact(node, leader))
+
+    # -- clocks, orders --------------------------------------------------------------------
+
+    async def _jump_clock(self, step: Step, event: Event) -> None:
+        self._one(step, event).jump_clock(step.arg)
+
+    async def _drift_clock(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        node.drift_clock(float(step.arg))
+        await self._world.sleep(step.for_ms / 1000)
+        node.drift_clock(0.0)
+
+    async def _transfer(self, step: Step, event: Event) -> None:
+        leader, node = self._world.leader(), self._one(step, event)
+        move = getattr(leader.group, "transfer_leadership", None) if leader else None
+        if leader is None or leader is node or move is None:
+            event.detail = "skipped: nobody to move it"
+            return
+        await move(node.name)
+
+    async def _unsupported(self, step: Step, event: Event) -> None:
+        event.detail = "skipped: membership does not change yet"
+
+
+def _both_ways(left: Iterable[str], right: Iterable[str]) -> list[tuple[str, str]]:
+    theirs = list(right)
+    return [pair for one in left for other in theirs for pair in ((one, other), (other, one))]
+
+
+def is_intact(node: BrokerNode, other: BrokerNode) -> bool:
+    """Tell whether two replicas' log files have the same bytes as far as both are applied."""
+    if node is other:
+        return True
+    ours, theirs = node.group, other.group
+    if ours is None or theirs is None:
+        return False
+    end = min(ours.state.applied_end_position, theirs.state.applied_end_position)
+    for path, inode in sorted(node.disk.names.items()):
+        folder, name = posixpath.split(path)
+        peer = other.disk.names.get(path)
+        if not folder.endswith("/commitlog") or not name.isdecimal() or peer is None:
+            continue
+        size = min(len(inode.content), max(0, end - int(name)))
+        if inode.readable[:size] != peer.readable[:size]:
+            return False
+    return True

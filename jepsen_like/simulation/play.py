@@ -1,0 +1,262 @@
+"""Play a plan in a world: set up, load and faults, heal, demand progress, read, judge.
+
+A correct cluster gives a valid verdict for every plan, whatever it says. The run is a function of
+the plan alone: the same plan gives the same history, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from client.errors import ClientError
+from dledger.settings_values import parse_delay_levels
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict, Violation, merge
+from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
+from jepsen_like.plans.plan import Kind, Plan, encode_plan
+from jepsen_like.simulation.final_read import read_replica
+from jepsen_like.simulation.nemesis import Nemesis
+from jepsen_like.simulation.node import ClientNode
+from jepsen_like.simulation.workload import BROKER, TOPIC, WorkloadClients
+from jepsen_like.simulation.world import Violation as Broken
+from jepsen_like.simulation.world import World, WorldSettings, run_world
+
+LEADER_WITHIN_ELECTIONS: Final = 3
+"""After the faults a leader must lead within so many of the longest election timeouts."""
+
+AGREE_WITHIN_S: Final = 180.0
+"""And all replicas must hold the same within this."""
+
+SETTLED_WITHIN_S: Final = 400.0
+"""Above the deadlines of every operation, the longest delay and the wait for agreement."""
+
+MESSAGE_BYTES_MAX: Final = 20_480
+"""With it an entry fits into half of the smallest segment."""
+
+INVARIANTS: Final = "invariants"
+LIVENESS: Final = "liveness"
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of a plan.
+
+    Attributes:
+        plan: What was played.
+        verdict: Over all checks.
+        verdicts: Each of them.
+        history: What clients and faults did.
+        simulated_s: Virtual time it took.
+        digest: Of every event.
+        sometimes: How often the interesting things happened.
+        operations: Rows by kind and outcome.
+        faults: Steps done, by kind.
+        world: As it was at the end, for drawing what happened.
+    """
+
+    plan: Plan
+    verdict: Verdict
+    verdicts: list[Verdict]
+    history: History
+    simulated_s: float
+    digest: str
+    sometimes: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    world: World | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether every promise was kept."""
+        return self.verdict.is_valid
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What was broken."""
+        return self.verdict.violations
+
+
+def world_settings(plan: Plan) -> WorldSettings:
+    """Return the world that a plan asks for."""
+    settings = plan.settings
+    return WorldSettings(
+        brokers=plan.members,
+        name_servers=plan.name_servers,
+        heartbeat_ms=settings.heartbeat_ms,
+        election_timeout_ms=settings.election_ms,
+        segment_bytes=settings.segment_bytes,
+        checkpoint_interval_ms=settings.checkpoint_ms,
+        options={
+            "store.mapped_file_size_consume_queue": str(20 * settings.queue_units),
+            "store.max_message_size": str(MESSAGE_BYTES_MAX),
+            "store.message_delay_level": settings.delay_levels,
+            "store.flush_disk_type": "SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
+            "client.register_interval_ms": str(settings.register_ms),
+        },
+    )
+
+
+def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Played:
+    """Play *plan* and judge what came of it.
+
+    Args:
+        plan: What to do.
+        prepare: Called with the world before anything happens in it.
+    """
+    run = _Run(plan, prepare)
+    try:
+        run_world(plan.seed, run.main, world_settings(plan))
+    except Broken as broken:
+        run.note_broken(broken)
+    return run.played()
+
+
+class _Run:
+    """One play."""
+
+    def __init__(self, plan: Plan, prepare: Callable[[World], None] | None) -> None:
+        self.plan = plan
+        self.prepare = prepare
+        self.history = History(RunHeader(f"seed-{plan.seed}", plan.seed, encode_plan(plan)))
+        self.found: list[Verdict] = []
+        self.settled = False
+        self.world: World | None = None
+        self.nemesis: Nemesis | None = None
+        self.clients: WorkloadClients | None = None
+
+    async def main(self, world: World) -> None:
+        """Live through the plan."""
+        self.world = world
+        if self.prepare is not None:
+            self.prepare(world)
+        await world.wait_for_leader()
+        clients = self.clients = WorkloadClients(world, self.plan, self.history)
+        machine = world.client("c0")
+        await machine.run(clients.run)
+        await clients.ready.wait()
+        nemesis = self.nemesis = Nemesis(world, self.plan, self.history)
+        await nemesis.run()
+        self._event("healed")
+        await world.heal()
+        await self._demand_progress(world, clients, machine)
+
+    async def _demand_progress(
+        self, world: World, clients: WorkloadClients, machine: ClientNode
+    ) -> None:
+        election_s = 2 * self.plan.settings.election_ms / 1000
+        await world.wait_for_leader(LEADER_WITHIN_ELECTIONS * election_s)
+        with trio.move_on_after(SETTLED_WITHIN_S):
+            await clients.finish()
+            await self._wait_for_delayed(world)
+            assert machine.instance is not None
+            try:
+                await clients.drain(machine.instance)
+            except ClientError as error:
+                raise Broken(LIVENESS, f"the healed cluster does not serve: {error}", world) from None
+            await world.wait_for_agreement(AGREE_WITHIN_S)
+            unreadable: list[Violation] = []
+            for node in world.brokers.values():
+                unreadable += read_replica(node, self.history, clients.now_ns)
+            if unreadable:
+                self.found.append(Verdict("final_read", "invalid", tuple(unreadable)))
+            self.settled = True
+            return
+        raise Broken(LIVENESS, f"the run did not end: {world.status()}", world)
+
+    async def _wait_for_delayed(self, world: World) -> None:
+        """Everything delayed is due after the longest delay; then the backlog must be gone."""
+        longest_ms = max(parse_delay_levels(self.plan.settings.delay_levels))
+        await world.sleep(longest_ms / 1000 + 2.0)
+
+    def _event(self, kind: str) -> None:
+        assert self.world is not None
+        now_ns = round(self.world.elapsed_s * 1e9)
+        self.history.events.append(Event(now_ns, now_ns, kind))
+
+    def note_broken(self, broken: Broken) -> None:
+        """An invariant broke: the run ended there."""
+        self.world = broken.world
+        checker = LIVENESS if broken.invariant == LIVENESS else INVARIANTS
+        violation = Violation(
+            broken.invariant,
+            "cluster",
+            str(broken),
+            checker=checker,
+            at_ns=round(broken.at_s * 1e9),
+        )
+        self.found.append(Verdict(checker, "invalid", (violation,)))
+
+    def played(self) -> Played:
+        """Return what came of it."""
+        world, clients = self.world, self.clients
+        assert world is not None
+        verdicts = [
+            *self.found,
+            *check_everything(
+                self.history, settled=self.settled, clock_error_ns=clock_error_ns(self.plan)
+            ),
+        ]
+        if clients is not None and clients.unclassified:
+            violations = tuple(
+                Violation("outcome nobody knows", "client", text)
+                for text in clients.unclassified[:8]
+            )
+            verdicts.append(Verdict("outcomes", "invalid", violations))
+        sometimes = Counter(world.sometimes)
+        sometimes.update(_seen_unknown(self.history))
+        return Played(
+            self.plan,
+            self._merged(verdicts),
+            verdicts,
+            self.history,
+            world.elapsed_s,
+            world.digest,
+            sometimes,
+            clients.counts if clients is not None else Counter(),
+            self.nemesis.done if self.nemesis is not None else Counter(),
+            world,
+        )
+
+    def _merged(self, verdicts: list[Verdict]) -> Verdict:
+        """A part of the workload that a plan leaves out proves nothing, and is no failure."""
+        workload = self.plan.workload
+        left_out = {
+            "delayed": workload.delayed_per_mille == 0,
+            "consumer_offsets": True,  # few runs are long enough to read a commit
+        }
+        return merge(
+            verdict
+            for verdict in verdicts
+            if not (verdict.validity == "unknown" and left_out.get(verdict.checker))
+        )
+
+
+def clock_error_ns(plan: Plan) -> int:
+    """Return how far brokers' dates may be apart in a plan."""
+    jumps_ms = sum(abs(step.arg) for step in plan.steps if step.kind is Kind.CLOCK_JUMP)
+    drift_ms = sum(
+        abs(step.arg) * step.for_ms / 1e6 for step in plan.steps if step.kind is Kind.CLOCK_DRIFT
+    )
+    return int((jumps_ms + drift_ms) * 1e6) + 1_000_000
+
+
+def _seen_unknown(history: History) -> Counter[str]:
+    """Count sends with unknown outcome that later appeared, and that never did."""
+    there: set[int] = set()
+    for read in history.replica_reads:
+        there.update(read.values)
+    counts: Counter[str] = Counter()
+    if not there:
+        return counts
+    for op in history.operations:
+        if op.f == F.SEND and op.outcome == Outcome.INFO:
+            counts["unknown_send_appeared" if op.value in there else "unknown_send_vanished"] += 1
+    return counts
+
+
+__all__ = ["BROKER", "NEVER", "TOPIC", "Played", "clock_error_ns", "play", "world_settings"]

@@ -1,0 +1,420 @@
+"""What clients do during a run, and the row each attempt leaves behind.
+
+Producers send one message at a time with retries after unknown outcomes switched off, so that a row
+is an attempt. Consumers pull in order, commit, and sometimes begin again from what they committed.
+Readers ask for ends and pull at random places. A logical client that saw an unknown outcome is
+retired and a new one goes on in its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from client.admin import Admin
+from client.client_instance import ClientInstance
+from client.errors import ClientError, OffsetIllegalError
+from client.message import Message, PullStatus
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from client.route import MessageQueue
+from commitlog.errors import MQError
+from dledger.settings_values import parse_delay_levels
+from jepsen_like.history.operation import (
+    CLIENT_BITS,
+    NEVER,
+    NOTHING,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+)
+from jepsen_like.history.outcome import classify
+from jepsen_like.plans.plan import Plan
+from jepsen_like.simulation.node import ClientNode
+from jepsen_like.simulation.sim_rng import SimRng, rng_stream
+from jepsen_like.simulation.world import World
+
+TOPIC: Final = "orders"
+BROKER: Final = "sim"
+VALUE_BYTES: Final = 8
+SEND_TIMEOUT_S: Final = 10.0
+ATTEMPT_TIMEOUT_S: Final = 3.0
+PULL_MESSAGES: Final = 32
+SET_UP_S: Final = 120.0
+"""A healthy cluster has a leader and the topic within this."""
+
+ENDS_ARE_LINEARIZABLE: Final = False
+"""Whether the broker confirms with a majority before it says where a queue ends. Without that an
+end proves nothing, and only what was found counts."""
+
+
+def value_of(body: Any) -> int:
+    """Return the value in a message body, or `NOTHING` when it is not one of a workload."""
+    view = memoryview(body)
+    return int.from_bytes(view[:VALUE_BYTES], "big") if view.nbytes >= VALUE_BYTES else NOTHING
+
+
+class WorkloadClients:
+    """All logical clients of a run, on one client machine.
+
+    Attributes:
+        history: Where rows go.
+        counts: Rows by kind and outcome, and ``unclassified`` errors.
+        unclassified: Errors the outcome table does not know; the run fails.
+    """
+
+    def __init__(self, world: World, plan: Plan, history: History) -> None:
+        self._world = world
+        self._plan = plan
+        self.history = history
+        self.counts: Counter[str] = Counter()
+        self.unclassified: list[str] = []
+        self._op_id = 0
+        self._process = 0
+        self._values: Counter[int] = Counter()
+        self._is_over = False
+        self._busy = 0
+        self._calm = trio.Event()
+        self.ready = trio.Event()
+        self.queues = [MessageQueue(TOPIC, BROKER, i) for i in range(plan.workload.queues)]
+        self._levels_ms = parse_delay_levels(plan.settings.delay_levels)
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def new_process(self) -> int:
+        """Return the number of a logical client that has done nothing yet."""
+        self._process += 1
+        return self._process
+
+    @property
+    def now_ns(self) -> int:
+        """The history's clock."""
+        return round(self._world.elapsed_s * 1e9)
+
+    def begin(self, process: int, f: F, queue: MessageQueue | None = None) -> Operation:
+        """Return the row of an operation that is called now."""
+        op_id = self._op_id
+        self._op_id += 1
+        topic, queue_id = (queue.topic, queue.queue_id) if queue is not None else ("", NOTHING)
+        op = Operation(
+            op_id, op_id, process, NOTHING, f, Outcome.INFO, self.now_ns, NEVER, topic, queue_id
+        )
+        self.history.operations.append(op)
+        return op
+
+    def end(self, op: Operation) -> None:
+        """It ended well, now."""
+        op.outcome, op.ret_ns = Outcome.OK, self.now_ns
+        self.counts[f"{F(op.f).name.lower()}_ok"] += 1
+
+    def failed(self, op: Operation, error: Exception) -> None:
+        """It ended in *error*, now."""
+        outcome, is_known = classify(error)
+        op.outcome, op.err = outcome, type(error).__name__
+        op.ret_ns = NEVER if outcome is Outcome.INFO else self.now_ns
+        self.counts[f"{F(op.f).name.lower()}_{outcome.name.lower()}"] += 1
+        if not is_known:
+            self.unclassified.append(f"{type(error).__name__}: {error}")
+
+    def next_value(self, client: int) -> int:
+        """Return a value nobody sent before."""
+        self._values[client] += 1
+        return client << CLIENT_BITS | self._values[client]
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def run(self, node: ClientNode) -> None:
+        """Set up, then let all clients work until `finish`; the program of a client machine."""
+        instance = node.instance
+        assert instance is not None
+        await self._set_up(instance)
+        self.ready.set()
+        workload = self._plan.workload
+        async with trio.open_nursery() as nursery:
+            for index in range(workload.producers):
+                nursery.start_soon(self._keep_producing, instance, index)
+            for index in range(workload.consumers):
+                nursery.start_soon(self._consume, instance, index)
+            for index in range(workload.readers):
+                nursery.start_soon(self._read, instance, index)
+        await trio.sleep_forever()  # the instance is still needed, to drain
+
+    async def finish(self) -> None:
+        """Begin nothing new; return when everything begun has ended."""
+        self._is_over = True
+        while self._busy:
+            await self._world.sleep(0.1)
+
+    async def _set_up(self, instance: ClientInstance) -> None:
+        with trio.fail_after(SET_UP_S):
+            while True:
+                try:
+                    names = await Admin(instance).create_topic(TOPIC, queue_nums=len(self.queues))
+                    route = await instance.route(TOPIC, fresh=True)
+                    if names and len(route.publish_queues) == len(self.queues):
+                        return
+                except MQError:
+                    pass  # the cluster is still finding its leader
+                await self._world.sleep(0.5)
+
+    async def _pause(self, rng: SimRng) -> bool:
+        """Wait between two operations; false when it is over."""
+        await self._world.sleep(rng.expovariate(1000.0 / self._plan.workload.interval_ms))
+        return not self._is_over
+
+    # -- producers -------------------------------------------------------------------------
+
+    async def _keep_producing(self, instance: ClientInstance, index: int) -> None:
+        rng = rng_stream(self._plan.seed, "producer", index)
+        config = ProducerConfig(
+            send_timeout_s=SEND_TIMEOUT_S,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            retry_unknown=False,
+            compress_over_bytes=None,
+        )
+        life_s = self._plan.workload.producer_life_s
+        while not self._is_over:
+            until_s = self._world.elapsed_s + (life_s or float("inf"))
+            async with Producer(instance, f"producers-{index}", config) as producer:
+                await self._produce(producer, index, rng, lambda: self._world.elapsed_s < until_s)
+
+    async def _produce(
+        self, producer: Producer, index: int, rng: SimRng, lives: Callable[[], bool]
+    ) -> None:
+        process = self.new_process()
+        while lives() and await self._pause(rng):
+            self._busy += 1
+            try:
+                queue = self.queues[rng.randrange(len(self.queues))]
+                chance = rng.randrange(1000)
+                workload = self._plan.workload
+                if chance < workload.delayed_per_mille:
+                    known = await self._send_delayed(producer, process, index, queue, rng)
+                elif chance < workload.delayed_per_mille + workload.batch_per_mille:
+                    known = await self._send_batch(producer, process, index, queue, rng)
+                else:
+                    known = await self._send(producer, process, index, queue, rng)
+            finally:
+                self._busy -= 1
+            if not known:
+                process = self.new_process()
+
+    def _message(self, value: int, rng: SimRng, delay_level: int = 0) -> Message:
+        largest = self._plan.workload.body_bytes
+        size = rng.choice((VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest)))
+        body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
+        return Message(TOPIC, body, delay_level=delay_level)
+
+    async def _send(
+        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+    ) -> bool:
+        value = self.next_value(index)
+        message = self._message(value, rng)
+        op = self.begin(process, F.SEND, queue)
+        op.value = value
+        try:
+            result = await producer.send_to(queue, message)
+        except ClientError as error:
+            self.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self.end(op)
+        op.off = result.queue_offset
+        return True
+
+    async def _send_delayed(
+        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+    ) -> bool:
+        level = 1 + rng.randrange(len(self._levels_ms))
+        value = self.next_value(index)
+        message = self._message(value, rng, level)
+        op = self.begin(process, F.SEND, queue)
+        op.value = value
+        op.due_ns = op.call_ns + self._levels_ms[level - 1] * 1_000_000
+        try:
+            await producer.send_to(queue, message)
+        except ClientError as error:
+            self.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self.end(op)  # the offset it answers is that of the schedule topic
+        return True
+
+    async def _send_batch(
+        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+    ) -> bool:
+        count = rng.randint(2, 5)
+        rows: list[Operation] = []
+        messages: list[Message] = []
+        for _ in range(count):
+            value = self.next_value(index)
+            messages.append(self._message(value, rng))
+            row = self.begin(process, F.SEND, queue)
+            row.value = value
+            row.parent_op_id = rows[0].op_id if rows else row.op_id
+            rows.append(row)
+        try:
+            results = await producer.send_batch(messages, queue=queue)
+        except ClientError as error:
+            for row in rows:
+                self.failed(row, error)
+            return rows[0].outcome != Outcome.INFO
+        for row, result in zip(rows, results, strict=True):
+            self.end(row)
+            row.off = result.queue_offset
+        return True
+
+    # -- consumers -------------------------------------------------------------------------
+
+    async def _consume(self, instance: ClientInstance, index: int) -> None:
+        rng = rng_stream(self._plan.seed, "consumer", index)
+        async with PullConsumer(instance, f"consumers-{index}") as consumer:
+            offsets = dict.fromkeys(self.queues, 0)
+            tried = dict.fromkeys(self.queues, 0)
+            process = self.new_process()
+            while await self._pause(rng):
+                queue = self.queues[rng.randrange(len(self.queues))]
+                self._busy += 1
+                try:
+                    chance = rng.random()
+                    if chance < 0.2 and offsets[queue] > tried[queue]:
+                        tried[queue] = offsets[queue]
+                        op = await self.commit(consumer, process, queue, offsets[queue])
+                    elif chance < 0.35:
+                        op = await self.fetch_commit(consumer, process, queue)
+                        if op.outcome == Outcome.OK and rng.random() < 0.2:
+                            offsets[queue] = max(op.off, 0)  # begins again where it committed
+                    else:
+                        wait_s = rng.choice((0.0, 0.0, 2.0))
+                        op, then = await self.pull(
+                            consumer, process, queue, offsets[queue], wait_s
+                        )
+                        offsets[queue] = then
+                finally:
+                    self._busy -= 1
+                if op.outcome == Outcome.INFO:
+                    process = self.new_process()
+
+    async def commit(
+        self, consumer: PullConsumer, process: int, queue: MessageQueue, offset: int
+    ) -> Operation:
+        """Commit an offset."""
+        op = self.begin(process, F.COMMIT, queue)
+        op.group, op.off = consumer.group, offset
+        try:
+            await consumer.commit_offset(queue, offset)
+        except ClientError as error:
+            self.failed(op, error)
+        else:
+            self.end(op)
+        return op
+
+    async def fetch_commit(
+        self, consumer: PullConsumer, process: int, queue: MessageQueue
+    ) -> Operation:
+        """Ask for the committed offset."""
+        op = self.begin(process, F.FETCH_COMMIT, queue)
+        op.group = consumer.group
+        op.level = Level.LINEARIZABLE if ENDS_ARE_LINEARIZABLE else Level.LOCAL
+        try:
+            offset = await consumer.committed_offset(queue)
+        except ClientError as error:
+            self.failed(op, error)
+        else:
+            self.end(op)
+            op.off = NOTHING if offset is None else offset
+        return op
+
+    async def pull(
+        self,
+        consumer: PullConsumer,
+        process: int,
+        queue: MessageQueue,
+        offset: int,
+        wait_s: float = 0.0,
+    ) -> tuple[Operation, int]:
+        """Pull at an offset; return the row and where to go on."""
+        op = self.begin(process, F.PULL, queue)
+        op.off = offset
+        try:
+            result = await consumer.pull(
+                queue, offset, max_messages=PULL_MESSAGES, timeout_s=wait_s
+            )
+        except OffsetIllegalError as error:
+            self.end(op)
+            op.max_off = error.max_offset if ENDS_ARE_LINEARIZABLE else NOTHING
+            op.min_off = error.min_offset
+            return op, error.next_begin_offset
+        except ClientError as error:
+            self.failed(op, error)
+            return op, offset
+        self.end(op)
+        values = []
+        for place, message in enumerate(result.messages):
+            values.append(value_of(message.body))
+            if message.queue_offset != offset + place:
+                self.unclassified.append(f"a pull at {offset} has a hole at {offset + place}")
+        op.values, op.cnt = tuple(values), len(values)
+        op.min_off = result.min_offset
+        if ENDS_ARE_LINEARIZABLE and result.status is not PullStatus.NO_MATCHED_MESSAGE:
+            op.max_off = result.max_offset
+        return op, result.next_begin_offset
+
+    # -- readers ---------------------------------------------------------------------------
+
+    async def _read(self, instance: ClientInstance, index: int) -> None:
+        rng = rng_stream(self._plan.seed, "reader", index)
+        async with PullConsumer(instance, f"readers-{index}") as consumer:
+            ends = dict.fromkeys(self.queues, 0)
+            process = self.new_process()
+            while await self._pause(rng):
+                queue = self.queues[rng.randrange(len(self.queues))]
+                self._busy += 1
+                try:
+                    if rng.random() < 0.5:
+                        op = await self.max_offset(consumer, process, queue)
+                        ends[queue] = max(ends[queue], op.max_off)
+                    else:
+                        at = rng.randint(max(0, ends[queue] - 40), ends[queue])
+                        op, _ = await self.pull(consumer, process, queue, at)
+                        ends[queue] = max(ends[queue], op.off + op.cnt)
+                finally:
+                    self._busy -= 1
+                if op.outcome == Outcome.INFO:
+                    process = self.new_process()
+
+    async def max_offset(
+        self, consumer: PullConsumer, process: int, queue: MessageQueue
+    ) -> Operation:
+        """Ask where a queue ends."""
+        op = self.begin(process, F.MAX_OFFSET, queue)
+        op.level = Level.LINEARIZABLE if ENDS_ARE_LINEARIZABLE else Level.LOCAL
+        try:
+            op.max_off = await consumer.max_offset(queue)
+        except ClientError as error:
+            self.failed(op, error)
+        else:
+            self.end(op)
+        return op
+
+    # -- the end ---------------------------------------------------------------------------
+
+    async def drain(self, instance: ClientInstance) -> None:
+        """Read every queue from its first to its last offset, as a client does.
+
+        Raises:
+            ClientError: The healed cluster does not serve.
+        """
+        async with PullConsumer(instance, "drain") as consumer:
+            process = self.new_process()
+            for queue in self.queues:
+                offset = await consumer.min_offset(queue)
+                end = await consumer.max_offset(queue)
+                while offset < end:
+                    op, then = await self.pull(consumer, process, queue, offset)
+                    if op.outcome != Outcome.OK or then <= offset:
+                        raise ClientError(f"{queue}: the drain stands at {offset} of {end}")
+                    offset = then
