@@ -24,6 +24,9 @@ T = TypeVar("T")
 START_S: Final = 1000.0
 """Where time begins: above zero, because deadlines are often times minus something."""
 
+LEAST_STEP_S: Final = 1e-9
+"""A deadline moves the time by at least so much."""
+
 IDLE_TURNS_MAX: Final = 16
 """So often in a row may nothing be left to happen before the run counts as stuck."""
 
@@ -97,7 +100,9 @@ class VirtualTime(trio.abc.Clock):
                 return 0.0
             raise SimulationError("every task waits for something that will never happen")
         self._idle_turns = 0
-        self.now_s = max(self.now_s, deadline)
+        # Time goes on even when a deadline is a rounding error away: code that computes with its
+        # own clock and waits for the rest would otherwise wait for nothing, for ever.
+        self.now_s = max(self.now_s + LEAST_STEP_S, deadline)
         return 0.0
 
     # -- what the simulation asks ----------------------------------------------------------
