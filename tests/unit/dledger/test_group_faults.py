@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from commitlog.slot_file import SlotFile
 from dledger.errors import PendingFullError
 from dledger.group import GroupSettings
 from dledger.group_api import Proposed
+from dledger.raft.journal import Frame
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
 from tests.harness.crash_disk import CrashDisk
@@ -249,6 +251,35 @@ async def test_a_checkpoint_claims_only_what_was_flushed_before_it(
             ("flush", f"{root}/raft/commit_mark"),
         ]
         assert [step for step in dict.fromkeys(disk.steps) if step in order] == order
+
+
+async def test_nobody_leads_before_the_own_no_op_is_applied(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elected is not enough: what earlier leaders left may still be on its way."""
+    async with running_groups(tmp_path) as groups:
+        first = await groups.leader()
+        await first.group.submit(batch(b"x"))
+        others = [groups.replicas[name].group for name in groups.others(first.name)]
+        with monkeypatch.context() as patch:
+            for group in others:
+                journal = group.node.journal
+
+                def add(command: object, *where: int, real: Any = journal.add) -> None:
+                    if isinstance(command, Frame):
+                        raise DiskFullError("no space for what others append")
+                    real(command, *where)
+
+                patch.setattr(journal, "add", add)
+            groups.network.isolate(first.name, groups.others(first.name))
+            with trio.fail_after(20):
+                while not any(group.node.is_leader for group in others):
+                    await trio.sleep(0.01)
+            for _ in range(50):
+                assert [group.leadership for group in others] == [None, None]
+                await trio.sleep(0.01)
+        second = await groups.leader(among=groups.others(first.name))
+        assert second.group.state.applied_index >= second.group.node.noop_index > 0
 
 
 # -- limits --------------------------------------------------------------------------------
