@@ -372,7 +372,7 @@ class Connection:
             if data is None:
                 if frame_began_s is not None:
                     return self._note_end("half a frame and then silence")
-                if now - self._last_activity_s >= limits.idle_timeout_s:
+                if now >= self._last_activity_s + limits.idle_timeout_s:  # as the deadline
                     return self._note_end("idle")
                 continue
             if not data:

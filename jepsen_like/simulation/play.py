@@ -157,7 +157,9 @@ class _Run:
             try:
                 await clients.drain(machine.instance)
             except ClientError as error:
-                raise Broken(LIVENESS, f"the healed cluster does not serve: {error}", world) from None
+                raise Broken(
+                    LIVENESS, f"the healed cluster does not serve: {error}", world
+                ) from None
             await world.wait_for_agreement(AGREE_WITHIN_S)
             unreadable: list[Violation] = []
             for node in world.brokers.values():

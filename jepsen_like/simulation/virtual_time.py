@@ -31,6 +31,13 @@ IDLE_TURNS_MAX: Final = 16
 """So often in a row may nothing be left to happen before the run counts as stuck."""
 
 
+ASKED_IN_ONE_INSTANT: Final = 1000
+"""Turns of the scheduler after which an instant has taken its time."""
+
+NUDGE_S: Final = 1e-6
+"""What such an instant takes."""
+
+
 class SimulationError(Exception):
     """The simulation itself cannot go on; says nothing about the simulated."""
 
@@ -56,11 +63,15 @@ class VirtualTime(trio.abc.Clock):
     Attributes:
         now_s: Seconds of virtual time; starts at `START_S`.
         timers_fired: How many timers have gone off.
+        nudges: How often so much was done in one instant that time moved on by itself.
     """
 
     def __init__(self) -> None:
         self.now_s = START_S
         self.timers_fired = 0
+        self.nudges = 0
+        self._asked_at_s = 0.0
+        self._asked = 0
         self._timers: list[tuple[float, int, Timer]] = []
         self._count = 0
         self._idle_turns = 0
@@ -71,8 +82,18 @@ class VirtualTime(trio.abc.Clock):
         """Nothing to start."""
 
     def current_time(self) -> float:
-        """Return seconds of virtual time."""
-        return self.now_s
+        """Return seconds of virtual time; work takes none, but a loop does not stop time."""
+        now_s = self.now_s
+        if now_s != self._asked_at_s:
+            self._asked_at_s = now_s
+            self._asked = 0
+        else:
+            self._asked += 1
+            if self._asked >= ASKED_IN_ONE_INSTANT:
+                self._asked = 0
+                self.nudges += 1
+                self.now_s = now_s = now_s + NUDGE_S
+        return now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Jump to whatever comes first, the next timer or *deadline*, and return 0.

@@ -206,7 +206,9 @@ class WorkloadClients:
 
     def _message(self, value: int, rng: SimRng, delay_level: int = 0) -> Message:
         largest = self._plan.workload.body_bytes
-        size = rng.choice((VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest)))
+        size = rng.choice(
+            (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
+        )
         body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
         return Message(TOPIC, body, delay_level=delay_level)
 
@@ -289,9 +291,7 @@ class WorkloadClients:
                             offsets[queue] = max(op.off, 0)  # begins again where it committed
                     else:
                         wait_s = rng.choice((0.0, 0.0, 2.0))
-                        op, then = await self.pull(
-                            consumer, process, queue, offsets[queue], wait_s
-                        )
+                        op, then = await self.pull(consumer, process, queue, offsets[queue], wait_s)
                         offsets[queue] = then
                 finally:
                     self._busy -= 1
