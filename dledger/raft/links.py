@@ -172,7 +172,7 @@ class Links:
                     sequence = self._deliver(hello, epoch, sequence, decoder.feed(memoryview(data)))
         finally:
             node.guest(peer, -1)
-            if self._inbound[key] is scope:
+            if self._inbound.get(key) is scope:
                 del self._inbound[key]
                 node.inbound_down(peer)
 

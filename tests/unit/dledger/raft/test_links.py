@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 from trio.testing import MockClock
+from typing_extensions import Buffer
 
 from dledger.raft.wire import Kind, encode_frame, encode_head
 from tests.harness.groups import Groups, running_groups
+from tests.harness.memory_network import MemoryStream
 from tests.harness.raft_cluster import batch
 
 PORT = 40911
@@ -62,6 +65,39 @@ async def test_an_older_connection_ends_when_the_peer_makes_a_new_one(
             assert await streams[0].receive_some(1000) == b""
         await trio.sleep(5)
         assert (await groups.leader()).group.term == term
+
+
+async def test_a_connection_that_ends_slowly_may_outlive_the_one_that_took_its_place(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive_some = MemoryStream.receive_some
+
+    async def slow_to_end(self: MemoryStream, max_bytes: int) -> Buffer:
+        try:
+            return await receive_some(self, max_bytes)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.5)
+            raise
+
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        address = ("127.0.0.1", PORT + groups.names.index(leader.name))
+        peer = groups.replicas[groups.others(leader.name)[0]].group.node
+        network = groups.network.view(peer.settings.self_id)
+        groups.replicas[peer.settings.self_id].kill()
+        await trio.sleep(0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStream, "receive_some", slow_to_end)
+            for _ in range(2):
+                stream = await network.connect(*address, timeout_s=1)
+                head = encode_head(Kind.HELLO, 1, 7, 0, (peer.hello("data").encode(),))
+                await stream.send_all(encode_frame(head))
+                await trio.sleep(0.01)
+            await stream.aclose()
+            await trio.sleep(2)
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
 
 
 async def test_an_election_does_not_wait_for_an_async_flush(
