@@ -9,16 +9,19 @@ Spec: docs/formats.md, sections 5, 6 and 10.
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass, replace
 from typing import Final
 
 from typing_extensions import Buffer
 
+from commitlog.damage import DamagedEntries
 from commitlog.entry import ENTRY_HEADER_BYTES, ENTRY_MAGIC, EntryHeader, parse_header, verify_frame
-from commitlog.entry_index import DEFAULT_UNITS_PER_FILE, EntryIndex
+from commitlog.entry_index import DEFAULT_UNITS_PER_FILE, EntryIndex, Unit, encode_unit
 from commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
+    CorruptStoreError,
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
@@ -139,6 +142,7 @@ class EntryLog:
         generation: Raised by every truncation; whatever was taken before one is void.
         mark_valid: False when `open` got a mark whose entry this log does not hold.
         report: What recovery did.
+        damaged: Entries known to be damaged; they are not read any more until `mark_whole`.
 
     Invariant: ``first_index - 1 <= durable_index <= last_index``.
     """
@@ -167,6 +171,7 @@ class EntryLog:
         self.generation = 0
         self.report = report
         self.mark_valid = report.mark_valid
+        self.damaged = DamagedEntries()
         self._disk = disk
         self._paths = paths
         self._segment_bytes = log_format.segment_bytes
@@ -270,7 +275,15 @@ class EntryLog:
             raise OffsetOutOfRangeError(
                 f"entry {index} is not within {self.first_index} and {self.last_index}"
             )
-        return self._index.unit(index)
+        return self._located(index)
+
+    def _located(self, index: int) -> Unit:
+        try:
+            return self._index.unit(index)
+        except CorruptStoreError:
+            if not self.restore_unit(index):
+                raise
+            return self._index.unit(index)
 
     def term_at(self, index: int) -> int:
         """Return the term of entry *index*; the one before the first kept entry is known too.
@@ -315,6 +328,8 @@ class EntryLog:
             CorruptEntryError: Something else stands there.
         """
         position, _, _, size = self._unit(index)
+        if self.damaged:
+            self._refuse_damaged(position, size)
         segment = self._segments[position - position % self._segment_bytes]
         frame = segment.bytes_at(position, size)
         if _FRAME_BEGIN.unpack_from(frame) != (ENTRY_MAGIC, size, index):
@@ -345,18 +360,20 @@ class EntryLog:
                 if views:
                     break
                 upto = index
-            tail_position, _, _, tail_size = self._index.unit(upto)
+            tail_position, _, _, tail_size = self._located(upto)
             size = tail_position + tail_size - position
+            if self.damaged:
+                self._refuse_damaged(position, size)
             views.append(segment.bytes_at(position, size))
             budget -= size
             index = upto + 1
             if index <= stop:
-                position = self._index.unit(index)[0]
+                position = self._located(index)[0]
         return views
 
     def _last_ending_by(self, low: int, high: int, end: int) -> int:
         """Newest entry of [*low*, *high*] that ends at or before *end*; low - 1 when none does."""
-        unit = self._index.unit
+        unit = self._located
         # An entry has at least a header, which bounds how many fit.
         high = min(high, low + (end - unit(low)[0]) // ENTRY_HEADER_BYTES)
         found = low - 1
@@ -374,6 +391,7 @@ class EntryLog:
 
         Raises:
             OffsetOutOfRangeError: Not all of them are in the log, or they span two segments.
+            CorruptEntryError: They are known to be damaged.
         """
         if phy_offset < self.first_position or size < 0 or phy_offset + size > self.end_position:
             raise OffsetOutOfRangeError(
@@ -383,6 +401,8 @@ class EntryLog:
         base = phy_offset - phy_offset % self._segment_bytes
         if phy_offset + size > base + self._segment_bytes:
             raise OffsetOutOfRangeError(f"{size} bytes at {phy_offset} span two segments")
+        if self.damaged:
+            self._refuse_damaged(phy_offset, size)
         segment = self._segments.get(base)
         return memoryview(b"") if segment is None else segment.bytes_at(phy_offset, size)
 
@@ -401,6 +421,152 @@ class EntryLog:
         if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_RECORD_BYTES <= size <= room:
             raise CorruptRecordError(f"no record starts at {phy_offset}")
         return self.read(phy_offset, size)
+
+    def index_of(self, position: int) -> int:
+        """Return the entry that holds the byte at *position*, or the one before it in a gap.
+
+        Raises:
+            OffsetOutOfRangeError: Outside the log.
+        """
+        if not self.first_position <= position < self.end_position:
+            raise OffsetOutOfRangeError(f"no entry holds byte {position}")
+        low, high = self.first_index, self.last_index
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._located(middle)[0] <= position:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    # -- damage ----------------------------------------------------------------------------
+
+    def stored_unit(self, index: int) -> Unit | None:
+        """Return (position, term, chain, size) from file, None when the unit is damaged.
+
+        May be called in a worker thread.
+        """
+        return self._index.stored(index)
+
+    def stored_chain(self, index: int) -> int | None:
+        """Return the chain up to *index* from file, None when it is damaged. As `stored_unit`."""
+        if index == self._anchor.first_index - 1:
+            return self._anchor.prev_chain
+        unit = self._index.stored(index)
+        return None if unit is None else unit[2]
+
+    def bytes_at(self, position: int, size: int) -> memoryview:
+        """Return bytes of one segment, damaged or not, fewer at its end. As `stored_unit`."""
+        segment = self._segments.get(segment_base(position, self._segment_bytes))
+        return memoryview(b"") if segment is None else segment.bytes_at(position, size)
+
+    def _refuse_damaged(self, position: int, size: int) -> None:
+        index = self.damaged.overlaps(position, position + size)
+        if index is not None:
+            raise CorruptEntryError(f"entry {index} is damaged and waits for its repair")
+
+    def restore_unit(self, index: int) -> bool:
+        """Make the index unit of entry *index* anew from its frame; tell whether it is there now.
+
+        Units before it that are missing are restored, too.
+        """
+        before = index - 1
+        while before >= self.first_index and self._index.stored(before) is None:
+            before -= 1
+        for wanted in range(before + 1, index + 1):
+            if self._index.stored(wanted) is None and not self._restore_unit(wanted):
+                return False
+        return True
+
+    def _places_of(self, index: int) -> tuple[int, ...]:
+        """Where entry *index* may stand, by the one before it."""
+        if index == self._anchor.first_index:
+            end = self._anchor.position
+        else:
+            unit = self._index.stored(index - 1)
+            if unit is None:
+                return ()
+            end = unit[0] + unit[3]
+        base = segment_base(end, self._segment_bytes)
+        return (end,) if end == base else (end, base + self._segment_bytes)
+
+    def _restore_unit(self, index: int) -> bool:
+        chain = self.stored_chain(index - 1)
+        for position in self._places_of(index):
+            frame = self.bytes_at(position, self._segment_bytes)
+            try:
+                header = parse_header(frame)
+                if chain is None or (header.index, header.position) != (index, position):
+                    continue
+                verify_frame(frame[: header.size], header, chain)
+            except CorruptEntryError:
+                continue
+            self._put_unit(header)
+            return True
+        return False
+
+    def _put_unit(self, header: EntryHeader) -> None:
+        unit = encode_unit(header.index, header.position, header.term, header.chain, header.size)
+        self._index.put_bulk(header.index, bytearray(unit))
+
+    def mark_damaged(self, index: int) -> None:
+        """Note that the bytes of entry *index* are not what was written: nobody reads them now."""
+        unit = self._index.stored(index)
+        if unit is not None:
+            self.damaged.add(index, unit[0], unit[0] + unit[3])
+            return
+        start, end = self.first_position, self.end_position
+        for before in range(index - 1, self.first_index - 1, -1):
+            if (unit := self._index.stored(before)) is not None:
+                start = unit[0] + unit[3]
+                break
+        for after in range(index + 1, self.last_index + 1):
+            if (unit := self._index.stored(after)) is not None:
+                end = unit[0]
+                break
+        self.damaged.add(index, start, end)
+
+    def mark_whole(self, index: int) -> None:
+        """Note that entry *index* was put right, durably."""
+        self.damaged.remove(index)
+
+    def rewrite(self, frame: Buffer) -> EntryHeader:
+        """Write another replica's copy of a damaged entry over it; durable after the next flush.
+
+        Entries are put right in ascending order: without its own unit, one is known by the chain
+        of the entry before it.
+
+        Raises:
+            CorruptEntryError: The copy is damaged, or is not the entry that stood here. Nothing
+                changed.
+            FlushFailedError: The log is poisoned. Nothing changed.
+        """
+        if self._health.failure is not None or self._closed:
+            raise self._refusal()
+        header = parse_header(frame)
+        index, view = header.index, memoryview(frame)
+        unit, chain = self._index.stored(index), self.stored_chain(index - 1)
+        found = (header.position, header.term, header.chain, header.size)
+        if unit is None:
+            fits = chain is not None and header.position in self._places_of(index)
+            after = self._index.stored(index + 1) if index < self.last_index else None
+            fits = fits and (after is None or header.end_position <= after[0])
+        else:
+            fits = found == unit
+        if not (fits and self.first_index <= index <= self.last_index):
+            raise CorruptEntryError(f"the copy of entry {index} is not the entry that stood here")
+        if chain is not None:
+            verify_frame(view, header, chain)
+        elif zlib.crc32(view[ENTRY_HEADER_BYTES:]) != header.body_crc:
+            raise CorruptEntryError(f"the copy of entry {index} is damaged itself")
+        segment = self._segments[segment_base(header.position, self._segment_bytes)]
+        if view.nbytes != header.size or header.end_position + BLANK_BYTES > segment.end:
+            raise CorruptEntryError(f"the copy of entry {index} does not fit its place")
+        segment.write(header.position, view)
+        self._dirty[segment.base] = segment
+        if unit is None:
+            self._put_unit(header)
+        return header
 
     # -- appending -------------------------------------------------------------------------
 
@@ -688,6 +854,7 @@ class EntryLog:
         self.last_term = last.term
         self.last_chain = last.chain
         self.end_position = last.end_position
+        self.damaged.drop_outside(self.first_index, last.index)
         self._index.cut_to(last.index)
         self.last_store_time_ms = newest_store_time_ms(
             last.index, self._anchor, self._index, self._segments, self._segment_bytes
@@ -757,6 +924,7 @@ class EntryLog:
             self._anchor = anchor
             self.first_index = anchor.first_index
             self.first_position = anchor.position
+            self.damaged.drop_outside(self.first_index, self.last_index)
             base = segment_base(anchor.position, self._segment_bytes)
             dropped = [self._segments.pop(key) for key in sorted(self._segments) if key < base]
             for segment in dropped:

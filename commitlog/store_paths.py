@@ -147,6 +147,11 @@ class StorePaths:
         return self._at("raft", "doubt")
 
     @property
+    def damage(self) -> str:
+        """Which entries are damaged and wait for their repair; missing while none is."""
+        return self._at("raft", "damage")
+
+    @property
     def snapshot(self) -> str:
         """The tables as of the last checkpoint."""
         return self._at("raft", "snapshot")
