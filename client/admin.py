@@ -31,6 +31,8 @@ from remoting.protocol.headers import (
 
 ADMIN_TIMEOUT_S: Final = 10.0
 """Budget of one administrative request, a fail-over included."""
+CHANGE_TIMEOUT_S: Final = 20.0
+"""A change of members waits for the one before it, for an answer of the new one, for its commit."""
 STATUS_TIMEOUT_S: Final = 1.0
 """A node that says nothing for so long is shown as unreachable."""
 
@@ -111,6 +113,31 @@ class Admin:
         if memoryview(answer.body).nbytes:
             status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
         return status
+
+    async def change_members(
+        self, broker_name: str, op: str, name: str = "", address: str = ""
+    ) -> None:
+        """Change who belongs to a broker group, or who leads it; returns when it is committed.
+
+        Args:
+            broker_name: The group.
+            op: ``add``, ``remove``, ``replace`` or ``transfer``.
+            name: Id of the member; may be empty for ``transfer``: the one that has most.
+            address: Its peer address ``host:port``, for ``add`` and ``replace``.
+        Raises:
+            RequestFailedError: The group refused; nothing was changed.
+            BrokerUnreachableError: No leader answers.
+        """
+        await self._learn_leaders()
+        answer = await self._instance.ask_leader(
+            broker_name,
+            RequestCode.RAFT_CHANGE,
+            {"op": op, "name": name, "address": address},
+            topic="TBW102",
+            timeout_s=CHANGE_TIMEOUT_S,
+            attempt_timeout_s=CHANGE_TIMEOUT_S,
+        )
+        _check(answer, f"{op} {name} in {broker_name}")
 
     async def cluster_health(self) -> dict[str, GroupHealth]:
         """Return how each broker group is, by name; all members are asked at the same time.

@@ -24,10 +24,13 @@ from commitlog.record import pack_host
 from commitlog.seams import Disk
 from commitlog.store_paths import StorePaths
 from dledger.config import BrokerConfig
+from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.group import Group, GroupSettings, Leadership
+from dledger.membership_changes import MembershipChanges
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.get_message import ReadLimits
+from dledger.processors.raft_change import MAX_OPEN_CHANGES, RaftChangeProcessor
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
@@ -39,13 +42,22 @@ from dledger.store import ReplicaStore, StoreSettings
 from remoting.client import RemotingClient
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
 from remoting.edge import client_tls, server_tls
-from remoting.processor import ProcessorTable
+from remoting.processor import Limiter, ProcessorTable
+from remoting.protocol.codes import RequestCode
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer, ServerLimits
 
 log = structlog.get_logger(__name__)
 
 LOCALHOST: Final = {"localhost": "127.0.0.1"}
+
+HAND_OVER_ELECTIONS: Final = 4
+"""How many election timeouts a clean stop spends on giving the leadership away."""
+
+HAND_OVER_LOOK_S: Final = 0.01
+
+LINGER_S: Final = 0.3
+"""How long a former leader goes on telling clients where to go before it closes connections."""
 
 APPEND_BYTES: Final = 1 << 20
 """Bytes of one append to a peer: large enough to catch up fast, small enough to share a link."""
@@ -118,7 +130,7 @@ async def serve_broker(
             )
             task_status.started(broker)
             await stop.wait()
-            await _leave(broker, config)
+            await _leave(broker, config, clock)
         await group.close()
         closed = True
     finally:
@@ -126,13 +138,40 @@ async def serve_broker(
             store.close(clean=False)
 
 
-async def _leave(broker: Broker, config: BrokerConfig) -> None:
+async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
     timeout_s = config.server.shutdown_timeout_ms / 1000
+    election_timeout_s = config.raft.election_timeout_ms / 1000
+    handed_over = await _hand_over(broker.group, clock, election_timeout_s)
     with trio.move_on_after(timeout_s):
         await broker.registration.unregister()
+    if handed_over:
+        # Those who were sent to the new leader go; whoever still asks here is told where it is.
+        await clock.sleep(min(LINGER_S, timeout_s))
     if not await broker.group.drain():
         log.warning("stopped_with_proposals_in_flight")
     await broker.server.drain(timeout_s)
+
+
+async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> bool:
+    """Give the leadership away, so that nobody has to miss this node first; tell whether it did.
+
+    Followers and single members have nothing to give.
+    """
+    deadline = clock.monotonic() + HAND_OVER_ELECTIONS * election_timeout_s
+    while group.node.is_leader and clock.monotonic() < deadline:
+        try:
+            if await group.transfer_leadership():
+                break
+        except ChangePendingError:
+            await clock.sleep(HAND_OVER_LOOK_S)
+        except (ChangeRefusedError, NotLeaderError) as error:
+            log.info("leadership_not_handed_over", reason=str(error))
+            return False
+    while not group.node.is_leader and group.node.leader_id is None:
+        if clock.monotonic() >= deadline:
+            return False
+        await clock.sleep(HAND_OVER_LOOK_S)
+    return not group.node.is_leader
 
 
 @asynccontextmanager
@@ -176,6 +215,10 @@ async def _run_parts(
     ]
     table = ProcessorTable()
     processors.register(table)
+    changes = RaftChangeProcessor(MembershipChanges(group, world.clock))
+    table.register(
+        RequestCode.RAFT_CHANGE, changes.handle, Limiter("raft change", MAX_OPEN_CHANGES)
+    )
     server = RemotingServer(
         world.network,
         table,

@@ -88,9 +88,17 @@ def _names(info: ClusterInfo, cluster: str | None) -> set[str]:
 
 
 async def ask_leader(
-    group: BrokerData, code: int, ext: Mapping[str, str], body: bytes = b""
+    group: BrokerData,
+    code: int,
+    ext: Mapping[str, str],
+    body: bytes = b"",
+    *,
+    timeout_s: float = 3.0,
 ) -> RemotingCommand:
     """Return the answer of the group's leader, followed by its hints and through an election.
+
+    Args:
+        timeout_s: For one answer.
 
     Raises:
         CliError: No leader within three seconds; unreachable.
@@ -100,7 +108,7 @@ async def ask_leader(
     for number in range(LEADER_TRIES):
         address = addresses[number % len(addresses)]
         try:
-            answer = await ask(address, code, ext, body)
+            answer = await ask(address, code, ext, body, timeout_s=timeout_s)
         except NoAnswerError as error:
             failure = error
             continue

@@ -105,7 +105,8 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
     elif leader["id"] != 0:
         reasons.append(f"the NameServer has not heard yet that {leader['address']} leads")
     members = {str(row.get("self")) for row in up}
-    expected = members.union(*(map(str, row.get("peers", {})) for row in up))
+    listed = {str(member["name"]) for member in (leader or {}).get("members") or ()}
+    expected = listed or members.union(*(map(str, row.get("peers", {})) for row in up))
     absent = sorted(expected - members)
     if absent:
         reasons.append(f"{', '.join(absent)} of the group not registered")

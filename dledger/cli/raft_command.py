@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from cyclopts import App
+import trio
+from cyclopts import App, Parameter
 
+from dledger.cli.ask_cluster import ask_leader, groups_of, refused
 from dledger.cli.cluster_command import brokers_of
-from dledger.cli.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, Output, addresses, show
-from dledger.cli.probe import any_cluster_info
+from dledger.cli.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    note,
+    show,
+)
+from dledger.cli.probe import any_cluster_info, raft_status
+from remoting.protocol.bodies import BrokerData
+from remoting.protocol.codes import RequestCode, ResponseCode
 
 app = App(name="raft", help="Terms, indexes and lag of a group.", backend="trio")
+
+CHANGE_TIMEOUT_S = 20.0
+"""A change waits for the one before it, for an answer of the new member, and for its commit."""
+
+LOOK_S = 0.2
 
 COLUMNS = (
     "group",
     "member",
     "address",
     "role",
+    "standing",
     "term",
     "last_index",
     "durable_index",
@@ -46,6 +66,106 @@ async def status(
     return ExitCode.OK if any(row.get("serving") for row in rows) else ExitCode.FAILED
 
 
+Group = Annotated[
+    str | None, Parameter(name=["--group", "-g"], help="Broker group; needed if there are several.")
+]
+Wait = Annotated[bool, Parameter(name="--wait", help="Return only when it votes, or is gone.")]
+MEMBER_WAIT_S = 300.0
+"""A new member copies the whole log before it votes."""
+
+
+@app.command
+async def add(
+    name: str,
+    address: str,
+    /,
+    *,
+    group: Group = None,
+    wait: Wait = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+) -> int:
+    """Take in the broker NAME, which runs at the peer address HOST:PORT; it learns, then votes."""
+    brokers = await _the_group(addresses(namesrv), group)
+    await _change(brokers, "add", name, address)
+    note(f"{name} is a learner; it votes when it has caught up")
+    return await _until(brokers, lambda members: members.get(name) == {"voter"}, wait)
+
+
+@app.command
+async def replace(
+    name: str,
+    address: str,
+    /,
+    *,
+    group: Group = None,
+    wait: Wait = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+) -> int:
+    """Let the broker at the peer address HOST:PORT take the place of the member NAME.
+
+    It has the same id and an empty folder, or the folder of NAME and another address.
+    """
+    brokers = await _the_group(addresses(namesrv), group)
+    await _change(brokers, "replace", name, address)
+    note(f"the one at {address} learns; it takes the place of {name} when it has caught up")
+    return await _until(brokers, lambda members: members.get(name) == {"voter"}, wait)
+
+
+@app.command
+async def remove(name: str, /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
+    """Remove the member NAME, whether it runs or not; not the leader."""
+    await _change(await _the_group(addresses(namesrv), group), "remove", name, "")
+    note(f"{name} is no member any more; stop it if it still runs")
+    return ExitCode.OK
+
+
+@app.command
+async def transfer_leader(
+    name: str = "", /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
+) -> int:
+    """Hand the leadership to the member NAME, or to the one that has most."""
+    await _change(await _the_group(addresses(namesrv), group), "transfer", name, "")
+    note(f"leadership was handed over{f' to {name}' if name else ''}")
+    return ExitCode.OK
+
+
+async def _the_group(namesrvs: list[str], group: str | None) -> BrokerData:
+    groups = [data for data in await groups_of(namesrvs, None) if group in (None, data.broker_name)]
+    if len(groups) != 1:
+        names = ", ".join(data.broker_name for data in groups) or "none"
+        raise CliError(
+            f"broker groups to choose from: {names}",
+            next_step="name one with --group",
+            exit_code=ExitCode.USAGE,
+        )
+    return groups[0]
+
+
+async def _change(group: BrokerData, op: str, name: str, address: str) -> None:
+    ext = {"op": op, "name": name, "address": address}
+    answer = await ask_leader(group, RequestCode.RAFT_CHANGE, ext, timeout_s=CHANGE_TIMEOUT_S)
+    if answer.code != ResponseCode.SUCCESS:
+        raise refused(f"{op} {name}".strip(), answer)
+
+
+async def _until(group: BrokerData, done: Callable[[dict[str, set[str]]], bool], wait: bool) -> int:
+    if not wait:
+        return ExitCode.OK
+    with trio.move_on_after(MEMBER_WAIT_S):
+        while True:
+            for address in group.broker_addrs.values():
+                status = await raft_status(address)
+                if status is None or not status.get("serving"):
+                    continue
+                members: dict[str, set[str]] = {}
+                for member in status.get("members", ()):
+                    members.setdefault(member["name"], set()).add(member["standing"])
+                if done(members):
+                    return ExitCode.OK
+            await trio.sleep(LOOK_S)
+    raise CliError(f"not done after {MEMBER_WAIT_S:.0f} s", next_step="see dledger raft status")
+
+
 def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what is shown of each member, from what it says of itself. Pure."""
     last = max((int(row.get("last_index", 0)) for row in rows), default=0)
@@ -55,6 +175,7 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "member": row.get("self"),
             "address": row["address"],
             "role": row.get("role"),
+            "standing": _standing(row),
             "leader": row.get("leader"),
             "serving": row.get("serving"),
             "term": row.get("term"),
@@ -67,6 +188,17 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "elections": row.get("elections"),
             "truncations": row.get("truncations"),
             "peers": row.get("peers"),
+            "members": row.get("members"),
         }
         for row in rows
     ]
+
+
+def _standing(row: dict[str, Any]) -> str | None:
+    if "voter" not in row:
+        return None
+    if row["voter"]:
+        return "voter"
+    name = row.get("self")
+    listed = any(member["name"] == name for member in row.get("members") or ())
+    return "learner" if listed else "no member"

@@ -204,6 +204,8 @@ class RequestCode(IntEnum):
     BULK_PULL = 51103
     # Whether every group of the cluster has a leader and a quorum.
     CLUSTER_HEALTH = 51104
+    # Add, remove or replace a member of a group, or hand its leadership over; the leader answers.
+    RAFT_CHANGE = 51105
 
 
 OWN_CODES = range(51100, 51200)

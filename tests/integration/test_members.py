@@ -1,0 +1,250 @@
+"""Members come and go under load: nothing fails, nothing is lost. Real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import tomllib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from commitlog.errors import MQError
+from dledger.cli.local_cluster import LocalCluster, Node, free_ports, local_cluster
+from dledger.cli.log_walk import equal_bytes, open_segments
+from dledger.cli.raft_command import add, remove, replace, transfer_leader
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 100_000,
+    "store.max_index_num": 1_000_000,
+}
+SENDERS = 48
+
+
+@dataclass
+class Load:
+    """What the senders were told."""
+
+    acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    stop: bool = False
+
+    async def send(self, producer: Producer, number: int) -> None:
+        """Send until told to stop."""
+        sent = 0
+        while not self.stop:
+            key = f"{number}-{sent}"
+            sent += 1
+            try:
+                result = await producer.send(Message("t", key.encode().ljust(256, b".")))
+            except MQError as error:
+                self.failed.append(str(error))
+            else:
+                self.acknowledged[key] = (result.message_queue.queue_id, result.queue_offset)
+                self.times.append(time.monotonic())
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many sends were acknowledged."""
+        with trio.fail_after(120):
+            while len(self.acknowledged) < count:
+                await trio.sleep(0.01)
+
+    @property
+    def rate(self) -> float:
+        """Acknowledged sends per second."""
+        return len(self.times) / (self.times[-1] - self.times[0])
+
+    @property
+    def largest_gap_s(self) -> float:
+        """The longest time without any acknowledgement."""
+        return max(b - a for a, b in zip(self.times, self.times[1:], strict=False))
+
+
+@asynccontextmanager
+async def loaded(cluster: LocalCluster, **config: object) -> AsyncIterator[Load]:
+    """Keep sending while the block runs; afterwards every acknowledged message must be there."""
+    namesrvs = [cluster.namesrv_address]
+    await create_topic(namesrvs, "t", queues=4)
+    load = Load()
+    async with connect(namesrvs) as client:
+        async with (
+            Producer(client, "p", ProducerConfig(**config)) as producer,  # type: ignore[arg-type]
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(SENDERS):
+                nursery.start_soon(load.send, producer, number)
+            await load.reach(1_000)
+            yield load
+            load.stop = True
+        found: dict[tuple[int, int], str] = {}
+        async with PullConsumer(client, "c") as consumer:
+            async for queue, result in consumer.drain(await consumer.fetch_message_queues("t")):
+                for message in result.messages:
+                    key = bytes(message.body).rstrip(b".").decode()
+                    found[(queue.queue_id, message.queue_offset)] = key
+    assert [key for key, place in load.acknowledged.items() if found.get(place) != key] == []
+
+
+async def wait_voter(cluster: LocalCluster, name: str, timeout_s: float = 60) -> None:
+    with trio.fail_after(timeout_s):
+        while True:
+            status = (await cluster.statuses()).get(name, {})
+            if status.get("voter"):
+                return
+            await trio.sleep(0.05)
+
+
+def logs_are_equal(cluster: LocalCluster, statuses: dict[str, dict[str, object]]) -> None:
+    end = min(int(str(status["end_position"])) for status in statuses.values())
+    logs = []
+    for name in statuses:
+        store = cluster.brokers[name].store_path
+        assert store is not None
+        logs.append(open_segments(store / "commitlog"))
+    for other in logs[1:]:
+        assert equal_bytes(logs[0], other, end) is None
+
+
+def newcomer(cluster: LocalCluster, like: str, name: str, folder: str) -> tuple[Node, str]:
+    """Return a broker configured like *like* under its own name, ports and folder, not started."""
+    client_port, peer_port = free_ports(2)
+    model = cluster.brokers[like].config_path
+    assert model is not None
+    tables = tomllib.loads(model.read_text())
+    others = [p for p in tables["raft"]["peers"].split(";") if not p.startswith(f"{name}-")]
+    tables["raft"]["peers"] = ";".join([*others, f"{name}-127.0.0.1:{peer_port}"])
+    tables["raft"]["self_id"] = name
+    tables["server"]["listen_port"] = client_port
+    store = cluster.folder / folder / "store"
+    tables["store"]["path_root_dir"] = str(store)
+    path = cluster.folder / f"{folder}.toml"
+    lines = []
+    for table, rows in tables.items():
+        lines.append(f"[{table}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in rows.items()]
+    path.write_text("\n".join(lines))
+    node = Node(
+        name,
+        f"127.0.0.1:{client_port}",
+        ("broker", "-c", str(path), "--log-form", "json"),
+        cluster.folder / f"{folder}.log",
+        store_path=store,
+        config_path=path,
+    )
+    return node, f"127.0.0.1:{peer_port}"
+
+
+async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        # Without retries after an unknown outcome, so that none can hide.
+        async with loaded(cluster, retry_unknown=False) as load:
+            for name in list(cluster.brokers):
+                assert await cluster.stop(name) == 0
+                await cluster.start(name)
+                await cluster.wait_caught_up(name)
+                await load.reach(len(load.acknowledged) + 1_000)
+        assert load.failed == []
+        assert load.rate >= 1_000, f"only {load.rate:.0f} messages a second"
+        assert load.largest_gap_s < 2.0
+        print(
+            f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s, no failed send,"
+            f" largest gap {load.largest_gap_s * 1000:.0f} ms"
+        )
+
+
+async def test_leaders_restarted_one_after_the_other_fail_no_send(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        async with loaded(cluster, retry_unknown=False) as load:
+            for _ in range(4):
+                leader = await cluster.wait_leader()
+                assert await cluster.stop(leader) == 0
+                await cluster.start(leader)
+                await cluster.wait_caught_up(leader)
+                await load.reach(len(load.acknowledged) + 500)
+        assert load.failed == []
+        print(f"largest gap {load.largest_gap_s * 1000:.0f} ms at {load.rate:.0f}/s")
+
+
+async def test_a_follower_wiped_under_load_comes_back_by_itself_as_a_voter(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        async with loaded(cluster) as load:
+            await load.reach(50_000)
+            leader = await cluster.wait_leader()
+            follower = next(name for name in cluster.brokers if name != leader)
+            await cluster.kill(follower)
+            store = cluster.brokers[follower].store_path
+            assert store is not None
+            shutil.rmtree(store)
+            await cluster.start(follower)
+            began = time.monotonic()
+            await wait_voter(cluster, follower)
+            took_s = time.monotonic() - began
+            # Now it can stand in for another one.
+            third = next(name for name in cluster.brokers if name not in (leader, follower))
+            await cluster.kill(third)
+            await load.reach(len(load.acknowledged) + 1_000)
+            await cluster.start(third)
+            await cluster.wait_caught_up(third)
+        assert load.failed == []
+        statuses = {name: dict(status) for name, status in (await cluster.statuses()).items()}
+        logs_are_equal(cluster, statuses)
+        print(
+            f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s;"
+            f" wiped with {store.name} of {50_000}+ messages, a voter again after {took_s:.1f} s"
+        )
+
+
+async def test_members_are_added_replaced_and_removed_by_command_under_load(
+    tmp_path: Path,
+) -> None:
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        namesrv = cluster.namesrv_address
+        async with loaded(cluster) as load:
+            await load.reach(50_000)
+            leader = await cluster.wait_leader()
+            first, second = (name for name in cluster.brokers if name != leader)
+            # One dies for good; another machine takes its place.
+            await cluster.kill(first)
+            node, address = newcomer(cluster, second, first, f"{first}-again")
+            cluster.brokers[first] = node
+            await cluster.start(first)
+            began = time.monotonic()
+            assert await replace(first, address, wait=True, namesrv=namesrv) == 0
+            replaced_s = time.monotonic() - began
+            await load.reach(len(load.acknowledged) + 1_000)
+            # A fourth one joins, leads, and the third goes.
+            node, address = newcomer(cluster, first, "n3", "n3")
+            cluster.brokers["n3"] = node
+            await cluster.start("n3")
+            assert await add("n3", address, wait=True, namesrv=namesrv) == 0
+            await transfer_leader("n3", namesrv=namesrv)
+            assert await cluster.wait_leader() == "n3"
+            assert await remove(second, namesrv=namesrv) == 0
+            await cluster.stop(second)
+            del cluster.brokers[second]
+            await load.reach(len(load.acknowledged) + 1_000)
+            for name in cluster.brokers:
+                await cluster.wait_caught_up(name)
+        assert load.failed == []
+        statuses = {name: dict(status) for name, status in (await cluster.statuses()).items()}
+        assert sorted(statuses) == sorted([leader, first, "n3"])
+        assert all(status["voter"] for status in statuses.values())
+        logs_are_equal(cluster, statuses)
+        print(
+            f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s, none failed;"
+            f" replaced within {replaced_s:.1f} s"
+        )
