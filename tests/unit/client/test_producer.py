@@ -384,10 +384,11 @@ async def test_a_failed_broker_is_avoided_while_latency_faults_are_on(
             assert broker.count(RequestCode.SEND_RECORDS) > 1
 
 
-@pytest.mark.parametrize(("body_bytes", "answers_s"), [(40_000, 1.0), (40, 2.0)])
+@pytest.mark.parametrize(("body_bytes", "overlap"), [(40_000, True), (40, False)])
 async def test_requests_overlap_only_when_much_is_waiting(
-    autojump_clock: MockClock, body_bytes: int, answers_s: float
+    autojump_clock: MockClock, body_bytes: int, overlap: bool
 ) -> None:
+    """Thirty sends in requests of five at most, each answered after a second."""
     config = ProducerConfig(compress_over_bytes=None, max_request_records=5)
     async with (
         open_world() as world,
@@ -398,9 +399,10 @@ async def test_requests_overlap_only_when_much_is_waiting(
         world.groups["g"].brokers[0].delay_s = 1.0
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for i in range(9):
+            for i in range(30):
                 nursery.start_soon(producer.send, Message("T", b"%d" % i + bytes(body_bytes)))
-        assert trio.current_time() - began == pytest.approx(answers_s)
+        took_s = trio.current_time() - began
+        assert took_s < 5.0 if overlap else took_s >= 6.0
 
 
 async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead(
