@@ -37,9 +37,6 @@ from namesrv.server import serve_namesrv
 if TYPE_CHECKING:
     from jepsen_like.simulation.world import World
 
-EVICT_CHANCE: Final = 0.5
-"""How often a dead process's page cache is seen without the pages a failed flush lost."""
-
 EXPECTED_ENDS: Final = (
     FlushFailedError,
     DiskFullError,
@@ -202,8 +199,6 @@ class Node:
             return
         self._note(Event.KILL, self.incarnation)
         self._take_process_away(silent=False)
-        if self.disk.rng.random() < EVICT_CHANCE:
-            self.disk.evict()
 
     def power_cut(self) -> None:
         """End process and machine at once; what was not flushed is lost by chance.

@@ -47,7 +47,7 @@ class Inode:
     Attributes:
         content: What a reader sees; never resized.
         undo: Sector number to what the platter has of it, for every sector that differs.
-        lost: Sectors whose flush failed: no later flush saves them.
+        lost: Sectors whose flush failed: only writing them again saves them.
         pages: Pages that take space, or None when all of the file does.
         written_to: End of the highest write.
     """
@@ -82,15 +82,49 @@ class Inode:
 
 @dataclass(slots=True)
 class Flight:
-    """What was flushed by work whose time is not over yet.
+    """What work has made durable whose time is not over yet, in order.
+
+    A power cut finds the work at one of its steps: those before it are done, that one has reached
+    some sectors, those behind it have not begun.
 
     Attributes:
-        sectors: File and what the platter had before the flush.
-        replaced: Path and the inode it named before a whole file was replaced.
+        steps: How to undo each: the file and what the platter had of it, or the names and what
+            they stood for.
     """
 
-    sectors: list[tuple[Inode, dict[int, bytes]]] = field(default_factory=list)
-    replaced: list[tuple[str, Inode | None]] = field(default_factory=list)
+    steps: list[_FlushedFile | _FlushedNames] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _FlushedFile:
+    inode: Inode
+    sectors: dict[int, bytes]
+
+    def undo(self) -> None:
+        self.inode.put_back(self.sectors)
+        for sector in self.sectors:
+            self.inode.undo.pop(sector, None)
+
+    def doubt(self) -> None:
+        self.inode.undo.update(self.sectors)
+
+
+@dataclass(slots=True)
+class _FlushedNames:
+    disk: SimDisk
+    before: dict[str, Inode | None]
+
+    def undo(self) -> None:
+        durable = self.disk.durable_names
+        for path, inode in self.before.items():
+            if inode is None:
+                durable.pop(path, None)
+            else:
+                durable[path] = inode
+
+    def doubt(self) -> None:
+        if self.disk.rng.random() < 0.5:
+            self.undo()
 
 
 class SimDisk:
@@ -125,19 +159,27 @@ class SimDisk:
     # -- faults ----------------------------------------------------------------------------
 
     def kill(self, mount: Mount) -> None:
-        """End an incarnation: its calls change nothing any more. The page cache stays."""
+        """End an incarnation: its calls change nothing any more.
+
+        The page cache stays, without the pages that a failed flush lost: what the next process
+        reads there is on disk, or can still be flushed. Work under way is finished by the machine.
+        """
         mount.is_gone = True
         for path in [path for path, owner in self.locks.items() if owner is mount]:
             del self.locks[path]
-        for flight in self.flights:  # what was on its way is only written, not flushed
-            for inode, sectors in flight.sectors:
-                inode.undo = {**inode.undo, **sectors}
         self.flights.clear()
+        self.evict()
 
     def power_cut(self) -> int:
         """Lose what was not flushed, sector by sector, by chance; return sectors lost."""
         chance = self.rng.random
         lost = 0
+        for flight in reversed(self.flights):
+            reached = self.rng.randrange(len(flight.steps) + 1)
+            for step in reversed(flight.steps[reached + 1 :]):
+                step.undo()
+            if reached < len(flight.steps):
+                flight.steps[reached].doubt()
         names = dict(self.durable_names)
         for path, now in self.pending_names:
             if chance() < 0.5:  # a journal keeps order: what comes behind is gone too
@@ -146,15 +188,6 @@ class SimDisk:
                 names.pop(path, None)
             else:
                 names[path] = now
-        for flight in self.flights:
-            for inode, sectors in flight.sectors:
-                inode.undo = {**inode.undo, **sectors}
-            for path, before in reversed(flight.replaced):
-                if chance() < 0.5:
-                    if before is None:
-                        names.pop(path, None)
-                    else:
-                        names[path] = before
         self.flights.clear()
         self.locks.clear()
         self.pending_names.clear()
@@ -379,8 +412,10 @@ class Mount:
             raise FlushFailedError(f"flush of {path} failed: {errno.errorcode[errno.EIO]}")
         disk.observe("flush", path, 0, len(undo))
         if undo:
+            for sector in undo if inode.lost else ():
+                inode.lost.pop(sector, None)  # written again, and now whole
             if self._flight is not None:
-                self._flight.sectors.append((inode, undo))
+                self._flight.steps.append(_FlushedFile(inode, undo))
             inode.undo = {}
 
     # -- the seam --------------------------------------------------------------------------
@@ -445,11 +480,10 @@ class Mount:
         inode = Inode(len(content), reserve=True)
         inode.content[:] = content
         inode.written_to = len(content)
-        disk.names[path] = disk.durable_names[path] = inode
-        # The flush of the folder makes durable whatever was pending in it.
+        disk.names[path] = inode
+        disk.pending_names.append((path, inode))
+        # The flush of the folder makes durable whatever is pending in it.
         self._settle_names(posixpath.dirname(path))
-        if self._flight is not None:
-            self._flight.replaced.append((path, before))
         disk._link(path)
 
     def unlink(self, path: str) -> None:
@@ -485,14 +519,20 @@ class Mount:
         disk = self.disk
         if not disk.pending_names:
             return
+        durable = disk.durable_names
+        before: dict[str, Inode | None] = {}
         left: list[tuple[str, Inode | None]] = []
         for path, inode in disk.pending_names:
             if posixpath.dirname(path) != folder:
                 left.append((path, inode))
-            elif inode is None:
-                disk.durable_names.pop(path, None)
+                continue
+            before.setdefault(path, durable.get(path))
+            if inode is None:
+                durable.pop(path, None)
             else:
-                disk.durable_names[path] = inode
+                durable[path] = inode
+        if before and self._flight is not None:
+            self._flight.steps.append(_FlushedNames(disk, before))
         disk.pending_names = left
 
     def free_bytes(self, path: str) -> int:
