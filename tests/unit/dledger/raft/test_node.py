@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from commitlog.entry import seal_no_op
 from commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
-from dledger.raft.append import AppendRequest, plan_append, split_frames
+from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.guards import ALL_ON
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.raft_cluster import Cluster, Member
@@ -282,3 +283,107 @@ def test_a_log_behind_its_term_record_is_opened_in_the_newer_term(tmp_path: Path
     again.stand()
     cluster.members["n0"].flush()
     assert (again.is_leader, again.term) == (True, 2)
+
+
+@pytest.mark.parametrize("in_doubt", [["n1"], ["n1", "n2"]], ids=["one", "most"])
+def test_a_member_in_doubt_takes_part_only_when_most_are(
+    tmp_path: Path, in_doubt: list[str]
+) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    for name in in_doubt:
+        cluster.node(name).doubtful = True
+    for name in cluster.names:
+        reconnect(cluster, name)
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
+    cluster.clock.now_s += 10.0
+    cluster.node("n0").settle()
+    for name in ("n1", "n2", "n1"):
+        cluster.clock.now_s += 10.0
+        cluster.node(name).stand()
+        cluster.run()
+    leads = [name for name in ("n1", "n2") if cluster.node(name).is_leader]
+    assert len(leads) == (len(in_doubt) == 2)
+
+
+def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    for name in ("n1", "n2"):
+        cluster.node(name).doubtful = True
+    cluster.node("n1").damaged = True
+    for name in cluster.names:
+        reconnect(cluster, name)
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
+    for name in ("n1", "n2", "n1", "n2"):
+        cluster.clock.now_s += 10.0
+        cluster.node(name).stand()
+        cluster.run()
+    assert not any(cluster.node(name).is_leader for name in ("n1", "n2"))
+    assert cluster.node("n1").term == 1
+
+
+def test_the_vote_of_a_folder_made_anew_is_not_counted(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    node = cluster.node("n0")
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n2" in (a, b)}
+    cluster.clock.now_s += 10.0
+    node.stand()
+    while not node.term:
+        cluster.step()
+    node.heard(replace(cluster.node("n1").hello("control"), incarnation="made anew"))
+    cluster.run()
+    assert cluster.members["n1"].term_vote.voted_for == "n0"
+    assert not node.is_leader
+
+
+def test_two_different_entries_of_one_term_stop_the_follower(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    index = cluster.append("n0", b"a")
+    cluster.run()
+    journal = cluster.node("n1").journal
+    frame = seal_no_op(
+        index=index,
+        term=1,
+        position=journal.log.position_at(index),
+        prev_chain=journal.log.chain_at(index - 1),
+        store_time_ms=0,
+    )
+    request = AppendRequest(1, index - 1, 1, 0, split_frames(memoryview(frame)))
+    with pytest.raises(InvariantBroken, match="two different entries"):
+        plan_append(journal, request, ALL_ON)
+
+
+def test_a_follower_never_asks_for_what_it_has_committed(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    for body in (b"a", b"b"):
+        cluster.append("n0", body)
+        cluster.run()
+    cluster.beat("n0")
+    follower = cluster.node("n1")
+    committed = follower.commit_index
+    cluster.append("n0", b"not committed")
+    cluster.step()
+    last = follower.journal.last_index
+    assert last == committed + 1
+    request = AppendRequest(7, last, 7, 0, [])
+    assert plan_append(follower.journal, request, ALL_ON) == Rejected(committed + 1)
+
+
+def test_doubt_lasts_until_the_leaders_own_entry_is_committed(tmp_path: Path) -> None:
+    """A new leader does not know yet what else is committed of what its predecessors left."""
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    cluster.append("n0", b"x")
+    cluster.run()
+    cluster.beat("n0")
+    node = cluster.node("n2")
+    node.doubtful = True
+    last = node.journal.last_index
+    frame = PeerFrame(Kind.APPEND, 2, 1, 1, [last, 1, last], memoryview(b""))
+    node.receive("n1", frame)
+    cluster.members["n2"].flush()
+    assert node.term == 2
+    assert node.doubtful
