@@ -116,6 +116,15 @@ class DamagedEntries:
         for index in [i for i in self.indexes if not first <= i <= last]:
             self.remove(index)
 
+    def whole_until(self, first: int, last: int) -> int:
+        """Return up to where entries from *first* on are whole, at most *last*."""
+        at = bisect_left(self.indexes, first)
+        return min(last, self.indexes[at] - 1) if at < len(self.indexes) else last
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Return where damaged entry *index* begins and ends."""
+        return self._spans[index]
+
     def overlaps(self, start: int, end: int) -> int | None:
         """Return a damaged entry within bytes *start* … *end*, None when there is none."""
         at = bisect_left(self.indexes, True, key=lambda index: self._spans[index][1] > start)

@@ -322,6 +322,7 @@ def _make_group(
             drain_timeout_s=config.server.shutdown_timeout_ms / 1000,
             checkpoint_interval_s=raft.checkpoint_interval_ms / 1000,
             sync_replication=config.sync_replication,
+            scrub_bytes_per_s=config.store.scrub_bytes_per_s,
         ),
         store_host=store_host,
         clock=world.clock,

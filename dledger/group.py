@@ -22,7 +22,12 @@ import structlog
 import trio
 
 from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch
-from commitlog.errors import DiskFullError, LocalProtocolError
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    DiskFullError,
+    LocalProtocolError,
+)
 from commitlog.mark import Anchor
 from dledger.errors import (
     NotLeaderError,
@@ -35,12 +40,13 @@ from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Identity
 from dledger.raft.journal import Proposal, members_in
 from dledger.raft.links import Links
-from dledger.raft.membership import Members
+from dledger.raft.membership import Members, MembersLog
 from dledger.raft.node import RaftNode, RaftSettings
 from dledger.raft.term_vote import TermVote
 from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
+from dledger.services.scrub import ScrubService
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import SNAPSHOT_KIND, ReplicaStore
@@ -78,6 +84,8 @@ class GroupSettings:
     """How long a clean stop waits for proposals in flight."""
     checkpoint_interval_s: float = 3.0
     """How far a restart after a kill may have to replay."""
+    scrub_bytes_per_s: int = 0
+    """How fast the log is checked for damage; 0: all of it about once a day."""
     sync_replication: bool = True
     """Answer when a majority has the entry; else when this leader has it."""
 
@@ -170,16 +178,20 @@ class Group:
             rng=rng,
             on_settled=self._on_settled,
             guards=guards,
-            members=members_in(
-                store.log,
-                after=store.tables.applied_index,
-                index=store.tables.members_index,
-                members=self._applied_members(),
-            ),
+            members=self._members_of_log(),
         )
         self.node.take_snapshot = self._take_snapshot
         self.node.on_snapshot = self._on_snapshot
         self.node.may_lead = lambda: not store.refilling
+        self.scrub = ScrubService(
+            store,
+            self.node,
+            clock=clock,
+            executor=executor,
+            lock=self._store_lock,
+            bytes_per_s=settings.scrub_bytes_per_s,
+        )
+        self.scrub.on_config_repaired = self._on_repaired
         self._links = Links(self.node, network=network, clock=clock, rng=rng, executor=executor)
 
     # -- what others ask -------------------------------------------------------------------
@@ -232,6 +244,7 @@ class Group:
             "applied_chain": f"{self.state.applied_chain:016x}",
             "end_position": self.store.log.end_position,
             "pending_bytes": self._pending_bytes,
+            "scrub": self.scrub.status(),
         }
 
     # -- proposals -------------------------------------------------------------------------
@@ -364,6 +377,11 @@ class Group:
                 proposed = Proposed("unknown" if outcome == "unknown" else "not_stored")
             self._finish(pending, proposed)
 
+    def report_damage(self, position: int, size: int) -> None:
+        """Say that bytes read from the log were bad: what is damaged is repaired from now on."""
+        self.scrub.suspect_bytes(position, size)
+        self.node.settle()
+
     # -- reads that must not be stale ------------------------------------------------------
 
     def read_barrier(self, on_done: OnBarrier) -> None:
@@ -434,7 +452,7 @@ class Group:
             self._apply(APPLY_AT_ONCE_ENTRIES)
             self._note_leadership()
             self._answer_reads()
-        elif self.store.derived_index < self.node.commit_index:
+        elif self.store.derived_index < self.store.applicable(self.node.commit_index):
             self._apply_wake.set()
         if not self.settings.sync_replication:
             self._answer_stable()
@@ -484,12 +502,18 @@ class Group:
             self._finish(self._pending.popleft(), Proposed("not_stored"))
 
     def _apply(self, limit: int) -> None:
-        store, commit = self.store, self.node.commit_index
+        store = self.store
+        commit = store.applicable(self.node.commit_index)
         stop = min(commit, store.derived_index + limit)
         while store.derived_index < stop:
             # Asked anew each time: somebody told below may have made this node apply more.
             index = store.derived_index + 1
-            applied = store.apply(index)
+            try:
+                applied = store.apply(index)
+            except (CorruptEntryError, CorruptRecordError):
+                if not self.scrub.suspect(index):
+                    raise
+                return
             if applied.deleted_topics:
                 self._forget_counters(applied.deleted_topics)
             self._resolve(index)
@@ -540,6 +564,7 @@ class Group:
             nursery.start_soon(self._checkpoint_loop)
             nursery.start_soon(self._install_loop)
             nursery.start_soon(self._leadership_loop)
+            nursery.start_soon(self.scrub.run)
             await nursery.start(self._links.run)
             task_status.started()
 
@@ -647,6 +672,19 @@ class Group:
             self.node.journal.anchor_moved()
             log.info("segments_removed", bytes=dropped, first_index=floor.first_index)
 
+    def _members_of_log(self) -> MembersLog:
+        tables = self.store.tables
+        return members_in(
+            self.store.log,
+            after=tables.applied_index,
+            index=tables.members_index,
+            members=self._applied_members(),
+        )
+
+    def _on_repaired(self) -> None:
+        # An entry that was skipped when the log was read may have brought a list of members.
+        self.node.journal.members.become(self._members_of_log())
+
     def _applied_members(self) -> Members | None:
         tables = self.store.tables
         return Members.decode(tables.members_body) if tables.members_index else None
@@ -669,6 +707,7 @@ class Group:
                 while self.node.flushing:
                     await self._clock.sleep(FLUSH_POLL_S)
                 self.store.install(data)
+                self.store.write_damage()
                 self.node.journal.members.reset(self.state.members_index, self._applied_members())
                 self.node.installed(leader, self.store.log, self.state.applied_index)
 

@@ -138,6 +138,9 @@ class BrokerGroup(Protocol):
     def on_applied(self) -> list[AppliedListener]:
         """Called after each applied entry with the queues it touched; must not block or raise."""
 
+    def report_damage(self, position: int, size: int) -> None:
+        """Say that bytes read from the log were bad: what is damaged is repaired from now on."""
+
     def read_barrier(self, on_done: OnBarrier) -> None:
         """Call *on_done* when a read from `state` reflects all that was stored before this call.
 

@@ -285,6 +285,13 @@ class StoreTable(Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    scrub_bytes_per_s: Annotated[
+        int,
+        _about(
+            "How fast the log is read again in search of damage; 0: all of it about once a day.",
+            ge=0,
+        ),
+    ] = 0
     retention_interval_ms: Annotated[
         int, _about("How often old segments are looked for.", "cleanResourceInterval", ge=100)
     ] = 10_000

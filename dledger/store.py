@@ -8,19 +8,22 @@ only, so nothing in them ever has to be undone.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import cbor2
 import structlog
 from typing_extensions import Buffer
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
 from commitlog.consume_queue import ConsumeQueueFlush, ConsumeQueueStore
+from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
 from commitlog.entry import parse_header
 from commitlog.entry_log import EntryLog
-from commitlog.errors import DiskFullError, InvariantBroken
+from commitlog.errors import DiskFullError, ForeignStoreError, InvariantBroken
 from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Anchor, Mark
 from commitlog.recovery import DamagedLogError
@@ -37,6 +40,9 @@ DAMAGED: Final = b"damaged"
 TORN: Final = b"torn"
 ASYNC: Final = b"async"
 """What the doubt file says: entries below the mark are lost, above it, or would be unflushed."""
+
+DAMAGE_FORMAT: Final = 1
+"""Version of the list of damaged entries."""
 
 SNAPSHOT_KIND: Final = "checkpoint"
 """Name under which the executor measures checkpoints."""
@@ -101,11 +107,13 @@ class ReplicaStore:
         self.tables = tables()
         self.derived_index = self.log.first_index - 1
         self._saved = (0, 0)
+        self._noted_damage: list[tuple[int, int]] = []
         self.saved_index = 0
         """Newest entry that a written checkpoint covers."""
         self._load_tables()
         self._abort.create(settings.pid)
         self._reserve()
+        self._load_damage()
         self.replayed = self._replay()
 
     def _open_log(self, mark: Mark | None) -> EntryLog:
@@ -316,10 +324,58 @@ class ReplicaStore:
             log.error("no_space_for_next_segment", error=str(error))
 
     def _replay(self) -> int:
-        first = self.derived_index + 1
-        for index in range(first, self.restored_commit_index + 1):
+        first, commit = self.derived_index + 1, self.restored_commit_index
+        # Recovery trusts what stands below the mark; tables made from bad bytes would be worse.
+        for index in check_entries(self.log, first, commit, self.log.end_position).suspects:
+            if not self.is_whole(index):
+                self.note_damaged(index)
+        last = self.applicable(commit)
+        for index in range(first, last + 1):
             self.apply(index)
-        return self.restored_commit_index + 1 - first
+        return last + 1 - first
+
+    # -- damaged entries -------------------------------------------------------------------
+
+    def applicable(self, commit_index: int) -> int:
+        """Return up to where entries may be applied: committed, and before the first damaged."""
+        return self.log.damaged.whole_until(self.derived_index + 1, commit_index)
+
+    def is_whole(self, index: int) -> bool:
+        """Look at entry *index* once more; its unit in the entry index is put right by the way."""
+        self.log.restore_unit(index)
+        return not check_entries(self.log, index, index, 0).suspects
+
+    def note_damaged(self, index: int) -> None:
+        """Remember durably that entry *index* is damaged; nobody reads it until it was repaired."""
+        self.log.mark_damaged(index)
+        self.write_damage()
+
+    def write_damage(self) -> None:
+        """Write down which entries are damaged, if that has changed."""
+        ranges = self.log.damaged.ranges()
+        if ranges == self._noted_damage:
+            return
+        if ranges:
+            self._disk.replace(self.paths.damage, encode_damage(ranges))
+        else:
+            self._disk.unlink(self.paths.damage)
+            self._disk.flush_dir(self.paths.raft)
+        self._noted_damage = ranges
+
+    def _load_damage(self) -> None:
+        if not self._disk.exists(self.paths.damage):
+            return
+        ranges = decode_damage(self._disk.read(self.paths.damage), self.paths.damage)
+        first, last = self.log.first_index, self.log.last_index
+        if ranges is None:
+            log.error("list_of_damage_damaged", path=self.paths.damage)
+            ranges = [(first, last)]
+        self._noted_damage = ranges
+        for low, high in ranges:
+            for index in range(max(low, first), min(high, last) + 1):
+                if not self.is_whole(index):
+                    self.log.mark_damaged(index)
+        self.write_damage()
 
     def apply(self, index: int) -> Applied:
         """Apply the entry at *index*, which must be committed and durable here.
@@ -413,6 +469,28 @@ class ReplicaStore:
         if clean:
             self._abort.remove()
         self._lock.release()
+
+
+def encode_damage(ranges: list[tuple[int, int]]) -> bytes:
+    """Return the content of the damage file: a checksum, then CBOR."""
+    body = cbor2.dumps({"v": DAMAGE_FORMAT, "ranges": [list(pair) for pair in ranges]})
+    return zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def decode_damage(data: bytes, path: str) -> list[tuple[int, int]] | None:
+    """Return the damaged entries as runs (first, last); None when the file itself is damaged.
+
+    Raises:
+        ForeignStoreError: A newer version wrote it.
+    """
+    if zlib.crc32(data[4:]).to_bytes(4, "big") != data[:4]:
+        return None
+    record = cbor2.loads(data[4:])
+    if record["v"] > DAMAGE_FORMAT:
+        raise ForeignStoreError(
+            f"{path} has format {record['v']}; this version knows up to {DAMAGE_FORMAT}"
+        )
+    return [(first, last) for first, last in record["ranges"]]
 
 
 @dataclass(slots=True)

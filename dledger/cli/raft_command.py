@@ -46,6 +46,8 @@ COLUMNS = (
     "lag_entries",
     "elections",
     "truncations",
+    "damaged_entries",
+    "scrub_progress",
 )
 
 
@@ -187,6 +189,9 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "lag_entries": last - int(row["last_index"]) if "last_index" in row else None,
             "elections": row.get("elections"),
             "truncations": row.get("truncations"),
+            "damaged_entries": scrub_of(row).get("damaged_entries"),
+            "scrub_progress": scrub_of(row).get("progress"),
+            "scrub": row.get("scrub"),
             "peers": row.get("peers"),
             "members": row.get("members"),
         }
@@ -202,3 +207,9 @@ def _standing(row: dict[str, Any]) -> str | None:
     name = row.get("self")
     listed = any(member["name"] == name for member in row.get("members") or ())
     return "learner" if listed else "no member"
+
+
+def scrub_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what a member says of its scrub; nothing when it is of an older version."""
+    scrub = row.get("scrub")
+    return scrub if isinstance(scrub, dict) else {}

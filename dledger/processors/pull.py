@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import trio
 from typing_extensions import Buffer
 
-from commitlog.errors import MQError
+from commitlog.errors import CorruptRecordError, MQError
+from commitlog.record import check_bodies
 from dledger.errors import ReplicationError
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.broker_settings import BrokerSettings
@@ -37,7 +38,7 @@ from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import PullMessageHeader
-from remoting.protocol.outcome import Condition
+from remoting.protocol.outcome import Condition, answer
 from remoting.seams import Clock, Executor
 
 FLAG_COMMIT_OFFSET = 1
@@ -363,7 +364,23 @@ class PullProcessor:
         )
 
     async def _answer_cold(self, pull: _Pull, found: MessageRange) -> RemotingCommand:
-        body = await self._executor.run(lambda: found.join_copied(self._group), kind=COLD_READ_KIND)
+        def read() -> bytes:
+            body = found.join_copied(self._group)
+            check_bodies(body)
+            return body
+
+        try:
+            body = await self._executor.run(read, kind=COLD_READ_KIND)
+        except CorruptRecordError:
+            for position, size in found.slices:
+                self._group.report_damage(position, size)
+            return answer(
+                pull.command,
+                Condition.NOT_READY,
+                "these messages are damaged on this broker's disk and are being repaired",
+            )
+        except MQError as error:
+            return refusal(pull.command, error)
         return self._answer(pull, found, body)
 
     # ------------------------------------------------------------------------------ waiting

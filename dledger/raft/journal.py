@@ -86,6 +86,8 @@ def members_in(
     """
     found = MembersLog(index, members)
     for at in range(max(after + 1, log.first_index), log.last_index + 1):
+        if at in log.damaged:
+            continue  # looked at again when it was repaired
         frame = log.frame(at)
         header = parse_header(frame)
         if header.kind == KIND_CONFIG:

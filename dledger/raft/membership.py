@@ -332,6 +332,11 @@ class MembersLog:
         """Index of the entry that holds it; 0 when it stands in no entry."""
         return self._stack[-1][0] if self._stack else 0
 
+    def become(self, other: MembersLog) -> None:
+        """Take over what *other* holds: the log was read again."""
+        self._stack = list(other._stack)
+        self.version += 1
+
     def before(self) -> Members | None:
         """Return the list that would hold again if the newest were cut."""
         return self._stack[-2][1] if len(self._stack) > 1 else None

@@ -24,8 +24,11 @@ from typing import Any, Final
 
 import structlog
 
+from commitlog.damage import check_entries
 from commitlog.entry_log import EntryLog
 from commitlog.errors import (
+    CorruptEntryError,
+    CorruptStoreError,
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
@@ -41,6 +44,7 @@ from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Hello, Identity
 from dledger.raft.journal import CommitLogJournal, ConfigProposal, Proposal, entry_size
 from dledger.raft.membership import Members, MembersLog, Sight, check_change, next_list
+from dledger.raft.repair import FETCH_BYTES
 from dledger.raft.replicator import Append, Replicator
 from dledger.raft.roster import NAMES_MAX, Roster
 from dledger.raft.snapshot import Receiving, Sending
@@ -122,6 +126,8 @@ class PeerState:
     data_wake: Wakeup = field(default_factory=Wakeup)
     up: set[str] = field(default_factory=set)
     idle_due: bool = False
+    wanted: tuple[int, int] | None = None
+    """Entries it asked for, because its own are damaged."""
     hello_since_s: float = 0.0
     """Since when it has been this incarnation that speaks."""
     close_since_s: float | None = None
@@ -154,6 +160,10 @@ def _no_snapshot() -> tuple[int, bytes]:
 
 def _ignore_snapshot(leader: str, data: bytes) -> None:
     raise InvariantBroken(f"a snapshot of {len(data)} bytes from {leader}, and nobody to take it")
+
+
+def _ignore_fetched(peer: str, entries: memoryview) -> None:
+    """Nobody repairs anything here."""
 
 
 class RaftNode:
@@ -249,6 +259,8 @@ class RaftNode:
         self.take_snapshot: Callable[[], tuple[int, bytes]] = _no_snapshot
         self.on_snapshot: Callable[[str, bytes], None] = _ignore_snapshot
         self.may_lead: Callable[[], bool] = lambda: True
+        self.on_suspect: Callable[[int], bool] = lambda index: False
+        self.on_fetched: Callable[[str, memoryview], None] = _ignore_fetched
         self._settling = False
         self._members_version = -1
         self._transfer_term = 0
@@ -278,6 +290,16 @@ class RaftNode:
     def commit_index(self) -> int:
         """Newest index that may be applied: committed, and stable on this node."""
         return self.core.commit_index
+
+    @property
+    def has_hole(self) -> bool:
+        """Whether entries are damaged here that another voter may have: no promises until then."""
+        return len(self.journal.log.damaged) > 0 and bool(self.roster.other_voters)
+
+    def give_up_lead(self) -> None:
+        """Lead no longer, at once, if there is another voter who could; `settle` must follow."""
+        if self.is_leader and self.has_hole:
+            self.core.observe_term(self.term + 1)
 
     def leader_client_address(self) -> str | None:
         """Return where clients find the leader, if it is known and is not this node."""
@@ -490,7 +512,7 @@ class RaftNode:
         if self.guards.durable_before_promise and not self._term_vote.is_durable:
             return
         index = min(owed.verified, self.journal.stable_index)
-        if index > owed.acked:
+        if index > owed.acked and not self.has_hole:
             owed.acked = index
             self._reply(owed.leader, True, index)
 
@@ -505,22 +527,61 @@ class RaftNode:
         Returns:
             The frame and the log bytes that follow its head: views that pin their segment.
         """
+        state = self._peer(peer)
+        if state.wanted is not None:
+            return self._next_copy(state)
         if not self.is_leader or peer not in self.replicator.peers:
             return None
-        state = self.peers[peer]
         if self.replicator.needs_snapshot(peer):
             return self._next_chunk(peer)
         # A single voter's library commits before the flush; nobody else may hear of that.
         commit = self.commit_index
+        is_probe = self.replicator.peers[peer].probing
         append = self.replicator.next_append(peer, commit, idle=state.idle_due)
         state.idle_due = False
         if append is None:
             return None
         views = self._entries(append)
+        # A follower that is sent bad bytes drops the connection; what follows is a probe.
+        if not views and not append.is_empty:
+            return None
+        if is_probe and views and not self._are_sound(append.first, views):
+            return None
         size = sum(map(len, views))
         self.replicator.sent(peer, self._last_in(append, size), size)
         fields = (append.prev_index, append.prev_term, append.commit_index)
         return Outgoing(Kind.APPEND, self.term, fields), views
+
+    def _are_sound(self, first: int, views: list[memoryview]) -> bool:
+        entry_log = self.journal.log
+        checked = check_entries(entry_log, first, entry_log.last_index, sum(map(len, views)))
+        damaged = [index for index in checked.suspects if self.on_suspect(index)]
+        return not damaged
+
+    def fetch(self, peer: str, first: int, last: int) -> None:
+        """Ask *peer* for entries that are damaged here; `on_fetched` gets what it has of them."""
+        state = self._peer(peer)
+        state.replies.append(Outgoing(Kind.FETCH, self.term, (first, last)))
+        state.data_wake.set()
+
+    def _on_fetch(self, peer: str, first: int, last: int) -> None:
+        state = self._peer(peer)
+        state.wanted = (first, last)
+        state.data_wake.set()
+
+    def _next_copy(self, state: PeerState) -> tuple[Outgoing, list[memoryview]]:
+        first, last = state.wanted or (0, 0)
+        state.wanted = None
+        views: list[memoryview] = []
+        last = self.journal.log.damaged.whole_until(first, min(last, self.commit_index))
+        if self.journal.log.first_index <= first <= last:
+            try:
+                views = self.journal.log.frames(first, FETCH_BYTES, last)
+            except (CorruptEntryError, CorruptStoreError) as error:
+                log.warning("cannot_help_with_repair", peer=state.name, error=str(error))
+            if views and not self._are_sound(first, views):
+                views = []
+        return Outgoing(Kind.FETCH_REPLY, self.term, (first,)), views
 
     def _next_chunk(self, peer: str) -> tuple[Outgoing, list[memoryview]] | None:
         progress = self.replicator.peers[peer]
@@ -537,7 +598,11 @@ class RaftNode:
     def _entries(self, append: Append) -> list[memoryview]:
         if append.is_empty:
             return []
-        return self.journal.log.frames(append.first, append.max_bytes)
+        try:
+            return self.journal.log.frames(append.first, append.max_bytes)
+        except CorruptEntryError as error:
+            log.error("append_of_damaged_entry", error=str(error))
+            return []
 
     def _last_in(self, append: Append, size: int) -> int:
         last = append.first - 1
@@ -926,7 +991,7 @@ class RaftNode:
     def _may_vote(self) -> bool:
         # Whether this member or the candidate stands in the list here does not matter: the
         # candidate counts only voters of its own list, which may be newer (thesis §4.1).
-        if self.roster.members is None or self.damaged:
+        if self.roster.members is None or self.damaged or self.has_hole:
             return False
         if not self.doubtful:
             return True
@@ -950,6 +1015,10 @@ class RaftNode:
             self._on_pre_vote(peer, *frame.fields)
         elif frame.kind is Kind.PRE_VOTE_REPLY:
             self._on_pre_vote_reply(peer, frame.term, *frame.fields)
+        elif frame.kind is Kind.FETCH:
+            self._on_fetch(peer, *frame.fields)
+        elif frame.kind is Kind.FETCH_REPLY:
+            self.on_fetched(peer, frame.payload)
         elif frame.term < self.term and self.guards.envelope:
             # The library ignores lower terms in silence; then their sender would never learn.
             if frame.kind in (Kind.APPEND, Kind.HEARTBEAT, Kind.VOTE):

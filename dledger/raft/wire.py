@@ -51,6 +51,8 @@ class Kind(IntEnum):
     SNAPSHOT = 12
     SNAPSHOT_REPLY = 13
     TIMEOUT_NOW = 14
+    FETCH = 15
+    FETCH_REPLY = 16
 
 
 FIELDS: Final = {
@@ -68,6 +70,8 @@ FIELDS: Final = {
     Kind.SNAPSHOT: 3,
     Kind.SNAPSHOT_REPLY: 3,
     Kind.TIMEOUT_NOW: 1,
+    Kind.FETCH: 2,
+    Kind.FETCH_REPLY: 1,
 }
 """How many fields each kind carries."""
 

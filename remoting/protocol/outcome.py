@@ -13,6 +13,7 @@ from enum import StrEnum, unique
 from typing import Final, NamedTuple
 
 from commitlog.errors import (
+    CorruptEntryError,
     CorruptRecordError,
     DiskFullError,
     LocalProtocolError,
@@ -119,6 +120,8 @@ _CONDITIONS: Final[tuple[tuple[type[MQError], Condition], ...]] = (
     (DiskFullError, Condition.DISK_FULL),
     (OffsetOutOfRangeError, Condition.NOT_FOUND),
     (CorruptRecordError, Condition.INTERNAL_ERROR),
+    # Known to be damaged and being repaired; other replicas have it.
+    (CorruptEntryError, Condition.NOT_READY),
 )
 
 

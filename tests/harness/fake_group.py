@@ -129,6 +129,7 @@ class FakeGroup:
         # No majority answers: what is appended stays unapplied until the test says.
         self.stalled = False
         self.kicks = 0
+        self.damage_reports: list[tuple[int, int]] = []
         # Off: barriers wait for `pass_barriers` or the end of the leadership.
         self.barriers_pass = True
         self.barriers: list[OnBarrier] = []
@@ -151,6 +152,9 @@ class FakeGroup:
         if self.refuse is not None:
             raise self.refuse
         self._waiting.append(_Waiting(batch, on_done))
+
+    def report_damage(self, position: int, size: int) -> None:
+        self.damage_reports.append((position, size))
 
     def read_barrier(self, on_done: OnBarrier) -> None:
         if self.leadership is None:

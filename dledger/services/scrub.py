@@ -1,0 +1,237 @@
+"""Old entries are read again and again, slowly; what went bad is fetched from another replica.
+
+Disks lose bits that nobody reads for months. So every replica compares its log with the checksums
+and the entry index, all of it about once a day. A replica with a damaged entry neither votes nor
+leads nor acknowledges until it has the entry's bytes again from any other member; since all
+replicas hold the same bytes at the same positions, they are written where they belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+
+from commitlog.damage import check_entries
+from commitlog.entry import KIND_CONFIG, parse_header
+from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
+from dledger.raft.append import split_frames
+from dledger.raft.node import FLUSH, RaftNode
+from dledger.raft.repair import Repair
+from dledger.raft.wakeup import Wakeup
+from dledger.store import ReplicaStore
+from remoting.seams import Clock, Executor
+
+log = structlog.get_logger(__name__)
+
+SCRUB: Final = "scrub"
+"""Name under which the executor measures checks."""
+
+PASS_S: Final = 86_400.0
+"""What a pass through the log takes unless a rate is set: a day."""
+
+STEP_S: Final = 10.0
+"""How often a piece is checked: often enough to be even, seldom enough to cost nothing."""
+
+PIECE_BYTES_MIN: Final = 16 << 10
+PIECE_BYTES_MAX: Final = 1 << 20
+"""What is checked in one go: bounds the time that a worker thread, or the event loop, is busy."""
+
+
+def pace(log_bytes: int, bytes_per_s: int) -> tuple[int, float]:
+    """Return how many bytes to check now and how long to wait afterwards, seconds.
+
+    Args:
+        log_bytes: Size of the log.
+        bytes_per_s: The rate that is set; 0: a pass a day.
+    """
+    rate = float(bytes_per_s) if bytes_per_s else max(log_bytes / PASS_S, PIECE_BYTES_MIN / STEP_S)
+    piece = int(min(max(rate * STEP_S, PIECE_BYTES_MIN), PIECE_BYTES_MAX))
+    return piece, piece / rate
+
+
+class ScrubService:
+    """Finds damage and repairs it, on every replica, whatever its role.
+
+    Args:
+        store, node: Of this replica.
+        lock: Held by whoever replaces the log or writes a checkpoint.
+        bytes_per_s: How fast to read; 0: a pass a day.
+    """
+
+    def __init__(
+        self,
+        store: ReplicaStore,
+        node: RaftNode,
+        *,
+        clock: Clock,
+        executor: Executor,
+        lock: trio.Lock,
+        bytes_per_s: int = 0,
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._clock = clock
+        self._executor = executor
+        self._lock = lock
+        self._bytes_per_s = bytes_per_s
+        self._next_index = 1
+        self._wake = Wakeup()
+        self._answer: memoryview | None = None
+        self._repair = Repair(node.settings.election_timeout_s)
+        self.passes = 0
+        self.checked_bytes = 0
+        self.found = 0
+        self.repaired = 0
+        self.on_config_repaired: Callable[[], None] = lambda: None
+        node.on_suspect = self.suspect
+        node.on_fetched = self._on_fetched
+        if len(store.log.damaged):
+            self._wake.set()
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``dledger raft status`` shows: progress of this pass, and damage."""
+        entry_log = self._store.log
+        first, last = entry_log.first_index, entry_log.last_index
+        done = min(max(self._next_index - first, 0), last - first + 1)
+        return {
+            "passes": self.passes,
+            "progress": round(done / (last - first + 1), 4) if last >= first else 1.0,
+            "next_index": self._next_index,
+            "checked_bytes": self.checked_bytes,
+            "damaged_entries": len(entry_log.damaged),
+            "first_damaged": entry_log.damaged.first,
+            "found": self.found,
+            "repaired": self.repaired,
+        }
+
+    def suspect(self, index: int) -> bool:
+        """Look at entry *index*; if it is damaged take note, durably, and tell.
+
+        This replica leads no longer then, unless it is the only voter.
+
+        Raises:
+            DiskFullError, OSError: It could not be noted; the node must stop.
+        """
+        store = self._store
+        if not store.log.first_index <= index <= store.log.last_index:
+            return False
+        if index in store.log.damaged:
+            return True
+        if store.is_whole(index):
+            return False
+        store.note_damaged(index)
+        self.found += 1
+        log.error("entry_damaged", index=index, position=store.log.damaged.span(index)[0])
+        self._node.give_up_lead()
+        self._wake.set()
+        return True
+
+    def suspect_bytes(self, position: int, size: int) -> None:
+        """Look at the entries that hold *size* bytes from *position* on."""
+        entry_log = self._store.log
+        low = max(position, entry_log.first_position)
+        high = min(position + size, entry_log.end_position)
+        if low < high:
+            for index in range(entry_log.index_of(low), entry_log.index_of(high - 1) + 1):
+                self.suspect(index)
+
+    async def run(self) -> None:
+        """Check and repair until cancelled.
+
+        Raises:
+            FlushFailedError, OSError: The disk failed: the node must stop.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._scrub_loop)
+            nursery.start_soon(self._repair_loop)
+
+    # -- finding ---------------------------------------------------------------------------
+
+    async def _scrub_loop(self) -> None:
+        while True:
+            entry_log = self._store.log
+            size = entry_log.end_position - entry_log.first_position
+            piece, pause_s = pace(size, self._bytes_per_s)
+            await self._clock.sleep(pause_s)
+            await self.check_piece(piece)
+
+    async def check_piece(self, max_bytes: int) -> None:
+        """Check the next entries, at most so many bytes of them, and act on what is found."""
+        entry_log = self._store.log
+        last = min(self._node.commit_index, entry_log.durable_index)
+        first = max(self._next_index, entry_log.first_index)
+        if first > last:
+            self.passes += self._next_index > entry_log.first_index
+            self._next_index = first = entry_log.first_index
+            if first > last:
+                return
+        checked = await self._executor.run(
+            partial(check_entries, entry_log, first, last, max_bytes), kind=SCRUB
+        )
+        self.checked_bytes += checked.size_bytes
+        self._next_index = checked.next_index
+        if entry_log is not self._store.log:
+            return  # a snapshot took its place meanwhile
+        was_whole = not len(entry_log.damaged)
+        for index in checked.suspects:
+            self.suspect(index)
+        if was_whole and len(entry_log.damaged):
+            self._node.settle()
+
+    # -- repairing -------------------------------------------------------------------------
+
+    def _on_fetched(self, peer: str, payload: memoryview) -> None:
+        if len(payload) and self._repair.expects(peer):
+            self._answer = payload
+            self._wake.set()
+
+    async def _repair_loop(self) -> None:
+        while True:
+            await self._wake.wait()
+            while len(self._store.log.damaged):
+                await self._repair_once()
+            self._store.write_damage()  # a truncation or retention may have taken the last one
+
+    async def _repair_once(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            await self._write_over(answer)
+            return
+        node, damaged = self._node, self._store.log.damaged
+        reachable = [name for name in sorted(node.peers) if "data" in node.peers[name].up]
+        now = self._clock.monotonic()
+        ask = self._repair.next_ask(damaged.ranges(), reachable, now)
+        if ask is not None:
+            node.fetch(ask.peer, ask.first, ask.last)
+        await self._wake.wait_or(self._clock, self._repair.retry_s)
+
+    async def _write_over(self, payload: memoryview) -> None:
+        store = self._store
+        written: list[int] = []
+        async with self._lock:
+            entry_log = store.log
+            try:
+                for frame in split_frames(payload):
+                    if frame.header.index in entry_log.damaged:
+                        written.append(entry_log.rewrite(frame.data).index)
+            except (RemoteProtocolError, CorruptEntryError, DiskFullError) as error:
+                log.warning("copy_of_damaged_entry_refused", error=str(error))
+            ticket = entry_log.begin_flush()
+            if ticket is not None:
+                await self._executor.run(ticket.run, kind=FLUSH)
+                entry_log.complete_flush(ticket)
+            for index in written:
+                if store.is_whole(index):
+                    entry_log.mark_whole(index)
+                    self.repaired += 1
+                    self._repair.helped()
+                    if parse_header(entry_log.frame(index)).kind == KIND_CONFIG:
+                        self.on_config_repaired()
+            store.write_damage()
+        if written:
+            log.info("entries_repaired", first=written[0], last=written[-1], count=len(written))
+        self._node.settle()
