@@ -532,6 +532,7 @@ class ClientInstance(ManagedScope):
         attempt_s = self.config.rpc_timeout_s if attempt_timeout_s is None else attempt_timeout_s
         schedule = RetrySchedule(_READ_POLICY, deadline)
         error: ClientError | None = None
+        unknown: RequestTimedOutError | None = None
         while True:
             address = self.leaders.address(broker_name)
             kind = FailureKind.NOT_LEADER
@@ -550,7 +551,8 @@ class ClientInstance(ManagedScope):
                         timeout_s=min(attempt_s, left_s),
                     )
                 except RequestTimedOutError as failed:
-                    error, kind = failed, FailureKind.UNKNOWN
+                    error = unknown = failed
+                    kind = FailureKind.UNKNOWN
                 except BrokerUnreachableError as failed:
                     error, kind = failed, FailureKind.UNREACHABLE
                 else:
@@ -567,7 +569,8 @@ class ClientInstance(ManagedScope):
                     )
             step = schedule.next(kind, self.clock.monotonic())
             if step is None:
-                raise error
+                # What an earlier attempt may have done, a later refusal does not undo.
+                raise error if unknown is None else unknown
             if isinstance(error, RequestFailedError) and error.code == ResponseCode.SYSTEM_BUSY:
                 await self.clock.sleep(step.delay_s)
             elif step.where is not Where.NAMED_LEADER:

@@ -7,7 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from client.client_instance import ClientInstance, Link, ManagedScope
-from client.errors import NoRouteError, OffsetIllegalError, RequestFailedError
+from client.errors import (
+    NoRouteError,
+    OffsetIllegalError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
 from client.message import MessageBlock, MessageExt, PullResult, PullStatus
 from client.route import MessageQueue
 from remoting.errors import BadRequestError
@@ -24,6 +29,7 @@ from remoting.protocol.headers import (
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
+from remoting.protocol.outcome import outcome_of
 
 SUSPEND_S: Final = 20.0
 """How long a broker holds a pull that finds nothing; RocketMQ's pull consumer's."""
@@ -189,6 +195,8 @@ class PullConsumer(ManagedScope):
     async def committed_offset(self, queue: MessageQueue) -> int | None:
         """Return what the group has committed last, or None when it never did.
 
+        From our brokers that is what is stored, and never an old answer.
+
         Raises:
             RequestFailedError, BrokerUnreachableError: Nobody says.
         """
@@ -199,6 +207,7 @@ class PullConsumer(ManagedScope):
                 QueryConsumerOffsetHeader(
                     self.group, queue.topic, queue.queue_id, set_zero_if_not_found=False
                 ),
+                more={"sync": "true"},  # ours: only what is stored, and nothing stale
             )
         except RequestFailedError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
@@ -284,6 +293,12 @@ class PullConsumer(ManagedScope):
             timeout_s=timeout_s,
         )
         if answer.code != ResponseCode.SUCCESS:
+            if outcome_of(answer) == "unknown":
+                raise RequestTimedOutError(
+                    f"{queue}: {code.name} may or may not be done: {answer.remark or ''}",
+                    code=answer.code,
+                    remark=answer.remark or "",
+                )
             raise RequestFailedError(
                 f"{queue}: {code.name} refused with code {answer.code}: {answer.remark or ''}",
                 code=answer.code,
@@ -291,8 +306,15 @@ class PullConsumer(ManagedScope):
             )
         return answer
 
-    async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
-        answer = await self._ask(queue, code, header)
+    async def _offset(
+        self,
+        queue: MessageQueue,
+        code: RequestCode,
+        header: Header,
+        *,
+        more: Mapping[str, str] | None = None,
+    ) -> int:
+        answer = await self._ask(queue, code, header, more=more)
         return OffsetResponseHeader.decode(answer.ext).offset
 
 

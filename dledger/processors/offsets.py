@@ -89,10 +89,27 @@ class OffsetsProcessor:
         self._offsets = offsets
         self._settings = settings
 
-    def query_consumer_offset(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 14: the newest committed offset, pending ones of this leader included."""
+    def query_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 14: the newest committed offset, pending ones of this leader included.
+
+        With ``sync=true`` only what is stored counts, and only a leader that is known to lead
+        still says so: what was answered once is never taken back.
+        """
         header = QueryConsumerOffsetHeader.decode(command.ext)
-        offset = self._offsets.offset(header.consumer_group, header.topic, header.queue_id)
+        key = (header.consumer_group, header.topic, header.queue_id)
+        if command.ext.get("sync") not in (True, "true"):
+            return self._consumer_offset(command, header, self._offsets.offset(*key))
+        state = self._group.state
+        return when_current(
+            self._group,
+            connection,
+            command,
+            lambda: self._consumer_offset(command, header, state.consumer_offset(*key)),
+        )
+
+    def _consumer_offset(
+        self, command: RemotingCommand, header: QueryConsumerOffsetHeader, offset: int | None
+    ) -> RemotingCommand:
         if (
             offset is None
             and header.set_zero_if_not_found is not False

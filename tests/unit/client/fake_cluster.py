@@ -218,6 +218,7 @@ class Broker(Node):
         self.on(RequestCode.GET_MAX_OFFSET, self._max_offset)
         self.on(RequestCode.GET_MIN_OFFSET, lambda a: self._led(a, {"offset": "0"}))
         self.on(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda a: self._led(a, {"offset": "1"}))
+        self.answer_commit: Callable[[RemotingCommand], Handled] | None = None
         self.on(RequestCode.UPDATE_CONSUMER_OFFSET, self._commit)
         self.on(RequestCode.QUERY_CONSUMER_OFFSET, self._committed)
         self.on(RequestCode.UPDATE_AND_CREATE_TOPIC, self._create_topic)
@@ -389,7 +390,9 @@ class Broker(Node):
         queue = self.group.queue(asked.ext["topic"], int(asked.ext["queueId"]))
         return self._led(asked, {"offset": str(len(queue))})
 
-    def _commit(self, asked: RemotingCommand) -> RemotingCommand:
+    def _commit(self, asked: RemotingCommand) -> Handled:
+        if self.answer_commit is not None:
+            return self.answer_commit(asked)
         if self.leads:
             key = (asked.ext["consumerGroup"], asked.ext["topic"], int(asked.ext["queueId"]))
             self.group.committed[key] = int(asked.ext["commitOffset"])

@@ -7,13 +7,22 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from client.errors import NoRouteError, OffsetIllegalError, RequestFailedError
+from client.errors import (
+    NoRouteError,
+    OffsetIllegalError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
 from client.message import Message, PullStatus
 from client.producer import Producer
 from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
+from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import QueueHeader
+from remoting.protocol.outcome import Condition
+from remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.fake_cluster import open_world
 
 QUEUE = MessageQueue("T", "g", 0)
@@ -143,6 +152,41 @@ async def test_commits_are_seen_by_the_next_query(autojump_clock: MockClock) -> 
         await consumer.commit_offset(QUEUE, 17)
         assert await consumer.committed_offset(QUEUE) == 17
         assert world.groups["g"].committed == {("c", "T", 0): 17}
+
+
+async def test_a_commit_nobody_can_tell_about_is_no_failure(autojump_clock: MockClock) -> None:
+    def lost(asked: RemotingCommand) -> RemotingCommand:
+        return outcome_answer(asked, Condition.LEADERSHIP_LOST, "who knows")
+
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        world.groups["g"].brokers[0].answer_commit = lost
+        with pytest.raises(RequestTimedOutError) as caught:
+            await consumer.commit_offset(QUEUE, 17)
+    assert caught.value.outcome == "unknown"
+
+
+async def test_a_refusal_does_not_undo_what_an_earlier_attempt_may_have_done(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        group = world.groups["g"]
+
+        def silent(_: RemotingCommand) -> Handled:
+            group.leader = None
+            return DEFERRED
+
+        group.brokers[0].answer_commit = silent
+        with pytest.raises(RequestTimedOutError) as caught:
+            await consumer.commit_offset(QUEUE, 17, timeout_s=5)
+    assert caught.value.outcome == "unknown"
 
 
 async def test_a_pull_follows_the_leader(autojump_clock: MockClock) -> None:

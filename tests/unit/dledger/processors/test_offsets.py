@@ -52,6 +52,23 @@ def test_a_commit_is_seen_at_once_and_in_the_log_after_the_flush(filled: Broker)
     assert query(filled).ext["offset"] == "5"
 
 
+def test_a_synchronous_query_tells_what_is_stored_behind_the_barrier(filled: Broker) -> None:
+    update(filled, 5)
+    query_now = request(QUERY, queue(sync="true", setZeroIfNotFound="false"))
+    response = filled.handle(query_now)
+    assert isinstance(response, RemotingCommand)
+    assert response.code == 22, "5 is not stored yet"
+    filled.processors.offsets.flush()
+    filled.group.barriers_pass = False
+    assert filled.handle(query_now) is DEFERRED
+    filled.group.settle()
+    filled.group.pass_barriers()
+    assert filled.connection.replies.pop()[1].ext["offset"] == "5"
+    filled.group.step_down("elsewhere:1")
+    refused = filled.call(QUERY, queue(sync="true"))
+    assert (refused.code, refused.ext["leaderAddr"]) == (14, "elsewhere:1")
+
+
 def test_many_commits_become_one_entry(filled: Broker) -> None:
     before = filled.group.log.last_index
     for offset in range(10):
