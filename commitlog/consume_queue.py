@@ -71,6 +71,8 @@ class ConsumeQueueStore:
             for name in disk.list_dir(f"{root}/{topic}"):
                 if name.isdecimal():
                     self.queue(topic, int(name))._check()
+                    # A process that was killed may have left names that no flush has reached.
+                    self._dirty_folders.add(f"{root}/{topic}/{name}")
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue; files are made when its first unit is put."""

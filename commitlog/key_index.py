@@ -332,6 +332,8 @@ class KeyIndex:
                 self._load(f"{root}/{name}")
         for index_file in self._files[:-1]:
             index_file.slots_in_file = True
+        # A process that was killed may have left names that no flush has reached.
+        self._names_changed = bool(self._files)
 
     def _load(self, path: str) -> None:
         file = self._disk.open(path)

@@ -10,6 +10,7 @@ from commitlog.consume_queue import UNIT_DTYPE, ConsumeQueueStore, Units
 from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
 from commitlog.seams import DiskFile
+from tests.harness.crash_disk import CrashDisk
 
 
 @pytest.fixture
@@ -234,3 +235,14 @@ def test_a_file_that_a_crash_left_empty_is_made_anew(root: Path) -> None:
     assert queue.read(0, 3).tolist() == units(0, 3).tolist()
     store.flush()
     store.close()
+
+
+def test_a_file_made_by_a_process_that_was_killed_survives_the_power_after_a_flush() -> None:
+    disk = CrashDisk()
+    ConsumeQueueStore(disk, "/queues", 10).queue("T1", 0).put(0, units(0, 3))
+    # The process is killed here: its file is in the page cache, its name on no disk.
+    store = ConsumeQueueStore(disk, "/queues", 10)
+    store.queue("T1", 0).put(0, units(0, 5))
+    store.flush()
+    left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
+    assert left.queue("T1", 0).read(0, 5).tolist() == units(0, 5).tolist()
