@@ -52,7 +52,8 @@ def check_history(history: History, *, clock_error_ns: int = 0, drained: bool = 
     found += _early(sends, first_seen, clock_error_ns)
     found += _twice_or_aborted(sends, places)
     if drained:
-        found += _lost(sends, places)
+        cut = {(read.topic, read.queue) for read in history.replica_reads if read.min_off > 0}
+        found += _lost(sends, places, cut)
     acked = sum(op.outcome == Outcome.OK for op in sends.values())
     late = [
         first_seen[value].ret_ns - op.due_ns for value, op in sends.items() if value in first_seen
@@ -101,7 +102,10 @@ def _twice_or_aborted(
     return found[:REPORTED_MAX]
 
 
-def _lost(sends: dict[int, Operation], places: Iterable[int]) -> list[Violation]:
+def _lost(
+    sends: dict[int, Operation], places: Iterable[int], cut: set[tuple[str, int]]
+) -> list[Violation]:
+    """Nobody can tell of a queue that retention has *cut*."""
     seen = set(places)
     return [
         Violation(
@@ -112,5 +116,5 @@ def _lost(sends: dict[int, Operation], places: Iterable[int]) -> list[Violation]
             at_ns=op.call_ns,
         )
         for value, op in sends.items()
-        if op.outcome == Outcome.OK and value not in seen
+        if op.outcome == Outcome.OK and value not in seen and (op.topic, op.queue) not in cut
     ][:REPORTED_MAX]

@@ -17,6 +17,7 @@ NAME: Final = "replicas"
 LOGS_DIFFER: Final = "logs differ"
 TABLES_DIFFER: Final = "state tables differ"
 QUEUES_DIFFER: Final = "replicas disagree on an offset"
+MISSING: Final = "replica without a queue"
 NOT_EQUAL: Final = "replicas did not become equal"
 LOST: Final = "acknowledged message lost"
 REPORTED_MAX: Final = 8
@@ -30,6 +31,8 @@ def check_history(history: History, *, settled: bool = True) -> Verdict:
     """
     found = [*_check_states(history, settled=settled), *_check_queues(history.replica_reads)]
     found += _check_acknowledged(history)
+    if settled:
+        found += _check_complete(history)
     reads = history.replica_reads
     counts = {
         "replicas": len({state.node for state in history.replica_states}),
@@ -89,6 +92,19 @@ def _check_queues(reads: list[ReplicaRead]) -> list[Violation]:
                 )
             )
     return found[:REPORTED_MAX]
+
+
+def _check_complete(history: History) -> list[Violation]:
+    """A queue that one replica has, all have."""
+    nodes = {state.node for state in history.replica_states}
+    have: dict[tuple[str, int], set[str]] = {}
+    for read in history.replica_reads:
+        have.setdefault((read.topic, read.queue), set()).add(read.node)
+    return [
+        Violation(MISSING, f"{topic}/{queue}", f"{', '.join(sorted(nodes - there))} lacks it")
+        for (topic, queue), there in sorted(have.items())
+        if nodes - there
+    ][:REPORTED_MAX]
 
 
 def _check_acknowledged(history: History) -> list[Violation]:

@@ -35,11 +35,18 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
     for read in reads:
         if read.node == chosen:
             there.update(value for value in read.values if value != NOTHING)
+    first_kept = {(r.topic, r.queue): r.min_off for r in reads if r.node == chosen}
     sends = {op.value: op for op in history.operations if op.f == F.SEND}
     acked = {value for value, op in sends.items() if op.outcome == Outcome.OK}
+    # What retention removed is not lost; without an offset of its own nobody can tell.
+    removed = {
+        value
+        for value in acked
+        if sends[value].off < first_kept.get((sends[value].topic, sends[value].queue), 0)
+    }
     unknown = {value for value, op in sends.items() if op.outcome == Outcome.INFO}
     kinds = (
-        (LOST, sorted(acked - there.keys()), "was acknowledged and is not there"),
+        (LOST, sorted(acked - removed - there.keys()), "was acknowledged and is not there"),
         (UNEXPECTED, sorted(there.keys() - sends.keys()), "is there and was never sent"),
         (
             DUPLICATED,
@@ -69,6 +76,7 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
     counts = {
         "attempted": len(sends),
         "acknowledged": len(acked),
+        "removed": len(removed),
         "unknown": len(unknown),
         "recovered": len(unknown & there.keys()),
         "vanished": len(unknown - there.keys()),

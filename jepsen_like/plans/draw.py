@@ -69,8 +69,8 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.CLOCK_DRIFT: _Shape(2, (5_000, 60_000), (-20_000, 20_000)),
     Kind.TRANSFER: _Shape(4, (0, 0), roles=("follower", "most_behind", "most_ahead", "#")),
     Kind.MEMBER_ADD: _Shape(1, (0, 0), roles=_NO_TARGET),
-    Kind.MEMBER_REMOVE: _Shape(1, (0, 0), roles=("follower", "most_behind", "leader")),
-    Kind.MEMBER_REPLACE: _Shape(1, (0, 0), roles=("follower", "most_behind")),
+    Kind.MEMBER_REMOVE: _Shape(2, (0, 10_000), (0, 1), ("follower", "most_behind", "leader")),
+    Kind.MEMBER_REPLACE: _Shape(1, (0, 5_000), roles=("follower", "most_behind")),
     Kind.NAMESRV_KILL: _Shape(2, (1_000, 60_000), roles=("all", "#", "#")),
 }
 """Every kind has a shape; a test holds the two tables together."""

@@ -11,15 +11,18 @@ import posixpath
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import trio
 
+from commitlog.errors import MQError
+from dledger.membership_changes import MembershipChanges
 from jepsen_like.history.operation import Event, History
 from jepsen_like.plans.budget import Budget, Soundness
 from jepsen_like.plans.plan import Kind, Plan, Step
 from jepsen_like.simulation.node import BrokerNode, Node, State
-from jepsen_like.simulation.sim_network import HEALTHY, LinkFault
+from jepsen_like.simulation.sim_network import HEALTHY, PEER_PORT, LinkFault
 from jepsen_like.simulation.sim_rng import rng_stream
 from jepsen_like.simulation.world import World
 
@@ -31,6 +34,9 @@ CATCH_UP_S: Final = 60.0
 
 RESET_ON_MEND: Final = 0.3
 """How often a connection with bytes waiting breaks when its link is mended."""
+
+ORDER_S: Final = 60.0
+"""How long an order to the group is waited for."""
 
 STEP_POINTS: Final = 40
 """A kill at a named point waits for at most so many acts of the disk."""
@@ -87,9 +93,9 @@ class Nemesis:
             Kind.CLOCK_JUMP: self._jump_clock,
             Kind.CLOCK_DRIFT: self._drift_clock,
             Kind.TRANSFER: self._transfer,
-            Kind.MEMBER_ADD: self._unsupported,
-            Kind.MEMBER_REMOVE: self._unsupported,
-            Kind.MEMBER_REPLACE: self._unsupported,
+            Kind.MEMBER_ADD: self._add_members,
+            Kind.MEMBER_REMOVE: self._remove_member,
+            Kind.MEMBER_REPLACE: self._replace_member,
             Kind.NAMESRV_KILL: self._kill_name_server,
         }
 
@@ -206,9 +212,8 @@ class Nemesis:
             node.resume()
 
     async def _power_cut(self, step: Step, event: Event) -> None:
-        if step.kind is Kind.POWER_CUT_ALL:
-            nodes = self.resolve("all")
-        else:
+        nodes = self.resolve("all")
+        if step.kind is not Kind.POWER_CUT_ALL:
             nodes = [self._one(step, event)]
         for node in nodes:
             node.power_cut()
@@ -430,7 +435,7 @@ class Nemesis:
             return Soundness(node.is_up, is_caught_up=False, is_intact=False)
         raft = group.node
         caught_up = (
-            raft.identity.may_vote
+            raft.roster.is_self_voter
             and not raft.damaged
             and group.state.applied_index >= leader.group.node.commit_index
         )
@@ -449,14 +454,65 @@ class Nemesis:
 
     async def _transfer(self, step: Step, event: Event) -> None:
         leader, node = self._world.leader(), self._one(step, event)
-        move = getattr(leader.group, "transfer_leadership", None) if leader else None
-        if leader is None or leader is node or move is None:
+        if leader is None or leader is node:
             event.detail = "skipped: nobody to move it"
             return
-        await move(node.name)
+        await self._order(event, lambda orders: orders.transfer(node.name))
 
-    async def _unsupported(self, step: Step, event: Event) -> None:
-        event.detail = "skipped: membership does not change yet"
+    async def _add_members(self, step: Step, event: Event) -> None:
+        await self.add_missing(event)
+
+    async def add_missing(self, event: Event | None = None) -> bool:
+        """Add every broker that is no member; tell whether all are members now."""
+        leader = self._world.leader()
+        if leader is None or leader.group is None:
+            return False
+        members = leader.group.node.roster.members
+        names = () if members is None else members.names
+        event = event or Event(self._now_ns, self._now_ns, "add_missing")
+        missing = [node for node in self._world.brokers.values() if node.name not in names]
+        for node in missing:
+            await self._order(event, partial(_add, node))
+        return not missing
+
+    async def _remove_member(self, step: Step, event: Event) -> None:
+        """Remove one, and add it again later; sometimes with another disk."""
+        node = self._one(step, event)
+        if not self._may_hurt(Kind.WIPE, node, event):
+            return
+        await self._order(event, lambda orders: orders.remove(node.name))
+        await self._world.sleep(step.for_ms / 1000)
+        if step.arg % 2 and not event.detail:
+            node.wipe()
+            self._budget.note_hurt(Kind.WIPE, node.name)
+            await node.start()
+        await self.add_missing(event)
+
+    async def _replace_member(self, step: Step, event: Event) -> None:
+        """A wiped node under an old name: it takes its own former place."""
+        await self._wipe(step, event)
+        if event.detail:
+            return
+        name, address = event.node, (self._world.node(event.node).address, PEER_PORT)
+        await self._order(event, lambda orders: orders.replace(name, address))
+
+    async def _order(
+        self, event: Event, order: Callable[[MembershipChanges], Awaitable[None]]
+    ) -> None:
+        """Give an order to the leader; that it is refused, or its end unknown, is no failure."""
+        leader = self._world.leader()
+        if leader is None or leader.group is None or leader.process is None:
+            event.detail = "skipped: nobody leads"
+            return
+        with trio.move_on_after(ORDER_S):
+            try:
+                await order(MembershipChanges(leader.group, leader.process.clock))
+            except MQError as error:
+                event.detail = f"refused: {type(error).__name__}: {error}"
+
+
+async def _add(node: BrokerNode, orders: MembershipChanges) -> None:
+    await orders.add(node.name, (node.address, PEER_PORT))
 
 
 def _both_ways(left: Iterable[str], right: Iterable[str]) -> list[tuple[str, str]]:

@@ -151,6 +151,10 @@ class _Run:
         election_s = 2 * self.plan.settings.election_ms / 1000
         await world.wait_for_leader(LEADER_WITHIN_ELECTIONS * election_s)
         with trio.move_on_after(SETTLED_WITHIN_S):
+            assert self.nemesis is not None
+            while not await self.nemesis.add_missing():
+                await world.sleep(1.0)
+        with trio.move_on_after(SETTLED_WITHIN_S):
             await clients.finish()
             await self._wait_for_delayed(world)
             assert machine.instance is not None

@@ -9,7 +9,6 @@ retired and a new one goes on in its place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Final
 
 import trio
@@ -29,7 +28,6 @@ from jepsen_like.history.operation import (
     NOTHING,
     F,
     History,
-    Level,
     Operation,
     Outcome,
 )
@@ -47,10 +45,6 @@ ATTEMPT_TIMEOUT_S: Final = 3.0
 PULL_MESSAGES: Final = 32
 SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""
-
-ENDS_ARE_LINEARIZABLE: Final = False
-"""Whether the broker confirms with a majority before it says where a queue ends. Without that an
-end proves nothing, and only what was found counts."""
 
 
 def value_of(body: Any) -> int:
@@ -179,15 +173,13 @@ class WorkloadClients:
         )
         life_s = self._plan.workload.producer_life_s
         while not self._is_over:
-            until_s = self._world.elapsed_s + (life_s or float("inf"))
+            end_s = self._world.elapsed_s + (life_s or float("inf"))
             async with Producer(instance, f"producers-{index}", config) as producer:
-                await self._produce(producer, index, rng, lambda: self._world.elapsed_s < until_s)
+                await self._produce(producer, index, rng, end_s)
 
-    async def _produce(
-        self, producer: Producer, index: int, rng: SimRng, lives: Callable[[], bool]
-    ) -> None:
+    async def _produce(self, producer: Producer, index: int, rng: SimRng, end_s: float) -> None:
         process = self.new_process()
-        while lives() and await self._pause(rng):
+        while self._world.elapsed_s < end_s and await self._pause(rng):
             self._busy += 1
             try:
                 queue = self.queues[rng.randrange(len(self.queues))]
@@ -318,7 +310,6 @@ class WorkloadClients:
         """Ask for the committed offset."""
         op = self.begin(process, F.FETCH_COMMIT, queue)
         op.group = consumer.group
-        op.level = Level.LINEARIZABLE if ENDS_ARE_LINEARIZABLE else Level.LOCAL
         try:
             offset = await consumer.committed_offset(queue)
         except ClientError as error:
@@ -345,8 +336,7 @@ class WorkloadClients:
             )
         except OffsetIllegalError as error:
             self.end(op)
-            op.max_off = error.max_offset if ENDS_ARE_LINEARIZABLE else NOTHING
-            op.min_off = error.min_offset
+            op.max_off, op.min_off = error.max_offset, error.min_offset
             return op, error.next_begin_offset
         except ClientError as error:
             self.failed(op, error)
@@ -358,9 +348,9 @@ class WorkloadClients:
             if message.queue_offset != offset + place:
                 self.unclassified.append(f"a pull at {offset} has a hole at {offset + place}")
         op.values, op.cnt = tuple(values), len(values)
-        op.min_off = result.min_offset
-        if ENDS_ARE_LINEARIZABLE and result.status is not PullStatus.NO_MATCHED_MESSAGE:
-            op.max_off = result.max_offset
+        if result.status is PullStatus.NO_NEW_MESSAGE:
+            # Only then a majority was asked; beside messages the bounds may be old.
+            op.max_off, op.min_off = result.max_offset, result.min_offset
         return op, result.next_begin_offset
 
     # -- readers ---------------------------------------------------------------------------
@@ -391,7 +381,6 @@ class WorkloadClients:
     ) -> Operation:
         """Ask where a queue ends."""
         op = self.begin(process, F.MAX_OFFSET, queue)
-        op.level = Level.LINEARIZABLE if ENDS_ARE_LINEARIZABLE else Level.LOCAL
         try:
             op.max_off = await consumer.max_offset(queue)
         except ClientError as error:

@@ -126,6 +126,10 @@ def other_queue(history: History) -> None:
     history.replica_reads[2].values = (100, 777)
 
 
+def drop_queue(history: History) -> None:
+    del history.replica_reads[2]
+
+
 def cut_queue(history: History) -> None:
     history.replica_reads[4].values = ()
 
@@ -138,6 +142,7 @@ def cut_queue(history: History) -> None:
         (behind, replicas.NOT_EQUAL),
         (other_queue, replicas.QUEUES_DIFFER),
         (cut_queue, replicas.LOST),
+        (drop_queue, replicas.MISSING),
     ],
 )
 def test_a_planted_replica_anomaly_is_found(plant: Callable[[History], None], name: str) -> None:
@@ -202,3 +207,14 @@ def test_without_a_final_read_nothing_is_proved() -> None:
     history = msgspec.structs.replace(clean_history(), replica_reads=[], replica_states=[])
     assert total_queue.check_history(history).validity == "unknown"
     assert replicas.check_history(history).validity == "unknown"
+
+
+def test_what_retention_removed_is_not_lost() -> None:
+    history = clean_history()
+    del history.operations[5]  # the pull that saw the delayed one
+    for read in history.replica_reads:
+        read.min_off, read.values = len(read.values), ()
+    assert replicas.check_history(history).is_valid
+    assert delayed.check_history(history).is_valid
+    assert total_queue.check_history(history).is_valid
+    assert total_queue.check_history(history).counts["removed"] == 2
