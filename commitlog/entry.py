@@ -27,7 +27,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from commitlog.columns import scatter
-from commitlog.errors import CorruptEntryError, InvariantBroken
+from commitlog.errors import CorruptEntryError, InvariantBroken, NewerEntryError
 from commitlog.record import (
     BORN_HOST_OFFSET,
     IPV4_HOST_BYTES,
@@ -130,8 +130,8 @@ def parse_header(buf: Buffer, offset: int = 0) -> EntryHeader:
     """Return the entry header at byte *offset* of *buf*; checks the header alone.
 
     Raises:
-        CorruptEntryError: Cut short, no entry here, a format or kind this version does not know,
-            or a header that does not fit its checksum.
+        CorruptEntryError: Cut short, no entry here, or a header that does not fit its checksum.
+        NewerEntryError: (a CorruptEntryError) A format or kind this version does not know.
     """
     view = memoryview(buf)
     if offset < 0 or view.nbytes - offset < ENTRY_HEADER_BYTES:
@@ -157,7 +157,10 @@ def parse_header(buf: Buffer, offset: int = 0) -> EntryHeader:
     if crc != _header_crc(view, offset):
         raise CorruptEntryError(f"entry header at {offset} does not fit its checksum")
     if format_ != ENTRY_FORMAT or kind not in _KINDS:
-        raise CorruptEntryError(f"entry {index} has format {format_}, kind {kind}: unknown here")
+        raise NewerEntryError(
+            f"entry {index} has format {format_}, kind {kind}; "
+            f"this version knows format {ENTRY_FORMAT}, kinds up to {max(_KINDS)}"
+        )
     body_start = ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * record_count
     if size < body_start + MIN_RECORD_BYTES * record_count:
         raise CorruptEntryError(f"entry {index}: {size} bytes cannot hold {record_count} records")

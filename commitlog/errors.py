@@ -10,6 +10,7 @@
     ├── StoreError
     │   ├── CorruptRecordError      a record's size, magic or CRC is wrong; the file stays as it was
     │   ├── CorruptEntryError       an entry's CRC, chain, index or position is wrong
+    │   │   └── NewerEntryError     a whole entry of a format this program does not know
     │   ├── CorruptStoreError       damage below the durable mark: the node must not vote or lead
     │   ├── OffsetOutOfRangeError   before the first kept byte, or at or past the end
     │   ├── DiskFullError           nothing was written; retry when there is space
@@ -68,6 +69,10 @@ class CorruptRecordError(StoreError):
 
 class CorruptEntryError(StoreError):
     """CRC, chain, index or position of an entry is wrong. The file is left as it was."""
+
+
+class NewerEntryError(CorruptEntryError):
+    """A whole entry of a format that a newer program wrote. It is not damage: nothing is cut."""
 
 
 class CorruptStoreError(StoreError):

@@ -30,7 +30,12 @@ from commitlog.entry import (
     verify_frame,
 )
 from commitlog.entry_index import RECENT_UNITS, UNIT_BYTES, EntryIndex, encode_unit
-from commitlog.errors import CorruptEntryError, CorruptStoreError, ForeignStoreError
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptStoreError,
+    ForeignStoreError,
+    NewerEntryError,
+)
 from commitlog.extent import Extent, Truncation
 from commitlog.log_format import LogFormat
 from commitlog.mark import Anchor, Mark
@@ -287,6 +292,8 @@ class Recovery:
             return False
         try:
             header = parse_header(segment.view, mark.position - segment.base)
+        except NewerEntryError as error:
+            raise ForeignStoreError(f"{segment.path}: {error}") from error
         except CorruptEntryError:
             return False
         found = (header.index, header.term, header.position, header.chain, header.end_position)
@@ -371,6 +378,8 @@ class Recovery:
             ):
                 return None
             verify_frame(view[at : at + header.size], header, last.chain)
+        except NewerEntryError as error:
+            raise ForeignStoreError(f"{segment.path}: {error}") from error
         except CorruptEntryError:
             return None
         return header
@@ -486,6 +495,8 @@ def _entry_in(segment: Segment, position: int, content: bytes, expected: int) ->
     while at >= 0:
         try:
             header = parse_header(segment.view, position + at - segment.base)
+        except NewerEntryError as error:
+            raise ForeignStoreError(f"{segment.path}: {error}") from error
         except CorruptEntryError:
             pass
         else:

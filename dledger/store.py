@@ -179,7 +179,7 @@ class ReplicaStore:
 
     def _load_tables(self) -> None:
         own, given = (
-            self._decoded(self._disk.read(path)) if self._disk.exists(path) else None
+            self._decoded_file(path) if self._disk.exists(path) else None
             for path in (self.paths.snapshot, self.paths.install)
         )
         # An installed snapshot counts until a checkpoint of ours has gone beyond it; its file may
@@ -200,6 +200,12 @@ class ReplicaStore:
             log.error("log_without_tables", first_index=self.log.first_index)
             self.damaged = True
             self._begin_log_anew(Anchor())
+
+    def _decoded_file(self, path: str) -> StateTables:
+        try:
+            return self._decoded(self._disk.read(path))
+        except ForeignStoreError as error:
+            raise ForeignStoreError(f"{path}: {error}") from error
 
     def _decoded(self, data: Buffer) -> StateTables:
         return load(

@@ -16,7 +16,7 @@ from typing import Any
 import cbor2
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptStoreError
+from commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.tables import QueueBounds, StateTables
@@ -67,14 +67,19 @@ def load(
     """Return the tables in *data*, a result of `snapshot`.
 
     Raises:
-        CorruptStoreError: Not a whole snapshot of a format this program reads.
+        CorruptStoreError: Not a whole snapshot.
+        ForeignStoreError: A newer version made it.
     """
     view = memoryview(data)
     if len(view) < _HEADER.size:
         raise CorruptStoreError(f"state snapshot of {len(view)} bytes is too short")
     magic, version, crc, length = _HEADER.unpack_from(view)
-    if magic != SNAPSHOT_MAGIC or version != SNAPSHOT_FORMAT:
-        raise CorruptStoreError(f"not a state snapshot of format {SNAPSHOT_FORMAT}")
+    if magic != SNAPSHOT_MAGIC or not version:
+        raise CorruptStoreError("not a state snapshot")
+    if version > SNAPSHOT_FORMAT:
+        raise ForeignStoreError(
+            f"a state snapshot of format {version}; this version knows up to {SNAPSHOT_FORMAT}"
+        )
     body = view[_HEADER.size :]
     if len(body) != length or zlib.crc32(body) != crc:
         raise CorruptStoreError("state snapshot does not match its checksum")

@@ -527,3 +527,26 @@ async def test_old_data_is_read_in_a_worker_and_in_smaller_pieces(tmp_path: Any)
     assert broker.executor.kinds == ["cold_read"]
     assert found(pull(broker, queueOffset=8)) == [b"m8", b"m9"]
     group.close()
+
+
+async def test_old_messages_that_went_bad_on_the_disk_are_reported_and_not_sent(
+    group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(group, clock, recent_bytes=300, cold_pull_limits=ReadLimits(3, 100_000))
+    broker.make_topic("T")
+    for number in range(10):
+        group.put("T", 0, b"m%d" % number * 20)
+    read = group.log.read
+
+    def bad_read(position: int, size: int) -> memoryview:
+        return memoryview(bytes(read(position, size)).replace(b"m1m1", b"m1m0"))
+
+    monkeypatch.setattr(group.log, "read", bad_read)
+    handled = broker.handle(command())
+    assert isinstance(handled, Awaitable)
+    response = await handled
+    assert (response.code, response.ext["retriable"], response.body) == (14, "true", b"")
+    unit = group.queues.queue("T", 0).read(1, 1)[0]
+    position, size = int(unit["phy_offset"]), int(unit["size"])
+    assert any(at <= position < at + length for at, length in group.damage_reports)
+    assert size
