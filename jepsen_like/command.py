@@ -1,0 +1,265 @@
+"""``dledger sim``: play plans in the simulator, soak, replay, and hunt planted bugs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import trio
+from cyclopts import App, Parameter
+
+from commitlog.errors import ConfigError
+from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.sequence import encode_history
+from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
+from jepsen_like.plans.shrink import shrink
+from jepsen_like.soak import SOMETIMES, Totals, run_worker
+from jepsen_like.worker import Order, Report, plan_of, report_of
+
+app = App(
+    name="sim",
+    help="Whole clusters in simulated time: play fault plans, soak, replay, hunt planted bugs.",
+    backend="trio",
+    default_parameter=Parameter(negative=()),
+    result_action="return_value",
+)
+
+SHRINK_PLAYS: Final = 120
+FAILURES_SHOWN: Final = 3
+REFRESH_S: Final = 0.5
+
+Keep = Annotated[Path, Parameter(help="Folder for plans, histories and diagrams of failures.")]
+DEFAULT_KEEP: Final = Path("sim-failures")
+
+
+@app.command
+def run(
+    *,
+    seed: Annotated[int | None, Parameter(help="Draw the plan of this seed and play it.")] = None,
+    plan: Annotated[Path | None, Parameter(help="Play the plan in this file.")] = None,
+    duration: Annotated[float, Parameter(help="Seconds of faults, for a drawn plan.")] = 120.0,
+    soak_plan: Annotated[bool, Parameter(help="Draw the plan as soak does.")] = False,
+    print_plan: Annotated[bool, Parameter(help="Print the plan and do not play it.")] = False,
+    shrink_failure: Annotated[
+        bool, Parameter(name="--shrink", negative="--no-shrink", help="Shrink a plan that fails.")
+    ] = True,
+    keep: Keep = DEFAULT_KEEP,
+    output: Output = "table",
+) -> int:
+    """Play one plan. Exit status 1 when a promise was broken."""
+    if (seed is None) == (plan is None):
+        raise CliError("give either --seed or --plan", exit_code=ExitCode.USAGE)
+    if plan is not None:
+        chosen, name = read_plan(plan), plan.stem
+    else:
+        assert seed is not None
+        order = Order(duration_s=duration, is_soak=soak_plan)
+        chosen, name = plan_of(seed, order), f"seed-{seed}"
+    if print_plan:
+        sys.stdout.write(encode_plan(chosen))
+        return ExitCode.OK
+    return _play_and_show(chosen, seed or 0, name, output, keep, shrink_it=shrink_failure)
+
+
+@app.command
+def replay(
+    file: Annotated[Path, Parameter(help="A plan, as a failure leaves it.")],
+    *,
+    keep: Keep = DEFAULT_KEEP,
+    output: Output = "table",
+) -> int:
+    """Play the plan in FILE as it is, and show what happened."""
+    return _play_and_show(read_plan(file), 0, file.stem, output, keep, shrink_it=False)
+
+
+def read_plan(file: Path) -> Plan:
+    """Return the plan in *file*.
+
+    Raises:
+        CliError: There is none; a usage error.
+    """
+    try:
+        return decode_plan(file.read_bytes())
+    except (OSError, ConfigError) as error:
+        raise CliError(f"{file}: {error}", exit_code=ExitCode.USAGE) from None
+
+
+def _play_and_show(
+    plan: Plan, seed: int, name: str, output: str, keep: Path, *, shrink_it: bool
+) -> int:
+    from jepsen_like.simulation.play import play
+
+    begin_s = time.process_time()
+    played = play(plan)
+    report = report_of(seed, played, time.process_time() - begin_s)
+    totals = Totals()
+    totals.add(report)
+    if output == "json":
+        print_json({**totals.as_json(), "digest": played.digest, "validity": report.validity})
+    else:
+        show_totals(totals, [report])
+    if played.is_valid:
+        return ExitCode.OK
+    if report.validity == "invalid":
+        keep_failure(plan, name, keep, shrink_it=shrink_it)
+    else:
+        note(f"undecided: {report.reason}")
+    return ExitCode.FAILED
+
+
+@app.command
+async def soak(
+    *,
+    minutes: Annotated[float, Parameter(help="How long no new plan is begun after.")] = 10.0,
+    jobs: Annotated[int, Parameter(help="Worker processes, one per core.")] = 2,
+    seed: Annotated[int, Parameter(help="First seed.")] = 1,
+    duration: Annotated[float, Parameter(help="Simulated seconds of faults per plan.")] = 1800.0,
+    at_least: Annotated[
+        int, Parameter(help="Fail when one of the sometimes counters stays below this.")
+    ] = 0,
+    keep: Keep = DEFAULT_KEEP,
+    output: Output = "table",
+) -> int:
+    """Play drawn plans for a time. Exit status 1 when a promise was broken."""
+    if minutes <= 0 or jobs < 1:
+        raise CliError("--minutes and --jobs are positive", exit_code=ExitCode.USAGE)
+    totals, reports = Totals(), list[Report]()
+    order = Order(duration_s=duration, seconds=minutes * 60, is_soak=True)
+    orders = [Order(**{**_fields(order), "first": seed + job, "step": jobs}) for job in range(jobs)]
+    begin_s = time.monotonic()
+    with _live(output, totals) as refresh:
+        async for report in _reports(orders):
+            totals.add(report)
+            reports.append(report)
+            refresh()
+    missing = totals.missing(at_least)
+    if output == "json":
+        wall_s = round(time.monotonic() - begin_s, 1)
+        print_json({**totals.as_json(), "wall_s": wall_s, "missing": missing})
+    else:
+        show_totals(totals, totals.failed)
+    for report in totals.failed[:FAILURES_SHOWN]:
+        keep_failure(plan_of(report.seed, order), f"seed-{report.seed}", keep, shrink_it=True)
+    if missing:
+        note(f"seen less than {at_least} times: {missing}")
+    if totals.failed or missing or totals.undecided:
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _fields(order: Order) -> dict[str, Any]:
+    return {name: getattr(order, name) for name in order.__struct_fields__}
+
+
+async def _reports(orders: list[Order]) -> Any:
+    """Yield the reports of all workers as they come."""
+    send, receive = trio.open_memory_channel[Report](0)
+    async with trio.open_nursery() as nursery:
+        async with send:
+            for order in orders:
+                nursery.start_soon(run_worker, order, send.clone(), sys.executable)
+        async with receive:
+            async for report in receive:
+                yield report
+
+
+class _live:  # noqa: N801  # used as a function
+    """Shows counters while a soak runs; nothing for programs."""
+
+    def __init__(self, output: str, totals: Totals) -> None:
+        self._totals = totals
+        self._is_silent = output == "json" or not sys.stderr.isatty()
+        self._live: Any = None
+
+    def __enter__(self) -> Callable[[], None]:
+        if not self._is_silent:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=2)
+            self._live.start()
+        return self._refresh
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _refresh(self) -> None:
+        totals = self._totals
+        text = (
+            f"seeds {totals.seeds}   simulated {totals.simulated_s / 3600:,.1f} h   "
+            f"x{totals.speed:,.0f} per CPU second   faults {totals.faults.total():,}   "
+            f"operations {totals.operations.total():,}   violations {len(totals.failed)}\n"
+            + "   ".join(f"{name} {totals.sometimes[name]:,}" for name in SOMETIMES)
+        )
+        if self._live is not None:
+            self._live.update(text)
+        elif not self._is_silent:
+            note(text)
+
+
+def show_totals(totals: Totals, reports: list[Report]) -> None:
+    """Print what was done and what was found."""
+    print_table(
+        "Simulation",
+        ["what", "count"],
+        [
+            ["seeds", totals.seeds],
+            ["simulated s", round(totals.simulated_s)],
+            ["simulated s per CPU s", round(totals.speed)],
+            ["operations", totals.operations.total()],
+            ["faults", totals.faults.total() - totals.faults["skipped"]],
+            ["seeds with violations", len(totals.failed)],
+        ],
+    )
+    print_table("Sometimes", ["what", "times"], sorted(totals.sometimes.items()))
+    print_table("Faults", ["kind", "times"], sorted(totals.faults.items()))
+    rows = [
+        [report.seed, violation.checker, violation.name, violation.subject, violation.detail]
+        for report in reports
+        for violation in report.violations[:FAILURES_SHOWN]
+    ]
+    if rows:
+        print_table("Violations", ["seed", "checker", "name", "where", "what"], rows)
+
+
+def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> None:
+    """Write plan, history and diagram of a failure, and say how to see it again."""
+    from jepsen_like.simulation.diagram import as_svg, as_text
+    from jepsen_like.simulation.play import play
+
+    played = play(plan)
+    if not played.violations:
+        note(f"{name}: it did not fail a second time in this process: a determinism bug")
+        return
+    first = played.violations[0]
+    plays = 0
+    if shrink_it:
+        note(f"{name}: {first.name}: shrinking {len(plan.steps)} steps")
+        plan, plays = shrink(
+            plan, lambda candidate: _shows(candidate, first), plays_max=SHRINK_PLAYS
+        )
+        played = play(plan)
+        first = next(v for v in played.violations if _same(v, first))
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.json"
+    file.write_text(encode_plan(plan))
+    (folder / f"{name}.history.cbor").write_bytes(encode_history(played.history))
+    (folder / f"{name}.svg").write_text(as_svg(played, first))
+    note(as_text(played, first))
+    note(f"{len(plan.steps)} steps after {plays} plays: {file}, {folder / f'{name}.svg'}")
+    note(f"replay: dledger sim replay {file}")
+
+
+def _same(one: Violation, other: Violation) -> bool:
+    return (one.checker, one.name) == (other.checker, other.name)
+
+
+def _shows(plan: Plan, wanted: Violation) -> bool:
+    from jepsen_like.simulation.play import play
+
+    return any(_same(violation, wanted) for violation in play(plan).violations)

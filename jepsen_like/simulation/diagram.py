@@ -1,0 +1,157 @@
+"""What happened around a violation, as a message-sequence diagram: text, and SVG to keep.
+
+One lifeline for the clients and one for every node. Operations are spans on the clients' line,
+faults, roles and log lines stand on their node's; what proves the violation is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from jepsen_like.simulation.play import Played
+
+WINDOW_S: Final = 10.0
+"""So much before the first and after the last witness is shown."""
+
+ROWS_MAX: Final = 120
+"""A diagram longer than this helps nobody; the rows nearest to the violation are kept."""
+
+LANE_CHARS: Final = 34
+CLIENTS: Final = "clients"
+
+LANE_PX: Final = 260
+ROW_PX: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the diagram.
+
+    Attributes:
+        at_s: Virtual time.
+        lane: Whose.
+        text: What.
+        is_witness: It proves the violation.
+    """
+
+    at_s: float
+    lane: str
+    text: str
+    is_witness: bool = False
+
+
+def rows_around(played: Played, violation: Violation) -> list[Row]:
+    """Return what happened around *violation*, in the order of time."""
+    witnesses = set(violation.operations)
+    operations = played.history.operations
+    times = [violation.at_ns / 1e9] if violation.at_ns else []
+    for op in operations:
+        if op.op_id in witnesses:
+            times.append(op.call_ns / 1e9)
+            if op.ret_ns != NEVER:
+                times.append(op.ret_ns / 1e9)
+    if not times:
+        times = [played.simulated_s]
+    begin_s, end_s = min(times) - WINDOW_S, max(times) + WINDOW_S
+    rows: list[Row] = []
+    for op in operations:
+        rows += _operation_rows(op, op.op_id in witnesses)
+    for event in played.history.events:
+        where = event.node.split(",")[0] or CLIENTS
+        what = f"# {event.kind} {event.target} {event.detail}".rstrip()
+        rows.append(Row(event.at_ns / 1e9, where, what))
+        if event.end_ns > event.at_ns:
+            rows.append(Row(event.end_ns / 1e9, where, f"# end of {event.kind}"))
+    if played.world is not None:
+        for at_s, node, name, facts in played.world.logs:
+            shown = " ".join(f"{key}={value}" for key, value in facts.items())
+            rows.append(Row(at_s, node, f"{name} {shown}"))
+    inside = sorted(
+        (row for row in rows if row.is_witness or begin_s <= row.at_s <= end_s),
+        key=lambda row: row.at_s,
+    )
+    if len(inside) > ROWS_MAX:
+        middle = max(times)
+        nearest = sorted(inside, key=lambda row: (not row.is_witness, abs(row.at_s - middle)))
+        inside = sorted(nearest[:ROWS_MAX], key=lambda row: row.at_s)
+    return inside
+
+
+def _operation_rows(op: Operation, is_witness: bool) -> Iterable[Row]:
+    name = F(op.f).name.lower()
+    asked = f"{name} {op.topic}/{op.queue}"
+    if op.f == F.SEND:
+        asked += f" value {op.value}"
+    elif op.f in (F.PULL, F.COMMIT):
+        asked += f" at {op.off}"
+    yield Row(op.call_ns / 1e9, CLIENTS, f"{op.op_id}> p{op.process} {asked}", is_witness)
+    if op.ret_ns == NEVER:
+        return
+    answer = Outcome(op.outcome).name.lower()
+    if op.outcome != Outcome.OK:
+        answer += f" {op.err}"
+    elif op.f == F.PULL:
+        answer += f" {op.cnt} found"
+        answer += "" if op.max_off == NOTHING else f", end {op.max_off}"
+    elif op.f == F.MAX_OFFSET:
+        answer += f" end {op.max_off}"
+    elif op.off != NOTHING:
+        answer += f" offset {op.off}"
+    yield Row(op.ret_ns / 1e9, CLIENTS, f"<{op.op_id} {answer}", is_witness)
+
+
+def lanes_of(played: Played, rows: Sequence[Row]) -> list[str]:
+    """Return the lifelines: clients, brokers, and whoever else has something to say."""
+    names = [CLIENTS]
+    if played.world is not None:
+        names += list(played.world.brokers)
+    names += sorted({row.lane for row in rows} - set(names))
+    return [name for name in names if name == CLIENTS or any(row.lane == name for row in rows)]
+
+
+def as_text(played: Played, violation: Violation) -> str:
+    """Return the diagram for a terminal."""
+    rows = rows_around(played, violation)
+    lanes = lanes_of(played, rows)
+    lines = [f"{violation.name} ({violation.checker}) {violation.subject}: {violation.detail}"]
+    lines.append(" " * 13 + "".join(name.ljust(LANE_CHARS) for name in lanes).rstrip())
+    for row in rows:
+        cells = ["|".ljust(LANE_CHARS) for _ in lanes]
+        at = lanes.index(row.lane)
+        cells[at] = row.text[: LANE_CHARS * (len(lanes) - at) - 1].ljust(LANE_CHARS)
+        if len(row.text) >= LANE_CHARS:
+            cells = [*cells[:at], cells[at]]
+        mark = "*" if row.is_witness else " "
+        lines.append(f"{row.at_s:11.6f}{mark} " + "".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def as_svg(played: Played, violation: Violation) -> str:
+    """Return the diagram as an SVG document."""
+    rows = rows_around(played, violation)
+    lanes = lanes_of(played, rows)
+    width, height = 120 + LANE_PX * len(lanes), 70 + ROW_PX * len(rows)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="monospace" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="8" y="18" font-size="13" fill="#b00">{escape(violation.name)}: '
+        f"{escape(violation.detail)}</text>",
+    ]
+    for at, name in enumerate(lanes):
+        x = 110 + LANE_PX * at
+        parts.append(f'<text x="{x}" y="40" font-weight="bold">{escape(name)}</text>')
+        parts.append(f'<line x1="{x - 6}" y1="46" x2="{x - 6}" y2="{height - 8}" stroke="#bbb"/>')
+    for place, row in enumerate(rows):
+        x, y = 110 + LANE_PX * lanes.index(row.lane), 60 + ROW_PX * place
+        colour = "#b00" if row.is_witness else "#06c" if row.text.startswith("#") else "#222"
+        parts.append(f'<text x="8" y="{y}" fill="#888">{row.at_s:.6f}</text>')
+        parts.append(f'<circle cx="{x - 6}" cy="{y - 4}" r="3" fill="{colour}"/>')
+        parts.append(f'<text x="{x}" y="{y}" fill="{colour}">{escape(row.text[:90])}</text>')
+    parts.append("</svg>")
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,145 @@
+"""Adds up what workers report: counters, violations, speed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.worker import Order, Report
+
+SOMETIMES: Final = (
+    "leader_change",
+    "truncation",
+    "two_believe_they_lead",
+    "snapshot_install",
+    "torn_tail_cut",
+    "repair",
+    "membership_change",
+    "unknown_send_appeared",
+    "unknown_send_vanished",
+)
+"""What must really have happened in a long run, or it has proved little."""
+
+LINE_BYTES_MAX: Final = 1 << 20
+"""One report; longer ones are a fault of the worker."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all workers together have done.
+
+    Attributes:
+        seeds: Plans played.
+        failed: Reports of seeds that showed a violation.
+    """
+
+    seeds: int = 0
+    simulated_s: float = 0.0
+    cpu_s: float = 0.0
+    operations: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    sometimes: Counter[str] = field(default_factory=Counter)
+    failed: list[Report] = field(default_factory=list)
+    undecided: int = 0
+
+    def add(self, report: Report) -> None:
+        """Take one report in."""
+        self.seeds += 1
+        self.simulated_s += report.simulated_s
+        self.cpu_s += report.cpu_s
+        self.operations.update(report.operations)
+        self.faults.update(report.faults)
+        self.sometimes.update(report.sometimes)
+        if report.validity == "invalid":
+            self.failed.append(report)
+        elif report.validity != "valid":
+            self.undecided += 1
+
+    @property
+    def speed(self) -> float:
+        """Simulated seconds per CPU second."""
+        return self.simulated_s / self.cpu_s if self.cpu_s else 0.0
+
+    def missing(self, at_least: int) -> dict[str, int]:
+        """Return what happened less often than *at_least*, with how often."""
+        return {name: self.sometimes[name] for name in SOMETIMES if self.sometimes[name] < at_least}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what programs are told."""
+        violations: list[dict[str, Any]] = []
+        for report in self.failed:
+            for violation in report.violations:
+                violations.append({"seed": report.seed, **msgspec.to_builtins(violation)})
+        return {
+            "violations": violations,
+            "simulated_s": round(self.simulated_s, 3),
+            "cpu_s": round(self.cpu_s, 3),
+            "simulated_s_per_cpu_s": round(self.speed, 1),
+            "seeds": self.seeds,
+            "undecided": self.undecided,
+            "sometimes": {
+                **dict.fromkeys(SOMETIMES, 0),
+                **dict(sorted(self.sometimes.items())),
+            },
+            "operations": dict(sorted(self.operations.items())),
+            "faults": dict(sorted(self.faults.items())),
+        }
+
+
+async def run_worker(
+    order: Order, reports: trio.MemorySendChannel[Report], python: str, hash_seed: str = "random"
+) -> None:
+    """Run one worker in an interpreter of its own and pass its reports on.
+
+    Cancellation: The worker is killed.
+    """
+    command = [
+        python,
+        "-W",
+        "ignore",
+        "-m",
+        "jepsen_like.worker",
+        msgspec.json.encode(order).decode(),
+    ]
+    async with reports, trio.open_nursery() as nursery:
+        process: trio.Process = await nursery.start(
+            partial(
+                trio.run_process,
+                command,
+                stdout=subprocess.PIPE,
+                check=False,
+                env=_environment(hash_seed),
+            )
+        )
+        assert process.stdout is not None
+        async with aclosing(_lines(process.stdout)) as lines:
+            async for line in lines:
+                await reports.send(msgspec.json.decode(line, type=Report))
+
+
+def _environment(hash_seed: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONHASHSEED": hash_seed}
+
+
+async def _lines(stream: trio.abc.ReceiveStream) -> AsyncGenerator[bytes]:
+    rest = b""
+    async for chunk in stream:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+        if len(rest) > LINE_BYTES_MAX:
+            raise ValueError("a worker wrote a line without end")
+
+
+__all__ = ["SOMETIMES", "Order", "Report", "Totals", "Violation", "run_worker"]

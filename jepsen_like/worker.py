@@ -1,0 +1,132 @@
+"""Plays seeds one after the other in an interpreter of its own; one JSON line for each on stdout.
+
+``python -m jepsen_like.worker '{"first": 0, "step": 2, "duration_s": 1200, "seconds": 60}'``
+
+A worker knows seeds and perhaps an opaque number, never what the number means.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.plans.draw import draw_plan
+from jepsen_like.plans.plan import Plan, Workload
+from jepsen_like.simulation.play import Played, play
+
+SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3000)
+"""More than one operation a second together, and cheap enough for long runs."""
+
+
+class Order(msgspec.Struct):
+    """What a worker is to do.
+
+    Attributes:
+        first: First seed.
+        step: Between seeds.
+        count: Seeds at most; 0: as many as time allows.
+        duration_s: Of the faults of each plan.
+        seconds: No new seed is begun after so many seconds.
+        cpu_seconds: And none after so much CPU time; 0: no limit.
+        stop_at_violation: End with the first seed that shows one.
+        mutant: Opaque number of a change to make before anything else; 0: none.
+        is_soak: Play the workload of long runs.
+    """
+
+    first: int = 0
+    step: int = 1
+    count: int = 0
+    duration_s: float = 120.0
+    seconds: float = 60.0
+    cpu_seconds: float = 0.0
+    stop_at_violation: bool = False
+    mutant: int = 0
+    is_soak: bool = False
+
+
+class Report(msgspec.Struct):
+    """What came of one seed."""
+
+    seed: int
+    simulated_s: float
+    cpu_s: float
+    violations: list[Violation]
+    validity: str
+    digest: str
+    operations: dict[str, int]
+    faults: dict[str, int]
+    sometimes: dict[str, int]
+    reason: str = ""
+
+
+def plan_of(seed: int, order: Order) -> Plan:
+    """Return the plan that an order plays for a seed."""
+    if order.is_soak:
+        return draw_plan(seed, order.duration_s, workload=SOAK_WORKLOAD, members=3)
+    return draw_plan(seed, order.duration_s)
+
+
+def report_of(seed: int, played: Played, cpu_s: float) -> Report:
+    """Return the report of a play."""
+    return Report(
+        seed,
+        played.simulated_s,
+        cpu_s,
+        list(played.violations),
+        played.verdict.validity,
+        played.digest,
+        dict(played.operations),
+        dict(played.faults),
+        dict(played.sometimes),
+        played.verdict.reason,
+    )
+
+
+def reports(order: Order) -> Iterator[Report]:
+    """Play the seeds of an order, until its time is over."""
+    begin_s, begin_cpu_s = time.monotonic(), time.process_time()
+    seed, played_seeds = order.first, 0
+    while not order.count or played_seeds < order.count:
+        cpu_s = time.process_time()
+        if time.monotonic() - begin_s > order.seconds and played_seeds:
+            return
+        if order.cpu_seconds and cpu_s - begin_cpu_s > order.cpu_seconds:
+            return
+        report = _report(seed, order, cpu_s)
+        yield report
+        if order.stop_at_violation and report.validity == "invalid":
+            return
+        seed += order.step
+        played_seeds += 1
+
+
+def _report(seed: int, order: Order, cpu_s: float) -> Report:
+    try:
+        played = play(plan_of(seed, order))
+    except Exception as error:  # noqa: BLE001  # whatever ends a run is a finding, with its seed
+        text = f"{type(error).__name__}: {error}"
+        violation = Violation("run broke", "harness", text[:2000], checker="harness")
+        spent_s = time.process_time() - cpu_s
+        return Report(seed, 0.0, spent_s, [violation], "invalid", "", {}, {}, {}, text[:200])
+    return report_of(seed, played, time.process_time() - cpu_s)
+
+
+def main(argument: str) -> int:
+    """Do what *argument*, an `Order` as JSON, says."""
+    order = msgspec.json.decode(argument, type=Order)
+    if order.mutant:
+        from importlib import import_module
+
+        import_module("jepsen_like.mutants.apply").apply(order.mutant)
+    for report in reports(order):
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
