@@ -387,3 +387,31 @@ def test_doubt_lasts_until_the_leaders_own_entry_is_committed(tmp_path: Path) ->
     cluster.members["n2"].flush()
     assert node.term == 2
     assert node.doubtful
+
+
+def test_a_member_that_alone_misses_the_leader_does_not_reach_the_next_term(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    cluster.cut = {("n0", "n2"), ("n2", "n0")}
+    for _ in range(6):
+        cluster.clock.now_s += 0.5
+        cluster.beat("n0")
+        cluster.node("n2").stand()
+        cluster.run()
+    assert [cluster.node(name).term for name in cluster.names] == [1, 1, 1]
+
+
+def test_a_member_that_is_behind_does_not_reach_the_next_term(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect("n0")
+    cluster.cut = {("n0", "n2"), ("n2", "n0")}
+    cluster.append("n0", b"x")
+    cluster.run()
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
+    for _ in range(3):
+        cluster.clock.now_s += 10.0
+        cluster.node("n2").stand()
+        cluster.run()
+    assert [cluster.node(name).term for name in ("n1", "n2")] == [1, 1]
