@@ -779,7 +779,8 @@ class RaftNode:
 
         Raises:
             NotLeaderError: This member does not lead.
-            ChangePendingError: Another change, the no-op of this reign or a transfer comes first.
+            ChangePendingError: Another change, the no-op of this reign or a transfer comes first,
+                or too few of the voters after it are connected.
             ChangeRefusedError: The change is not one safe step.
             DiskFullError: No space. In all cases nothing was appended.
         """
@@ -793,7 +794,18 @@ class RaftNode:
         if before.index > self.commit_index:
             raise ChangePendingError("the change before this one is not committed yet")
         check_change(before.members, after, (self.settings.self_id, self.identity.incarnation))
+        if not self._has_majority(after):
+            raise ChangePendingError("no majority of the voters after it is connected now")
         return self._append_members(after)
+
+    def _has_majority(self, members: Members) -> bool:
+        # A list whose majority is gone could never commit, and would hold all the same.
+        here = 1 + sum(
+            1
+            for name, hello in self.roster.hellos.items()
+            if members.is_voter(name, hello.incarnation) and "control" in self.peers[name].up
+        )
+        return here >= majority(len(members.voter_names))
 
     def _tend(self, now: float) -> None:
         """Leader: take the next step towards "everybody who is there and able votes"."""
@@ -811,6 +823,8 @@ class RaftNode:
                 self.change_members(after)
         except DiskFullError as error:
             log.error("members_without_space", error=str(error))
+        except ChangePendingError as error:
+            log.info("members_wait", reason=str(error))
 
     def _sights(self, members: Members, now: float) -> dict[str, Sight]:
         timeout_s = self.settings.election_timeout_s

@@ -1,0 +1,208 @@
+"""Groups whose members come, go, lose their folders and hand leadership over, under drawn plans.
+
+On top of what `test_raft_plans` does and checks: lists change while letters are late and disks
+forget, and in the end everybody who is listed votes and has everything.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commitlog.errors import MQError
+from dledger.errors import ReplicationError
+from dledger.raft.membership import Member
+from tests.harness.crash_disk import CrashDisk
+from tests.property.test_raft_plans import KINDS, Watched
+
+MEMBER_KINDS = [
+    *KINDS,
+    *["time"] * 8,
+    *["calm"] * 4,
+    *["remove"] * 3,
+    *["add"] * 3,
+    *["transfer", "wipe", "wipe"],
+]
+PLANS = st.lists(
+    st.tuples(st.sampled_from(MEMBER_KINDS), st.integers(0, 255)), min_size=20, max_size=160
+)
+
+
+class WatchedMembers(Watched):
+    """A cluster whose members change."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__(size, seed)
+        self.wipes = self.changes = 0
+
+    def act(self, kind: str, choice: int) -> None:
+        """Do one step of a plan."""
+        cluster = self.cluster
+        name = cluster.names[choice % len(cluster.names)]
+        leader = next((n for n in cluster.names if cluster.node(n).is_leader), None)
+        match kind:
+            case "remove" if leader is not None:
+                self.change(leader, name, remove=True)
+            case "add" if leader is not None:
+                self.change(leader, name, remove=False)
+            case "transfer" if leader is not None:
+                self.transfer(leader, None if choice % 2 else name)
+            case "wipe" if self.may_lose(name):
+                self.wipe(name)
+            case "time" if leader is not None:
+                cluster.clock.now_s += 0.4
+                cluster.node(leader).beat()
+                cluster.node(leader).settle()
+            case "calm":
+                cluster.cut.clear()
+                for _ in range(1 + choice % 8):
+                    super().act("round", 0)
+                    super().act("flush all", 0)
+            case _:
+                super().act(kind, choice)
+
+    def change(self, leader: str, name: str, *, remove: bool) -> None:
+        """Remove *name*, or take it in as a learner; what no rule allows is refused."""
+        node = self.cluster.node(leader)
+        members = node.roster.members
+        assert members is not None
+        incarnation = self.cluster.node(name).identity.incarnation
+        try:
+            if remove and (voter := members.voter(name)) is not None:
+                node.change_members(members.without(voter))
+                self.changes += 1
+            elif not remove and name not in members.names:
+                node.change_members(members.with_learner(Member(name, incarnation, "h", 1)))
+                self.changes += 1
+        except ReplicationError:
+            return
+        node.settle()
+
+    def transfer(self, leader: str, target: str | None) -> None:
+        node = self.cluster.node(leader)
+        try:
+            node.begin_transfer(target)
+        except ReplicationError:
+            return
+        node.settle()
+
+    def may_lose(self, name: str) -> bool:
+        """Whether everything would be left without *name*: no second folder is gone meanwhile."""
+        nodes = [self.cluster.node(other) for other in self.cluster.names]
+        lists = {node.roster.members for node in nodes}
+        newest = max(self.committed, default=0)
+        members = lists.pop()
+        return (
+            not lists
+            and members is not None
+            and len(members.voter_names) >= 3
+            and all(member.is_voter for member in members.members)
+            and all(
+                members.is_voter(node.settings.self_id, node.identity.incarnation)
+                for node in nodes
+                if node.settings.self_id in members.names
+            )
+            and all(
+                node.journal.log.durable_index >= newest >= node.journal.members.index
+                for node in nodes
+                if node.settings.self_id != name
+            )
+        )
+
+    def wipe(self, name: str) -> None:
+        """Take the folder of *name* away and start it anew."""
+        cluster = self.cluster
+        cluster.post = [x for x in cluster.post if name not in (x.sender, x.receiver)]
+        self.kept = [x for x in self.kept if name not in (x.sender, x.receiver)]
+        cluster.disks[name] = CrashDisk()
+        cluster.members.pop(name)
+        cluster.join(name).flushes_by_itself = False
+        self.wipes += 1
+
+    def heal(self) -> None:
+        """Stop all faults: those who are listed must agree, and all of them vote."""
+        cluster = self.cluster
+        cluster.post.clear()
+        cluster.cut.clear()
+        for name, member in cluster.members.items():
+            member.flushes_by_itself = True
+            cluster.link(name)
+        for attempt in range(4 * len(cluster.names)):
+            leader = next((n for n in cluster.names if cluster.node(n).is_leader), None)
+            if leader is None:
+                cluster.clock.now_s += 2.0
+                cluster.node(cluster.names[attempt % len(cluster.names)]).stand()
+                cluster.run()
+                self.check()
+                continue
+            cluster.append(leader, b"after")
+            cluster.pass_time(leader, 3.0)
+            self.check()
+            if self.is_whole(leader):
+                return
+        assert self.lost_too_much(), "the group did not come together again"
+
+    def lost_too_much(self) -> bool:
+        """Whether a wiped voter and ones with torn logs together leave no majority to elect by."""
+        nodes = [self.cluster.node(name) for name in self.cluster.names]
+        newest = max(nodes, key=lambda node: node.journal.last_index).roster.members
+        assert newest is not None
+        sure = [
+            node
+            for node in nodes
+            if not node.doubtful
+            and newest.is_voter(node.settings.self_id, node.identity.incarnation)
+        ]
+        return len(sure) <= len(newest.voter_names) // 2
+
+    def is_whole(self, leader: str) -> bool:
+        """Whether everybody in the leader's list votes and has what the leader has."""
+        node = self.cluster.node(leader)
+        members = node.roster.members
+        assert members is not None
+        listed = [self.cluster.node(name) for name in members.names]
+        return (
+            node.is_leader
+            and {other.commit_index for other in listed} == {node.journal.last_index}
+            and {other.journal.log.last_chain for other in listed} == {node.journal.log.last_chain}
+            and all(other.roster.is_self_voter for other in listed)
+            and len(members.members) == len(listed)
+        )
+
+
+def play(size: int, seed: int, plan: list[tuple[str, int]]) -> WatchedMembers:
+    watched = WatchedMembers(size, seed)
+    for kind, choice in plan:
+        watched.act(kind, choice)
+        watched.check()
+    watched.heal()
+    return watched
+
+
+@settings(max_examples=100, deadline=None)
+@given(plan=PLANS, seed=st.integers(0, 2**16), size=st.sampled_from([3, 3, 5]))
+def test_any_plan_with_changes_keeps_what_was_committed_and_ends_whole(
+    plan: list[tuple[str, int]], seed: int, size: int
+) -> None:
+    play(size, seed, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(8))
+def test_long_random_plans_with_changes(block: int) -> None:
+    """Plans too long for drawing one by one; a failure names its seed."""
+    wipes = changes = 0
+    for seed in range(block * 40, block * 40 + 40):
+        rng = random.Random(seed)
+        plan = [(rng.choice(MEMBER_KINDS), rng.randrange(256)) for _ in range(1200)]
+        try:
+            watched = play(rng.choice([3, 3, 5]), seed, plan)
+        except (MQError, AssertionError) as error:
+            error.add_note(f"replay: play(size, seed={seed}, plan) of this test")
+            raise
+        wipes, changes = wipes + watched.wipes, changes + watched.changes
+    assert wipes >= 10
+    assert changes >= 40
