@@ -69,6 +69,11 @@ def check_format(disk: Disk, paths: StorePaths, wanted: LogFormat) -> LogFormat:
     return found
 
 
+def read_format(disk: Disk, paths: StorePaths) -> LogFormat:
+    """Return the format of a folder that has one; raises like `check_format`."""
+    return _decode(disk.read(paths.format), paths.format)
+
+
 def _decode(data: bytes, path: str) -> LogFormat:
     try:
         fields = json.loads(data)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import trio
 from cyclopts import App, Parameter
@@ -18,11 +20,16 @@ from dledger.cli.output import (
     Output,
     addresses,
     note,
+    print_json,
+    print_table,
     show,
 )
 from dledger.cli.probe import any_cluster_info, raft_status
 from remoting.protocol.bodies import BrokerData
 from remoting.protocol.codes import RequestCode, ResponseCode
+
+if TYPE_CHECKING:
+    from dledger.raft.recover import Survivor
 
 app = App(name="raft", help="Terms, indexes and lag of a group.", backend="trio")
 
@@ -129,6 +136,59 @@ async def transfer_leader(
     await _change(await _the_group(addresses(namesrv), group), "transfer", name, "")
     note(f"leadership was handed over{f' to {name}' if name else ''}")
     return ExitCode.OK
+
+
+@app.command
+def recover(
+    folder: Path,
+    /,
+    *,
+    force: Annotated[bool, Parameter(help="Needed: what is done cannot be undone.")] = False,
+    yes: Annotated[bool, Parameter(help="Do not ask.")] = False,
+    output: Output = "table",
+) -> int:
+    """Go on with the replica in FOLDER alone, when a majority of its group is lost for good.
+
+    The broker must be stopped. Without --force it is only said what would be lost.
+    """
+    from commitlog.disk import OsDisk
+    from dledger.raft.recover import Recovery
+    from remoting.edge import SystemRng
+
+    recovery = Recovery(OsDisk(), str(folder.resolve()))
+    try:
+        survivor = recovery.survivor
+        if output == "json":
+            print_json({**survivor.rows(), "lost": what_may_be_lost(survivor)})
+        else:
+            print_table("", ["what", "value"], [[k, str(v)] for k, v in survivor.rows().items()])
+        for line in what_may_be_lost(survivor):
+            note(line)
+        if not force:
+            note("nothing was changed; --force goes on")
+            return ExitCode.FAILED
+        if not yes:
+            note(f"type the name of the group, {survivor.group}, to go on with this replica alone:")
+            if sys.stdin.readline().strip() != survivor.group:
+                note("nothing was changed")
+                return ExitCode.FAILED
+        index = recovery.go_on_alone(SystemRng())
+    finally:
+        recovery.close()
+    note(f"entry {index} makes {survivor.name} the only member of {survivor.group}")
+    note("start it; empty the folders of the others before they are added: dledger raft add")
+    return ExitCode.OK
+
+
+def what_may_be_lost(survivor: Survivor) -> list[str]:
+    """Return what a person must know before. Pure."""
+    last, commit = survivor.last_index, survivor.commit_index
+    lines = [f"lost: every entry after {last} that the other members acknowledged; nobody can tell"]
+    if commit < last:
+        lines.append(
+            f"entries {commit + 1} to {last} are not known to be committed; they will count as such"
+        )
+    return lines
 
 
 async def _the_group(namesrvs: list[str], group: str | None) -> BrokerData:

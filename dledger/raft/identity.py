@@ -120,7 +120,20 @@ def check_owner(disk: Disk, path: str, *, cluster: str, group: str, name: str) -
     _read(disk, path, (cluster, group, name))
 
 
-def _read(disk: Disk, path: str, owner: tuple[str, str, str]) -> dict[str, Any] | None:
+def owner_of(disk: Disk, path: str) -> tuple[str, str, str]:
+    """Return cluster, group and name of the member that the identity file at *path* belongs to.
+
+    Raises:
+        CorruptStoreError: The file cannot be read.
+        ForeignStoreError: A newer version wrote it.
+    """
+    record = _read(disk, path, None)
+    if record is None:
+        raise CorruptStoreError(f"{path} is missing")
+    return record["cluster"], record["group"], record["name"]
+
+
+def _read(disk: Disk, path: str, owner: tuple[str, str, str] | None) -> dict[str, Any] | None:
     if not disk.exists(path):
         return None
     try:
@@ -137,7 +150,7 @@ def _read(disk: Disk, path: str, owner: tuple[str, str, str]) -> dict[str, Any] 
         raise CorruptStoreError(f"{path}: the identity of this member is damaged")
     if version > FORMAT_VERSION:
         raise ForeignStoreError(f"{path}: format {version} is newer than this program knows")
-    if tuple(found) != owner:
+    if owner is not None and tuple(found) != owner:
         raise ForeignStoreError(
             f"{path}: this folder belongs to member {found[2]} of group {found[1]} in cluster "
             f"{found[0]}, not to {owner[2]} of {owner[1]} in {owner[0]}"
@@ -182,6 +195,23 @@ class Identity:
             "voters": self.voters,
         }
         self._disk.replace(self._path, cbor2.dumps(record, canonical=True))
+
+    @staticmethod
+    def refound(disk: Disk, path: str, incarnation: str) -> None:
+        """Make the member of this file the only founder of its group, under a new incarnation.
+
+        Those that were founded with it before are strangers from now on.
+        """
+        cluster, group, name = owner_of(disk, path)
+        record = {
+            "v": FORMAT_VERSION,
+            "cluster": cluster,
+            "group": group,
+            "name": name,
+            "inc": incarnation,
+            "voters": {name: incarnation},
+        }
+        disk.replace(path, cbor2.dumps(record, canonical=True))
 
     def is_voter(self, name: str, incarnation: str) -> bool:
         """Tell whether that incarnation of that member may vote and be counted."""

@@ -296,6 +296,11 @@ class Links:
                 f"a member of group {hello.group} in cluster {hello.cluster} dialled group "
                 f"{settings.group} in cluster {settings.cluster}"
             )
+        founders = self._node.identity.voters
+        if hello.voters and founders and hello.voters != founders:
+            raise RemoteProtocolError(
+                f"{hello.name} was founded with other members: its group or this one went on alone"
+            )
         if hello.name == settings.self_id or hello.channel not in CHANNELS:
             raise RemoteProtocolError(f"{hello.name!r} is this node's own name, or no channel")
         return hello, first.epoch, frames[1:]
