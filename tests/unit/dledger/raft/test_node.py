@@ -415,3 +415,22 @@ def test_a_member_that_is_behind_does_not_reach_the_next_term(tmp_path: Path) ->
         cluster.node("n2").stand()
         cluster.run()
     assert [cluster.node(name).term for name in ("n1", "n2")] == [1, 1]
+
+
+@pytest.mark.parametrize("lost", [("n0", "n1"), ("n1", "n0")], ids=["append", "answer"])
+def test_what_a_link_loses_in_silence_is_made_good_without_new_writes(
+    tmp_path: Path, lost: tuple[str, str]
+) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.beat("n0")
+    cluster.cut = {lost}
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    cluster.cut = set()
+    assert leader.replicator.peers["n1"].match_index == index - 1
+    for _ in range(6):
+        cluster.clock.now_s += 0.2
+        cluster.beat("n0")
+    assert leader.replicator.peers["n1"].match_index == index
+    assert cluster.node("n1").commit_index == index
