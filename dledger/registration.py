@@ -22,6 +22,7 @@ from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.topics import wire_topics
 from dledger.services.waiting import wait_for
 from remoting.client import RemotingClient
+from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode, ResponseCode
@@ -81,6 +82,8 @@ class _NameServer:
     # The role that was last told, so that a change is told at once and one-way.
     told_id: int | None = None
     reachable: bool = True
+    # The connection over which it knows this broker: when it ends, the broker is forgotten there.
+    known_over: Connection | None = None
 
 
 class Registration:
@@ -193,7 +196,17 @@ class Registration:
             )
         name_server.reachable = True
         name_server.told_id = broker_id
+        self._watch(name_server)
         return True
+
+    def _watch(self, name_server: _NameServer) -> None:
+        """Register again at once when the connection ends: the NameServer takes us out with it."""
+        connection = self._client.live(name_server.address)
+        if connection is None:
+            name_server.wake.set()
+        elif connection is not name_server.known_over:
+            name_server.known_over = connection
+            connection.on_close.append(lambda _ended: name_server.wake.set())
 
     def register_request(self, broker_id: int) -> RemotingCommand:
         """Return REGISTER_BROKER for this broker as *broker_id*, all topics in its body."""

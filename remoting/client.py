@@ -67,7 +67,7 @@ class RemotingClient:
         Cancellation: The request may have been sent; its answer is ignored.
         """
         deadline = trio.current_time() + timeout_s
-        connection = self._live(address)
+        connection = self.live(address)
         if connection is None:
             connection = await self.connection(address, timeout_s)
             timeout_s = deadline - trio.current_time()
@@ -86,7 +86,7 @@ class RemotingClient:
             ConnectFailedError, ConnectionLostError, TooManyInFlightError, LocalProtocolError:
                 Nothing was sent.
         """
-        connection = self._live(address)
+        connection = self.live(address)
         if connection is None:
             connection = await self.connection(address, timeout_s)
         connection.invoke_oneway(command)
@@ -105,7 +105,7 @@ class RemotingClient:
             lock = self._connecting[address] = trio.Lock()
         with trio.move_on_after(timeout_s) as waiting:
             async with lock:
-                live = self._live(address)
+                live = self.live(address)
                 if live is not None:
                     return live
                 if self._closed:
@@ -127,7 +127,8 @@ class RemotingClient:
         assert waiting.cancelled_caught
         raise ConnectFailedError(f"{failed} within {timeout_s} s")
 
-    def _live(self, address: str) -> Connection | None:
+    def live(self, address: str) -> Connection | None:
+        """Return the connection to *address* if there is one that has not ended."""
         connection = self._connections.get(address)
         return None if connection is None or connection.is_closed else connection
 

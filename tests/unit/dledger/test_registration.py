@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,13 @@ class Call:
 
 
 @dataclass
+class Line:
+    """Stands for a connection."""
+
+    on_close: list[Callable[[Line], None]] = field(default_factory=list)
+
+
+@dataclass
 class Client:
     """Stands for the remoting client: some NameServers are down, some are slow."""
 
@@ -48,6 +55,15 @@ class Client:
     slow: set[str] = field(default_factory=set)
     refusing: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
+    lines: dict[str, Line] = field(default_factory=dict)
+
+    def live(self, address: str) -> Line:
+        return self.lines.setdefault(address, Line())
+
+    def break_line(self, address: str) -> None:
+        line = self.lines.pop(address)
+        for callback in line.on_close:
+            callback(line)
 
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_s: float
@@ -129,6 +145,22 @@ async def test_it_registers_again_every_half_minute(
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert len(times) == 4
     assert all(gap == pytest.approx(30, abs=0.1) for gap in gaps)
+    nursery.cancel_scope.cancel()
+
+
+async def test_it_registers_again_at_once_when_its_connection_ends(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    # The NameServer takes a broker out the moment its connection breaks.
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(10)
+    world.client.break_line("ns1:9876")
+    await trio.sleep(1)
+    assert [round(call.at - world.client.calls[0].at) for call in world.client.to("ns1:9876")] == [
+        0,
+        10,
+    ]
+    assert len(world.client.to("ns2:9876")) == 1
     nursery.cancel_scope.cancel()
 
 
