@@ -15,6 +15,7 @@ from commitlog.errors import ConfigError, InvariantBroken
 from dledger.cli.cluster_command import judge_group
 from dledger.cli.main import COMMANDS, broker_main, build_app, exit_code_of, main, run
 from dledger.cli.output import CliError, ExitCode
+from dledger.cli.raft_command import raft_rows
 from dledger.logs import configure_logs
 
 ROOT = Path(__file__).parents[3]
@@ -208,3 +209,25 @@ def test_logs_are_one_json_object_per_line_with_the_facts_of_the_node() -> None:
         "role": "leader",
     }
     assert "ConfigError: why" in second["exception"]
+
+
+def test_a_member_is_shown_with_what_it_may_do() -> None:
+    members = [{"name": "n0", "standing": "voter"}, {"name": "n1", "standing": "learner"}]
+    says: list[dict[str, object]] = [
+        row(members=members),
+        follower(voter=False, members=members),
+        follower(self="n2", voter=False, members=members),
+        {"broker": "a", "address": "h:9", "role": "unreachable"},
+    ]
+    assert [shown["standing"] for shown in raft_rows(says)] == [
+        "voter",
+        "learner",
+        "no member",
+        None,
+    ]
+
+
+def test_members_are_those_in_the_leaders_list_whoever_else_is_connected() -> None:
+    members = [{"name": "n0", "standing": "voter"}, {"name": "n1", "standing": "voter"}]
+    health = judge_group("a", [row(members=members, peers={"n1": {}, "gone": {}}), follower()])
+    assert (health.healthy, health.members) == (True, 2)
