@@ -158,6 +158,7 @@ class Group:
         self._drained = Wakeup()
         self._apply_wake = Wakeup()
         self._reserve_wake = Wakeup()
+        self._expire_wake = Wakeup()
         self._install_wake = Wakeup()
         self._snapshot: tuple[str, bytes] | None = None
         # One at a time: a checkpoint and the installation of a snapshot write the same files.
@@ -272,6 +273,7 @@ class Group:
             raise PendingFullError(f"{on_their_way} bytes wait for a majority; nothing was stored")
         self._pending_bytes += size
         self._pending.append(_Pending(batch, on_done, size))
+        self._expire_wake.set()
 
     async def submit(self, batch: RecordBatch) -> Proposed:
         """`propose`, awaited.
@@ -621,6 +623,8 @@ class Group:
     async def _expire_loop(self) -> None:
         head, since, waiting = None, 0.0, 0
         while True:
+            if not (self._in_flight or self._pending):
+                await self._expire_wake.wait()
             await self._clock.sleep(EXPIRE_INTERVAL_S)
             now = self._clock.monotonic()
             for entry in list(self._in_flight):
