@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 # Connections the kernel holds for us between two accepts (RocketMQ's number).
 LISTEN_BACKLOG: Final = 1024
+# What was sent and not acknowledged by the other machine's kernel for so long ends a connection.
+UNACKNOWLEDGED_TIMEOUT_MS: Final = 10_000
 # How long a TLS handshake may take: a peer that stops half-way must not keep a descriptor.
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 # When descriptors run out, accepting again at once would only spin.
@@ -107,6 +109,11 @@ class SocketStream:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._socket = stream.socket
         self._stream = stream
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Else a cut that drops packets is noticed, and left, only after minutes of back-off.
+            stream.socket.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_TIMEOUT_MS
+            )
         self.peer_address = _address(stream.socket.getpeername())
         self.local_address = _address(stream.socket.getsockname())
 

@@ -261,6 +261,7 @@ class RaftNode:
         self.may_lead: Callable[[], bool] = lambda: True
         self.on_suspect: Callable[[int], bool] = lambda index: False
         self.on_fetched: Callable[[str, memoryview], None] = _ignore_fetched
+        self._leader_heard = (0, "")
         self._settling = False
         self._members_version = -1
         self._transfer_term = 0
@@ -1073,12 +1074,12 @@ class RaftNode:
     def _on_append(self, peer: str, frame: PeerFrame) -> None:
         prev_index, prev_term, commit_index = frame.fields
         if self.installing:
-            self._heard_leader()
+            self._heard_leader(peer, frame.term)
             return
         request = AppendRequest(
             frame.term, prev_index, prev_term, commit_index, split_frames(frame.payload)
         )
-        self._heard_leader()
+        self._heard_leader(peer, frame.term)
         plan = plan_append(self.journal, request, self.guards)
         if isinstance(plan, Rejected):
             self._step_heartbeat(peer, frame.term)
@@ -1115,7 +1116,7 @@ class RaftNode:
 
     def _on_snapshot(self, peer: str, frame: PeerFrame) -> None:
         index, offset, total = frame.fields
-        self._heard_leader()
+        self._heard_leader(peer, frame.term)
         self._step_heartbeat(peer, frame.term)
         if self.installing:
             return
@@ -1198,14 +1199,22 @@ class RaftNode:
             )
 
     def _on_heartbeat(self, peer: str, term: int, beat: int) -> None:
-        self._heard_leader()
+        self._heard_leader(peer, term)
         self._step_heartbeat(peer, term)
         self._send(peer, Kind.HEARTBEAT_REPLY, beat, self.journal.stable_index)
 
     def _step_heartbeat(self, peer: str, term: int) -> None:
         self.core.step(peer, {"type": "append_entries", "term": term, **HEARTBEAT})
 
-    def _heard_leader(self) -> None:
+    def _heard_leader(self, peer: str, term: int) -> None:
+        # The library would follow whoever speaks last.
+        known_term, known_leader = self._leader_heard
+        if (known_term == term and known_leader != peer) or (
+            self.is_leader and term == self.term
+        ):
+            other = self.settings.self_id if self.is_leader else known_leader
+            raise InvariantBroken(f"{peer} and {other} both lead term {term}")
+        self._leader_heard = (term, peer)
         self.timer.heard_leader(self._clock.monotonic())
 
     def _on_vote(

@@ -372,3 +372,14 @@ def test_no_setting_reaches_the_switches() -> None:
 def test_the_installed_library_is_the_one_the_overrides_were_written_against() -> None:
     source = Path(pysyncobj.syncobj.__file__).read_bytes()
     assert hashlib.sha256(source).hexdigest() == LIBRARY_SHA256
+
+
+def test_two_leaders_of_one_term_stop_the_node_that_hears_both(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    beat = PeerFrame(Kind.HEARTBEAT, leader.term, 1, 1, [1, 0], memoryview(b""))
+    cluster.node("n1").receive("n0", beat)
+    with pytest.raises(InvariantBroken, match="n2 and n0 both lead term 1"):
+        cluster.node("n1").receive("n2", beat)
+    with pytest.raises(InvariantBroken, match="n2 and n0 both lead term 1"):
+        leader.receive("n2", beat)
