@@ -19,6 +19,7 @@ its sockets and threads   a null poller, ``autoTick`` off, our Transport
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -109,6 +110,17 @@ def _journal_as_given(journal: Journal) -> Journal:
 library.createJournal = _journal_as_given
 library.monotonicTime = _Ambient.monotonic
 library.random = _Ambient
+
+
+class _Member(Node):
+    """A node whose hash is the same in every process.
+
+    The library keeps sets of nodes and sends in their order, which so does not hang on the hash
+    seed of the interpreter.
+    """
+
+    def __hash__(self) -> int:
+        return zlib.crc32(self.id.encode())
 
 
 class _NullPoller:
@@ -205,7 +217,7 @@ class RaftCore:
         self._world = _World(clock, rng)
         self._journal = journal
         self._guards = guards
-        self._nodes = {peer: Node(peer) for peer in sorted(peer_ids)}
+        self._nodes = {peer: _Member(peer) for peer in sorted(peer_ids)}
         self._outbox = _Outbox(send)
         self._connected: set[str] = set()
         conf = SyncObjConf(
@@ -228,7 +240,7 @@ class RaftCore:
         kind = _LibraryWithoutDump if guards.no_library_dump else _Library
         with self._ambient():
             self._library = kind(
-                Node(self_id), self._nodes.values(), conf=conf, transport=self._outbox
+                _Member(self_id), self._nodes.values(), conf=conf, transport=self._outbox
             )
             self._library._poller = _NullPoller()
             self._library._SyncObj__raftLastApplied = journal.commit_index
@@ -302,7 +314,7 @@ class RaftCore:
         # Also for those who are no voters: a leader may be one that this log does not know yet.
         node = self._nodes.get(peer)
         if node is None:
-            node = self._nodes[peer] = Node(peer)
+            node = self._nodes[peer] = _Member(peer)
         return node
 
     def set_voters(self, others: Iterable[str]) -> None:

@@ -1209,9 +1209,7 @@ class RaftNode:
     def _heard_leader(self, peer: str, term: int) -> None:
         # The library would follow whoever speaks last.
         known_term, known_leader = self._leader_heard
-        if (known_term == term and known_leader != peer) or (
-            self.is_leader and term == self.term
-        ):
+        if (known_term == term and known_leader != peer) or (self.is_leader and term == self.term):
             other = self.settings.self_id if self.is_leader else known_leader
             raise InvariantBroken(f"{peer} and {other} both lead term {term}")
         self._leader_heard = (term, peer)

@@ -98,7 +98,7 @@ class Model:
         elif isinstance(change, ConsumerOffsetsChange):
             for group_name, topic, queue_id, offset in change.offsets:
                 self.offsets[group_name, topic, queue_id] = offset
-        else:
+        elif isinstance(change, DelayProgressChange):
             self.progress[change.level] = change.to_offset
 
     def check(self, tables: StateTables) -> None:

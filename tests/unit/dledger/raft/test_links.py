@@ -41,7 +41,8 @@ def test_a_frame_counts_once_and_only_in_its_own_connection(guards: Guards, tmp_
         fields = [True, leader.journal.last_index]
         return PeerFrame(Kind.APPEND_REPLY, leader.term, epoch, sequence, fields, memoryview(b""))
 
-    last = links._deliver("n1", 7, 0, [frame(7, 1), frame(7, 1), frame(6, 2), frame(7, 3)])
-    last = links._deliver("n1", 7, last, [frame(7, 2), frame(7, 3), frame(7, 4)])
+    hello = cluster.node("n1").hello("data")
+    last = links._deliver(hello, 7, 0, [frame(7, 1), frame(7, 1), frame(6, 2), frame(7, 3)])
+    last = links._deliver(hello, 7, last, [frame(7, 2), frame(7, 3), frame(7, 4)])
     assert received == [(7, 1), (7, 3), (7, 4)]
     assert last == 4
