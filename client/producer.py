@@ -302,7 +302,7 @@ class Producer(ManagedScope):
             if config.compress_over_bytes is None
             else min(config.compress_over_bytes, config.max_message_bytes)
         )
-        self._singles: set[SendSlot] = set()
+        self._singles: dict[SendSlot, None] = {}
 
     # ------------------------------------------------------------------------------ life
 
@@ -578,7 +578,7 @@ class Producer(ManagedScope):
         ):
             slot = self._single_slot(message, topic, queue, pinned, timeout_s)
             self._track(slot)
-            self._singles.add(slot)
+            self._singles[slot] = None
             assert self._nursery is not None
             self._nursery.start_soon(self._run_single, lane, slot)
             return slot
@@ -624,7 +624,7 @@ class Producer(ManagedScope):
         try:
             await lane.send_single(slot)
         finally:
-            self._singles.discard(slot)
+            self._singles.pop(slot, None)
             if not slot.settled:
                 lane.fail(slot, UnknownOutcomeError("the producer was closed during the send"))
 

@@ -117,7 +117,7 @@ class SendLane:
         self._idle = trio.lowlevel.ParkingLot()
         self._ahead = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
-        self._in_flight: set[SendSlot] = set()
+        self._in_flight: dict[SendSlot, None] = {}
         self._crowd = False
 
     # ------------------------------------------------------------------------------ offering
@@ -170,11 +170,12 @@ class SendLane:
             if batch is None:
                 continue
             slots = batch.slots()
-            self._in_flight.update(slots)
+            self._in_flight.update(dict.fromkeys(slots))
             try:
                 await self._attempt(batch, slots)
             finally:
-                self._in_flight.difference_update(slots)
+                for slot in slots:
+                    self._in_flight.pop(slot, None)
             self._crowd = len(slots) > 1
 
     async def _attempt(self, batch: SendBatch, slots: list[SendSlot]) -> None:

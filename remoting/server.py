@@ -51,7 +51,8 @@ class RemotingServer:
         Args:
             after_batch: See `Connection`; called after each received chunk of any connection.
         """
-        self.connections: set[Connection] = set()
+        # In order of arrival; a dict without values.
+        self.connections: dict[Connection, None] = {}
         self.on_connect: list[Callable[[Connection], None]] = []
         self._network = network
         self._processors = processors
@@ -119,7 +120,7 @@ class RemotingServer:
                 limits=self._limits.connection,
                 after_batch=self._after_batch,
             )
-            self.connections.add(connection)
+            self.connections[connection] = None
             nursery.start_soon(self._serve_connection, connection)
 
     async def _serve_connection(self, connection: Connection) -> None:
@@ -128,4 +129,4 @@ class RemotingServer:
                 callback(connection)
             await connection.run()
         finally:
-            self.connections.discard(connection)
+            self.connections.pop(connection, None)

@@ -28,8 +28,9 @@ class HeldPulls(Generic[PullT]):
 
     def __init__(self, max_held: int) -> None:
         self._max_held = max_held
-        self._by_queue: dict[QueueKey, set[Held[PullT]]] = {}
-        self._by_owner: dict[object, set[Held[PullT]]] = {}
+        # Dicts without values: in order of arrival, so that who waited longest is answered first.
+        self._by_queue: dict[QueueKey, dict[Held[PullT], None]] = {}
+        self._by_owner: dict[object, dict[Held[PullT], None]] = {}
         self._deadlines: list[tuple[float, int, Held[PullT]]] = []
         self._serial = 0
         self._count = 0
@@ -54,8 +55,8 @@ class HeldPulls(Generic[PullT]):
         if self._count >= self._max_held:
             return False
         held = Held(key, owner, deadline, pull)
-        self._by_queue.setdefault(key, set()).add(held)
-        self._by_owner.setdefault(owner, set()).add(held)
+        self._by_queue.setdefault(key, {})[held] = None
+        self._by_owner.setdefault(owner, {})[held] = None
         self._serial += 1
         heapq.heappush(self._deadlines, (deadline, self._serial, held))
         self._count += 1
@@ -103,8 +104,8 @@ class HeldPulls(Generic[PullT]):
             heapq.heapify(self._deadlines)
 
 
-def _discard(table: dict[KeyT, set[Held[PullT]]], key: KeyT, held: Held[PullT]) -> None:
+def _discard(table: dict[KeyT, dict[Held[PullT], None]], key: KeyT, held: Held[PullT]) -> None:
     members = table[key]
-    members.discard(held)
+    members.pop(held, None)
     if not members:
         del table[key]
