@@ -35,6 +35,7 @@ class Order(msgspec.Struct):
         stop_at_violation: End with the first seed that shows one.
         mutant: Opaque number of a change to make before anything else; 0: none.
         is_soak: Play the workload of long runs.
+        calm: Play without faults.
     """
 
     first: int = 0
@@ -46,6 +47,7 @@ class Order(msgspec.Struct):
     stop_at_violation: bool = False
     mutant: int = 0
     is_soak: bool = False
+    calm: bool = False
 
 
 class Report(msgspec.Struct):
@@ -67,7 +69,8 @@ def plan_of(seed: int, order: Order) -> Plan:
     """Return the plan that an order plays for a seed."""
     if order.is_soak:
         return draw_plan(seed, order.duration_s, workload=SOAK_WORKLOAD, members=3)
-    return draw_plan(seed, order.duration_s)
+    plan = draw_plan(seed, order.duration_s)
+    return plan.with_steps(()) if order.calm else plan
 
 
 def report_of(seed: int, played: Played, cpu_s: float) -> Report:

@@ -1,0 +1,105 @@
+"""Hunts planted bugs blind: drawn plans, seed after seed, until one shows a violation.
+
+Every bug lives in a worker of its own, which is told a number and nothing else. First a plan
+without a single fault must pass with the bug in place: what shows there needs no simulator.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import trio
+
+from jepsen_like.soak import run_worker
+from jepsen_like.worker import Order, Report
+
+BUDGET_CPU_S: Final = 600.0
+"""The worst bug must be found within this."""
+
+FAST_BUDGET_CPU_S: Final = 60.0
+DURATION_S: Final = 120.0
+"""Faults of one plan: short runs reach more beginnings."""
+
+
+class Hunted(msgspec.Struct):
+    """What came of one hunt.
+
+    Attributes:
+        number: The bug.
+        found: A drawn plan showed a violation within the budget.
+        counts: It passed a run without faults, so finding it says something.
+        seeds: Plans played.
+        cpu_s: CPU time of them.
+        seed: The plan that showed it; -1 when none did.
+        violation: What it showed first.
+    """
+
+    number: int
+    found: bool = False
+    counts: bool = True
+    seeds: int = 0
+    cpu_s: float = 0.0
+    seed: int = -1
+    violation: str = ""
+
+
+async def hunt(
+    numbers: Sequence[int],
+    *,
+    jobs: int,
+    budget_cpu_s: float,
+    first_seed: int = 1,
+    on_done: Callable[[Hunted], None] = lambda _: None,
+) -> list[Hunted]:
+    """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*."""
+    results: dict[int, Hunted] = {}
+    limiter = trio.CapacityLimiter(jobs)
+
+    async def one(number: int) -> None:
+        async with limiter:
+            results[number] = await _hunt_one(number, budget_cpu_s, first_seed)
+            on_done(results[number])
+
+    async with trio.open_nursery() as nursery:
+        for number in numbers:
+            nursery.start_soon(one, number)
+    return [results[number] for number in numbers]
+
+
+async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int) -> Hunted:
+    hunted = Hunted(number)
+    calm = await _collect(Order(mutant=number, count=1, calm=True, duration_s=60.0))
+    hunted.counts = len(calm) == 1 and calm[0].validity == "valid"
+    if not hunted.counts:
+        hunted.violation = "; ".join(v.name for report in calm for v in report.violations[:1])
+    order = Order(
+        first=first_seed,
+        mutant=number,
+        duration_s=DURATION_S,
+        seconds=20 * budget_cpu_s,
+        cpu_seconds=budget_cpu_s,
+        stop_at_violation=True,
+    )
+    for report in await _collect(order):
+        hunted.seeds += 1
+        hunted.cpu_s += report.cpu_s
+        if report.validity == "invalid":
+            hunted.found = True
+            hunted.seed = report.seed
+            first = report.violations[0]
+            hunted.violation = f"{first.checker}: {first.name}"
+    return hunted
+
+
+async def _collect(order: Order) -> list[Report]:
+    send, receive = trio.open_memory_channel[Report](0)
+    found: list[Report] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_worker, order, send, sys.executable)
+        async with receive:
+            async for report in receive:
+                found.append(report)
+    return found
