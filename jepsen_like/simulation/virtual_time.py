@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import gc
 import math
-import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import trio
 import trio._core._run as scheduler
@@ -63,6 +62,8 @@ class VirtualTime(trio.abc.Clock):
     Attributes:
         now_s: Seconds of virtual time; starts at `START_S`.
         timers_fired: How many timers have gone off.
+        stuck: Nothing was ever going to happen again.
+        give_up: Ends the run then; set by `run_virtual`.
         nudges: How often so much was done in one instant that time moved on by itself.
     """
 
@@ -70,6 +71,8 @@ class VirtualTime(trio.abc.Clock):
         self.now_s = START_S
         self.timers_fired = 0
         self.nudges = 0
+        self.stuck = False
+        self.give_up: Callable[[], None] | None = None
         self._asked_at_s = 0.0
         self._asked = 0
         self._timers: list[tuple[float, int, Timer]] = []
@@ -98,8 +101,7 @@ class VirtualTime(trio.abc.Clock):
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Jump to whatever comes first, the next timer or *deadline*, and return 0.
 
-        Raises:
-            SimulationError: Nothing will ever happen again.
+        When nothing will ever happen again the run is given up.
         """
         timers = self._timers
         while timers and timers[0][0] <= deadline:
@@ -119,7 +121,12 @@ class VirtualTime(trio.abc.Clock):
             self._idle_turns += 1
             if self._idle_turns < IDLE_TURNS_MAX:
                 return 0.0
-            raise SimulationError("every task waits for something that will never happen")
+            if self.stuck or self.give_up is None:
+                raise SimulationError("even the clean-up waits for what will never happen")
+            self.stuck = True
+            self._idle_turns = 0
+            self.give_up()
+            return 0.0
         self._idle_turns = 0
         # Time goes on even when a deadline is a rounding error away: code that computes with its
         # own clock and waits for the rest would otherwise wait for nothing, for ever.
@@ -198,14 +205,15 @@ def run_virtual(seed: int, main: Callable[[VirtualTime], Awaitable[T]]) -> T:
         SimulationError: Trio cannot be made repeatable, or every task got stuck.
     """
     time = VirtualTime()
+
+    async def scoped() -> T | None:
+        with trio.CancelScope() as scope:
+            time.give_up = scope.cancel
+            return await main(time)
+        return None
+
     with seeded_scheduler(seed), no_collector():
-        try:
-            return trio.run(main, time, clock=time, strict_exception_groups=True)
-        except trio.TrioInternalError as error:
-            if isinstance(error.__cause__, SimulationError):
-                # The tasks that are stuck cannot be ended any more; their clean-up is not missed.
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    gc.collect()
-                raise error.__cause__ from None
-            raise
+        result = trio.run(scoped, clock=time, strict_exception_groups=True)
+    if time.stuck:
+        raise SimulationError("every task waits for something that will never happen")
+    return cast("T", result)
