@@ -47,6 +47,16 @@ T = TypeVar("T")
 LOG_LINES: Final = 2000
 """Newest log lines of all nodes that are kept."""
 
+COUNTED_LINES: Final = {
+    "snapshot_installed": "snapshot_install",
+    "entries_repaired": "repair",
+    "members_changed": "membership_change",
+    "transfer_ends": "transfer",
+    "doubt_ended": "doubt_ended",
+    "log_damaged": "log_damaged",
+}
+"""Log lines that are interesting things, and what they count as."""
+
 COLLECT_S: Final = 600.0
 """How often the cyclic collector runs, in virtual time; it never runs by itself."""
 
@@ -336,6 +346,9 @@ class World:
         """Keep a log line of whichever node is running."""
         facts = dict(event)
         name = facts.pop("event", "")
+        counted = COUNTED_LINES.get(name)
+        if counted is not None:
+            self.sometimes[counted] += 1
         self.logs.append((self.elapsed_s, current_node.get(), str(name), facts))
 
     def _collect(self, _: object) -> None:
