@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import pytest
+
+from commitlog.errors import (
+    DiskFullError,
+    FlushFailedError,
+    InvariantBroken,
+    OffsetOutOfRangeError,
+    StoreLockedError,
+)
+from jepsen_like.simulation.sim_disk import PAGE_BYTES, SECTOR_BYTES, Mount, SimDisk
+from jepsen_like.simulation.sim_rng import rng_stream
+
+OLD, NEW = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
+
+
+def disk(seed: int = 1) -> SimDisk:
+    return SimDisk(rng_stream(seed))
+
+
+def with_file(made: SimDisk, sectors: int = 4, path: str = "/d/f") -> Mount:
+    """A file of durable old sectors."""
+    mount = made.mount()
+    file = mount.create(path, sectors * SECTOR_BYTES, reserve=True)
+    file.write_at(0, OLD * sectors)
+    file.flush()
+    mount.flush_dir("/d")
+    return mount
+
+
+def test_a_power_cut_keeps_or_loses_each_unflushed_sector_whole() -> None:
+    seen: set[tuple[bytes, ...]] = set()
+    for seed in range(200):
+        made = disk(seed)
+        mount = with_file(made)
+        mount.open("/d/f").write_at(100, b"n" * (3 * SECTOR_BYTES))
+        made.power_cut()
+        content = made.mount().read("/d/f")
+        sectors = tuple(
+            content[at : at + SECTOR_BYTES] for at in range(0, len(content), SECTOR_BYTES)
+        )
+        for number, sector in enumerate(sectors):
+            begin, end = number * SECTOR_BYTES, (number + 1) * SECTOR_BYTES
+            new = bytearray(OLD)
+            for at in range(max(begin, 100), min(end, 100 + 3 * SECTOR_BYTES)):
+                new[at - begin] = ord("n")
+            assert sector in (OLD, bytes(new))
+        seen.add(tuple(b"o" if sector == OLD else b"n" for sector in sectors))
+    assert len(seen) == 16
+
+
+def test_what_was_flushed_survives_every_power_cut() -> None:
+    for seed in range(50):
+        made = disk(seed)
+        mount = with_file(made)
+        file = mount.open("/d/f")
+        file.write_at(SECTOR_BYTES, NEW)
+        file.flush()
+        made.power_cut()
+        assert made.mount().read("/d/f") == OLD + NEW + OLD * 2
+
+
+def test_a_kill_loses_nothing_and_ends_the_calls_of_the_dead() -> None:
+    made = disk()
+    mount = with_file(made)
+    file = mount.open("/d/f")
+    file.write_at(0, NEW)
+    made.kill(mount)
+    file.write_at(0, b"x" * SECTOR_BYTES)
+    file.flush()
+    mount.replace("/d/small", b"x")
+    mount.unlink("/d/f")
+    mount.create("/d/other", 10, reserve=True)
+    assert made.mount().read("/d/f") == NEW + OLD * 3
+    assert made.mount().list_dir("/d") == ["f"]
+
+
+def test_names_that_were_not_flushed_are_lost_from_the_first_that_does_not_survive() -> None:
+    outcomes: set[tuple[str, ...]] = set()
+    for seed in range(100):
+        made = disk(seed)
+        mount = with_file(made)
+        for name in ("a", "b", "c"):
+            mount.create(f"/d/{name}", 10, reserve=True)
+        made.power_cut()
+        outcomes.add(tuple(made.mount().list_dir("/d")))
+    assert outcomes == {("f",), ("a", "f"), ("a", "b", "f"), ("a", "b", "c", "f")}
+
+
+def test_an_unlink_that_was_not_flushed_may_come_undone() -> None:
+    outcomes = set()
+    for seed in range(50):
+        made = disk(seed)
+        mount = with_file(made)
+        mount.unlink("/d/f")
+        assert not mount.exists("/d/f")
+        made.power_cut()
+        outcomes.add(made.mount().exists("/d/f"))
+    assert outcomes == {True, False}
+
+
+def test_a_replaced_file_has_the_old_or_the_new_content() -> None:
+    outcomes = set()
+    for seed in range(50):
+        made = disk(seed)
+        mount = made.mount()
+        mount.replace("/d/s", b"old")
+        flight = mount.take_off()
+        mount.replace("/d/s", b"new content")
+        mount.work_done()
+        made.power_cut()
+        outcomes.add(made.mount().read("/d/s"))
+        mount.land(flight)
+    assert outcomes == {b"old", b"new content"}
+
+
+def test_work_that_has_landed_is_durable() -> None:
+    for seed in range(20):
+        made = disk(seed)
+        mount = with_file(made)
+        flight = mount.take_off()
+        mount.open("/d/f").write_at(0, NEW)
+        mount.open("/d/f").flush()
+        mount.replace("/d/s", b"new")
+        mount.work_done()
+        mount.land(flight)
+        made.power_cut()
+        assert made.mount().read("/d/f") == NEW + OLD * 3
+        assert made.mount().read("/d/s") == b"new"
+
+
+def test_a_later_step_of_work_is_on_disk_only_when_the_earlier_ones_are() -> None:
+    outcomes = set()
+    for seed in range(100):
+        made = disk(seed)
+        mount = with_file(made)
+        mount.replace("/d/s", b"old")
+        mount.take_off()
+        mount.open("/d/f").write_at(0, NEW)
+        mount.open("/d/f").flush()
+        mount.replace("/d/s", b"new")
+        mount.work_done()
+        made.power_cut()
+        after = made.mount()
+        outcomes.add((after.read("/d/f")[:1], after.read("/d/s")))
+    assert outcomes == {(b"o", b"old"), (b"n", b"old"), (b"n", b"new")}
+
+
+def test_a_failed_flush_loses_its_pages_and_is_not_made_good_by_the_next() -> None:
+    made = disk()
+    mount = with_file(made)
+    file = mount.open("/d/f")
+    file.write_at(0, NEW)
+    made.flush_failures = 1
+    with pytest.raises(FlushFailedError):
+        file.flush()
+    file.flush()
+    assert mount.read("/d/f") == NEW + OLD * 3
+    made.power_cut()
+    assert made.mount().read("/d/f") == OLD * 4
+
+
+def test_a_dead_process_leaves_no_pages_that_a_failed_flush_lost() -> None:
+    made = disk()
+    mount = with_file(made)
+    file = mount.open("/d/f")
+    file.write_at(0, NEW)
+    made.flush_failures = 1
+    with pytest.raises(FlushFailedError):
+        file.flush()
+    made.kill(mount)
+    assert made.mount().read("/d/f") == OLD * 4
+
+
+def test_a_full_disk_refuses_new_space_and_serves_what_was_reserved() -> None:
+    made = disk()
+    mount = with_file(made)
+    sparse = mount.create("/d/sparse", 10 * PAGE_BYTES, reserve=False)
+    sparse.write_at(0, b"x")
+    made.capacity_bytes = made.used_bytes
+    assert mount.free_bytes("/d") == 0
+    with pytest.raises(DiskFullError):
+        mount.create("/d/more", 1, reserve=True)
+    with pytest.raises(DiskFullError):
+        sparse.write_at(5 * PAGE_BYTES, b"x")
+    with pytest.raises(DiskFullError):
+        mount.replace("/d/small", b"x")
+    sparse.write_at(1, b"y")
+    mount.open("/d/f").write_at(0, NEW)
+    mount.unlink("/d/f")
+    mount.create("/d/more", SECTOR_BYTES, reserve=True)
+    assert not mount.exists("/d/small")
+
+
+def test_rot_flips_single_bits_of_written_bytes() -> None:
+    made = disk()
+    mount = with_file(made, path="/d/commitlog/0")
+    (found,) = made.rot()
+    path, at = found
+    before, after = OLD * 4, mount.read(path)
+    differing = [i for i in range(len(before)) if before[i] != after[i]]
+    assert differing == [at]
+    assert (before[at] ^ after[at]).bit_count() == 1
+    assert made.rot("/nowhere/") == []
+
+
+def test_a_wipe_leaves_an_empty_disk() -> None:
+    made = disk()
+    with_file(made)
+    made.wipe()
+    assert made.mount().list_dir("/") == []
+    assert made.used_bytes == 0
+
+
+def test_views_see_later_writes_and_cannot_be_written() -> None:
+    made = disk()
+    file = with_file(made).open("/d/f")
+    view = file.view(0, SECTOR_BYTES)
+    file.write_at(0, NEW)
+    file.close()
+    assert bytes(view) == NEW
+    assert view.readonly
+    with pytest.raises(InvariantBroken, match="closed"):
+        file.write_at(0, NEW)
+    with pytest.raises(OffsetOutOfRangeError):
+        file.view(4 * SECTOR_BYTES, 1)
+
+
+def test_a_lock_is_held_until_released_or_its_process_is_gone() -> None:
+    made = disk()
+    mount = made.mount()
+    claim = mount.lock("/d/lock")
+    with pytest.raises(StoreLockedError):
+        made.mount().lock("/d/lock")
+    claim.release()
+    again = made.mount()
+    again.lock("/d/lock")
+    made.kill(again)
+    made.mount().lock("/d/lock")
