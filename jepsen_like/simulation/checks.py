@@ -57,7 +57,7 @@ class Checks:
                 f"{node.name} had shown {node.seen_commit} as committed and came back with a log "
                 f"up to {journal.last_index}",
             )
-        if group.store.torn:
+        if group.store.log.report.torn_tail:
             world.sometimes["torn_tail_cut"] += 1
         if group.store.damaged:
             world.sometimes["damaged_start"] += 1

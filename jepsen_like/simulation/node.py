@@ -295,7 +295,6 @@ class Node:
     def fail_flushes(self, number: int = 1) -> None:
         """Let the next flushes fail, with their pages lost."""
         self.disk.flush_failures = number
-        self.is_trusted = self.is_trusted and not number
         self._note(Event.DISK_FAULT, 2, number)
 
     def fill_disk(self, left_bytes: int | None = 0) -> None:
