@@ -1,0 +1,118 @@
+"""Plans played in a world: kept promises are valid, the same plan is the same run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.sequence import encode_history
+from jepsen_like.plans.draw import draw_plan
+from jepsen_like.plans.plan import Kind, Plan, Step, Workload, encode_plan
+from jepsen_like.simulation.diagram import as_svg, as_text
+from jepsen_like.simulation.play import Played, play
+
+SHORT = Plan(
+    seed=5,
+    duration_ms=20_000,
+    steps=(
+        Step(6_000, Kind.KILL, "leader", 2_000),
+        Step(9_000, Kind.POWER_CUT, "follower", 1_000),
+        Step(12_000, Kind.ISOLATE, "leader", 4_000),
+    ),
+    workload=Workload(interval_ms=500, delayed_per_mille=300),
+)
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return play(SHORT)
+
+
+def test_a_plan_with_kept_promises_is_valid(played: Played) -> None:
+    assert played.violations == ()
+    assert played.is_valid, played.verdict.reason
+    assert {verdict.checker for verdict in played.verdicts} >= {
+        "queue_log",
+        "delayed",
+        "replicas",
+        "total_queue",
+    }
+    assert played.operations["send_ok"] > 20
+    assert played.faults["kill"] == played.faults["power_cut"] == played.faults["isolate"] == 1
+    assert played.sometimes["leader_change"] >= 1
+    assert len({read.node for read in played.history.replica_reads}) == 3
+
+
+def test_the_same_plan_is_the_same_run_byte_for_byte(played: Played) -> None:
+    again = play(SHORT)
+    assert again.digest == played.digest
+    assert encode_history(again.history) == encode_history(played.history)
+
+
+def test_a_diagram_shows_the_witnesses_and_the_faults(played: Played) -> None:
+    sends = [op for op in played.history.operations if op.f == 0 and op.outcome == 0]
+    witness = next(op for op in sends if op.call_ns > 7e9)
+    violation = Violation("planted", "orders/0", "for the picture", (witness.op_id,), "test")
+    text = as_text(played, violation)
+    assert f"{witness.op_id}> p" in text
+    assert any(line[11] == "*" for line in text.splitlines()[2:])
+    assert "# kill leader" in text
+    assert as_svg(played, violation).startswith("<svg ")
+
+
+def sim(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "dledger.cli.main", "sim", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=cwd,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
+    )
+
+
+@pytest.mark.slow
+def test_the_command_plays_a_plan_from_a_file_and_tells_programs(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(encode_plan(SHORT))
+    done = sim("run", "--plan", str(file), "--output", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["violations"] == []
+    assert said["seeds"] == 1
+    assert said["simulated_s"] > 20
+    assert {"simulated_s_per_cpu_s", "sometimes"} <= said.keys()
+
+
+@pytest.mark.slow
+def test_what_is_no_plan_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    done = sim("replay", "bad.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert sim("run", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_planted_bug_is_found_blind_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+    done = sim("mutants", "--only", "65", "--budget", "120", "--output", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert (said["total"], said["found"], said["survived"]) == (1, 1, 0)
+    done = sim("mutants", "--only", "1", cwd=tmp_path)
+    assert done.returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_drawn_plans_break_nothing(seed: int) -> None:
+    result = play(draw_plan(seed, 300))
+    assert result.violations == ()
