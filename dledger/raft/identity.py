@@ -213,14 +213,14 @@ class Identity:
         }
         disk.replace(path, cbor2.dumps(record, canonical=True))
 
-    def is_voter(self, name: str, incarnation: str) -> bool:
-        """Tell whether that incarnation of that member may vote and be counted."""
-        return self.voters.get(name) == incarnation
+    def is_of_another_group(self, voters: Mapping[str, str]) -> bool:
+        """Whether one who was founded with *voters* has nothing to do with this member.
 
-    @property
-    def may_vote(self) -> bool:
-        """Whether this member itself is one of the agreed voters."""
-        return self.is_voter(self.name, self.incarnation)
+        So it is after this group or that one went on with one replica alone, and with groups that
+        merely have the same name. Founders are few and stay what they are, so one in common is
+        enough; nobody can tell of one that has none yet.
+        """
+        return bool(voters and self.voters) and not (voters.items() & self.voters.items())
 
     def agree(self, configured: Collection[str], heard: Mapping[str, Hello]) -> bool:
         """Settle the voters if that is possible now. Blocking: writes a small file.

@@ -296,8 +296,7 @@ class Links:
                 f"a member of group {hello.group} in cluster {hello.cluster} dialled group "
                 f"{settings.group} in cluster {settings.cluster}"
             )
-        founders = self._node.identity.voters
-        if hello.voters and founders and hello.voters != founders:
+        if self._node.identity.is_of_another_group(hello.voters):
             raise RemoteProtocolError(
                 f"{hello.name} was founded with other members: its group or this one went on alone"
             )

@@ -824,7 +824,7 @@ class RaftNode:
                 self.change_members(after)
         except DiskFullError as error:
             log.error("members_without_space", error=str(error))
-        except ChangePendingError as error:
+        except (ChangePendingError, ChangeRefusedError) as error:
             log.info("members_wait", reason=str(error))
 
     def _sights(self, members: Members, now: float) -> dict[str, Sight]:
@@ -881,7 +881,7 @@ class RaftNode:
             if self._is_voter(name) and "control" in self.peers[name].up
         }
         if target is None:
-            target = choose_target(able)
+            target = choose_target(self._likely(able))
         if target is None or target not in able:
             raise ChangeRefusedError(f"{target or 'nobody'} is a voter that is connected")
         timeout_s = self.settings.election_timeout_s
@@ -889,6 +889,14 @@ class RaftNode:
         self.transfer = Transfer(target, self.term, now + timeout_s, timeout_s)
         log.info("transfer_begins", target=target, term=self.term)
         return self.transfer
+
+    def _likely(self, able: dict[str, int]) -> dict[str, int]:
+        """Leave out those who would hardly win: in doubt, or asked in vain before."""
+        last = self.transfer
+        unlikely = {name for name in able if self.roster.hellos[name].doubtful}
+        if last is not None and last.term == self.term:
+            unlikely.add(last.target)
+        return {name: match for name, match in able.items() if name not in unlikely} or able
 
     def _drive_transfer(self) -> None:
         transfer = self.transfer

@@ -40,7 +40,7 @@ SETTINGS: dict[str, object] = {
 }
 
 
-def hello(**changes: str) -> bytes:
+def hello(**changes: object) -> bytes:
     fields = {
         **Hello("DefaultCluster", "broker-a", "n1", "ab" * 16, {}, False, "h:1", "data").encode(),
         **changes,
@@ -62,7 +62,8 @@ STRANGERS: dict[str, bytes] = {
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
     "another cluster": hello(cluster="Other"),
     "another group": hello(group="broker-b"),
-    "an unknown member": hello(name="n9"),
+    "founded elsewhere": hello(name="n9", voters={"n9": "cd" * 16}),
+    "our own name from elsewhere": hello(voters={"n0": "cd" * 16, "n1": "ab" * 16}),
     "a newer version": hello(v="99"),
     "no hello first": encode_frame(encode_head(Kind.VOTE, 9, 1, 1, (9, 9, False))),
 }

@@ -380,3 +380,35 @@ async def test_what_cannot_be_changed_is_said_and_nothing_happens(
             await MembershipChanges(follower.group, follower.clock).remove(leader.name)
         assert leader.group.node.roster.members == before
         assert leader.group.node.journal.members.before() is None
+
+
+async def test_a_single_member_gets_company(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        alone = await groups.leader()
+        await alone.group.submit(batch(b"alone"))
+        for number in (1, 2):
+            name = f"n{number}"
+            groups.names.append(name)
+            added = await groups.start(name)
+            changes = MembershipChanges(alone.group, alone.clock)
+            await changes.add(name, ("127.0.0.1", 40911 + number))
+            with trio.fail_after(30):
+                while not added.group.node.roster.is_self_voter:
+                    await trio.sleep(0.1)
+        await groups.settle()
+        assert {tuple(bodies(r.group)) for r in groups.replicas.values()} == {(b"alone",)}
+        alone.kill()
+        del groups.replicas["n0"]
+        await (await groups.leader()).group.submit(batch(b"by the others"))
+
+
+async def test_a_clean_stop_tries_another_one_when_the_first_does_not_take_over(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        best = max(groups.others(leader.name))
+        groups.replicas[best].group.node.may_lead = lambda: False
+        assert not await leader.group.transfer_leadership()
+        assert await leader.group.transfer_leadership()
+        assert best != (await groups.leader(among=groups.others(leader.name))).name

@@ -95,7 +95,7 @@ async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(
         assert group.state.applied_chain == leader.group.state.applied_chain
         assert kept(group) == kept(leader.group)
         assert not group.store.refilling
-        assert group.node.identity.may_vote
+        assert group.node.roster.is_self_voter
 
 
 async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
