@@ -4,7 +4,10 @@ import struct
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from commitlog import record_layout
 from commitlog.entry import Run
 from commitlog.errors import CorruptRecordError
 from commitlog.record import encode_record, pack_host
@@ -103,3 +106,19 @@ def test_runs_that_cannot_be_right_are_refused(runs: list[Run]) -> None:
 def test_sizes_that_do_not_fit_the_bytes_are_refused(sizes: list[int]) -> None:
     with pytest.raises(CorruptRecordError):
         verify_record_layout(GOOD * 2, np.array(sizes, np.uint32), [Run("T1", 2, 2)])
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=3))
+def test_few_records_are_judged_as_many_are(changes: list[tuple[int, int]]) -> None:
+    damaged = bytearray(GOOD)
+    for at, value in changes:
+        damaged[at] = value
+    verdicts = []
+    for count in (1, record_layout.PLAIN_RECORDS + 1):
+        try:
+            verify(*[bytes(damaged)] * count)
+            verdicts.append(True)
+        except CorruptRecordError:
+            verdicts.append(False)
+    assert verdicts[0] == verdicts[1]
