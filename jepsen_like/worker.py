@@ -18,8 +18,11 @@ from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Plan, Workload
 from jepsen_like.simulation.play import Played, play
 
-SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3000)
+SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3600)
 """More than one operation a second together, and cheap enough for long runs."""
+
+SOAK_FAULT_INTERVAL_S = 24.0
+"""With those that come in pairs well above one in 30 s."""
 
 
 class Order(msgspec.Struct):
@@ -68,7 +71,13 @@ class Report(msgspec.Struct):
 def plan_of(seed: int, order: Order) -> Plan:
     """Return the plan that an order plays for a seed."""
     if order.is_soak:
-        return draw_plan(seed, order.duration_s, workload=SOAK_WORKLOAD, members=3)
+        return draw_plan(
+            seed,
+            order.duration_s,
+            workload=SOAK_WORKLOAD,
+            members=3,
+            fault_interval_s=SOAK_FAULT_INTERVAL_S,
+        )
     plan = draw_plan(seed, order.duration_s)
     return plan.with_steps(()) if order.calm else plan
 

@@ -454,16 +454,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     _edit(
         83,
-        "replay begins one entry late",
+        "a restart drops the last unit of every queue",
         (
             f"{STORE}._continue_from",
             "queue.truncate_to(bounds.max_offset if bounds else 0)",
-            "pass",
-        ),
-        (
-            f"{STORE}._replay",
-            "first, commit = self.derived_index + 1, self.restored_commit_index",
-            "first, commit = self.derived_index + 2, self.restored_commit_index",
+            "queue.truncate_to(max(0, bounds.max_offset - 1) if bounds else 0)",
         ),
     ),
     _edit(
@@ -545,21 +540,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "dledger.raft.membership:MembersLog.truncate_from",
             "if len(kept) != len(self._stack):",
             "if False:",
-        ),
-    ),
-    _edit(
-        94,
-        "a learner is promoted before it has caught up",
-        ("dledger.raft.membership:next_list", "if sight.caught_up:", "if True:"),
-    ),
-    _edit(
-        95,
-        "an installed snapshot leaves an acknowledgement owed",
-        (f"{NODE}.installed", "self._owed = None", "pass"),
-        (
-            f"{NODE}._release_acks",
-            "if owed.term != self.term or owed.generation != self.journal.log.generation:",
-            "if owed.term != self.term:",
         ),
     ),
 )

@@ -62,7 +62,9 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.CORRUPT: _Shape(2, (1_000, 20_000), (10, 200)),
     Kind.SLOW_LINK: _Shape(2, (1_000, 20_000), (200, 20_000)),
     Kind.DISK_FULL: _Shape(2, (2_000, 20_000)),
-    Kind.DISK_SLOW: _Shape(3, (2_000, 20_000), (10, 3_000)),
+    Kind.DISK_SLOW: _Shape(
+        3, (2_000, 20_000), (10, 6_000), ("leader", "follower", "most_behind", "all", "#")
+    ),
     Kind.FSYNC_ERROR: _Shape(3, (0, 10_000)),
     Kind.BIT_ROT: _Shape(2, (0, 10_000), (1, 8)),
     Kind.CLOCK_JUMP: _Shape(2, (0, 0), (-3_600_000, 3_600_000)),
@@ -74,6 +76,9 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.NAMESRV_KILL: _Shape(2, (1_000, 60_000), roles=("all", "#", "#")),
 }
 """Every kind has a shape; a test holds the two tables together."""
+
+CUTTING: Final = (Kind.ISOLATE, Kind.MUTE, Kind.DEAF, Kind.PAUSE)
+"""Kinds that leave a leader alone."""
 
 LINK_QUALITIES: Final = frozenset(
     {Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT, Kind.SLOW_LINK}
@@ -118,9 +123,14 @@ def draw_plan(
             break
         kind = rng.choices(allowed, weights)[0]
         steps.append(_draw_step(rng, kind, at_ms))
-        if rng.random() < 0.15:  # things that happen at the same moment
+        chance = rng.random()
+        if chance < 0.15:  # things that happen at the same moment
             kind = rng.choices(allowed, weights)[0]
             steps.append(_draw_step(rng, kind, at_ms + rng.choice((0, 0, 1, 10, 500))))
+        elif chance < 0.25 and (cutting := [kind for kind in CUTTING if kind in allowed]):
+            # And things that happen while a leader does not know yet that it leads nobody.
+            before_ms = at_ms - rng.randint(10, 3_000)
+            steps.append(Step(before_ms, rng.choice(cutting), "leader", rng.randint(2_000, 15_000)))
     steps.sort(key=lambda step: step.at_ms)
     return Plan(
         seed=rng.randrange(1 << 32),

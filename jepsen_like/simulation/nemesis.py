@@ -393,10 +393,13 @@ class Nemesis:
         node.fill_disk(None)
 
     async def _slow_disk(self, step: Step, event: Event) -> None:
-        node = self._one(step, event)
-        node.slow_disk(step.arg / 1000)
+        nodes = self.resolve(step.target)
+        event.node = ",".join(node.name for node in nodes)
+        for node in nodes:
+            node.slow_disk(step.arg / 1000)
         await self._world.sleep(step.for_ms / 1000)
-        node.slow_disk(0.0)
+        for node in nodes:
+            node.slow_disk(0.0)
 
     async def _fail_flush(self, step: Step, event: Event) -> None:
         node = self._one(step, event)

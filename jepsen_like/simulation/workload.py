@@ -348,6 +348,10 @@ class WorkloadClients:
             if message.queue_offset != offset + place:
                 self.unclassified.append(f"a pull at {offset} has a hole at {offset + place}")
         op.values, op.cnt = tuple(values), len(values)
+        if values and result.next_begin_offset != offset + len(values):
+            self.unclassified.append(
+                f"a pull at {offset} found {len(values)} and goes on at {result.next_begin_offset}"
+            )
         if result.status is PullStatus.NO_NEW_MESSAGE:
             # Only then a majority was asked; beside messages the bounds may be old.
             op.max_off, op.min_off = result.max_offset, result.min_offset
