@@ -134,7 +134,8 @@ class SimDisk:
         capacity_bytes: None means no limit.
         delay_s: What every flush takes on top.
         flush_failures: How many of the next flushes fail and lose their pages.
-        steps: Called before every act that changes something with its kind and path; may raise.
+        observe: Told of every act with its kind, path, offset and size, before it has an effect; a
+            write after it. The node may be killed from there.
     """
 
     def __init__(self, rng: SimRng) -> None:
@@ -407,11 +408,12 @@ class Mount:
         if disk.flush_failures > 0:
             disk.flush_failures -= 1
             disk.observe("flush_failed", path, 0, len(undo))
-            inode.lost = {**undo, **inode.lost}
-            inode.undo = {}
+            if not self.is_gone:
+                inode.lost = {**undo, **inode.lost}
+                inode.undo = {}
             raise FlushFailedError(f"flush of {path} failed: {errno.errorcode[errno.EIO]}")
         disk.observe("flush", path, 0, len(undo))
-        if undo:
+        if undo and not self.is_gone:
             for sector in undo if inode.lost else ():
                 inode.lost.pop(sector, None)  # written again, and now whole
             if self._flight is not None:
@@ -431,6 +433,8 @@ class Mount:
         if reserve:
             disk.take(size, path)
         disk.observe("create", path, 0, size)
+        if self.is_gone:  # struck at this very point
+            return SimFile(self, path, inode)
         disk.names[path] = inode
         disk.pending_names.append((path, inode))
         disk._link(path)
@@ -477,6 +481,8 @@ class Mount:
         before = disk.names.get(path)
         disk.take(len(content) - (len(before.content) if before else 0), path)
         disk.observe("replace", path, 0, len(content))
+        if self.is_gone:
+            return
         inode = Inode(len(content), reserve=True)
         inode.content[:] = content
         inode.written_to = len(content)
@@ -492,6 +498,8 @@ class Mount:
         if self.is_gone or path not in disk.names:
             return
         disk.observe("unlink", path, 0, 0)
+        if self.is_gone:
+            return
         disk.used_bytes -= _space(disk.names.pop(path))
         disk.pending_names.append((path, None))
         disk._unlink(path)

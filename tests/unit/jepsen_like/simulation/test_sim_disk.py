@@ -238,3 +238,29 @@ def test_a_lock_is_held_until_released_or_its_process_is_gone() -> None:
     again.lock("/d/lock")
     made.kill(again)
     made.mount().lock("/d/lock")
+
+
+@pytest.mark.parametrize("struck", ["create", "replace", "flush", "unlink"])
+def test_a_process_killed_in_the_middle_of_an_act_has_not_done_it(struck: str) -> None:
+    acts = ["create", "replace", "flush", "unlink"]
+    made = disk()
+    mount = with_file(made)
+    mount.replace("/d/s", b"old")
+    file = mount.open("/d/f")
+    file.write_at(0, NEW)
+
+    def strike(kind: str, path: str, offset: int, size: int) -> None:
+        if kind == struck:
+            made.kill(mount)
+
+    made.observe = strike
+    mount.create("/d/new", 10, reserve=True)
+    mount.replace("/d/s", b"new")
+    file.flush()
+    mount.unlink("/d/f")
+    done = acts[: acts.index(struck)]
+    after = made.mount()
+    assert after.exists("/d/new") == ("create" in done)
+    assert after.read("/d/s") == (b"new" if "replace" in done else b"old")
+    assert (made.names["/d/f"].undo == {}) == ("flush" in done)
+    assert after.exists("/d/f")
