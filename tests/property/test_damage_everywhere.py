@@ -242,7 +242,7 @@ TABLE: dict[str, tuple[bytes, Callable[[bytes], object], Errors, int]] = {
         (RemoteProtocolError, CorruptEntryError, CorruptRecordError),
         10_000,
     ),
-    "snapshot": (snapshot(TABLES), read_tables, (CorruptStoreError,), 8_000),
+    "snapshot": (snapshot(TABLES), read_tables, (CorruptStoreError, ForeignStoreError), 8_000),
     "term and vote": (SLOTS, read_vote, (CorruptStoreError,), 4_000),
     "anchor": (Anchor(9, 4096, 2, 77, 5).encode(), read_anchor, (CorruptStoreError,), 5_000),
     "format": (FORMAT.encode(), read_format, (CorruptStoreError, ForeignStoreError), 5_000),

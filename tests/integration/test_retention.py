@@ -1,0 +1,97 @@
+"""A broker that was away for longer than the log is kept comes back by itself, under load.
+
+Real processes, sockets and files.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+SEGMENT_BYTES = 4 << 20
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": SEGMENT_BYTES,
+    "store.keep_bytes": 2 * SEGMENT_BYTES,
+    "store.retention_interval_ms": 500,
+    "store.max_hash_slot_num": 100_000,
+    "store.max_index_num": 400_000,
+    "raft.checkpoint_interval_ms": 500,
+}
+MESSAGES = 50_000
+DEADLINE_S = 60.0
+
+
+async def first_index(cluster: LocalCluster, name: str) -> int:
+    return int(str((await cluster.statuses())[name]["first_index"]))
+
+
+async def test_a_broker_away_for_longer_than_the_log_is_kept_comes_back(tmp_path: Path) -> None:
+    acknowledged: dict[tuple[int, int], bytes] = {}
+    stop = trio.Event()
+
+    async def send(producer: Producer, number: int) -> None:
+        sent = 0
+        while not stop.is_set():
+            body = b"%d-%d" % (number, sent)
+            sent += 1
+            result = await producer.send(Message("kept", body.ljust(256, b".")))
+            acknowledged[(result.message_queue.queue_id, result.queue_offset)] = body
+
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        namesrvs = [cluster.namesrv_address]
+        await create_topic(namesrvs, "kept", queues=4)
+        leader = await cluster.wait_leader()
+        away = next(name for name in cluster.brokers if name != leader)
+        async with connect(namesrvs) as client:
+            began = time.monotonic()
+            async with (
+                Producer(client, "senders", ProducerConfig(send_timeout_s=30)) as producer,
+                trio.open_nursery() as nursery,
+            ):
+                for number in range(64):
+                    nursery.start_soon(send, producer, number)
+                with trio.fail_after(DEADLINE_S):
+                    while len(acknowledged) < 1_000:
+                        await trio.sleep(0.05)
+                had = int(str((await cluster.statuses())[away]["last_index"]))
+                await cluster.kill(away)
+                with trio.fail_after(DEADLINE_S):
+                    while (
+                        len(acknowledged) < MESSAGES
+                        or await first_index(cluster, leader) <= had + 1
+                    ):
+                        await trio.sleep(0.2)
+                returned = time.monotonic()
+                await cluster.start(away)
+                await cluster.wait_caught_up(away)
+                took_s = time.monotonic() - returned
+                stop.set()
+            rate = len(acknowledged) / (time.monotonic() - began)
+            found = {}
+            async with PullConsumer(client, "readers") as consumer:
+                queues = await consumer.fetch_message_queues("kept")
+                lows = {queue.queue_id: await consumer.min_offset(queue) for queue in queues}
+                async for queue, result in consumer.drain(queues):
+                    for message in result.messages:
+                        body = bytes(message.body).rstrip(b".")
+                        found[(queue.queue_id, message.queue_offset)] = body
+            status = (await cluster.statuses())[away]
+    assert rate >= 1_000
+    assert int(str(status["installs"])) == 1
+    assert all(low > 0 for low in lows.values())
+    kept = {place: body for place, body in acknowledged.items() if place[1] >= lows[place[0]]}
+    assert len(kept) > 5_000
+    assert {place: found.get(place) for place in kept} == kept
+    print(f"{len(acknowledged)} acknowledged at {rate:.0f}/s; back after {took_s:.1f} s")
