@@ -44,7 +44,7 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.POWER_CUT_ALL: _Shape(6, (0, 10_000), roles=_NO_TARGET),
     Kind.WIPE: _Shape(2, (0, 10_000), roles=("follower", "leader", "#")),
     Kind.BUGGIFY_KILL: _Shape(6, (0, 10_000), (0, 1_000)),
-    Kind.ISOLATE: _Shape(10, (1_000, 25_000)),
+    Kind.ISOLATE: _Shape(10, (1_000, 25_000), (0, 1)),
     Kind.SPLIT: _Shape(4, (1_000, 25_000), (1, 1_000), _NO_TARGET),
     Kind.MUTE: _Shape(4, (1_000, 20_000)),
     Kind.DEAF: _Shape(4, (1_000, 20_000)),
@@ -130,7 +130,9 @@ def draw_plan(
         elif chance < 0.25 and (cutting := [kind for kind in CUTTING if kind in allowed]):
             # And things that happen while a leader does not know yet that it leads nobody.
             before_ms = at_ms - rng.randint(10, 3_000)
-            steps.append(Step(before_ms, rng.choice(cutting), "leader", rng.randint(2_000, 15_000)))
+            cut = rng.choice(cutting)
+            for_ms = rng.randint(2_000, 15_000)
+            steps.append(Step(before_ms, cut, "leader", for_ms, rng.randint(0, 1)))
     steps.sort(key=lambda step: step.at_ms)
     return Plan(
         seed=rng.randrange(1 << 32),

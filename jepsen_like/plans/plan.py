@@ -40,7 +40,8 @@ class Kind(StrEnum):
     """Kill at the next occurrence of a named point of the disk; `arg` chooses which."""
     # Links.
     ISOLATE = "isolate"
-    """The target and all other brokers do not hear each other; clients hear both."""
+    """The target and all other brokers do not hear each other; clients hear both.
+    An odd `arg` resets their connections first, so that the others notice at once."""
     SPLIT = "split"
     """Brokers, NameServers and clients fall into two rooms; `arg` is the bit mask of one."""
     MUTE = "mute"

@@ -308,6 +308,9 @@ class Nemesis:
 
     async def _cut_links(self, step: Step, event: Event) -> None:
         pairs = self._pairs(step, event)
+        if step.kind is Kind.ISOLATE and step.arg % 2:
+            for pair in pairs:
+                self._world.network.reset_between(*pair)
         self._cut(pairs)
         await self._world.sleep(step.for_ms / 1000)
         self._mend(pairs)

@@ -35,6 +35,9 @@ AGREE_WITHIN_S: Final = 180.0
 SETTLED_WITHIN_S: Final = 400.0
 """Above the deadlines of every operation, the longest delay and the wait for agreement."""
 
+RPC_TIMEOUT_S: Final = 5.0
+"""Longer than a broker waits for a majority."""
+
 MESSAGE_BYTES_MAX: Final = 20_480
 """With it an entry fits into half of the smallest segment."""
 
@@ -91,6 +94,7 @@ def world_settings(plan: Plan) -> WorldSettings:
         election_timeout_ms=settings.election_ms,
         segment_bytes=settings.segment_bytes,
         checkpoint_interval_ms=settings.checkpoint_ms,
+        rpc_timeout_s=RPC_TIMEOUT_S,
         options={
             "store.mapped_file_size_consume_queue": str(20 * settings.queue_units),
             "store.max_message_size": str(MESSAGE_BYTES_MAX),
@@ -139,6 +143,7 @@ class _Run:
         machine = world.client("c0")
         await machine.run(clients.run)
         await clients.ready.wait()
+        await world.client("c1").run(clients.run_readers)
         nemesis = self.nemesis = Nemesis(world, self.plan, self.history)
         await nemesis.run()
         self._event("healed")

@@ -41,7 +41,8 @@ TOPIC: Final = "orders"
 BROKER: Final = "sim"
 VALUE_BYTES: Final = 8
 SEND_TIMEOUT_S: Final = 10.0
-ATTEMPT_TIMEOUT_S: Final = 3.0
+ATTEMPT_TIMEOUT_S: Final = 8.0
+"""Longer than a broker waits for a majority: its answer is to arrive, whatever it says."""
 PULL_MESSAGES: Final = 32
 SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""
@@ -123,7 +124,7 @@ class WorkloadClients:
     # -- life ------------------------------------------------------------------------------
 
     async def run(self, node: ClientNode) -> None:
-        """Set up, then let all clients work until `finish`; the program of a client machine."""
+        """Set up, then let producers and consumers work until `finish`; a machine's program."""
         instance = node.instance
         assert instance is not None
         await self._set_up(instance)
@@ -134,9 +135,15 @@ class WorkloadClients:
                 nursery.start_soon(self._keep_producing, instance, index)
             for index in range(workload.consumers):
                 nursery.start_soon(self._consume, instance, index)
-            for index in range(workload.readers):
-                nursery.start_soon(self._read, instance, index)
         await trio.sleep_forever()  # the instance is still needed, to drain
+
+    async def run_readers(self, node: ClientNode) -> None:
+        """Let readers work until `finish`; the program of another machine, with its own view."""
+        instance = node.instance
+        assert instance is not None
+        async with trio.open_nursery() as nursery:
+            for index in range(self._plan.workload.readers):
+                nursery.start_soon(self._read, instance, index)
 
     async def finish(self) -> None:
         """Begin nothing new; return when everything begun has ended."""
@@ -361,16 +368,21 @@ class WorkloadClients:
 
     async def _read(self, instance: ClientInstance, index: int) -> None:
         rng = rng_stream(self._plan.seed, "reader", index)
-        async with PullConsumer(instance, f"readers-{index}") as consumer:
+        consumers = self._plan.workload.consumers
+        watched = f"consumers-{index % consumers}" if consumers > index else f"readers-{index}"
+        async with PullConsumer(instance, watched) as consumer:
             ends = dict.fromkeys(self.queues, 0)
             process = self.new_process()
             while await self._pause(rng):
                 queue = self.queues[rng.randrange(len(self.queues))]
                 self._busy += 1
                 try:
-                    if rng.random() < 0.5:
+                    chance = rng.random()
+                    if chance < 0.4:
                         op = await self.max_offset(consumer, process, queue)
                         ends[queue] = max(ends[queue], op.max_off)
+                    elif chance < 0.6:
+                        op = await self.fetch_commit(consumer, process, queue)
                     else:
                         at = rng.randint(max(0, ends[queue] - 40), ends[queue])
                         op, _ = await self.pull(consumer, process, queue, at)
