@@ -1,0 +1,155 @@
+"""The nodes of a world do what machines do, and a world notices what must not happen."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from client.errors import ClientError
+from client.message import Message
+from client.producer import Producer
+from jepsen_like.simulation.node import ClientNode, State
+from jepsen_like.simulation.world import Violation, World, run_world
+
+
+async def send_forever(node: ClientNode) -> None:
+    assert node.instance is not None
+    async with Producer(node.instance, "producers") as producer:
+        number = 0
+        while True:
+            number += 1
+            with suppress(ClientError):
+                await producer.send(Message("Orders", b"%d" % number))
+            await node.clock.sleep(0.5)
+
+
+def test_a_paused_leader_is_replaced_and_follows_when_it_goes_on() -> None:
+    async def main(world: World) -> None:
+        old = await world.wait_for_leader()
+        old.pause()
+        await world.sleep(15)
+        new = await world.wait_for_leader()
+        assert new is not old
+        assert old.leads  # it stands still and knows nothing of it
+        old.resume()
+        await world.sleep(5)
+        assert not old.leads
+        assert world.leader() is new
+        await world.wait_for_agreement()
+
+    run_world(1, main)
+
+
+def test_a_cluster_without_power_comes_back_with_what_was_committed() -> None:
+    async def main(world: World) -> int:
+        await world.wait_for_leader()
+        await world.client("c").run(send_forever)
+        await world.sleep(20)
+        committed = world.checks.last_committed
+        for node in world.brokers.values():
+            node.power_cut()
+        assert world.leader() is None
+        assert world.replicas() == []
+        await world.heal()
+        await world.wait_for_leader()
+        await world.sleep(10)
+        world.clients["c"].kill()
+        await world.wait_for_agreement()
+        assert world.checks.last_committed > committed
+        return committed
+
+    assert run_world(2, main) > 30
+
+
+def test_a_clean_stop_ends_without_an_error_and_is_noticed_at_once() -> None:
+    async def main(world: World) -> None:
+        old = await world.wait_for_leader()
+        assert await old.stop()
+        assert (old.state, old.error) == (State.DOWN, None)
+        await world.sleep(5)
+        assert await world.wait_for_leader() is not old
+        assert await old.start()
+        await world.wait_for_agreement()
+
+    run_world(3, main)
+
+
+def test_a_program_of_a_killed_client_does_nothing_more() -> None:
+    async def main(world: World) -> None:
+        await world.wait_for_leader()
+        client = world.client("c")
+        await client.run(send_forever)
+        await world.sleep(5)
+        client.kill()
+        await world.sleep(1)
+        committed = world.checks.last_committed
+        await world.sleep(20)
+        assert world.checks.last_committed == committed
+        await client.start()
+        await world.sleep(5)
+        assert world.checks.last_committed > committed
+
+    run_world(4, main)
+
+
+def test_a_broker_whose_disk_fails_a_flush_gives_up_and_can_be_started_again() -> None:
+    async def main(world: World) -> None:
+        leader = await world.wait_for_leader()
+        await world.client("c").run(send_forever)
+        await world.sleep(5)
+        leader.fail_flushes()
+        await world.sleep(20)
+        assert leader.state is State.DOWN
+        assert leader.error is not None
+        await world.heal()
+        world.clients["c"].kill()
+        await world.wait_for_agreement()
+
+    run_world(5, main)
+
+
+def test_no_majority_is_a_violation_of_liveness_where_one_was_demanded() -> None:
+    async def main(world: World) -> None:
+        for name in ("n0", "n1"):
+            world.brokers[name].kill()
+        await world.wait_for_leader(timeout_s=30)
+
+    with pytest.raises(Violation, match="no leader within 30 s") as caught:
+        run_world(6, main)
+    assert caught.value.invariant == "liveness"
+
+
+@pytest.mark.parametrize("invariant", ["log_matching", "two_leaders", "state_machines"])
+def test_a_broken_invariant_ends_the_run(invariant: str) -> None:
+    async def main(world: World) -> None:
+        leader = await world.wait_for_leader()
+        checks = world.checks
+        match invariant:
+            case "log_matching":
+                checks.committed[checks.last_committed + 1] = 1
+            case "two_leaders":
+                checks.leaders = dict.fromkeys(range(10), "somebody else")
+                leader.kill()
+            case "state_machines":
+                checks.states = {64: ("somebody else", b"")}
+        await world.client("c").run(send_forever)
+        await world.sleep(120)
+
+    with pytest.raises(Violation) as caught:
+        run_world(7, main)
+    assert caught.value.invariant == invariant
+    assert caught.value.world.trace.last()
+
+
+def test_a_wall_clock_may_jump_and_the_group_goes_on() -> None:
+    async def main(world: World) -> None:
+        leader = await world.wait_for_leader()
+        await world.client("c").run(send_forever)
+        leader.jump_clock(-3_600_000)
+        world.followers()[0].drift_clock(500)
+        await world.sleep(30)
+        assert world.leader() is leader
+        assert world.checks.last_committed > 40
+
+    run_world(8, main)
