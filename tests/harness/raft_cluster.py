@@ -103,8 +103,10 @@ class Cluster:
         guards: Guards = ALL_ON,
         seed: int = 1,
         disks: Callable[[], Disk] = OsDisk,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.clock = HandClock()
+        self.segment_bytes = segment_bytes
         self.rng = random.Random(seed)
         self.guards = guards
         self.root = root
@@ -137,11 +139,11 @@ class Cluster:
         disk.make_dir(str(root))
         doubtful = False
         try:
-            log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None)
+            log = EntryLog.open(disk, str(root), segment_bytes=self.segment_bytes, trusted=None)
         except DamagedLogError:
             doubtful = True
             log = EntryLog.open(
-                disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None, repair=True
+                disk, str(root), segment_bytes=self.segment_bytes, trusted=None, repair=True
             )
         if log.needs_reserve:
             log.reserve_next()
