@@ -127,12 +127,8 @@ def draw_plan(
         if chance < 0.15:  # things that happen at the same moment
             kind = rng.choices(allowed, weights)[0]
             steps.append(_draw_step(rng, kind, at_ms + rng.choice((0, 0, 1, 10, 500))))
-        elif chance < 0.25 and (cutting := [kind for kind in CUTTING if kind in allowed]):
-            # And things that happen while a leader does not know yet that it leads nobody.
-            before_ms = at_ms - rng.randint(10, 3_000)
-            cut = rng.choice(cutting)
-            for_ms = rng.randint(2_000, 15_000)
-            steps.append(Step(before_ms, cut, "leader", for_ms, rng.randint(0, 1)))
+        elif chance < 0.35:
+            steps += _draw_scene(rng, at_ms, frozenset(allowed))
     steps.sort(key=lambda step: step.at_ms)
     return Plan(
         seed=rng.randrange(1 << 32),
@@ -157,6 +153,49 @@ def _draw_step(rng: Random, kind: Kind, at_ms: int) -> Step:
     # Short ones are as interesting as long ones: even over orders of magnitude.
     for_ms = 0 if high == 0 else min(high, int((low or 1) * (high / (low or 1)) ** rng.random()))
     return Step(at_ms, kind, target, for_ms, rng.randint(*shape.arg))
+
+
+def _draw_scene(rng: Random, at_ms: int, allowed: frozenset[Kind]) -> list[Step]:
+    """Return a few steps that are worth more together; those not *allowed* are left out.
+
+    None of them knows of a bug: they are moments at which promises are young. A leader does not
+    know yet that it leads nobody; flushes are under way; an election has just begun.
+    """
+    scene = rng.randrange(3)
+    if scene == 0:
+        before_ms = at_ms - rng.randint(10, 3_000)
+        cut = rng.choice(CUTTING)
+        steps = [Step(before_ms, cut, "leader", rng.randint(2_000, 15_000), rng.randint(0, 1))]
+    elif scene == 1:
+        slow_ms = rng.randint(300, 6_000)
+        target = rng.choice(("follower", "follower", "most_behind", "leader", "all"))
+        steps = [
+            Step(at_ms, Kind.DISK_SLOW, target, rng.randint(3_000, 15_000), slow_ms),
+            Step(
+                at_ms + rng.randint(500, 5_000),
+                rng.choice((Kind.POWER_CUT_ALL, Kind.POWER_CUT_ALL, Kind.POWER_CUT)),
+                rng.choice(("leader", "follower", "most_ahead")),
+                rng.randint(0, 20_000),
+            ),
+        ]
+    else:
+        # An election at once, and somebody dies at one of the next things its disk does.
+        steps = [Step(at_ms, Kind.ISOLATE, "leader", rng.randint(2_000, 15_000), 1)]
+        for _ in range(rng.randint(1, 2)):
+            arg = rng.randint(0, 7)
+            victim, for_ms = str(rng.randrange(16)), rng.randint(0, 500)
+            steps.append(Step(at_ms + rng.randint(0, 50), Kind.BUGGIFY_KILL, victim, for_ms, arg))
+        after_ms = at_ms + rng.randint(300, 2_500)
+        cut_ms = rng.randint(2_000, 10_000)
+        steps.append(Step(after_ms, Kind.ISOLATE, rng.choice(("leader", "#")), cut_ms, 1))
+        steps[-1] = _numbered(rng, steps[-1])
+    return [step for step in steps if step.kind in allowed and step.at_ms >= 0]
+
+
+def _numbered(rng: Random, step: Step) -> Step:
+    if step.target != "#":
+        return step
+    return Step(step.at_ms, step.kind, str(rng.randrange(16)), step.for_ms, step.arg)
 
 
 def _draw_workload(rng: Random) -> Workload:

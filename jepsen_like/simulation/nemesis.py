@@ -217,7 +217,10 @@ class Nemesis:
             nodes = [self._one(step, event)]
         for node in nodes:
             node.power_cut()
-        await self._down(nodes, step.for_ms)
+        async with trio.open_nursery() as nursery:
+            for node in nodes:  # they do not all come back at the same moment
+                share = 1.0 if len(nodes) == 1 else self._rng.random()
+                nursery.start_soon(self._down, [node], int(step.for_ms * share))
 
     async def _wipe(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
