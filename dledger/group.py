@@ -240,6 +240,7 @@ class Group:
         return {
             **self.node.status(),
             "serving": self.leadership is not None,
+            "leader_address": self.leader_address,
             "applied_index": applied,
             "refilling": self.store.refilling,
             "applied_chain": f"{self.state.applied_chain:016x}",
