@@ -145,6 +145,7 @@ class ScenarioCluster(Cluster):
     def start(self, name: str, *, restored_commit_index: int = 0) -> Member:
         """Start *name*; its snapshots hold the list of members and where the log begins."""
         member = super().start(name, restored_commit_index=restored_commit_index)
+        self.members = dict(sorted(self.members.items()))
         if member.log.first_index > 1:
             raise ScenarioError(f"{name} has no tables to start with: its log has lost its begin")
         member.node.take_snapshot = lambda: self._take_snapshot(member)
@@ -157,8 +158,8 @@ class ScenarioCluster(Cluster):
         known, anchor = node.journal.members, log.anchor_at(log.first_index)
         assert known.members is not None
         assert known.index <= node.commit_index, "a snapshot holds what is committed"
-        data = cbor2.dumps([anchor.encode(), known.index, known.members.encode()])
-        return node.commit_index, data
+        index = node.commit_index
+        return index, cbor2.dumps([index, anchor.encode(), known.index, known.members.encode()])
 
     def _offered(self, name: str, leader: str, data: bytes) -> None:
         self.installs[name] = (leader, data)
@@ -167,7 +168,7 @@ class ScenarioCluster(Cluster):
         """Finish the installation that waits on *name*, as a disk does after a while."""
         leader, data = self.installs.pop(name)
         member = self.members[name]
-        encoded, list_index, members = cbor2.loads(data)
+        index, encoded, list_index, members = cbor2.loads(data)
         root, disk = str(member.root), self.disks[name]
         anchor = decode_anchor(encoded)
         member.log.close(clean=False)
@@ -175,7 +176,7 @@ class ScenarioCluster(Cluster):
         member.log = EntryLog.open(disk, root, segment_bytes=self.segment_bytes, trusted=None)
         member.log.reserve_next()
         member.node.journal.members.reset(list_index, Members.decode(members))
-        member.node.installed(leader, member.log, anchor.first_index - 1)
+        member.node.installed(leader, member.log, index)
 
     def retain(self, name: str, index: int) -> None:
         """Forget what stands in segments of *name* before the one that holds *index*."""
@@ -304,7 +305,7 @@ class Scenario:
     def do_lists(self) -> None:
         """``lists``: the list of members that each one goes by; learners in brackets."""
         for name, member in self.group.members.items():
-            self._say(f"{name} {listed_names(member.node.roster.members)}")
+            self._say(f"{name} goes by {listed_names(member.node.roster.members)}")
 
     # -- commands: time and leadership -----------------------------------------------------
 
@@ -423,8 +424,9 @@ class Scenario:
         self._drawer.append(self._take(sender, receiver, kind))
 
     def do_late(self) -> None:
-        """``late``: everything in the drawer arrives now, and stays in the drawer."""
-        for letter in self._drawer:
+        """``late``: everything in the drawer arrives now."""
+        letters, self._drawer = self._drawer, []
+        for letter in letters:
             self._deliver(letter)
 
     # -- commands: links -------------------------------------------------------------------
@@ -626,7 +628,7 @@ def _news(before: Seen, now: Seen) -> Iterable[str]:
     if now.commit != before.commit:
         yield f"commits to {now.commit}"
     if now.members != before.members:
-        yield f"goes by the list {now.members}"
+        yield f"goes by {now.members}"
     if now.doubtful != before.doubtful:
         yield "is in doubt" if now.doubtful else "is in doubt no longer"
     if now.transferring != before.transferring:
