@@ -120,6 +120,8 @@ class Seen:
     first: int = 1
     entries: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Term and chain by index."""
+    log_state: tuple[object, ...] = ()
+    """What changes whenever `entries` does."""
     stable: int = 0
     commit: int = 0
     doubtful: bool = False
@@ -576,14 +578,19 @@ class Scenario:
 
     def _view(self, member: Member) -> Seen:
         node, log = member.node, member.log
+        before = self._seen.get(member.name)
+        log_state = (log, log.generation, log.first_index, log.last_index)
+        if before is not None and before.log_state == log_state:
+            entries = before.entries
+        else:
+            rows = range(log.first_index, log.last_index + 1)
+            entries = {index: (log.term_at(index), log.chain_at(index)) for index in rows}
         return Seen(
             role=node.core.role.value,
             term=node.term,
             first=log.first_index,
-            entries={
-                index: (log.term_at(index), log.chain_at(index))
-                for index in range(log.first_index, log.last_index + 1)
-            },
+            entries=entries,
+            log_state=log_state,
             stable=log.durable_index,
             commit=node.commit_index,
             doubtful=node.doubtful,

@@ -20,7 +20,7 @@ FILES = sorted(SCENARIOS.glob("*.txt"))
 def test_a_scenario_prints_what_was_reviewed(path: Path, pytestconfig: pytest.Config) -> None:
     reviewed = path.read_text()
     now = replay(reviewed)
-    if pytestconfig.getoption("rewrite_scenarios"):
+    if pytestconfig.getoption("rewrite_scenarios", default=False):
         path.write_text(now)
         return
     assert now.splitlines() == reviewed.splitlines()
