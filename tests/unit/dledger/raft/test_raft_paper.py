@@ -5,9 +5,9 @@ are proven in `test_guards`: votes and acknowledgements wait for the disk and a 
 believed only as far as verified (figure 2), a leader without a majority steps down (thesis §6.2).
 That a new leader changes no list before it has committed something stands in `test_members`.
 
-Left out is what this product does otherwise: clients' serial numbers against doubles (§8; message keys are the clients'
-business), joint consensus (§6; changes go one at a time, thesis ch. 4) and leases for reads
-(thesis §6.4.1; a read always asks a majority).
+Left out is what this product does otherwise: clients' serial numbers against doubles (§8; message
+keys are the clients' business), joint consensus (§6; changes go one at a time, thesis ch. 4) and
+leases for reads (thesis §6.4.1; a read always asks a majority).
 """
 
 from __future__ import annotations
