@@ -145,7 +145,7 @@ async def soak(
     else:
         show_totals(totals, totals.failed)
     for report in totals.failed[:FAILURES_SHOWN]:
-        keep_failure(plan_of(report.seed, order), f"seed-{report.seed}", keep, shrink_it=True)
+        await _keep_apart(report.seed, duration, keep)
     if missing:
         note(f"seen less than {at_least} times: {missing}")
     if totals.failed or missing or totals.undecided:
@@ -315,6 +315,13 @@ def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> Non
     note(as_text(played, first))
     note(f"{len(plan.steps)} steps after {plays} plays: {file}, {folder / f'{name}.svg'}")
     note(f"replay: dledger sim replay {file}")
+
+
+async def _keep_apart(seed: int, duration_s: float, folder: Path) -> None:
+    """Keep the failure of a seed, in an interpreter of its own: plays do not nest in trio."""
+    command = [sys.executable, "-m", "dledger.cli.main", "sim", "run", "--soak-plan"]
+    command += ["--seed", str(seed), "--duration", str(duration_s), "--keep", str(folder)]
+    await trio.run_process(command, check=False, stdout=sys.stderr)
 
 
 def _same(one: Violation, other: Violation) -> bool:

@@ -343,7 +343,9 @@ class WorkloadClients:
             )
         except OffsetIllegalError as error:
             self.end(op)
-            op.max_off, op.min_off = error.max_offset, error.min_offset
+            if offset >= error.max_offset:
+                op.max_off = error.max_offset
+            op.min_off = error.min_offset
             return op, error.next_begin_offset
         except ClientError as error:
             self.failed(op, error)
