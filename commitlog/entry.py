@@ -297,10 +297,7 @@ def seal_entry(
 
 
 def seal_no_op(index: int, term: int, position: int, prev_chain: int, store_time_ms: int) -> bytes:
-    """Return the frame of an entry without records.
-
-    All replicas must make the same bytes for entry 1: its term and store time are 0.
-    """
+    """Return the frame of an entry without records."""
     frame = bytearray(ENTRY_HEADER_BYTES)
     _write_header(frame, KIND_NO_OP, index, term, position, 0, prev_chain, store_time_ms)
     return bytes(frame)

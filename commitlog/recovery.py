@@ -281,8 +281,12 @@ class Recovery:
             if indexed.index > begin.index and self._holds(indexed):
                 start = min(trusted, indexed, key=lambda mark: mark.index)
                 if self._index_fits(start):
-                    self._check_body(start)
-                    return start
+                    damage = self._damaged_body(start)
+                    if damage is None:
+                        return start
+                    if not self._repair:
+                        raise DamagedLogError(damage)
+                    # The walk from the beginning meets it again, and cuts there.
         self.report.index_rebuilt = bool(self._segments)
         return begin
 
@@ -301,15 +305,15 @@ class Recovery:
             mark.end_position + BLANK_BYTES <= segment.end
         )
 
-    def _check_body(self, mark: Mark) -> None:
+    def _damaged_body(self, mark: Mark) -> Damage | None:
         segment = self._segments[segment_base(mark.position, self._segment_bytes)]
         header = parse_header(segment.view, mark.position - segment.base)
         body = segment.bytes_at(
             mark.position + ENTRY_HEADER_BYTES, header.size - ENTRY_HEADER_BYTES
         )
-        if zlib.crc32(body) != header.body_crc:
-            offset = mark.position - segment.base
-            raise DamagedLogError(Damage(segment.path, offset, mark.index, None))
+        if zlib.crc32(body) == header.body_crc:
+            return None
+        return Damage(segment.path, mark.position - segment.base, mark.index, None)
 
     def _index_fits(self, mark: Mark) -> bool:
         # One unit at either end of each file: a file that is missing or is another log's.

@@ -128,9 +128,11 @@ class RemotingClient:
         raise ConnectFailedError(f"{failed} within {timeout_s} s")
 
     def live(self, address: str) -> Connection | None:
-        """Return the connection to *address* if there is one that has not ended."""
+        """Return the connection to *address* if there is one that takes requests."""
         connection = self._connections.get(address)
-        return None if connection is None or connection.is_closed else connection
+        if connection is None or connection.is_closed or connection.is_sent_away:
+            return None
+        return connection
 
     def _forget(self, address: str, ended: Connection) -> None:
         if self._connections.get(address) is ended:

@@ -12,6 +12,7 @@ whole frame of a received chunk before it yields, so answers of one chunk leave 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,7 +30,7 @@ from remoting.protocol.command import (
     RemotingCommand,
 )
 from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command_parts
-from remoting.protocol.outcome import Condition, answer, answer_error
+from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 from remoting.seams import Stream
 
 _log = structlog.get_logger()
@@ -43,6 +44,8 @@ JOIN_BYTES: Final = 64 * 1024
 SEND_BYTES: Final = 256 * 1024
 # What is still to be sent when the peer has ended its side gets this long.
 FLUSH_AT_END_S: Final = 1.0
+# How long a side that shuts down refuses what a peer in the middle of its work goes on sending.
+GOODBYE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class Connection:
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._draining = False
+        self._is_sent_away = False
+        self._last_request_s = -math.inf
         self._close_reason = ""
         self._last_activity_s = 0.0
 
@@ -149,6 +154,11 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether the connection has ended or is ending; nothing can be sent any more."""
         return self._closed
+
+    @property
+    def is_sent_away(self) -> bool:
+        """Whether the peer shuts down: no more requests to it; those that wait are answered."""
+        return self._is_sent_away
 
     @property
     def close_reason(self) -> str:
@@ -190,6 +200,7 @@ class Connection:
         finally:
             if self._calls.get(opaque) is call:
                 del self._calls[opaque]
+                self._leave_if_sent_away()
         if call.response is not None:
             return call.response
         if call.lost:
@@ -323,11 +334,19 @@ class Connection:
     async def drain(self) -> None:
         """Refuse new requests, let open ones be answered and sent, then close.
 
+        A peer that has just asked something gets `GOODBYE_S` to hear of it and to close first.
+
         Cancellation: Leaves the connection open and draining.
         """
         self._draining = True
         while not self._closed and (self._in_flight or self._out_bytes):
             await self._drained.park()
+        if trio.current_time() - self._last_request_s < GOODBYE_S:
+            # What the peer has sent meanwhile gets a refusal instead of a reset; a peer that
+            # knows GO_AWAY_FIELD then closes by itself, when it waits for nothing any more.
+            with trio.move_on_after(GOODBYE_S):
+                while not self._closed:
+                    await self._drained.park()
         self.close("drained")
 
     def _end(self) -> None:
@@ -430,6 +449,13 @@ class Connection:
         if call is not None:
             call.response = response
             call.arrived.set()
+        if GO_AWAY_FIELD in response.ext:
+            self._is_sent_away = True
+        self._leave_if_sent_away()
+
+    def _leave_if_sent_away(self) -> None:
+        if self._is_sent_away and not self._calls:
+            self.close("the peer shuts down")
 
     def _take_request(self, asked: RemotingCommand) -> None:
         processor = self._processors.get(asked.code)
@@ -438,8 +464,9 @@ class Connection:
                 asked, Condition.NOT_SUPPORTED, f" request type {asked.code} not supported"
             )
             return
+        self._last_request_s = trio.current_time()
         if self._draining:
-            self._refuse(asked, Condition.SHUTTING_DOWN, "shutting down")
+            self._refuse(asked, Condition.SHUTTING_DOWN, "shutting down", **{GO_AWAY_FIELD: "true"})
             return
         body = asked.body
         size = len(body) if type(body) is bytes else memoryview(body).nbytes
@@ -488,9 +515,11 @@ class Connection:
         elif handled is not DEFERRED:
             self._finish_request(asked)
 
-    def _refuse(self, asked: RemotingCommand, condition: Condition, remark: str) -> None:
+    def _refuse(
+        self, asked: RemotingCommand, condition: Condition, remark: str, **fields: object
+    ) -> None:
         if not asked.flag & FLAG_ONEWAY:
-            self._answer(asked, answer(asked, condition, remark))
+            self._answer(asked, answer(asked, condition, remark, **fields))
 
     def _failed(self, asked: RemotingCommand, error: Exception) -> RemotingCommand:
         if isinstance(error, MQError):

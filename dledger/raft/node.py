@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -883,7 +883,7 @@ class RaftNode:
         if target is None:
             target = choose_target(self._likely(able))
         if target is None or target not in able:
-            raise ChangeRefusedError(f"{target or 'nobody'} is a voter that is connected")
+            raise ChangeRefusedError(f"{target or 'no other member'} is not a connected voter")
         timeout_s = self.settings.election_timeout_s
         now = self._clock.monotonic()
         self.transfer = Transfer(target, self.term, now + timeout_s, timeout_s)
@@ -1061,6 +1061,7 @@ class RaftNode:
             case Kind.HEARTBEAT:
                 self._on_heartbeat(peer, frame.term, frame.fields[0])
             case Kind.HEARTBEAT_REPLY:
+                self._note_doubt(peer, bool(frame.fields[2]))
                 if self.is_leader and self._is_voter(peer):
                     self.core.step(peer, ALIVE)
                     self.barrier.echoed(peer, frame.fields[0])
@@ -1209,7 +1210,14 @@ class RaftNode:
     def _on_heartbeat(self, peer: str, term: int, beat: int) -> None:
         self._heard_leader(peer, term)
         self._step_heartbeat(peer, term)
-        self._send(peer, Kind.HEARTBEAT_REPLY, beat, self.journal.stable_index)
+        self._send(peer, Kind.HEARTBEAT_REPLY, beat, self.journal.stable_index, self.doubtful)
+
+    def _note_doubt(self, peer: str, is_doubtful: bool) -> None:
+        # What the hello of a long-lived connection said may be over since.
+        state = self.peers.get(peer)
+        if state is not None and state.hello is not None and state.hello.doubtful != is_doubtful:
+            state.hello = replace(state.hello, doubtful=is_doubtful)
+            self.roster.hellos[peer] = state.hello
 
     def _step_heartbeat(self, peer: str, term: int) -> None:
         self.core.step(peer, {"type": "append_entries", "term": term, **HEARTBEAT})

@@ -61,7 +61,7 @@ FIELDS: Final = {
     Kind.APPEND: 3,
     Kind.APPEND_REPLY: 2,
     Kind.HEARTBEAT: 2,
-    Kind.HEARTBEAT_REPLY: 2,
+    Kind.HEARTBEAT_REPLY: 3,
     Kind.VOTE: 3,
     Kind.VOTE_REPLY: 0,
     Kind.PRE_VOTE: 3,

@@ -41,6 +41,9 @@ RPC_TIMEOUT_S: Final = 5.0
 MESSAGE_BYTES_MAX: Final = 20_480
 """With it an entry fits into half of the smallest segment."""
 
+SCRUB_BYTES_PER_S: Final = 64 << 10
+"""Every log is read through within the time replicas get to agree, so that rot is found."""
+
 INVARIANTS: Final = "invariants"
 LIVENESS: Final = "liveness"
 
@@ -100,6 +103,7 @@ def world_settings(plan: Plan) -> WorldSettings:
             "store.max_message_size": str(MESSAGE_BYTES_MAX),
             "store.message_delay_level": settings.delay_levels,
             "store.flush_disk_type": "SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
+            "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S),
             "client.register_interval_ms": str(settings.register_ms),
         },
     )

@@ -30,6 +30,8 @@ OUTCOME_FIELD: Final = "outcome"
 LEADER_FIELD: Final = "leaderAddr"
 TERM_FIELD: Final = "term"
 RETRIABLE_FIELD: Final = "retriable"
+GO_AWAY_FIELD: Final = "goAway"
+"""In a refusal: this server shuts down; close the connection when nothing is waited for."""
 
 
 @unique

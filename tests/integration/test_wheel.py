@@ -17,7 +17,7 @@ from tests.harness.shipped_files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PACKAGES = ("client", "commitlog", "dledger", "namesrv", "remoting")
+PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting")
 SCRIPTS = ("dledger", "dledger-broker", "dledger-namesrv")
 
 
@@ -69,7 +69,7 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_six_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     (information,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
     assert {name.split("/")[0] for name in names} == {*PACKAGES, information}

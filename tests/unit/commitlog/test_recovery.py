@@ -366,6 +366,21 @@ def test_repair_cuts_at_the_damage_and_says_so() -> None:
     assert third.mark_valid
 
 
+@pytest.mark.parametrize("byte", [80, 60, 20])
+def test_repair_cuts_at_the_marked_entry_when_that_is_the_damaged_one(byte: int) -> None:
+    disk, log, frames = killed_log(30)
+    mark, position = log.mark_at(30), log.position_at(30)
+    log.close()
+    flip(disk, position + byte)
+    with pytest.raises(DamagedLogError):
+        open_log(disk.copy(), mark)
+    again = open_log(disk, mark, repair=True)
+    assert content_of(again) == frames[:29]
+    again.append(frames[29])
+    again.flush()
+    assert content_of(open_log(disk.power_cut(lambda: False), mark)) == frames
+
+
 def test_stale_entries_behind_a_new_end_are_not_resurrected() -> None:
     disk, log, frames = killed_log(9)
     old = disk.read(PATHS.segment(0))

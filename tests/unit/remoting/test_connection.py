@@ -534,7 +534,7 @@ async def test_close_callbacks_run_once_and_handlers_are_cancelled(wire: Any) ->
 
 
 async def test_draining_answers_what_is_open_and_refuses_the_rest(
-    wire: Any, nursery: trio.Nursery
+    wire: Any, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     held: list[RemotingCommand] = []
     one = wire(table(hold_in(held)))
@@ -545,6 +545,7 @@ async def test_draining_answers_what_is_open_and_refuses_the_rest(
     await one.far.send_all(asked_with(2))
     [refused] = await heard(one.far, 1)
     assert (refused.opaque, refused.code, refused.ext["outcome"]) == (2, 14, "not_stored")
+    assert refused.ext["goAway"] == "true"
     assert not one.connection.is_closed
     one.connection.reply(held[0], response_to(held[0]))
     [answered] = await heard(one.far, 1)

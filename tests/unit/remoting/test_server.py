@@ -107,6 +107,42 @@ async def test_drain_answers_open_requests_then_ends_serving(
     assert raised.value.outcome == "not_stored"
 
 
+@pytest.mark.parametrize("tasks", [1, 20])
+async def test_a_client_in_the_middle_of_its_work_gets_every_answer_when_the_server_drains(
+    tasks: int, nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def slow(_: Connection, asked: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(0.01)
+        return response_to(asked, 0, "done")
+
+    server = RemotingServer(memory_network, table(slow))
+    await nursery.start(server.serve, "b", 1)
+    client = RemotingClient(nursery, memory_network)
+    codes: set[int] = set()
+    outcomes: set[str] = set()
+
+    async def ask(number: int) -> None:
+        await trio.sleep(number / 1000)
+        while True:
+            try:
+                codes.add((await client.invoke("b:1", request(ECHO), 10)).code)
+            except RemotingError as error:
+                outcomes.add(error.outcome)
+                return
+
+    async with trio.open_nursery() as asking:
+        for number in range(tasks):
+            asking.start_soon(ask, number)
+        await trio.sleep(0.5)
+        began_s = trio.current_time()
+        await server.drain(10)
+        assert trio.current_time() - began_s < 0.1  # the client left; nobody had to be cut off
+    assert outcomes == {"not_stored"}
+    assert codes <= {0, 14}
+    assert 0 in codes
+    assert not client.addresses
+
+
 async def test_drain_does_not_wait_for_ever(
     nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
