@@ -1,10 +1,11 @@
-# make setup | check | test | demo: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | demo | mutants | soak: each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+SOAK_MINUTES ?= 10
 
-.PHONY: setup check lint types imports unit test demo bench coverage soak clean
+.PHONY: setup check lint types imports unit test demo bench mutants soak coverage clean
 
 setup: $(STAMP)
 
@@ -38,6 +39,12 @@ demo: setup
 
 bench: setup
 	$(BIN)/dledger bench produce --size 256 --inflight 64 --batch 1 --duration 10
+
+soak: setup
+	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2
+
+mutants: setup
+	$(BIN)/dledger sim mutants --fast --jobs 2
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest -q
