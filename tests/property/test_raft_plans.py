@@ -7,6 +7,7 @@ stays.
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 
@@ -209,3 +210,4 @@ def test_long_random_plans(block: int) -> None:
         except BaseException as error:
             error.add_note(f"replay: play(size, seed={seed}, plan) of test_long_random_plans")
             raise
+        gc.collect()  # few objects hold much: the disks of a plan, and members that were killed
