@@ -2,13 +2,15 @@
 
 Durability is promised while a majority of voters keeps its disks. So data is destroyed (a wipe, bit
 rot) on one voter at a time, and on the next only when the former is sound again: it votes, holds
-everything committed, and its files are what its peers' are. Everything else (kills, cuts, pauses,
+everything committed, and its files are what its peers' are. A majority of every list of voters
+counts that a member follows now: a list is in force as soon as it is written, long before it is
+committed, so an order that is under way forbids it, too. Everything else (kills, cuts, pauses,
 power failures of all nodes, full and failing disks, clocks) may happen at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,26 +42,46 @@ class Soundness:
 
 @dataclass(slots=True)
 class Budget:
-    """Remembers whose data was destroyed and has not come back."""
+    """Remembers whose data was destroyed and has not come back.
+
+    Attributes:
+        hurt: By what.
+        orders: Changes of the members that are under way.
+    """
 
     hurt: dict[str, Kind] = field(default_factory=dict)
+    orders: int = 0
 
-    def allows(self, kind: Kind, node: str, voters: Mapping[str, Soundness]) -> bool:
+    def allows(
+        self,
+        kind: Kind,
+        node: str,
+        nodes: Mapping[str, Soundness],
+        lists: Collection[Collection[str]] = (),
+    ) -> bool:
         """Tell whether *kind* may be done to *node* now.
 
         Args:
             kind: What is to be done.
             node: To whom.
-            voters: What is known of every voter.
+            nodes: What is known of every broker, member or not.
+            lists: The voters, as each running member has them; none: all *nodes*.
         """
         if kind not in DESTRUCTIVE:
             return True
-        self.note_sound(name for name, known in voters.items() if known.is_sound)
-        others = [name for name in voters if name != node]
+        self.note_sound(name for name, known in nodes.items() if known.is_sound)
+        others = [name for name in nodes if name != node]
         if kind is Kind.FSYNC_ERROR:
             # It loses only what it had not promised yet; but not beside a hurt one.
             return not any(name in self.hurt for name in others)
-        return bool(others) and not self.hurt and all(voters[name].is_sound for name in others)
+        if self.hurt or self.orders:
+            return False
+        sound = {name for name in others if nodes[name].is_sound}
+        return all(
+            len(sound.intersection(voters)) > len(voters) // 2
+            and sound.issuperset(name for name in voters if name != node)
+            for voters in lists or [tuple(nodes)]
+        )
 
     def note_hurt(self, kind: Kind, node: str) -> None:
         """Data of *node* was destroyed."""

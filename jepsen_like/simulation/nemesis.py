@@ -429,10 +429,16 @@ class Nemesis:
 
     def _may_hurt(self, kind: Kind, node: BrokerNode, event: Event) -> bool:
         leader = self._world.leader()
-        voters = {
+        nodes = {
             other.name: self._soundness(other, leader) for other in self._world.brokers.values()
         }
-        if self._budget.allows(kind, node.name, voters):
+        groups = [other.group for other in self._world.brokers.values() if other.group is not None]
+        lists = {
+            members.voter_names
+            for group in groups
+            if (members := group.node.roster.members) is not None
+        }
+        if self._budget.allows(kind, node.name, nodes, sorted(lists)):
             return True
         event.detail = "skipped: a majority must keep its disks"
         return False
@@ -514,10 +520,13 @@ class Nemesis:
             event.detail = "skipped: nobody leads"
             return
         with trio.move_on_after(ORDER_S):
+            self._budget.orders += 1
             try:
                 await order(MembershipChanges(leader.group, leader.process.clock))
             except MQError as error:
                 event.detail = f"refused: {type(error).__name__}: {error}"
+            finally:
+                self._budget.orders -= 1
 
 
 async def _add(node: BrokerNode, orders: MembershipChanges) -> None:

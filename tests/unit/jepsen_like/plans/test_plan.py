@@ -121,5 +121,20 @@ def test_no_wipe_while_another_voter_lacks_something() -> None:
     assert not Budget().allows(Kind.WIPE, "n0", {"n0": SOUND, "n1": SOUND, "n2": BEHIND})
 
 
+@pytest.mark.parametrize("kind", [Kind.WIPE, Kind.BIT_ROT])
+def test_a_majority_of_every_list_in_force_keeps_its_disks(kind: Kind) -> None:
+    nodes = {"n0": SOUND, "n1": SOUND, "n2": SOUND}
+    everyone, shrunk = ("n0", "n1", "n2"), ("n0", "n1")
+    assert Budget().allows(kind, "n1", nodes, [everyone])
+    assert not Budget().allows(kind, "n1", nodes, [shrunk])
+    assert not Budget().allows(kind, "n1", nodes, [shrunk, everyone])
+    assert Budget().allows(kind, "n2", nodes, [shrunk])
+
+
+def test_nothing_is_destroyed_while_the_list_of_members_is_being_changed() -> None:
+    nodes = {"n0": SOUND, "n1": SOUND, "n2": SOUND}
+    assert not Budget(orders=1).allows(Kind.WIPE, "n1", nodes)
+
+
 def test_the_only_voter_is_never_wiped() -> None:
     assert not Budget().allows(Kind.WIPE, "n0", {"n0": SOUND})
