@@ -781,7 +781,7 @@ class RaftNode:
         Raises:
             NotLeaderError: This member does not lead.
             ChangePendingError: Another change, the no-op of this reign or a transfer comes first,
-                or too few of the voters after it are connected.
+                or too few of the voters after it are connected and free of doubt.
             ChangeRefusedError: The change is not one safe step.
             DiskFullError: No space. In all cases nothing was appended.
         """
@@ -796,15 +796,19 @@ class RaftNode:
             raise ChangePendingError("the change before this one is not committed yet")
         check_change(before.members, after, (self.settings.self_id, self.identity.incarnation))
         if not self._has_majority(after):
-            raise ChangePendingError("no majority of the voters after it is connected now")
+            raise ChangePendingError(
+                "no majority of the voters after it is connected and free of doubt now"
+            )
         return self._append_members(after)
 
     def _has_majority(self, members: Members) -> bool:
-        # A list whose majority is gone could never commit, and would hold all the same.
+        # A list whose majority is gone, or has no vote, could never commit, and would hold.
         here = 1 + sum(
             1
             for name, hello in self.roster.hellos.items()
-            if members.is_voter(name, hello.incarnation) and "control" in self.peers[name].up
+            if members.is_voter(name, hello.incarnation)
+            and "control" in self.peers[name].up
+            and not hello.doubtful
         )
         return here >= majority(len(members.voter_names))
 

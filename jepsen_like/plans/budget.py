@@ -4,8 +4,12 @@ Durability is promised while a majority of voters keeps its disks. So data is de
 rot) on one voter at a time, and on the next only when the former is sound again: it votes, holds
 everything committed, and its files are what its peers' are. A majority of every list of voters
 counts that a member follows now: a list is in force as soon as it is written, long before it is
-committed, so an order that is under way forbids it, too. Everything else (kills, cuts, pauses,
-power failures of all nodes, full and failing disks, clocks) may happen at any time.
+committed, so an order that is under way forbids it, too.
+
+A power failure may leave a log torn before entries that survived, and what cannot be told from a
+broken promise takes a member's vote (docs/operations.md). A list of even length has no vote to
+spare for that: its members are killed instead. Everything else (kills, cuts, pauses, power
+failures of all nodes, full disks, clocks) may happen at any time.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from jepsen_like.plans.plan import Kind
 
 DESTRUCTIVE: Final = frozenset({Kind.WIPE, Kind.BIT_ROT, Kind.FSYNC_ERROR})
 """Kinds after which a node may lack what it had promised."""
+
+TEARING: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR})
+"""Kinds after which a node may not be able to tell whether it lacks something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,10 @@ class Budget:
             kind: What is to be done.
             node: To whom.
             nodes: What is known of every broker, member or not.
-            lists: The voters, as each running member has them; none: all *nodes*.
+            lists: The voters, as each member last had them; none: all *nodes*.
         """
+        if kind in TEARING and any(len(voters) % 2 == 0 for voters in lists):
+            return False
         if kind not in DESTRUCTIVE:
             return True
         self.note_sound(name for name, known in nodes.items() if known.is_sound)

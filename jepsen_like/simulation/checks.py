@@ -63,6 +63,7 @@ class Checks:
             world.sometimes["damaged_start"] += 1
         node.seen_commit = raft.commit_index
         node.seen_truncations = journal.truncations
+        node.seen_list = -1
         settled = raft._on_settled
 
         def on_settled() -> None:
@@ -92,6 +93,10 @@ class Checks:
                 )
         if raft.is_leader and node is not self._world.last_leader:
             self._leads(node, group)
+        if raft.roster.log.version != node.seen_list:
+            node.seen_list = raft.roster.log.version
+            members = raft.roster.members
+            node.seen_voters = () if members is None else members.voter_names
 
     def _leads(self, node: BrokerNode, group: Group) -> None:
         world, term = self._world, group.node.term

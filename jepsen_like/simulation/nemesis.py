@@ -216,7 +216,7 @@ class Nemesis:
         if step.kind is not Kind.POWER_CUT_ALL:
             nodes = [self._one(step, event)]
         for node in nodes:
-            node.power_cut()
+            self._cut_power(node)
         async with trio.open_nursery() as nursery:
             for node in nodes:  # they do not all come back at the same moment
                 share = 1.0 if len(nodes) == 1 else self._rng.random()
@@ -246,7 +246,7 @@ class Nemesis:
                 struck.set()
                 event.detail = f"{'power cut' if cut else 'kill'} at {kind} {path}"
                 if cut:
-                    node.power_cut()
+                    self._cut_power(node)
                 else:
                     node.kill()
 
@@ -432,16 +432,20 @@ class Nemesis:
         nodes = {
             other.name: self._soundness(other, leader) for other in self._world.brokers.values()
         }
-        groups = [other.group for other in self._world.brokers.values() if other.group is not None]
-        lists = {
-            members.voter_names
-            for group in groups
-            if (members := group.node.roster.members) is not None
-        }
-        if self._budget.allows(kind, node.name, nodes, sorted(lists)):
+        if self._budget.allows(kind, node.name, nodes, self._lists()):
             return True
         event.detail = "skipped: a majority must keep its disks"
         return False
+
+    def _lists(self) -> list[tuple[str, ...]]:
+        """Return the lists of voters that members follow, or followed when they ended."""
+        return sorted({node.seen_voters for node in self._world.brokers.values()} - {()})
+
+    def _cut_power(self, node: BrokerNode) -> None:
+        if self._budget.allows(Kind.POWER_CUT, node.name, {}, self._lists()):
+            node.power_cut()
+        else:
+            node.kill()
 
     def _soundness(self, node: BrokerNode, leader: BrokerNode | None) -> Soundness:
         leader = leader or self._world.leader()

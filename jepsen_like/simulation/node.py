@@ -371,6 +371,7 @@ class BrokerNode(Node):
     Attributes:
         broker: The running broker; None while there is none.
         seen_commit: Newest commit index this node has shown.
+        seen_voters: Names of the voters in the list it followed last.
     """
 
     kind = "broker"
@@ -383,6 +384,8 @@ class BrokerNode(Node):
         self.broker: Broker | None = None
         self.seen_commit = 0
         self.seen_truncations = 0
+        self.seen_voters: tuple[str, ...] = ()
+        self.seen_list = -1
         self._stop = trio.Event()
 
     @property
@@ -435,6 +438,7 @@ class BrokerNode(Node):
         """Lose the disk; the process is killed before."""
         super().wipe()
         self.seen_commit = 0
+        self.seen_voters = ()
 
 
 class ClientNode(Node):

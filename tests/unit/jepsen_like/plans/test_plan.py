@@ -131,6 +131,13 @@ def test_a_majority_of_every_list_in_force_keeps_its_disks(kind: Kind) -> None:
     assert Budget().allows(kind, "n2", nodes, [shrunk])
 
 
+@pytest.mark.parametrize("kind", [Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR])
+def test_a_list_of_two_has_no_vote_to_spare_for_a_torn_log(kind: Kind) -> None:
+    nodes = {"n0": SOUND, "n1": SOUND, "n2": SOUND}
+    assert Budget().allows(kind, "n1", nodes, [("n0", "n1", "n2")])
+    assert not Budget().allows(kind, "n1", nodes, [("n0", "n1"), ("n0", "n1", "n2")])
+
+
 def test_nothing_is_destroyed_while_the_list_of_members_is_being_changed() -> None:
     nodes = {"n0": SOUND, "n1": SOUND, "n2": SOUND}
     assert not Budget(orders=1).allows(Kind.WIPE, "n1", nodes)
