@@ -13,8 +13,8 @@ from typing import Final
 
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 
-FAULT_INTERVAL_S: Final = 20.0
-"""Mean pause between the beginnings of two faults."""
+FAULT_INTERVALS_S: Final = (4.0, 8.0, 20.0)
+"""Mean pauses between the beginnings of two faults; a plan has one of them."""
 
 QUIET_START_MS: Final = 5_000
 """Steps begin so long after set-up."""
@@ -91,7 +91,7 @@ def draw_plan(
     duration_s: float,
     *,
     members: int | None = None,
-    fault_interval_s: float = FAULT_INTERVAL_S,
+    fault_interval_s: float | None = None,
     kinds: frozenset[Kind] = frozenset(SHAPES),
     workload: Workload | None = None,
     settings: Settings | None = None,
@@ -102,7 +102,7 @@ def draw_plan(
         seed: Decides everything here; the run's own seed is taken from it too.
         duration_s: How long faults go on.
         members: Brokers; None: mostly three, sometimes five.
-        fault_interval_s: Mean pause between beginnings of faults.
+        fault_interval_s: Mean pause between beginnings of faults; None: drawn.
         kinds: What may be drawn.
         workload: What clients do; None: drawn.
         settings: Of the brokers; None: drawn.
@@ -110,6 +110,8 @@ def draw_plan(
     rng = Random(f"plan {seed}")
     if members is None:
         members = 5 if rng.random() < 0.1 else 3
+    if fault_interval_s is None:
+        fault_interval_s = rng.choice(FAULT_INTERVALS_S)
     allowed = [kind for kind in SHAPES if kind in kinds]
     if rng.random() < 0.4 and len(allowed) > 4:
         allowed = sorted(rng.sample(allowed, rng.randint(2, 5)), key=allowed.index)
@@ -217,4 +219,5 @@ def _draw_settings(rng: Random) -> Settings:
         segment_bytes=rng.choice((131_072, 131_072, 262_144)),
         queue_units=rng.choice((8, 64, 512)),
         checkpoint_ms=rng.choice((1_000, 3_000, 30_000)),
+        keep_segments=rng.choice((0, 0, 2, 2, 4)),
     )

@@ -160,6 +160,7 @@ class Settings(msgspec.Struct, frozen=True):
         register_ms: Between registrations with NameServers.
         delay_levels: As ``messageDelayLevel``.
         sync_flush: Flush before an acknowledgement; the promise of the checks depends on it.
+        keep_segments: Older ones go, once a checkpoint covers them; 0: all are kept.
     """
 
     heartbeat_ms: int = 1000
@@ -170,6 +171,7 @@ class Settings(msgspec.Struct, frozen=True):
     register_ms: int = 30_000
     delay_levels: str = "1s 5s 10s 30s"
     sync_flush: bool = True
+    keep_segments: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -2,8 +2,13 @@
 
 ===================  =======================================================================
 one leader           a term has one leader, whoever looks
-log matching         what one node shows as committed every node has there, chain and all
-commit               never goes back while a process lives, never beyond the log
+leader complete      who begins to lead has everything that was ever committed
+log matching         what one node shows as committed every node has there, chain and all; two
+                     logs that end with the same index and term end with the same entry
+commit               never goes back while a process lives, never beyond the log; a leader counts
+                     entries of its own term only, and what a majority has on disk; followers show
+                     nothing as committed that no leader has
+members              the list in force was brought by an entry that is in the log
 durability           a process that starts again still has what it had shown as committed,
                      unless its disk broke a promise
 state machines       equal tables at equal applied index
@@ -17,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import MQError
 from dledger.group import Group
+from dledger.raft.election import majority
 from dledger.state.snapshot import snapshot
 from jepsen_like.simulation.event_trace import Event
 
@@ -41,6 +47,9 @@ class Checks:
         self.committed: dict[int, int] = {}
         self.states: dict[int, tuple[str, bytes]] = {}
         self.last_committed = 0
+        self.led_commit = 0
+        """Newest index that a leader has shown as committed."""
+        self._ends: dict[tuple[int, int], int] = {}
 
     def watch(self, node: BrokerNode, group: Group) -> None:
         """Look at a replica that has just started, and at every step it makes from now on."""
@@ -61,7 +70,9 @@ class Checks:
             world.sometimes["torn_tail_cut"] += 1
         if group.store.damaged:
             world.sometimes["damaged_start"] += 1
+        world.promises.watch(node, group)
         node.seen_commit = raft.commit_index
+        self.led_commit = max(self.led_commit, raft.commit_index)
         node.seen_truncations = journal.truncations
         node.seen_list = -1
         settled = raft._on_settled
@@ -80,8 +91,11 @@ class Checks:
         raft = group.node
         commit = raft.commit_index
         seen = node.seen_commit
+        if raft.is_leader and node is not self._world.last_leader:
+            self._leads(node, group)
         if commit != seen:
             self._commit_moved(node, group, seen, commit)
+        self._compare_end(node, group)
         truncations = raft.journal.truncations
         if truncations != node.seen_truncations:
             self._world.sometimes["truncation"] += truncations - node.seen_truncations
@@ -91,18 +105,50 @@ class Checks:
                     "committed_truncated",
                     f"{node.name} cut its log to {raft.journal.last_index}, committed was {commit}",
                 )
-        if raft.is_leader and node is not self._world.last_leader:
-            self._leads(node, group)
         if raft.roster.log.version != node.seen_list:
             node.seen_list = raft.roster.log.version
             members = raft.roster.members
             node.seen_voters = () if members is None else members.voter_names
+            if raft.roster.log.index > raft.journal.last_index and node.is_trusted:
+                self._world.violate(
+                    "members",
+                    f"{node.name} follows a list of entry {raft.roster.log.index}; its log ends "
+                    f"at {raft.journal.last_index}",
+                )
 
     def _leads(self, node: BrokerNode, group: Group) -> None:
         world, term = self._world, group.node.term
-        first = self.leaders.setdefault(term, node.name)
-        if first != node.name:
+        first = self.leaders.get(term)
+        if first is None:
+            self.leaders[term] = node.name
+            self._is_complete(node, group)
+        elif first != node.name:
             world.violate("two_leaders", f"{first} and {node.name} both lead term {term}")
+
+    def _is_complete(self, node: BrokerNode, group: Group) -> None:
+        """Raft, §5.4.3: a leader has every entry committed in an earlier term."""
+        journal, index = group.node.journal, self.last_committed
+        chain = self.committed.get(index)
+        if chain is None or index < journal.log.first_index:
+            return
+        if index > journal.last_index or journal.log.chain_at(index) != chain:
+            self._world.violate(
+                "leader_incomplete",
+                f"{node.name} leads term {group.node.term} without the committed entry {index}; "
+                f"its log ends at {journal.last_index}",
+            )
+
+    def _compare_end(self, node: BrokerNode, group: Group) -> None:
+        journal = group.node.journal
+        end = (journal.last_term, journal.last_index)
+        if end == node.seen_end:
+            return
+        node.seen_end = end
+        chain = journal.log.last_chain
+        if self._ends.setdefault(end, chain) != chain:
+            self._world.violate(
+                "log_matching", f"{node.name} has another entry {end[1]} of term {end[0]}"
+            )
 
     def _commit_moved(self, node: BrokerNode, group: Group, seen: int, commit: int) -> None:
         world = self._world
@@ -110,6 +156,15 @@ class Checks:
         if commit < seen:
             world.violate("commit_went_back", f"{node.name}: commit index {seen} to {commit}")
             return
+        if group.node.is_leader:
+            if commit > self.led_commit:  # else it learnt of it as a follower
+                self._counted_right(node, group, commit)
+            self.led_commit = max(self.led_commit, commit)
+        elif commit > self.led_commit:
+            world.violate(
+                "commit_ahead",
+                f"{node.name} follows and shows {commit} as committed; leaders {self.led_commit}",
+            )
         chain_at, committed = group.node.journal.log.chain_at, self.committed
         for index in range(seen + 1, commit + 1):
             try:
@@ -124,6 +179,33 @@ class Checks:
                 )
                 return
         self.last_committed = max(self.last_committed, commit)
+
+    def _counted_right(self, node: BrokerNode, group: Group, commit: int) -> None:
+        """A leader has moved its commit index: it must have had the right to."""
+        raft = group.node
+        if raft.journal.term_at(commit) != raft.term:
+            self._world.violate(
+                "old_term_counted",
+                f"{node.name} commits {commit} of term {raft.journal.term_at(commit)} by counting "
+                f"in term {raft.term} (§5.4.2)",
+            )
+        if not raft.settings.sync_flush:
+            return
+        chain = raft.journal.log.chain_at(commit)
+        have = {
+            other.name
+            for other in self._world.brokers.values()
+            if other.lost_index >= commit or _has_on_disk(other, commit, chain)
+        }
+        lists = [members for members in (raft.roster.members, raft.roster.log.before()) if members]
+        if not any(
+            len(have.intersection(members.voter_names)) >= majority(len(members.voter_names))
+            for members in lists
+        ):
+            self._world.violate(
+                "commit_not_durable",
+                f"{node.name} commits {commit}, which only {sorted(have)} have on disk",
+            )
 
     def role_changed(self, node: BrokerNode, group: Group) -> None:
         """A replica believes something new about who leads."""
@@ -159,3 +241,12 @@ class Checks:
             self._world.violate(
                 "state_machines", f"{node.name} and {name} differ in their tables at {index}"
             )
+
+
+def _has_on_disk(node: BrokerNode, index: int, chain: int) -> bool:
+    if node.group is None:
+        return node.promised_entry[0] >= index
+    log = node.group.node.journal.log
+    if index < log.first_index:
+        return True
+    return log.durable_index >= index and log.chain_at(index) == chain

@@ -224,10 +224,10 @@ class Nemesis:
 
     async def _wipe(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
-        if not self._may_hurt(step.kind, node, event):
+        if not self._may_hurt(Kind.WIPE, node, event):
             return
         node.wipe()
-        self._budget.note_hurt(step.kind, node.name)
+        self._budget.note_hurt(Kind.WIPE, node.name)
         await self._down([node], step.for_ms)
 
     async def _kill_at_point(self, step: Step, event: Event) -> None:

@@ -103,6 +103,7 @@ def world_settings(plan: Plan) -> WorldSettings:
             "store.max_message_size": str(MESSAGE_BYTES_MAX),
             "store.message_delay_level": settings.delay_levels,
             "store.flush_disk_type": "SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
+            "store.keep_bytes": str(settings.keep_segments * settings.segment_bytes),
             "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S),
             "client.register_interval_ms": str(settings.register_ms),
         },
@@ -268,6 +269,9 @@ def _seen_unknown(history: History) -> Counter[str]:
     counts: Counter[str] = Counter()
     if not there:
         return counts
+    for op in history.operations:
+        if op.f == F.PULL and op.outcome == Outcome.OK:
+            there.update(op.values)
     for op in history.operations:
         if op.f == F.SEND and op.outcome == Outcome.INFO:
             counts["unknown_send_appeared" if op.value in there else "unknown_send_vanished"] += 1

@@ -427,7 +427,11 @@ class SimListener:
 
 @dataclass(slots=True)
 class SimNetwork:
-    """All hosts and links of a world."""
+    """All hosts and links of a world.
+
+    Attributes:
+        on_members_send: Told source, target and bytes of everything members send each other.
+    """
 
     time: VirtualTime
     rng: SimRng
@@ -437,6 +441,7 @@ class SimNetwork:
     by_address: dict[str, Host] = field(default_factory=dict)
     random: Callable[[], float] = field(init=False)
     connections: int = 0
+    on_members_send: Callable[[str, str, bytes], None] = lambda _source, _target, _data: None
 
     def __post_init__(self) -> None:
         self.random = self.rng.random
@@ -540,6 +545,8 @@ class SimNetwork:
     def send(self, stream: SimStream, data: bytes | None) -> None:
         """Carry bytes, or the end, to the other end of *stream*."""
         link = stream.link
+        if stream.of_members and data is not None:
+            self.on_members_send(stream.host.name, link.target.name, data)
         if link.is_cut or not stream.host.gate.is_open or stream.queued:
             stream.queued.append(data)
         elif link.is_plain and not stream.has_rest:

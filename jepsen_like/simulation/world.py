@@ -38,6 +38,7 @@ from jepsen_like.simulation.node import (
     State,
     current_node,
 )
+from jepsen_like.simulation.promises import Promises
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.sim_rng import rng_stream
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
@@ -114,6 +115,7 @@ class World:
         network: Cuts and link faults are made here, by node name.
         trace: Every event, its digest, and the `sometimes` counters.
         checks: The invariants.
+        promises: What members told each other.
         logs: Newest log lines: time since the begin, node, event, facts.
         last_leader, last_term: The newest leader anybody has seen.
     """
@@ -129,6 +131,8 @@ class World:
         self.trace = Trace(time)
         self.network = SimNetwork(time, rng_stream(seed, "network"), self.trace)
         self.checks = Checks(self, compare_state_every=settings.compare_state_every)
+        self.promises = Promises(self)
+        self.network.on_members_send = self.promises.frames_left
         self.logs: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LOG_LINES)
         self.brokers: dict[str, BrokerNode] = {}
         self.name_servers: dict[str, NameServerNode] = {}
@@ -275,6 +279,8 @@ class World:
             node.resume()
         if start:
             for node in (*self.name_servers.values(), *self.brokers.values()):
+                if node.state is State.STOPPING:
+                    await node.stop()
                 if node.state is State.DOWN:
                     await node.start()
 
