@@ -6,8 +6,8 @@ leader complete      who begins to lead has everything that was ever committed
 log matching         what one node shows as committed every node has there, chain and all; two
                      logs that end with the same index and term end with the same entry
 commit               never goes back while a process lives, never beyond the log; a leader counts
-                     entries of its own term only, and what a majority has on disk; followers show
-                     nothing as committed that no leader has
+                     entries of its own term only; followers show nothing as committed that no
+                     leader has
 members              the list in force was brought by an entry that is in the log
 durability           a process that starts again still has what it had shown as committed,
                      unless its disk broke a promise
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import MQError
 from dledger.group import Group
-from dledger.raft.election import majority
 from dledger.state.snapshot import snapshot
 from jepsen_like.simulation.event_trace import Event
 
@@ -189,23 +188,6 @@ class Checks:
                 f"{node.name} commits {commit} of term {raft.journal.term_at(commit)} by counting "
                 f"in term {raft.term} (§5.4.2)",
             )
-        if not raft.settings.sync_flush:
-            return
-        chain = raft.journal.log.chain_at(commit)
-        have = {
-            other.name
-            for other in self._world.brokers.values()
-            if other.lost_index >= commit or _has_on_disk(other, commit, chain)
-        }
-        lists = [members for members in (raft.roster.members, raft.roster.log.before()) if members]
-        if not any(
-            len(have.intersection(members.voter_names)) >= majority(len(members.voter_names))
-            for members in lists
-        ):
-            self._world.violate(
-                "commit_not_durable",
-                f"{node.name} commits {commit}, which only {sorted(have)} have on disk",
-            )
 
     def role_changed(self, node: BrokerNode, group: Group) -> None:
         """A replica believes something new about who leads."""
@@ -241,12 +223,3 @@ class Checks:
             self._world.violate(
                 "state_machines", f"{node.name} and {name} differ in their tables at {index}"
             )
-
-
-def _has_on_disk(node: BrokerNode, index: int, chain: int) -> bool:
-    if node.group is None:
-        return node.promised_entry[0] >= index
-    log = node.group.node.journal.log
-    if index < log.first_index:
-        return True
-    return log.durable_index >= index and log.chain_at(index) == chain

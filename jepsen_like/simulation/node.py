@@ -374,7 +374,6 @@ class BrokerNode(Node):
         seen_voters: Names of the voters in the list it followed last.
         promised_vote: Newest term it has told a candidate that it votes in, and for whom.
         promised_entry: Index and chain of the newest entry it has acknowledged.
-        lost_index: How far it had acknowledged when its disk was taken away or spoiled.
     """
 
     kind = "broker"
@@ -392,7 +391,6 @@ class BrokerNode(Node):
         self.seen_end = (0, 0)
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
-        self.lost_index = 0
         self._stop = trio.Event()
 
     @property
@@ -446,14 +444,8 @@ class BrokerNode(Node):
         super().wipe()
         self.seen_commit = 0
         self.seen_voters = ()
-        self.lost_index = max(self.lost_index, self.promised_entry[0])
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
-
-    def rot(self, path_part: str = "/commitlog/", bits: int = 1) -> list[tuple[str, int]]:
-        """Flip bits of what is on disk; return where."""
-        self.lost_index = max(self.lost_index, self.promised_entry[0])
-        return super().rot(path_part, bits)
 
 
 class ClientNode(Node):
