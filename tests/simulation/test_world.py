@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from client.errors import ClientError
 from client.message import Message
 from client.producer import Producer
-from jepsen_like.simulation.node import ClientNode, State
+from jepsen_like.simulation.node import BrokerNode, ClientNode, State
 from jepsen_like.simulation.world import Violation, World, run_world
 
 
@@ -120,19 +121,70 @@ def test_no_majority_is_a_violation_of_liveness_where_one_was_demanded() -> None
     assert caught.value.invariant == "liveness"
 
 
-@pytest.mark.parametrize("invariant", ["log_matching", "two_leaders", "state_machines"])
+def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNode) -> None:
+    """Make *invariant* look broken to those who watch."""
+    checks, promises = world.checks, world.promises
+    assert leader.group is not None
+    assert follower.group is not None
+    journal = follower.group.node.journal
+    match invariant:
+        case "log_matching":
+            checks.committed[checks.last_committed + 1] = 1
+        case "two_leaders":
+            checks.leaders = dict.fromkeys(range(10), "somebody else")
+            leader.kill()
+        case "leader_incomplete":
+            checks.last_committed += 1_000
+            checks.committed[checks.last_committed] = 1
+            leader.kill()
+        case "commit_ahead":
+            checks.led_commit = -1_000
+            checks._commit_moved(follower, follower.group, 0, 1)
+        case "members":
+            log = follower.group.node.roster.log
+            assert log.members is not None
+            log.append(1_000, log.members)
+        case "two_votes":
+            for node in world.followers():
+                assert node.group is not None
+                inc = node.group.node.identity.incarnation
+                promises.votes |= {(node.name, inc, term): "nobody" for term in range(2, 9)}
+            leader.kill()
+        case "vote_forgotten":
+            follower.promised_vote = (99, leader.name)
+            follower.kill()
+        case "acknowledgement_forgotten":
+            follower.promised_entry = (journal.last_index, 1)
+            follower.kill()
+        case "false_acknowledgement":
+            log_there: Any = leader.group.node.journal.log
+            log_there.chain_at = lambda _index: 1
+        case "state_machines":
+            checks.states = {64: ("somebody else", b"")}
+
+
+@pytest.mark.parametrize(
+    "invariant",
+    [
+        "log_matching",
+        "two_leaders",
+        "leader_incomplete",
+        "commit_ahead",
+        "members",
+        "two_votes",
+        "vote_forgotten",
+        "acknowledgement_forgotten",
+        "false_acknowledgement",
+        "state_machines",
+    ],
+)
 def test_a_broken_invariant_ends_the_run(invariant: str) -> None:
     async def main(world: World) -> None:
         leader = await world.wait_for_leader()
-        checks = world.checks
-        match invariant:
-            case "log_matching":
-                checks.committed[checks.last_committed + 1] = 1
-            case "two_leaders":
-                checks.leaders = dict.fromkeys(range(10), "somebody else")
-                leader.kill()
-            case "state_machines":
-                checks.states = {64: ("somebody else", b"")}
+        follower = world.followers()[0]
+        _spoil(world, invariant, leader, follower)
+        if follower.state is State.DOWN:
+            await follower.start()
         await world.client("c").run(send_forever)
         await world.sleep(120)
 
