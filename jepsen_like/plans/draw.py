@@ -74,6 +74,7 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.MEMBER_REMOVE: _Shape(2, (0, 10_000), (0, 1), ("follower", "most_behind", "leader")),
     Kind.MEMBER_REPLACE: _Shape(1, (0, 5_000), roles=("follower", "most_behind")),
     Kind.NAMESRV_KILL: _Shape(2, (1_000, 60_000), roles=("all", "#", "#")),
+    Kind.CLIENT_KILL: _Shape(2, (0, 10_000), roles=("#",)),
 }
 """Every kind has a shape; a test holds the two tables together."""
 
@@ -163,8 +164,28 @@ def _draw_scene(rng: Random, at_ms: int, allowed: frozenset[Kind]) -> list[Step]
     None of them knows of a bug: they are moments at which promises are young. A leader does not
     know yet that it leads nobody; flushes are under way; an election has just begun.
     """
-    scene = rng.randrange(3)
-    if scene == 0:
+    scene = rng.randrange(4)
+    if scene == 3:
+        # Who comes back from isolation has a tail to lose, while disks are slow; then power goes.
+        cut_ms = rng.randint(4_000, 12_000)
+        slow_ms = rng.randint(300, 4_000)
+        steps = [
+            Step(at_ms, Kind.ISOLATE, "leader", cut_ms, rng.randint(0, 1)),
+            Step(
+                at_ms + rng.randint(0, cut_ms),
+                Kind.DISK_SLOW,
+                rng.choice(("all", "all", "most_behind")),
+                rng.randint(3_000, 10_000),
+                slow_ms,
+            ),
+            Step(
+                at_ms + cut_ms + rng.randint(50, 3_000),
+                rng.choice((Kind.POWER_CUT, Kind.POWER_CUT, Kind.POWER_CUT_ALL)),
+                rng.choice(("most_behind", "follower", "most_ahead")),
+                rng.randint(0, 5_000),
+            ),
+        ]
+    elif scene == 0:
         before_ms = at_ms - rng.randint(10, 3_000)
         cut = rng.choice(CUTTING)
         steps = [Step(before_ms, cut, "leader", rng.randint(2_000, 15_000), rng.randint(0, 1))]

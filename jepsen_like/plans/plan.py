@@ -90,9 +90,11 @@ class Kind(StrEnum):
     MEMBER_ADD = "member_add"
     MEMBER_REMOVE = "member_remove"
     MEMBER_REPLACE = "member_replace"
-    # NameServers.
+    # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"
     """Target is a number, or ``all``."""
+    CLIENT_KILL = "client_kill"
+    """All producers and consumers, or all readers, in the middle of what they do."""
 
 
 ROLES: Final = ("leader", "follower", "most_behind", "most_ahead", "all")

@@ -97,6 +97,7 @@ class Nemesis:
             Kind.MEMBER_REMOVE: self._remove_member,
             Kind.MEMBER_REPLACE: self._replace_member,
             Kind.NAMESRV_KILL: self._kill_name_server,
+            Kind.CLIENT_KILL: self._kill_client,
         }
 
     async def run(self) -> None:
@@ -245,6 +246,7 @@ class Nemesis:
             if left < 0 and not struck.is_set():
                 struck.set()
                 event.detail = f"{'power cut' if cut else 'kill'} at {kind} {path}"
+                self._world.sometimes[f"ended_at_{kind}"] += 1
                 if cut:
                     self._cut_power(node)
                 else:
@@ -269,6 +271,13 @@ class Nemesis:
         for node in servers:
             node.kill()
         await self._down(servers, step.for_ms)
+
+    async def _kill_client(self, step: Step, event: Event) -> None:
+        machines = list(self._world.clients.values())
+        node = machines[int(step.target) % len(machines)]
+        event.node = node.name
+        node.kill()
+        await self._down([node], step.for_ms)
 
     # -- links -----------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ class WorkloadClients:
         self._op_id = 0
         self._process = 0
         self._values: Counter[int] = Counter()
+        self._tried: dict[int, dict[MessageQueue, int]] = {}
         self._is_over = False
         self._busy = 0
         self._calm = trio.Event()
@@ -127,8 +128,9 @@ class WorkloadClients:
         """Set up, then let producers and consumers work until `finish`; a machine's program."""
         instance = node.instance
         assert instance is not None
-        await self._set_up(instance)
-        self.ready.set()
+        if not self.ready.is_set():  # else it was killed since
+            await self._set_up(instance)
+            self.ready.set()
         workload = self._plan.workload
         async with trio.open_nursery() as nursery:
             for index in range(workload.producers):
@@ -273,8 +275,9 @@ class WorkloadClients:
     async def _consume(self, instance: ClientInstance, index: int) -> None:
         rng = rng_stream(self._plan.seed, "consumer", index)
         async with PullConsumer(instance, f"consumers-{index}") as consumer:
-            offsets = dict.fromkeys(self.queues, 0)
-            tried = dict.fromkeys(self.queues, 0)
+            # Kept over lives: no offset is committed twice, or nobody could tell the two apart.
+            tried = self._tried.setdefault(index, dict.fromkeys(self.queues, 0))
+            offsets = dict(tried)
             process = self.new_process()
             while await self._pause(rng):
                 queue = self.queues[rng.randrange(len(self.queues))]
