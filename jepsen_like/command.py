@@ -31,6 +31,8 @@ app = App(
 )
 
 SHRINK_PLAYS: Final = 120
+SHRINK_S: Final = 240.0
+"""A plan of half an hour takes seconds to play; people wait no longer than this."""
 FAILURES_SHOWN: Final = 3
 REFRESH_S: Final = 0.5
 
@@ -302,8 +304,13 @@ def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> Non
     plays = 0
     if shrink_it:
         note(f"{name}: {first.name}: shrinking {len(plan.steps)} steps")
+        end_s = time.monotonic() + SHRINK_S
         plan, plays = shrink(
-            plan, lambda candidate: _shows(candidate, first), plays_max=SHRINK_PLAYS
+            plan,
+            lambda candidate: _shows(candidate, first),
+            plays_max=SHRINK_PLAYS,
+            failed_at_ms=first.at_ns // 1_000_000 or None,
+            is_over=lambda: time.monotonic() > end_s,
         )
         played = play(plan)
         first = next(v for v in played.violations if _same(v, first))

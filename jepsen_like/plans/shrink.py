@@ -1,7 +1,7 @@
 """Make a failing plan small: drop steps, then shorten what is left, as long as it still fails.
 
 Delta debugging: take away halves, then quarters, down to single steps; then shorten durations and
-the run itself. Every candidate is played; `budget` says how many plays that may cost.
+the run itself. Every candidate is played; how many, and for how long, is bounded.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ TAIL_MS: Final = 5_000
 class _Search:
     fails: Callable[[Plan], bool]
     plays_left: int
+    is_over: Callable[[], bool]
 
     def still_fails(self, plan: Plan) -> bool:
-        if self.plays_left <= 0:
+        if self.plays_left <= 0 or self.is_over():
             return False
         self.plays_left -= 1
         return self.fails(plan)
 
 
 def shrink(
-    plan: Plan, fails: Callable[[Plan], bool], *, plays_max: int = PLAYS_MAX
+    plan: Plan,
+    fails: Callable[[Plan], bool],
+    *,
+    plays_max: int = PLAYS_MAX,
+    failed_at_ms: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[Plan, int]:
     """Return a smaller plan that still fails, and how many plays it took.
 
@@ -42,14 +48,29 @@ def shrink(
         plan: Fails.
         fails: Plays a candidate and tells whether it shows the same violation.
         plays_max: Budget.
+        failed_at_ms: When it failed; what comes later is tried without first.
+        is_over: Asked before every play; true ends the search with the best so far.
     """
-    search = _Search(fails, plays_max)
+    search = _Search(fails, plays_max, is_over)
+    if failed_at_ms is not None:
+        plan = _drop_later(plan, failed_at_ms, search)
     plan = _drop_steps(plan, search)
     plan = _shorten_run(plan, search)
     plan = _shorten_steps(plan, search)
     plan = _calm_workload(plan, search)
     plan = _drop_steps(plan, search)
     return plan, plays_max - search.plays_left
+
+
+def _drop_later(plan: Plan, failed_at_ms: int, search: _Search) -> Plan:
+    if failed_at_ms >= plan.duration_ms:
+        return plan
+    candidate = msgspec.structs.replace(
+        plan,
+        duration_ms=min(plan.duration_ms, failed_at_ms + TAIL_MS),
+        steps=tuple(step for step in plan.steps if step.at_ms <= failed_at_ms),
+    )
+    return candidate if search.still_fails(candidate) else plan
 
 
 def _drop_steps(plan: Plan, search: _Search) -> Plan:

@@ -97,6 +97,27 @@ def test_shrinking_stops_at_its_budget() -> None:
     assert len(small.steps) > 60
 
 
+def test_shrinking_stops_when_its_time_is_over() -> None:
+    plan = draw_plan(3, 3600)
+    assert shrink(plan, lambda _: True, is_over=lambda: True) == (plan, 0)
+
+
+def test_what_came_after_the_failure_goes_first() -> None:
+    plan = draw_plan(3, 3600)
+    needed = plan.steps[3]
+    played: list[Plan] = []
+
+    def fails(candidate: Plan) -> bool:
+        played.append(candidate)
+        return needed in candidate.steps
+
+    small, _ = shrink(plan, fails, plays_max=1, failed_at_ms=needed.at_ms + 1)
+    assert len(played) == 1
+    assert small.steps == plan.steps[: len(small.steps)]
+    assert len(small.steps) < 10
+    assert small.duration_ms < needed.at_ms + 10_000
+
+
 def test_a_failure_without_any_step_shrinks_to_none() -> None:
     small, _ = shrink(draw_plan(3, 600), lambda _: True)
     assert small.steps == ()
