@@ -1,11 +1,11 @@
-# make setup | check | test | demo | mutants | soak: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | demo | determinism | mutants | soak: each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 SOAK_MINUTES ?= 10
 
-.PHONY: setup check lint types imports unit test demo bench mutants soak coverage clean
+.PHONY: setup check lint types imports unit test demo bench determinism mutants soak coverage clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,9 @@ bench: setup
 
 soak: setup
 	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2
+
+determinism: setup
+	$(BIN)/dledger sim determinism --seeds 200 --duration 300
 
 mutants: setup
 	$(BIN)/dledger sim mutants --fast --jobs 2

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from commitlog.errors import ConfigError
 from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
+from jepsen_like.gate import Gate, gate
 from jepsen_like.history.sequence import encode_history
 from jepsen_like.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
@@ -35,6 +36,7 @@ SHRINK_S: Final = 240.0
 """A plan of half an hour takes seconds to play; people wait no longer than this."""
 FAILURES_SHOWN: Final = 3
 REFRESH_S: Final = 0.5
+PROGRESS_S: Final = 10.0
 
 Keep = Annotated[Path, Parameter(help="Folder for plans, histories and diagrams of failures.")]
 DEFAULT_KEEP: Final = Path("sim-failures")
@@ -153,6 +155,43 @@ async def soak(
     if totals.failed or missing or totals.undecided:
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+@app.command
+async def determinism(
+    *,
+    seeds: Annotated[int, Parameter(help="Seeds with a change of leader to compare.")] = 200,
+    duration: Annotated[float, Parameter(help="Simulated seconds of faults per plan.")] = 300.0,
+    seed: Annotated[int, Parameter(help="First seed.")] = 1,
+    output: Output = "table",
+) -> int:
+    """Play seeds in two interpreters with different hash seeds and compare every event."""
+    if seeds < 1 or duration <= 0:
+        raise CliError("--seeds and --duration are positive", exit_code=ExitCode.USAGE)
+    begin_s = last_s = time.monotonic()
+
+    def show(now: Gate) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= PROGRESS_S:
+            last_s = time.monotonic()
+            note(f"{now.counted} of {seeds} seeds compared, {len(now.differing)} differ")
+
+    found = await gate(seeds, duration, first_seed=seed, on_progress=show)
+    facts = {
+        "compared": found.counted,
+        "wanted": seeds,
+        "played": found.played,
+        "simulated_s": round(found.simulated_s, 1),
+        "differing": found.differing,
+        "invalid": found.invalid,
+        "wall_s": round(time.monotonic() - begin_s, 1),
+    }
+    if output == "json":
+        print_json(facts)
+    else:
+        print_table("Determinism", ["what", "value"], [[k, str(v)] for k, v in facts.items()])
+    passed = found.counted >= seeds and not (found.differing or found.invalid)
+    return ExitCode.OK if passed else ExitCode.FAILED
 
 
 @app.command
