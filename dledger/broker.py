@@ -59,9 +59,6 @@ HAND_OVER_LOOK_S: Final = 0.01
 LINGER_S: Final = 0.3
 """How long a former leader goes on telling clients where to go before it closes connections."""
 
-APPEND_BYTES: Final = 1 << 20
-"""Bytes of one append to a peer: large enough to catch up fast, small enough to share a link."""
-
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -310,7 +307,7 @@ def _make_group(
             election_timeout_s=raft.election_timeout_ms / 1000,
             heartbeat_interval_s=raft.heartbeat_interval_ms / 1000,
             window_bytes=raft.window_bytes,
-            append_bytes=APPEND_BYTES,
+            append_bytes=raft.append_bytes,
             entry_bytes_max=raft.max_entry_bytes,
             sync_flush=config.sync_flush,
             flush_interval_s=config.store.flush_interval_ms / 1000,

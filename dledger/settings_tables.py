@@ -350,6 +350,14 @@ class RaftTable(Struct, frozen=True, kw_only=True):
     window_bytes: Annotated[
         int, _about("Unacknowledged bytes on the way to one peer.", ge=64 * KIB)
     ] = 8 * MIB
+    append_bytes: Annotated[
+        int,
+        _about(
+            "Bytes of one append to a peer, at least one entry: large enough to catch up fast,"
+            " small enough to share a link.",
+            ge=4 * KIB,
+        ),
+    ] = MIB
     max_entry_bytes: Annotated[
         int, _about("Largest Raft entry: one group commit.", ge=64 * KIB)
     ] = 8 * MIB

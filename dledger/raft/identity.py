@@ -44,6 +44,8 @@ class Hello:
     """What the connection is for: ``data`` or ``control``."""
     peer: str = ""
     """Where this member listens for its peers, ``host:port``."""
+    last: tuple[int, int] | None = None
+    """Term and index of the newest entry it may promise; None from versions that do not say."""
 
     def encode(self) -> dict[str, Any]:
         """Return the CBOR map that travels."""
@@ -58,6 +60,7 @@ class Hello:
             "client": self.client_address,
             "channel": self.channel,
             "peer": self.peer,
+            "last": None if self.last is None else list(self.last),
         }
 
     @property
@@ -91,6 +94,7 @@ class Hello:
                 client_address=fields["client"],
                 channel=fields["channel"],
                 peer=fields.get("peer", ""),
+                last=_last_of(fields.get("last")),
             )
         except KeyError as error:
             raise RemoteProtocolError(f"a hello without {error}") from None
@@ -106,6 +110,15 @@ class Hello:
         ):
             raise RemoteProtocolError("a hello with fields of the wrong type")
         return hello
+
+
+def _last_of(value: object) -> tuple[int, int] | None:
+    match value:
+        case None:
+            return None
+        case [int(term), int(index)] if term >= 0 and index >= 0:
+            return term, index
+    raise RemoteProtocolError("a hello with fields of the wrong type")
 
 
 def check_owner(disk: Disk, path: str, *, cluster: str, group: str, name: str) -> None:

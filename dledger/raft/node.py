@@ -172,7 +172,7 @@ class RaftNode:
     Args:
         on_settled: Called at the end of every event, synchronously; it may call `append`.
         doubtful: Promises may be lost: an unclean stop with async flushes, or a torn log. It
-            votes when a leader has caught it up, or when most members are in doubt.
+            votes when a leader has caught it up, or when most members are in doubt and all heard.
         damaged: The log was cut because of damage: promises are lost. It follows until a leader
             has refilled it, whatever the others say.
         members: The list of members at the end of the log; None: it is looked up, entry by entry.
@@ -938,6 +938,7 @@ class RaftNode:
             client_address=self.settings.client_address,
             channel=channel,
             peer=":".join(map(str, self.settings.peers[self.settings.self_id])),
+            last=(self.journal.last_term, self.journal.last_index),
         )
 
     def _is_voter(self, peer: str) -> bool:
@@ -1010,24 +1011,33 @@ class RaftNode:
             not self.is_leader
             and not self.installing
             and self.roster.is_self_voter
-            and self._may_vote()
+            and self._may_vote(self.journal.last_term, self.journal.last_index)
             and self.may_lead()
             and self.journal.log.has_reserve
         )
 
-    def _may_vote(self) -> bool:
+    def _may_vote(self, last_term: int, last_index: int) -> bool:
+        """Whether this member may vote for a candidate whose log ends there."""
         # Whether this member or the candidate stands in the list here does not matter: the
         # candidate counts only voters of its own list, which may be newer (thesis §4.1).
         if self.roster.members is None or self.damaged or self.has_hole:
             return False
         if not self.doubtful:
             return True
-        # When most members lost promises together, the best log among them is what is left.
-        hellos = self.roster.hellos
-        doubtful = self.roster.is_self_voter + sum(
-            1 for name in self.roster.other_voters if self._is_voter(name) and hellos[name].doubtful
+        # When most members lost promises together, the best log among *all* of them is what is
+        # left: somebody whose doubt has no ground may hold what another one really lost.
+        hellos = [
+            self.roster.hellos[name] for name in self.roster.other_voters if self._is_voter(name)
+        ]
+        doubtful = self.roster.is_self_voter + sum(1 for hello in hellos if hello.doubtful)
+        return (
+            doubtful >= majority(self.roster.voters)
+            and len(hellos) == len(self.roster.other_voters)
+            and all(
+                hello.last is not None and is_up_to_date(last_term, last_index, *hello.last)
+                for hello in hellos
+            )
         )
-        return doubtful >= majority(self.roster.voters)
 
     # -- receiving -------------------------------------------------------------------------
 
@@ -1239,7 +1249,9 @@ class RaftNode:
         self, peer: str, term: int, last_index: int, last_term: int, transfer: bool
     ) -> None:
         sticky = self.timer.hears_leader(self._clock.monotonic()) or self.is_leader
-        if not self._may_vote() or (sticky and not transfer and self.guards.one_vote_per_voter):
+        if not self._may_vote(last_term, last_index) or (
+            sticky and not transfer and self.guards.one_vote_per_voter
+        ):
             return
         self.core.step(
             peer,
@@ -1261,7 +1273,7 @@ class RaftNode:
     def _on_pre_vote(self, peer: str, term: int, last_index: int, last_term: int) -> None:
         granted = (
             term > self.term
-            and self._may_vote()
+            and self._may_vote(last_term, last_index)
             and not self.is_leader
             and not self.timer.hears_leader(self._clock.monotonic())
             and is_up_to_date(

@@ -1,10 +1,11 @@
 """What a correct cluster must survive, and therefore what may be done to it.
 
 Durability is promised while a majority of voters keeps its disks. So data is destroyed (a wipe, bit
-rot) on one voter at a time, and on the next only when the former is sound again: it votes, holds
-everything committed, and its files are what its peers' are. A majority of every list of voters
-counts that a member follows now: a list is in force as soon as it is written, long before it is
-committed, so an order that is under way forbids it, too.
+rot) on one voter at a time, while the others keep what they promised, however far behind they are;
+and on the next only when the former is sound again: it votes, holds everything committed, and its
+files are what its peers' are. A majority of every list of voters counts that a member follows now:
+a list is in force as soon as it is written, long before it is committed, so an order that is under
+way forbids it, too.
 
 A power failure may leave a log torn before entries that survived, and what cannot be told from a
 broken promise takes a member's vote (docs/operations.md). A list of even length has no vote to
@@ -33,11 +34,13 @@ class Soundness:
 
     Attributes:
         is_up: Its process runs and is not paused.
-        is_caught_up: It votes and has applied all that is committed.
-        is_intact: Its log bytes are those of its peers, as far as both reach.
+        keeps_promises: It is free of doubt and of damage it knows of, and votes.
+        is_caught_up: It has applied all that is committed, too.
+        is_intact: And its log bytes are those of its peers, as far as both reach.
     """
 
     is_up: bool
+    keeps_promises: bool
     is_caught_up: bool
     is_intact: bool
 
@@ -85,10 +88,10 @@ class Budget:
             return not any(name in self.hurt for name in others)
         if self.hurt or self.orders:
             return False
-        sound = {name for name in others if nodes[name].is_sound}
+        firm = {name for name in others if nodes[name].keeps_promises}
         return all(
-            len(sound.intersection(voters)) > len(voters) // 2
-            and sound.issuperset(name for name in voters if name != node)
+            len(firm.intersection(voters)) > len(voters) // 2
+            and firm.issuperset(name for name in voters if name != node)
             for voters in lists or [tuple(nodes)]
         )
 

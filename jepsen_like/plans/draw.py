@@ -241,4 +241,5 @@ def _draw_settings(rng: Random) -> Settings:
         queue_units=rng.choice((8, 64, 512)),
         checkpoint_ms=rng.choice((1_000, 3_000, 30_000)),
         keep_segments=rng.choice((0, 0, 2, 2, 4)),
+        append_bytes=rng.choice((4_096, 16_384, 1 << 20)),
     )

@@ -163,6 +163,7 @@ class Settings(msgspec.Struct, frozen=True):
         delay_levels: As ``messageDelayLevel``.
         sync_flush: Flush before an acknowledgement; the promise of the checks depends on it.
         keep_segments: Older ones go, once a checkpoint covers them; 0: all are kept.
+        append_bytes: Of one append to a follower; small, so that catching up takes several.
     """
 
     heartbeat_ms: int = 1000
@@ -174,6 +175,7 @@ class Settings(msgspec.Struct, frozen=True):
     delay_levels: str = "1s 5s 10s 30s"
     sync_flush: bool = True
     keep_segments: int = 0
+    append_bytes: int = 1 << 20
 
 
 class Plan(msgspec.Struct, frozen=True):

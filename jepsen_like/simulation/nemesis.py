@@ -234,14 +234,12 @@ class Nemesis:
     async def _kill_at_point(self, step: Step, event: Event) -> None:
         """Kill inside the product's own disk call: the next one, or one of the next few."""
         node = self._one(step, event)
-        disk, left = node.disk, step.arg % STEP_POINTS
-        watch = disk.observe
+        left = step.arg % STEP_POINTS
         cut = step.arg % 2 == 0
         struck = trio.Event()
 
-        def observe(kind: str, path: str, offset: int, size: int) -> None:
+        def observe(kind: str, path: str) -> None:
             nonlocal left
-            watch(kind, path, offset, size)
             left -= 1
             if left < 0 and not struck.is_set():
                 struck.set()
@@ -252,12 +250,12 @@ class Nemesis:
                 else:
                     node.kill()
 
-        disk.observe = observe
+        node.disk_watchers.append(observe)
         try:
             with trio.move_on_after(10.0):
                 await struck.wait()
         finally:
-            disk.observe = watch
+            node.disk_watchers.remove(observe)
         if struck.is_set():
             await self._down([node], step.for_ms)
         else:
@@ -459,15 +457,14 @@ class Nemesis:
     def _soundness(self, node: BrokerNode, leader: BrokerNode | None) -> Soundness:
         leader = leader or self._world.leader()
         group = node.group
-        if not node.is_up or group is None or leader is None or leader.group is None:
-            return Soundness(node.is_up, is_caught_up=False, is_intact=False)
+        if not node.is_up or group is None:
+            return Soundness(False, keeps_promises=False, is_caught_up=False, is_intact=False)
         raft = group.node
-        caught_up = (
-            raft.roster.is_self_voter
-            and not raft.damaged
-            and group.state.applied_index >= leader.group.node.commit_index
-        )
-        return Soundness(True, caught_up, caught_up and is_intact(node, leader))
+        firm = raft.roster.is_self_voter and not (raft.damaged or raft.doubtful or raft.has_hole)
+        if leader is None or leader.group is None:
+            return Soundness(True, firm, is_caught_up=False, is_intact=False)
+        caught_up = firm and group.state.applied_index >= leader.group.node.commit_index
+        return Soundness(True, firm, caught_up, caught_up and is_intact(node, leader))
 
     # -- clocks, orders --------------------------------------------------------------------
 

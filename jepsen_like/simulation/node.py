@@ -106,6 +106,7 @@ class Node:
         state: See `State`.
         incarnation: How many processes have been started on it.
         error: What its last process ended with, when it ended by itself.
+        disk_watchers: Told kind and path of everything its disk is about to do.
         is_trusted: Its disk has broken no promise since it was last wiped or new.
     """
 
@@ -125,6 +126,7 @@ class Node:
         self.incarnation = 0
         self.error: BaseException | None = None
         self.is_trusted = True
+        self.disk_watchers: list[Callable[[str, str], None]] = []
         self.process: Process | None = None
         self._events = {
             "write": Event.WRITE,
@@ -320,6 +322,8 @@ class Node:
         event = self._events.get(kind)
         if event is not None:
             self.world.trace.note(event, self.number, offset, size)
+        for watcher in tuple(self.disk_watchers):
+            watcher(kind, path)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -103,6 +103,7 @@ def world_settings(plan: Plan) -> WorldSettings:
             "store.max_message_size": str(MESSAGE_BYTES_MAX),
             "store.message_delay_level": settings.delay_levels,
             "store.flush_disk_type": "SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
+            "raft.append_bytes": str(settings.append_bytes),
             "store.keep_bytes": str(settings.keep_segments * settings.segment_bytes),
             "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S),
             "client.register_interval_ms": str(settings.register_ms),

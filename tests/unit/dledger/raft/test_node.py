@@ -306,6 +306,55 @@ def test_a_member_in_doubt_takes_part_only_when_most_are(
     assert len(leads) == (len(in_doubt) == 2)
 
 
+def most_lose_promises(cluster: Cluster) -> int:
+    """Commit an entry on n0 and n1, let n1 really lose it, and n1 and n2 be in doubt."""
+    cluster.elect("n0")
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n2" in (a, b)}
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    assert cluster.node("n0").commit_index == index
+    lost = cluster.members["n1"].log
+    lost.truncate_from(index)
+    lost.close()
+    cluster.start("n1").node.doubtful = True
+    cluster.members["n2"].log.close()
+    cluster.start("n2").node.doubtful = True
+    return index
+
+
+def let_stand(cluster: Cluster, *names: str) -> list[str]:
+    """Let members stand one after the other; return who leads."""
+    for name in names:
+        cluster.clock.now_s += 10.0
+        cluster.node(name).stand()
+        cluster.run()
+    return [name for name in names if cluster.node(name).is_leader]
+
+
+def test_members_in_doubt_do_not_vote_before_they_have_heard_every_voter(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    most_lose_promises(cluster)
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
+    for one, other in (("n1", "n2"), ("n2", "n1")):
+        for channel in ("control", "data"):
+            cluster.node(one).link_up(other, channel, cluster.node(other).hello(channel))
+    assert let_stand(cluster, "n1", "n2", "n1") == []
+
+
+def test_members_in_doubt_elect_nobody_who_lacks_what_another_holds(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    index = most_lose_promises(cluster)
+    for name in cluster.names:
+        reconnect(cluster, name)
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
+    cluster.clock.now_s += 10.0
+    cluster.node("n0").settle()
+    assert let_stand(cluster, "n1", "n2", "n1") == []
+    cluster.cut = set()
+    assert let_stand(cluster, "n0") == ["n0"]
+    assert cluster.node("n0").journal.last_index > index
+
+
 def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.elect("n0")

@@ -15,8 +15,9 @@ from jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode_plan
 from jepsen_like.plans.shrink import shrink
 from tests.property.strategies_plans import plans
 
-SOUND = Soundness(is_up=True, is_caught_up=True, is_intact=True)
-BEHIND = Soundness(is_up=True, is_caught_up=False, is_intact=True)
+SOUND = Soundness(is_up=True, keeps_promises=True, is_caught_up=True, is_intact=True)
+BEHIND = Soundness(is_up=True, keeps_promises=True, is_caught_up=False, is_intact=False)
+IN_DOUBT = Soundness(is_up=True, keeps_promises=False, is_caught_up=False, is_intact=False)
 
 
 @given(plans())
@@ -138,8 +139,12 @@ def test_data_is_destroyed_on_one_node_at_a_time() -> None:
     assert budget.allows(Kind.BIT_ROT, "n1", all_sound)
 
 
-def test_no_wipe_while_another_voter_lacks_something() -> None:
-    assert not Budget().allows(Kind.WIPE, "n0", {"n0": SOUND, "n1": SOUND, "n2": BEHIND})
+def test_no_wipe_while_another_voter_may_have_lost_something() -> None:
+    assert not Budget().allows(Kind.WIPE, "n0", {"n0": SOUND, "n1": SOUND, "n2": IN_DOUBT})
+
+
+def test_others_may_be_behind_when_a_disk_is_lost() -> None:
+    assert Budget().allows(Kind.WIPE, "n0", {"n0": SOUND, "n1": SOUND, "n2": BEHIND})
 
 
 @pytest.mark.parametrize("kind", [Kind.WIPE, Kind.BIT_ROT])
