@@ -42,7 +42,7 @@ MESSAGE_BYTES_MAX: Final = 20_480
 """With it an entry fits into half of the smallest segment."""
 
 SCRUB_BYTES_PER_S: Final = 64 << 10
-"""Every log is read through within the time replicas get to agree, so that rot is found."""
+"""Every log is read through within a minute or so, so that rot is found before the final read."""
 
 INVARIANTS: Final = "invariants"
 LIVENESS: Final = "liveness"
@@ -175,6 +175,7 @@ class _Run:
                 raise Broken(
                     LIVENESS, f"the healed cluster does not serve: {error}", world
                 ) from None
+            await world.wait_for_scrub()
             await world.wait_for_agreement(AGREE_WITHIN_S)
             unreadable: list[Violation] = []
             for node in world.brokers.values():

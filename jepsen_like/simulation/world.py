@@ -300,6 +300,19 @@ class World:
             assert group is not None
             self.checks.compare_state(node, group.state.applied_index, group.state)
 
+    async def wait_for_scrub(self, timeout_s: float = 180.0, look_s: float = 1.0) -> None:
+        """Wait until every log that rotted was read through once since, and is whole.
+
+        Raises:
+            Violation: ``liveness``: It was not in time.
+        """
+        end_s = self.now_s + timeout_s
+        while waiting := [node for node in self.brokers.values() if not _is_scrubbed(node)]:
+            if self.now_s > end_s:
+                names = ", ".join(node.name for node in waiting)
+                raise Violation("liveness", f"not scrubbed in {timeout_s} s: {names}", self)
+            await self.sleep(look_s)
+
     def _agree(self) -> bool:
         leader = self.leader()
         if leader is None or leader.group is None:
@@ -370,6 +383,14 @@ class World:
 
 def _broker_address(index: int) -> str:
     return f"10.0.0.{index + 1}"
+
+
+def _is_scrubbed(node: BrokerNode) -> bool:
+    group = node.group
+    if node.is_trusted or group is None:
+        return True
+    # Rot comes with a kill: this process began to read after it.
+    return group.scrub.passes > 0 and not len(group.log.damaged)
 
 
 def run_world(
