@@ -1,7 +1,7 @@
 """What must hold at every moment, looked at after every step of every replica.
 
 ===================  =======================================================================
-one leader           a term has one leader, whoever looks
+one leader           a term has one leader, whoever looks; an old leader that runs gives up soon
 leader complete      who begins to lead has everything that was ever committed
 log matching         what one node shows as committed every node has there, chain and all; two
                      logs that end with the same index and term end with the same entry
@@ -18,7 +18,7 @@ state machines       equal tables at equal applied index
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from commitlog.errors import MQError
 from dledger.group import Group
@@ -28,6 +28,10 @@ from jepsen_like.simulation.event_trace import Event
 if TYPE_CHECKING:
     from jepsen_like.simulation.node import BrokerNode
     from jepsen_like.simulation.world import World
+
+
+GIVE_UP_ELECTIONS: Final = 4
+"""An old leader that runs must have noticed within so many election timeouts."""
 
 
 class Checks:
@@ -48,6 +52,8 @@ class Checks:
         self.last_committed = 0
         self.led_commit = 0
         """Newest index that a leader has shown as committed."""
+        self.led_since_s = 0.0
+        """When the newest leader began."""
         self._ends: dict[tuple[int, int], int] = {}
 
     def watch(self, node: BrokerNode, group: Group) -> None:
@@ -99,6 +105,7 @@ class Checks:
         if truncations != node.seen_truncations:
             self._world.sometimes["truncation"] += truncations - node.seen_truncations
             node.seen_truncations = truncations
+            self._check_list(node, group)
             if raft.journal.last_index < commit:
                 self._world.violate(
                     "committed_truncated",
@@ -108,12 +115,28 @@ class Checks:
             node.seen_list = raft.roster.log.version
             members = raft.roster.members
             node.seen_voters = () if members is None else members.voter_names
-            if raft.roster.log.index > raft.journal.last_index and node.is_trusted:
-                self._world.violate(
-                    "members",
-                    f"{node.name} follows a list of entry {raft.roster.log.index}; its log ends "
-                    f"at {raft.journal.last_index}",
-                )
+            self._check_list(node, group)
+        if raft.is_leader and raft.term < self._world.last_term:
+            self._check_given_up(node, raft.term)
+
+    def _check_list(self, node: BrokerNode, group: Group) -> None:
+        index, last_index = group.node.roster.log.index, group.node.journal.last_index
+        if index > last_index and node.is_trusted:  # after rot a list may come from the tables
+            self._world.violate(
+                "members",
+                f"{node.name} follows a list of entry {index}; its log ends at {last_index}",
+            )
+
+    def _check_given_up(self, node: BrokerNode, term: int) -> None:
+        world = self._world
+        since_s = max(self.led_since_s, node.ran_since_s)
+        limit_s = GIVE_UP_ELECTIONS * world.settings.election_timeout_ms / 1000
+        if world.now_s - since_s > limit_s:
+            world.violate(
+                "two_leaders_for_long",
+                f"{node.name} still leads term {term}, {limit_s} s after term {world.last_term} "
+                "began",
+            )
 
     def _leads(self, node: BrokerNode, group: Group) -> None:
         world, term = self._world, group.node.term
@@ -202,6 +225,7 @@ class Checks:
             if world.last_leader is not None:
                 world.sometimes["leader_change"] += 1
             world.last_leader, world.last_term = node, raft.term
+            self.led_since_s = world.now_s
         if any(other.leads for other in world.brokers.values() if other is not node):
             world.sometimes["two_believe_they_lead"] += 1
 

@@ -106,6 +106,7 @@ class Node:
         state: See `State`.
         incarnation: How many processes have been started on it.
         error: What its last process ended with, when it ended by itself.
+        ran_since_s: When it last started or went on after a pause, virtual time.
         disk_watchers: Told kind and path of everything its disk is about to do.
         is_trusted: Its disk has broken no promise since it was last wiped or new.
     """
@@ -126,6 +127,7 @@ class Node:
         self.incarnation = 0
         self.error: BaseException | None = None
         self.is_trusted = True
+        self.ran_since_s = 0.0
         self.disk_watchers: list[Callable[[str, str], None]] = []
         self.process: Process | None = None
         self._events = {
@@ -187,6 +189,7 @@ class Node:
     def _is_up(self, process: Process) -> None:
         if self.process is process and self.state is State.STARTING:
             self.state = State.UP
+            self.ran_since_s = self.world.now_s
             self._note(Event.STARTED, process.number)
             process.ready.set()
 
@@ -239,6 +242,7 @@ class Node:
         if self.state is State.PAUSED:
             self._note(Event.RESUME, self.incarnation)
             self.state = State.UP
+            self.ran_since_s = self.world.now_s
             self.host.gate.open()
             self.world.network.resume(self.host.streams.values())
 

@@ -133,6 +133,9 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
         case "two_leaders":
             checks.leaders = dict.fromkeys(range(10), "somebody else")
             leader.kill()
+        case "two_leaders_for_long":
+            world.last_term, checks.led_since_s = 99, -100.0
+            leader.ran_since_s = -100.0
         case "leader_incomplete":
             checks.last_committed += 1_000
             checks.committed[checks.last_committed] = 1
@@ -168,6 +171,7 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
     [
         "log_matching",
         "two_leaders",
+        "two_leaders_for_long",
         "leader_incomplete",
         "commit_ahead",
         "members",
