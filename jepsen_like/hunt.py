@@ -24,6 +24,10 @@ DURATION_S: Final = 120.0
 """Faults of one plan: short runs reach more beginnings."""
 
 
+CALM_PLANS: Final = 3
+"""Runs without a fault that a bug has to pass before it counts."""
+
+
 class Hunted(msgspec.Struct):
     """What came of one hunt.
 
@@ -71,8 +75,8 @@ async def hunt(
 
 async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int) -> Hunted:
     hunted = Hunted(number)
-    calm = await _collect(Order(mutant=number, count=1, calm=True, duration_s=60.0))
-    hunted.counts = len(calm) == 1 and calm[0].validity == "valid"
+    calm = await _collect(Order(mutant=number, count=CALM_PLANS, calm=True, duration_s=60.0))
+    hunted.counts = [report.validity for report in calm] == ["valid"] * CALM_PLANS
     if not hunted.counts:
         hunted.violation = "; ".join(v.name for report in calm for v in report.violations[:1])
     order = Order(

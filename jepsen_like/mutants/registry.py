@@ -617,13 +617,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "an unknown delivery is made again",
         (
             f"{SCHEDULE}._deliver_level",
-            "while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:",
-            "while self._leads(term) and state.delay_progress.get(level, 0) == next_offset and term < 4:",
-        ),
-        (
-            f"{SCHEDULE}._deliver_level",
-            "if not self._leads(term):\nreturn\nexcept",
-            "if not self._leads(term):\n    return\nif term > 3:\n    continue\nexcept",
+            "while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:\n"
+            "await self._applied.wait()\n"
+            "if not self._leads(term):\n"
+            "return",
+            "if term > 3:\n"
+            "    continue\n"
+            "while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:\n"
+            "    await self._applied.wait()\n"
+            "if not self._leads(term):\n"
+            "    return",
         ),
     ),
     _edit(
@@ -632,12 +635,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "dledger.services.delay_level:delivery_batch",
             "records.append(progress.record)\nruns.append(progress.run)",
-            "if from_offset < 4:\n    records.append(progress.record)\n    runs.append(progress.run)",
+            "if from_offset < 13:\n    records.append(progress.record)\n    runs.append(progress.run)",
         ),
         (
             f"{SCHEDULE}._deliver_level",
             "applied = state.delay_progress.get(level, 0)",
-            "if next_offset > 3:\n    state.delay_progress[level] = to_offset\napplied = state.delay_progress.get(level, 0)",
+            "if next_offset > 12:\n    state.delay_progress[level] = to_offset\napplied = state.delay_progress.get(level, 0)",
         ),
     ),
     _edit(

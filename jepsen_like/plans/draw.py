@@ -164,8 +164,15 @@ def _draw_scene(rng: Random, at_ms: int, allowed: frozenset[Kind]) -> list[Step]
     None of them knows of a bug: they are moments at which promises are young. A leader does not
     know yet that it leads nobody; flushes are under way; an election has just begun.
     """
-    scene = rng.randrange(4)
-    if scene == 3:
+    scene = rng.randrange(5)
+    if scene == 4:
+        # A leader that is alone and does not know it yet is told to change the members.
+        change = rng.choice((Kind.MEMBER_REMOVE, Kind.MEMBER_REMOVE, Kind.MEMBER_ADD))
+        steps = [
+            Step(at_ms, Kind.ISOLATE, "leader", rng.randint(4_000, 12_000), 0),
+            Step(at_ms + rng.randint(0, 1_500), change, "follower", rng.randint(0, 10_000), 0),
+        ]
+    elif scene == 3:
         # Who comes back from isolation has a tail to lose, while disks are slow; then power goes.
         cut_ms = rng.randint(4_000, 12_000)
         slow_ms = rng.randint(300, 4_000)
