@@ -303,6 +303,7 @@ def _make_group(
             group=raft.group,
             self_id=raft.self_id,
             peers={peer.id: (peer.host, peer.port) for peer in raft.peers},
+            listen_port=raft.listen_port,
             client_address=config.advertised_address,
             election_timeout_s=raft.election_timeout_ms / 1000,
             heartbeat_interval_s=raft.heartbeat_interval_ms / 1000,
@@ -337,7 +338,7 @@ def _packed_address(config: BrokerConfig) -> bytes:
         raise ConfigError(
             f"broker.broker_ip1 = {host!r} must be an IPv4 address: it becomes part of message ids"
         ) from None
-    return pack_host(host, config.server.listen_port)
+    return pack_host(host, config.advertised_port)
 
 
 def _empty_tables(config: BrokerConfig) -> StateTables:

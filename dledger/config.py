@@ -108,7 +108,12 @@ class BrokerConfig:
     @property
     def advertised_address(self) -> str:
         """``host:port`` that clients are told. With port 0 the bound port takes its place."""
-        return f"{self.broker.broker_ip1}:{self.server.listen_port}"
+        return f"{self.broker.broker_ip1}:{self.advertised_port}"
+
+    @property
+    def advertised_port(self) -> int:
+        """Port that clients are told."""
+        return self.broker.advertised_port or self.server.listen_port
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

@@ -75,6 +75,15 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
             "brokerIP1",
         ),
     ] = ""
+    advertised_port: Annotated[
+        int,
+        _about(
+            "Port that clients are told, where it is not the one that is bound (behind a proxy, in"
+            " a container); 0: `server.listen_port`.",
+            ge=0,
+            le=65_535,
+        ),
+    ] = 0
     namesrv_addr: Annotated[
         tuple[str, ...],
         _about("NameServers, `host:port;host:port`.", "namesrvAddr"),
@@ -338,6 +347,15 @@ class RaftTable(Struct, frozen=True, kw_only=True):
             "dLegerPeers",
         ),
     ] = ()
+    listen_port: Annotated[
+        int,
+        _about(
+            "Port to bind for the other members, where it is not the one they are told (behind a"
+            " proxy, in a container); 0: the one in `peers`.",
+            ge=0,
+            le=65_535,
+        ),
+    ] = 0
     election_timeout_ms: Annotated[
         int,
         _about(

@@ -62,6 +62,7 @@ class Links:
         """
         node = self._node
         host, port = node.settings.peers[node.settings.self_id]
+        port = node.settings.listen_port or port
         listener = await self._network.listen(host, port) if node.roster.talked_to() else None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.flush_loop, self._executor)

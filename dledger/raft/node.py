@@ -86,6 +86,8 @@ class RaftSettings:
     self_id: str
     peers: Mapping[str, tuple[str, int]]
     """Host and port of every member's peer listener, this member included."""
+    listen_port: int = 0
+    """What this member binds, when it is not what the others are told; 0: the same."""
     client_address: str = ""
     election_timeout_s: float = 0.8
     heartbeat_interval_s: float = 0.1
