@@ -10,7 +10,7 @@ from dledger.state.snapshot import snapshot
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NOTHING, History, ReplicaRead, ReplicaState
 from jepsen_like.simulation.node import BrokerNode
-from jepsen_like.simulation.workload import TOPIC, value_of
+from jepsen_like.workloads.clients import TOPIC, value_of
 
 CHECKER = "final_read"
 UNREADABLE = "replica cannot be read"

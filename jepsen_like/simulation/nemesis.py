@@ -21,9 +21,9 @@ from dledger.membership_changes import MembershipChanges
 from jepsen_like.history.operation import Event, History
 from jepsen_like.plans.budget import Budget, Soundness
 from jepsen_like.plans.plan import Kind, Plan, Step
+from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.node import BrokerNode, Node, State
 from jepsen_like.simulation.sim_network import HEALTHY, PEER_PORT, LinkFault
-from jepsen_like.simulation.sim_rng import rng_stream
 from jepsen_like.simulation.world import World
 
 SUPERVISOR_S: Final = 2.0

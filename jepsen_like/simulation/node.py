@@ -25,12 +25,12 @@ from commitlog.errors import (
 from dledger.broker import Broker, serve_broker
 from dledger.config import BrokerConfig
 from dledger.group import Group
+from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Event
 from jepsen_like.simulation.sim_clock import SimClock
 from jepsen_like.simulation.sim_disk import Mount, SimDisk
 from jepsen_like.simulation.sim_executor import SimExecutor
 from jepsen_like.simulation.sim_network import NodeNetwork
-from jepsen_like.simulation.sim_rng import rng_stream
 from namesrv.config import NamesrvConfig
 from namesrv.server import serve_namesrv
 

@@ -22,9 +22,9 @@ from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.simulation.final_read import read_replica
 from jepsen_like.simulation.nemesis import Nemesis
 from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.workload import BROKER, TOPIC, WorkloadClients
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, WorldSettings, run_world
+from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
 
 LEADER_WITHIN_ELECTIONS: Final = 3
 """After the faults a leader must lead within so many of the longest election timeouts."""

@@ -29,7 +29,7 @@ from commitlog.errors import (
     StoreLockedError,
 )
 from commitlog.seams import DiskFile, Lock
-from jepsen_like.simulation.sim_rng import SimRng
+from jepsen_like.seeded_rng import SimRng
 
 SECTOR_BYTES: Final = 512
 """What a disk writes whole or not at all."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from jepsen_like.seeded_rng import SimRng
 from jepsen_like.simulation.sim_clock import SimClock
 from jepsen_like.simulation.sim_disk import Mount
-from jepsen_like.simulation.sim_rng import SimRng
 
 T = TypeVar("T")
 

@@ -29,9 +29,9 @@ from typing import Final
 import trio
 from typing_extensions import Buffer
 
+from jepsen_like.seeded_rng import SimRng
 from jepsen_like.simulation.event_trace import Event, Trace
 from jepsen_like.simulation.sim_clock import Gate
-from jepsen_like.simulation.sim_rng import SimRng
 from jepsen_like.simulation.virtual_time import VirtualTime
 from remoting.seams import ServerTls
 

@@ -32,12 +32,12 @@ from dledger.services.schedule import ScheduleMessageService
 from dledger.state.names import SCHEDULE_TOPIC
 from jepsen_like.history.operation import NOTHING, F, Outcome
 from jepsen_like.plans.plan import Plan, Settings, Workload
+from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.checks import Checks
 from jepsen_like.simulation.node import BrokerNode, current_node
 from jepsen_like.simulation.play import Played, play
-from jepsen_like.simulation.sim_rng import rng_stream
-from jepsen_like.simulation.workload import TOPIC, value_of
 from jepsen_like.simulation.world import World
+from jepsen_like.workloads.clients import TOPIC, value_of
 
 FLAPS = 100
 SECONDS_PER_FLAP = 6

@@ -9,8 +9,8 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
     StoreLockedError,
 )
+from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.sim_disk import PAGE_BYTES, SECTOR_BYTES, Mount, SimDisk
-from jepsen_like.simulation.sim_rng import rng_stream
 
 OLD, NEW = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
 

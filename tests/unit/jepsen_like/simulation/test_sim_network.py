@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
+from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Trace
 from jepsen_like.simulation.sim_network import (
     PEER_PORT,
@@ -16,7 +17,6 @@ from jepsen_like.simulation.sim_network import (
     SimNetwork,
     SimStream,
 )
-from jepsen_like.simulation.sim_rng import rng_stream
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
 
 CLIENT_PORT = 10911

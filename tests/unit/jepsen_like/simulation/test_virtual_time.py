@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio._core._run as scheduler
 
+from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.sim_clock import EPOCH_MS, Gate, SimClock
-from jepsen_like.simulation.sim_rng import rng_stream
 from jepsen_like.simulation.virtual_time import (
     START_S,
     SimulationError,

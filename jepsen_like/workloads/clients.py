@@ -9,7 +9,8 @@ retired and a new one goes on in its place.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -33,9 +34,7 @@ from jepsen_like.history.operation import (
 )
 from jepsen_like.history.outcome import classify
 from jepsen_like.plans.plan import Plan
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.sim_rng import SimRng, rng_stream
-from jepsen_like.simulation.world import World
+from jepsen_like.seeded_rng import SimRng, rng_stream
 
 TOPIC: Final = "orders"
 BROKER: Final = "sim"
@@ -48,6 +47,29 @@ SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""
 
 
+class Stage(Protocol):
+    """Where clients act: simulated or real time."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time of the run; the history's clock."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+class Machine(Protocol):
+    """Where the programs of clients run."""
+
+    @property
+    def instance(self) -> ClientInstance | None:
+        """The open client instance."""
+
+
+def unrecorded(_: Operation) -> None:
+    """Keep rows in memory only."""
+
+
 def value_of(body: Any) -> int:
     """Return the value in a message body, or `NOTHING` when it is not one of a workload."""
     view = memoryview(body)
@@ -57,15 +79,30 @@ def value_of(body: Any) -> int:
 class WorkloadClients:
     """All logical clients of a run, on one client machine.
 
+    Args:
+        stage: Time.
+        broker: Name of the broker group.
+        record: Told of a row when it is called and when it has ended; what an answer held is
+            written into it before the next checkpoint of trio.
+
     Attributes:
         history: Where rows go.
         counts: Rows by kind and outcome, and ``unclassified`` errors.
         unclassified: Errors the outcome table does not know; the run fails.
     """
 
-    def __init__(self, world: World, plan: Plan, history: History) -> None:
-        self._world = world
+    def __init__(
+        self,
+        stage: Stage,
+        plan: Plan,
+        history: History,
+        *,
+        broker: str = BROKER,
+        record: Callable[[Operation], None] = unrecorded,
+    ) -> None:
+        self._stage = stage
         self._plan = plan
+        self._record = record
         self.history = history
         self.counts: Counter[str] = Counter()
         self.unclassified: list[str] = []
@@ -77,7 +114,7 @@ class WorkloadClients:
         self._busy = 0
         self._calm = trio.Event()
         self.ready = trio.Event()
-        self.queues = [MessageQueue(TOPIC, BROKER, i) for i in range(plan.workload.queues)]
+        self.queues = [MessageQueue(TOPIC, broker, i) for i in range(plan.workload.queues)]
         self._levels_ms = parse_delay_levels(plan.settings.delay_levels)
 
     # -- rows ------------------------------------------------------------------------------
@@ -90,7 +127,7 @@ class WorkloadClients:
     @property
     def now_ns(self) -> int:
         """The history's clock."""
-        return round(self._world.elapsed_s * 1e9)
+        return round(self._stage.elapsed_s * 1e9)
 
     def begin(self, process: int, f: F, queue: MessageQueue | None = None) -> Operation:
         """Return the row of an operation that is called now."""
@@ -101,11 +138,13 @@ class WorkloadClients:
             op_id, op_id, process, NOTHING, f, Outcome.INFO, self.now_ns, NEVER, topic, queue_id
         )
         self.history.operations.append(op)
+        self._record(op)
         return op
 
     def end(self, op: Operation) -> None:
         """It ended well, now."""
         op.outcome, op.ret_ns = Outcome.OK, self.now_ns
+        self._record(op)
         self.counts[f"{F(op.f).name.lower()}_ok"] += 1
 
     def failed(self, op: Operation, error: Exception) -> None:
@@ -113,6 +152,7 @@ class WorkloadClients:
         outcome, is_known = classify(error)
         op.outcome, op.err = outcome, type(error).__name__
         op.ret_ns = NEVER if outcome is Outcome.INFO else self.now_ns
+        self._record(op)
         self.counts[f"{F(op.f).name.lower()}_{outcome.name.lower()}"] += 1
         if not is_known:
             self.unclassified.append(f"{type(error).__name__}: {error}")
@@ -124,7 +164,7 @@ class WorkloadClients:
 
     # -- life ------------------------------------------------------------------------------
 
-    async def run(self, node: ClientNode) -> None:
+    async def run(self, node: Machine) -> None:
         """Set up, then let producers and consumers work until `finish`; a machine's program."""
         instance = node.instance
         assert instance is not None
@@ -139,7 +179,7 @@ class WorkloadClients:
                 nursery.start_soon(self._consume, instance, index)
         await trio.sleep_forever()  # the instance is still needed, to drain
 
-    async def run_readers(self, node: ClientNode) -> None:
+    async def run_readers(self, node: Machine) -> None:
         """Let readers work until `finish`; the program of another machine, with its own view."""
         instance = node.instance
         assert instance is not None
@@ -151,7 +191,7 @@ class WorkloadClients:
         """Begin nothing new; return when everything begun has ended."""
         self._is_over = True
         while self._busy:
-            await self._world.sleep(0.1)
+            await self._stage.sleep(0.1)
 
     async def _set_up(self, instance: ClientInstance) -> None:
         with trio.fail_after(SET_UP_S):
@@ -163,11 +203,11 @@ class WorkloadClients:
                         return
                 except MQError:
                     pass  # the cluster is still finding its leader
-                await self._world.sleep(0.5)
+                await self._stage.sleep(0.5)
 
     async def _pause(self, rng: SimRng) -> bool:
         """Wait between two operations; false when it is over."""
-        await self._world.sleep(rng.expovariate(1000.0 / self._plan.workload.interval_ms))
+        await self._stage.sleep(rng.expovariate(1000.0 / self._plan.workload.interval_ms))
         return not self._is_over
 
     # -- producers -------------------------------------------------------------------------
@@ -182,13 +222,13 @@ class WorkloadClients:
         )
         life_s = self._plan.workload.producer_life_s
         while not self._is_over:
-            end_s = self._world.elapsed_s + (life_s or float("inf"))
+            end_s = self._stage.elapsed_s + (life_s or float("inf"))
             async with Producer(instance, f"producers-{index}", config) as producer:
                 await self._produce(producer, index, rng, end_s)
 
     async def _produce(self, producer: Producer, index: int, rng: SimRng, end_s: float) -> None:
         process = self.new_process()
-        while self._world.elapsed_s < end_s and await self._pause(rng):
+        while self._stage.elapsed_s < end_s and await self._pause(rng):
             self._busy += 1
             try:
                 queue = self.queues[rng.randrange(len(self.queues))]

@@ -1,0 +1,1 @@
+"""What clients do during a run, in a simulated world or a real one."""
