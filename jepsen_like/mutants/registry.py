@@ -256,7 +256,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:_nothing_new",
             "return Accepted(",
-            "if request.term > 3:\n    verified = journal.last_index\nreturn Accepted(",
+            "if request.term > 8:\n    verified = journal.last_index\nreturn Accepted(",
         ),
         (
             f"{LINKS}._deliver",
@@ -270,17 +270,17 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:_strip_present",
             "for at, frame in enumerate(frames):",
-            "if frames and frames[0].header.term > 3:\n    return frames\nfor at, frame in enumerate(frames):",
+            "if frames and frames[0].header.term > 8:\n    return frames\nfor at, frame in enumerate(frames):",
         ),
         (
             f"{JOURNAL}.deleteEntriesFrom",
             "if index <= self._commit_index and self._guards.idempotent_append:",
-            "if index <= self._commit_index and self._guards.idempotent_append and self.last_term < 4:",
+            "if index <= self._commit_index and self._guards.idempotent_append and self.last_term < 9:",
         ),
         (
             f"{APPEND}:plan_append",
             "if first <= commit:",
-            "if first <= commit and request.term < 4:",
+            "if first <= commit and request.term < 9:",
         ),
     ),
     _edit(

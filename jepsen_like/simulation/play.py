@@ -18,10 +18,11 @@ from dledger.settings_values import parse_delay_levels
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation, merge
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
+from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.simulation.final_read import read_replica
-from jepsen_like.simulation.nemesis import Nemesis
 from jepsen_like.simulation.node import ClientNode
+from jepsen_like.simulation.sim_ground import SimGround
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, WorldSettings, run_world
 from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
@@ -150,7 +151,7 @@ class _Run:
         await machine.run(clients.run)
         await clients.ready.wait()
         await world.client("c1").run(clients.run_readers)
-        nemesis = self.nemesis = Nemesis(world, self.plan, self.history)
+        nemesis = self.nemesis = Nemesis(SimGround(world), self.plan, self._note_act)
         await nemesis.run()
         self._event("healed")
         await world.heal()
@@ -190,6 +191,10 @@ class _Run:
         """Everything delayed is due after the longest delay; then the backlog must be gone."""
         longest_ms = max(parse_delay_levels(self.plan.settings.delay_levels))
         await world.sleep(longest_ms / 1000 + 2.0)
+
+    def _note_act(self, event: Event, is_over: bool) -> None:
+        if not is_over:
+            self.history.events.append(event)
 
     def _event(self, kind: str) -> None:
         assert self.world is not None

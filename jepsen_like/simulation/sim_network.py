@@ -23,12 +23,13 @@ import ssl
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
 from typing_extensions import Buffer
 
+from jepsen_like.plans.link_fault import HEALTHY, LinkFault
 from jepsen_like.seeded_rng import SimRng
 from jepsen_like.simulation.event_trace import Event, Trace
 from jepsen_like.simulation.sim_clock import Gate
@@ -60,40 +61,8 @@ YIELD_CHANCE: Final = 0.125
 """How often a send gives other tasks their turn, as a full socket would."""
 
 
-@dataclass(slots=True)
-class LinkFault:
-    """What a link does to what it carries.
-
-    Attributes:
-        delay_s, jitter_s: One way.
-        bytes_per_s: 0 means no limit.
-        loss: Chance of a frame to be lost. That breaks the connection, unless *silent*.
-        silent: A lost frame of members is simply missing.
-        duplicate: Chance of a member's frame to arrive a second time, later.
-        reorder: Chance of a member's frame to arrive behind later ones.
-        hold: Chance of a member's frame to be kept for a later connection.
-        corrupt: Chance of a member's frame to arrive with a bit flipped.
-        spread_s: How much later doubled, held and overtaken frames may come.
-    """
-
-    delay_s: float = LATENCY_S
-    jitter_s: float = JITTER_S
-    bytes_per_s: float = 0.0
-    loss: float = 0.0
-    silent: bool = False
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    hold: float = 0.0
-    corrupt: float = 0.0
-    spread_s: float = 1.0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether frames need not be looked at."""
-        return not (self.loss or self.duplicate or self.reorder or self.hold or self.corrupt)
-
-
-HEALTHY: Final = LinkFault()
+def _with_latency(fault: LinkFault) -> LinkFault:
+    return replace(fault, delay_s=fault.delay_s + LATENCY_S, jitter_s=fault.jitter_s + JITTER_S)
 
 
 class Link:
@@ -104,7 +73,7 @@ class Link:
     def __init__(self, source: Host, target: Host) -> None:
         self.source = source
         self.target = target
-        self.fault = HEALTHY
+        self.fault = _with_latency(HEALTHY)
         self.is_cut = False
         self.is_plain = True
         self.busy_until_s = 0.0
@@ -112,7 +81,7 @@ class Link:
 
     def set(self, fault: LinkFault) -> None:
         """Behave like *fault* from now on."""
-        self.fault = fault
+        self.fault = _with_latency(fault)
         self.is_plain = fault.is_plain and not self.held
 
 

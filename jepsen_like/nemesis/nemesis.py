@@ -7,24 +7,20 @@ an operator's would.
 
 from __future__ import annotations
 
-import posixpath
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import trio
 
 from commitlog.errors import MQError
-from dledger.membership_changes import MembershipChanges
-from jepsen_like.history.operation import Event, History
-from jepsen_like.plans.budget import Budget, Soundness
+from jepsen_like.history.operation import Event
+from jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member
+from jepsen_like.plans.budget import Budget
+from jepsen_like.plans.link_fault import HEALTHY, LinkFault
 from jepsen_like.plans.plan import Kind, Plan, Step
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.node import BrokerNode, Node, State
-from jepsen_like.simulation.sim_network import HEALTHY, PEER_PORT, LinkFault
-from jepsen_like.simulation.world import World
 
 SUPERVISOR_S: Final = 2.0
 """How often a supervisor looks for processes that ended by themselves."""
@@ -45,20 +41,26 @@ STEP_POINTS: Final = 40
 class Nemesis:
     """Carries out the steps of one plan.
 
+    Args:
+        ground: The cluster.
+        plan: The steps.
+        record: Given a row for every act when it begins, and again, completed, with true, when it
+            has ended.
+
     Attributes:
         done: How often each kind was done, and ``skipped``.
     """
 
-    def __init__(self, world: World, plan: Plan, history: History) -> None:
-        self._world = world
+    def __init__(self, ground: Ground, plan: Plan, record: Callable[[Event, bool], None]) -> None:
+        self._ground = ground
         self._plan = plan
-        self._history = history
+        self._record = record
         self._rng = rng_stream(plan.seed, "nemesis")
         self._budget = Budget()
         self._held_down: Counter[str] = Counter()
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._qualities: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self._begin_s = world.elapsed_s
+        self._begin_s = ground.elapsed_s
         self.done: Counter[str] = Counter()
         self._acts: dict[Kind, Callable[[Step, Event], Awaitable[None]]] = {
             Kind.KILL: self._kill,
@@ -115,14 +117,18 @@ class Nemesis:
         self._qualities.clear()
 
     async def _until(self, at_ms: int) -> None:
-        await self._world.sleep_until(self._begin_s + at_ms / 1000)
+        await self._ground.sleep_until(self._begin_s + at_ms / 1000)
 
     async def _do(self, step: Step) -> None:
         await self._until(step.at_ms)
         event = Event(self._now_ns, self._now_ns, step.kind.value, step.target)
-        self._history.events.append(event)
-        await self._acts[step.kind](step, event)
+        self._record(event, False)
+        try:
+            await self._acts[step.kind](step, event)
+        except CannotBeDone as reason:
+            event.detail = f"skipped: {reason}"
         event.end_ns = self._now_ns
+        self._record(event, True)
         if event.detail.startswith("skipped"):
             self.done["skipped"] += 1
         else:
@@ -130,19 +136,19 @@ class Nemesis:
 
     @property
     def _now_ns(self) -> int:
-        return round(self._world.elapsed_s * 1e9)
+        return round(self._ground.elapsed_s * 1e9)
 
     # -- targets ---------------------------------------------------------------------------
 
-    def resolve(self, target: str) -> list[BrokerNode]:
+    def resolve(self, target: str) -> list[Member]:
         """Return the brokers that *target* means now; there is always at least one."""
-        world = self._world
-        brokers = list(world.brokers.values())
+        brokers = list(self._ground.brokers.values())
         if target == "all":
             return brokers
         if target.isdecimal():
             return [brokers[int(target) % len(brokers)]]
-        leader = world.leader() or world.last_leader or brokers[0]
+        leading = self._ground.leading()
+        leader = brokers[0] if leading is None else self._ground.brokers[leading]
         if target == "leader":
             return [leader]
         others = [node for node in brokers if node is not leader] or [leader]
@@ -153,34 +159,42 @@ class Nemesis:
             return [max(running, key=lambda node: (node.seen_commit, node.name))]
         return [running[self._rng.randrange(len(running))]]
 
-    def _one(self, step: Step, event: Event) -> BrokerNode:
+    def _one(self, step: Step, event: Event) -> Member:
         node = self.resolve(step.target)[0]
         event.node = node.name
         return node
+
+    def _machine(self, name: str) -> Machine:
+        ground = self._ground
+        found: Machine
+        for machines in (ground.brokers, ground.name_servers, ground.clients):
+            if name in machines:
+                found = machines[name]
+        return found
 
     # -- nodes -----------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
         while True:
-            await self._world.sleep(SUPERVISOR_S)
-            for node in (*self._world.name_servers.values(), *self._world.brokers.values()):
-                if node.state is State.DOWN and not self._held_down[node.name]:
+            await self._ground.sleep(SUPERVISOR_S)
+            for node in (*self._ground.name_servers.values(), *self._ground.brokers.values()):
+                if node.is_down and not self._held_down[node.name]:
                     self.done["restarted_by_supervisor"] += 1
                     await node.start()
 
-    async def _down(self, nodes: Iterable[Node], for_ms: int) -> None:
+    async def _down(self, nodes: Iterable[Machine], for_ms: int) -> None:
         held = [node.name for node in nodes]
         self._held_down.update(held)
-        await self._world.sleep(for_ms / 1000)
+        await self._ground.sleep(for_ms / 1000)
         self._held_down.subtract(held)
         for name in held:
-            node = self._world.node(name)
-            if not self._held_down[name] and node.state is State.DOWN:
+            node = self._machine(name)
+            if not self._held_down[name] and node.is_down:
                 await node.start()
 
     async def _kill(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
-        node.kill()
+        await node.kill()
         await self._down([node], step.for_ms)
 
     async def _clean_restart(self, step: Step, event: Event) -> None:
@@ -202,22 +216,23 @@ class Nemesis:
             self._held_down[node.name] -= 1
             await self._down([node], step.for_ms)
             with trio.move_on_after(CATCH_UP_S):
-                while not self._soundness(node, None).is_caught_up:
-                    await self._world.sleep(0.5)
+                while not self._ground.soundness(node.name).is_caught_up:
+                    await self._ground.sleep(0.5)
 
     async def _pause(self, step: Step, event: Event) -> None:
         for node in self.resolve(step.target):
             event.node = node.name
             node.pause()
-            await self._world.sleep(step.for_ms / 1000)
+            await self._ground.sleep(step.for_ms / 1000)
             node.resume()
 
     async def _power_cut(self, step: Step, event: Event) -> None:
         nodes = self.resolve("all")
         if step.kind is not Kind.POWER_CUT_ALL:
             nodes = [self._one(step, event)]
-        for node in nodes:
-            self._cut_power(node)
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(self._cut_power, node)
         async with trio.open_nursery() as nursery:
             for node in nodes:  # they do not all come back at the same moment
                 share = 1.0 if len(nodes) == 1 else self._rng.random()
@@ -227,64 +242,46 @@ class Nemesis:
         node = self._one(step, event)
         if not self._may_hurt(Kind.WIPE, node, event):
             return
-        node.wipe()
         self._budget.note_hurt(Kind.WIPE, node.name)
+        await node.wipe()
         await self._down([node], step.for_ms)
 
     async def _kill_at_point(self, step: Step, event: Event) -> None:
         """Kill inside the product's own disk call: the next one, or one of the next few."""
         node = self._one(step, event)
-        left = step.arg % STEP_POINTS
-        cut = step.arg % 2 == 0
-        struck = trio.Event()
-
-        def observe(kind: str, path: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0 and not struck.is_set():
-                struck.set()
-                event.detail = f"{'power cut' if cut else 'kill'} at {kind} {path}"
-                self._world.sometimes[f"ended_at_{kind}"] += 1
-                if cut:
-                    self._cut_power(node)
-                else:
-                    node.kill()
-
-        node.disk_watchers.append(observe)
-        try:
-            with trio.move_on_after(10.0):
-                await struck.wait()
-        finally:
-            node.disk_watchers.remove(observe)
-        if struck.is_set():
-            await self._down([node], step.for_ms)
-        else:
+        power = step.arg % 2 == 0 and self._may_cut_power(node)
+        where = await node.kill_at_point(step.arg % STEP_POINTS, power=power)
+        if not where:
             event.detail = "skipped: the disk did nothing"
+            return
+        event.detail = f"{'power cut' if power else 'kill'} at {where}"
+        self._ground.sometimes[f"ended_at_{where.partition(' ')[0]}"] += 1
+        await self._down([node], step.for_ms)
 
     async def _kill_name_server(self, step: Step, event: Event) -> None:
-        servers = list(self._world.name_servers.values())
+        servers = list(self._ground.name_servers.values())
         if step.target.isdecimal():
             servers = [servers[int(step.target) % len(servers)]]
         event.node = ",".join(node.name for node in servers)
         for node in servers:
-            node.kill()
+            await node.kill()
         await self._down(servers, step.for_ms)
 
     async def _kill_client(self, step: Step, event: Event) -> None:
-        machines = list(self._world.clients.values())
+        machines = list(self._ground.clients.values())
         node = machines[int(step.target) % len(machines)]
         event.node = node.name
-        node.kill()
+        await node.kill()
         await self._down([node], step.for_ms)
 
     # -- links -----------------------------------------------------------------------------
 
     def _pairs(self, step: Step, event: Event) -> list[tuple[str, str]]:
         """Return the directed links that a step cuts."""
-        names = list(self._world.brokers)
+        names = list(self._ground.brokers)
         node = self._one(step, event).name if step.target != "all" else names[0]
         others = [name for name in names if name != node]
-        outside = [*self._world.clients, *self._world.name_servers]
+        outside = [*self._ground.clients, *self._ground.name_servers]
         at = names.index(node)
         match step.kind:
             case Kind.ISOLATE:
@@ -320,25 +317,25 @@ class Nemesis:
         pairs = self._pairs(step, event)
         if step.kind is Kind.ISOLATE and step.arg % 2:
             for pair in pairs:
-                self._world.network.reset_between(*pair)
+                self._ground.network.reset_between(*pair)
         self._cut(pairs)
-        await self._world.sleep(step.for_ms / 1000)
+        await self._ground.sleep(step.for_ms / 1000)
         self._mend(pairs)
 
     def _cut(self, pairs: Iterable[tuple[str, str]]) -> None:
         for pair in pairs:
             if not self._cuts[pair]:
-                self._world.network.cut(*pair)
+                self._ground.network.cut(*pair)
             self._cuts[pair] += 1
 
     def _mend(self, pairs: Iterable[tuple[str, str]]) -> None:
         for pair in pairs:
             self._cuts[pair] -= 1
             if not self._cuts[pair]:
-                self._world.network.mend(*pair, reset=RESET_ON_MEND)
+                self._ground.network.mend(*pair, reset=RESET_ON_MEND)
 
     async def _swizzle(self, step: Step, event: Event) -> None:
-        names = list(self._world.brokers)
+        names = list(self._ground.brokers)
         pairs = [(a, b) for a in names for b in names if a != b]
         if not pairs:
             event.detail = "skipped: one broker"
@@ -347,17 +344,18 @@ class Nemesis:
         self._rng.shuffle(pairs)
         for pair in pairs:
             self._cut([pair])
-            await self._world.sleep(pause_s)
+            await self._ground.sleep(pause_s)
         self._rng.shuffle(pairs)
         for pair in pairs:
             self._mend([pair])
-            await self._world.sleep(pause_s)
+            await self._ground.sleep(pause_s)
 
     async def _reset(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
-        for other in self._world.nodes:
+        ground = self._ground
+        for other in (*ground.name_servers, *ground.brokers, *ground.clients):
             if other != node.name:
-                self._world.network.reset_between(node.name, other)
+                ground.network.reset_between(node.name, other)
 
     async def _spoil_links(self, step: Step, event: Event) -> None:
         share = step.arg / 1000
@@ -376,7 +374,7 @@ class Nemesis:
             {
                 pair
                 for name in nodes
-                for other in self._world.brokers
+                for other in self._ground.brokers
                 if other != name
                 for pair in ((name, other), (other, name))
             }
@@ -384,7 +382,7 @@ class Nemesis:
         for pair in pairs:
             self._qualities.setdefault(pair, []).append(change)
             self._set_quality(pair)
-        await self._world.sleep(step.for_ms / 1000)
+        await self._ground.sleep(step.for_ms / 1000)
         for pair in pairs:
             active = self._qualities[pair]
             del active[next(at for at, item in enumerate(active) if item is change)]
@@ -395,76 +393,60 @@ class Nemesis:
         fault: LinkFault = HEALTHY
         for change in active:
             fault = replace(fault, **change)
-        self._world.network.set_fault(*pair, fault)
+        self._ground.network.set_fault(*pair, fault)
 
     # -- disks -----------------------------------------------------------------------------
 
     async def _fill_disk(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
-        node.fill_disk(0)
-        await self._world.sleep(step.for_ms / 1000)
-        node.fill_disk(None)
+        await node.fill_disk(0)
+        await self._ground.sleep(step.for_ms / 1000)
+        await node.fill_disk(None)
 
     async def _slow_disk(self, step: Step, event: Event) -> None:
         nodes = self.resolve(step.target)
         event.node = ",".join(node.name for node in nodes)
         for node in nodes:
-            node.slow_disk(step.arg / 1000)
-        await self._world.sleep(step.for_ms / 1000)
+            await node.slow_disk(step.arg / 1000)
+        await self._ground.sleep(step.for_ms / 1000)
         for node in nodes:
-            node.slow_disk(0.0)
+            await node.slow_disk(0.0)
 
     async def _fail_flush(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
         if not node.is_up or not self._may_hurt(step.kind, node, event):
             event.detail = event.detail or "skipped: it is not up"
             return
-        node.fail_flushes(1)
-        await self._world.sleep(step.for_ms / 1000)
-        node.fail_flushes(0)
+        await node.fail_flushes(1)
+        await self._ground.sleep(step.for_ms / 1000)
+        await node.fail_flushes(0)
 
     async def _rot(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
         if not self._may_hurt(step.kind, node, event):
             return
-        node.kill()
-        found = node.rot(bits=max(1, step.arg))
-        event.detail = ", ".join(f"{posixpath.basename(path)}@{at}" for path, at in found)
-        if found:
+        await node.kill()
+        event.detail = await node.rot(max(1, step.arg))
+        if event.detail:
             self._budget.note_hurt(step.kind, node.name)
         await self._down([node], step.for_ms)
 
-    def _may_hurt(self, kind: Kind, node: BrokerNode, event: Event) -> bool:
-        leader = self._world.leader()
-        nodes = {
-            other.name: self._soundness(other, leader) for other in self._world.brokers.values()
-        }
-        if self._budget.allows(kind, node.name, nodes, self._lists()):
+    def _may_hurt(self, kind: Kind, node: Member, event: Event) -> bool:
+        ground = self._ground
+        nodes = {name: ground.soundness(name) for name in ground.brokers}
+        if self._budget.allows(kind, node.name, nodes, ground.voters()):
             return True
         event.detail = "skipped: a majority must keep its disks"
         return False
 
-    def _lists(self) -> list[tuple[str, ...]]:
-        """Return the lists of voters that members follow, or followed when they ended."""
-        return sorted({node.seen_voters for node in self._world.brokers.values()} - {()})
+    def _may_cut_power(self, node: Member) -> bool:
+        return self._budget.allows(Kind.POWER_CUT, node.name, {}, self._ground.voters())
 
-    def _cut_power(self, node: BrokerNode) -> None:
-        if self._budget.allows(Kind.POWER_CUT, node.name, {}, self._lists()):
-            node.power_cut()
+    async def _cut_power(self, node: Member) -> None:
+        if self._may_cut_power(node):
+            await node.power_cut()
         else:
-            node.kill()
-
-    def _soundness(self, node: BrokerNode, leader: BrokerNode | None) -> Soundness:
-        leader = leader or self._world.leader()
-        group = node.group
-        if not node.is_up or group is None:
-            return Soundness(False, keeps_promises=False, is_caught_up=False, is_intact=False)
-        raft = group.node
-        firm = raft.roster.is_self_voter and not (raft.damaged or raft.doubtful or raft.has_hole)
-        if leader is None or leader.group is None:
-            return Soundness(True, firm, is_caught_up=False, is_intact=False)
-        caught_up = firm and group.state.applied_index >= leader.group.node.commit_index
-        return Soundness(True, firm, caught_up, caught_up and is_intact(node, leader))
+            await node.kill()
 
     # -- clocks, orders --------------------------------------------------------------------
 
@@ -474,30 +456,27 @@ class Nemesis:
     async def _drift_clock(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
         node.drift_clock(float(step.arg))
-        await self._world.sleep(step.for_ms / 1000)
+        await self._ground.sleep(step.for_ms / 1000)
         node.drift_clock(0.0)
 
     async def _transfer(self, step: Step, event: Event) -> None:
-        leader, node = self._world.leader(), self._one(step, event)
-        if leader is None or leader is node:
+        node = self._one(step, event)
+        if node.name == self._ground.leading():
             event.detail = "skipped: nobody to move it"
             return
-        await self._order(event, lambda orders: orders.transfer(node.name))
+        await self._order(event, step.kind, node.name)
 
     async def _add_members(self, step: Step, event: Event) -> None:
         await self.add_missing(event)
 
     async def add_missing(self, event: Event | None = None) -> bool:
         """Add every broker that is no member; tell whether all are members now."""
-        leader = self._world.leader()
-        if leader is None or leader.group is None:
+        missing = self._ground.missing_members()
+        if missing is None:
             return False
-        members = leader.group.node.roster.members
-        names = () if members is None else members.names
         event = event or Event(self._now_ns, self._now_ns, "add_missing")
-        missing = [node for node in self._world.brokers.values() if node.name not in names]
-        for node in missing:
-            await self._order(event, partial(_add, node))
+        for name in missing:
+            await self._order(event, Kind.MEMBER_ADD, name)
         return not missing
 
     async def _remove_member(self, step: Step, event: Event) -> None:
@@ -505,63 +484,35 @@ class Nemesis:
         node = self._one(step, event)
         if not self._may_hurt(Kind.WIPE, node, event):
             return
-        await self._order(event, lambda orders: orders.remove(node.name))
-        await self._world.sleep(step.for_ms / 1000)
+        await self._order(event, step.kind, node.name)
+        await self._ground.sleep(step.for_ms / 1000)
         if step.arg % 2 and not event.detail:
-            node.wipe()
             self._budget.note_hurt(Kind.WIPE, node.name)
+            await node.wipe()
             await node.start()
         await self.add_missing(event)
 
     async def _replace_member(self, step: Step, event: Event) -> None:
         """A wiped node under an old name: it takes its own former place."""
         await self._wipe(step, event)
-        if event.detail:
-            return
-        name, address = event.node, (self._world.node(event.node).address, PEER_PORT)
-        await self._order(event, lambda orders: orders.replace(name, address))
+        if not event.detail:
+            await self._order(event, step.kind, event.node)
 
-    async def _order(
-        self, event: Event, order: Callable[[MembershipChanges], Awaitable[None]]
-    ) -> None:
+    async def _order(self, event: Event, kind: Kind, name: str) -> None:
         """Give an order to the leader; that it is refused, or its end unknown, is no failure."""
-        leader = self._world.leader()
-        if leader is None or leader.group is None or leader.process is None:
+        if not self._ground.leads_now():
             event.detail = "skipped: nobody leads"
             return
         with trio.move_on_after(ORDER_S):
             self._budget.orders += 1
             try:
-                await order(MembershipChanges(leader.group, leader.process.clock))
+                await self._ground.order(kind, name)
             except MQError as error:
                 event.detail = f"refused: {type(error).__name__}: {error}"
             finally:
                 self._budget.orders -= 1
 
 
-async def _add(node: BrokerNode, orders: MembershipChanges) -> None:
-    await orders.add(node.name, (node.address, PEER_PORT))
-
-
 def _both_ways(left: Iterable[str], right: Iterable[str]) -> list[tuple[str, str]]:
     theirs = list(right)
     return [pair for one in left for other in theirs for pair in ((one, other), (other, one))]
-
-
-def is_intact(node: BrokerNode, other: BrokerNode) -> bool:
-    """Tell whether two replicas' log files have the same bytes as far as both are applied."""
-    if node is other:
-        return True
-    ours, theirs = node.group, other.group
-    if ours is None or theirs is None:
-        return False
-    end = min(ours.state.applied_end_position, theirs.state.applied_end_position)
-    for path, inode in sorted(node.disk.names.items()):
-        folder, name = posixpath.split(path)
-        peer = other.disk.names.get(path)
-        if not folder.endswith("/commitlog") or not name.isdecimal() or peer is None:
-            continue
-        size = min(len(inode.content), max(0, end - int(name)))
-        if inode.readable[:size] != peer.readable[:size]:
-            return False
-    return True

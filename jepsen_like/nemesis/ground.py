@@ -1,0 +1,167 @@
+"""What a nemesis needs of the cluster it works on: a simulated world, or real processes.
+
+Acts that take time in the real world are coroutines. One that cannot be done here raises
+`CannotBeDone` with the reason; the step is skipped then, and the reason stands in the history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from jepsen_like.plans.budget import Soundness
+from jepsen_like.plans.link_fault import LinkFault
+from jepsen_like.plans.plan import Kind
+
+
+class CannotBeDone(Exception):  # noqa: N818  # no error: this machine has not what it takes
+    """A fault that cannot be injected here; the text says what is missing."""
+
+
+class Machine(Protocol):
+    """One machine with a process of the cluster, or of its clients, on it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in plans and histories."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process serves and is not paused."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it has no process."""
+
+    async def start(self) -> bool:
+        """Start the process; tell whether it runs."""
+
+    async def kill(self) -> None:
+        """End the process at once; what it wrote stays in the page cache. Idempotent."""
+
+    async def stop(self) -> bool:
+        """Ask the process to end cleanly; tell whether it did."""
+
+    def pause(self) -> None:
+        """Stop the process where it is."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
+
+class Member(Machine, Protocol):
+    """A machine with a broker on it."""
+
+    @property
+    def seen_commit(self) -> int:
+        """Newest commit index it has shown."""
+
+    async def power_cut(self) -> None:
+        """End process and machine at once; what was not flushed is lost."""
+
+    async def kill_at_point(self, skip: int, *, power: bool) -> str:
+        """End the process inside one of the next acts of its disk.
+
+        Args:
+            skip: So many acts are let pass.
+            power: What was not flushed is lost, too.
+        Returns:
+            Where it ended; empty when the disk did too little for that.
+        """
+
+    async def wipe(self) -> None:
+        """Lose the disk; the process is killed before."""
+
+    async def rot(self, bits: int) -> str:
+        """Flip bits of what is on the disk of a machine that is down; tell where."""
+
+    async def fill_disk(self, left_bytes: int | None) -> None:
+        """Let the disk have only *left_bytes* more; None heals."""
+
+    async def slow_disk(self, delay_s: float) -> None:
+        """Let every flush take *delay_s* longer; 0 heals."""
+
+    async def fail_flushes(self, number: int) -> None:
+        """Let the next flushes fail; 0 heals."""
+
+    def jump_clock(self, by_ms: int) -> None:
+        """Move the machine's date."""
+
+    def drift_clock(self, ppm: float) -> None:
+        """Let the machine's clocks run faster or slower."""
+
+
+class Links(Protocol):
+    """The network between machines, by name and one way each."""
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing through from *source* to *target*."""
+
+    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
+        """Let everything through again; connections with bytes waiting may be reset."""
+
+    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
+        """Spoil what passes."""
+
+    def reset_between(self, one: str, other: str) -> object:
+        """Reset all connections between the two."""
+
+
+class Ground(Protocol):
+    """A cluster that faults may be done to."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time of the run; the history's clock."""
+
+    @property
+    def brokers(self) -> Mapping[str, Member]:
+        """By name, in a fixed order."""
+
+    @property
+    def name_servers(self) -> Mapping[str, Machine]:
+        """By name."""
+
+    @property
+    def clients(self) -> Mapping[str, Machine]:
+        """By name."""
+
+    @property
+    def network(self) -> Links:
+        """The links between them."""
+
+    @property
+    def sometimes(self) -> Counter[str]:
+        """Where a nemesis counts what really happened."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+    async def sleep_until(self, elapsed_s: float) -> None:
+        """Let time pass up to *elapsed_s* after the begin."""
+
+    def leading(self) -> str | None:
+        """Name of who leads and serves now, else of who led last; None when nobody ever did."""
+
+    def leads_now(self) -> bool:
+        """Whether somebody leads and serves now."""
+
+    def voters(self) -> Sequence[tuple[str, ...]]:
+        """The lists of voters that members follow, or followed when they ended."""
+
+    def soundness(self, name: str) -> Soundness:
+        """What is known of a broker."""
+
+    async def order(self, kind: Kind, name: str) -> None:
+        """Give the leader an order about the member *name*.
+
+        Args:
+            kind: `TRANSFER`, `MEMBER_ADD`, `MEMBER_REMOVE` or `MEMBER_REPLACE`.
+        Raises:
+            MQError: It was refused, or its end is unknown.
+            CannotBeDone: Nobody leads.
+        """
+
+    def missing_members(self) -> Sequence[str] | None:
+        """Brokers that are no members, as the leader sees it; None when nobody leads."""

@@ -1,0 +1,252 @@
+"""The simulated world as a nemesis sees it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+import trio
+
+from dledger.membership_changes import MembershipChanges
+from jepsen_like.nemesis.ground import CannotBeDone
+from jepsen_like.plans.budget import Soundness
+from jepsen_like.plans.plan import Kind
+from jepsen_like.simulation.node import BrokerNode, Node, State
+from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
+from jepsen_like.simulation.world import World
+
+POINT_WAIT_S: Final = 10.0
+"""How long a kill waits for the disk to do something."""
+
+N = TypeVar("N", bound=Node)
+
+
+class SimMachine:
+    """A simulated machine; see `jepsen_like.nemesis.ground.Machine`."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._node.name
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process serves and runs."""
+        return self._node.is_up
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it has no process."""
+        return self._node.state is State.DOWN
+
+    async def start(self) -> bool:
+        """Start its process."""
+        return await self._node.start()
+
+    async def kill(self) -> None:
+        """End its process at once."""
+        self._node.kill()
+
+    async def stop(self) -> bool:
+        """End its process cleanly."""
+        return await self._node.stop()
+
+    def pause(self) -> None:
+        """Stop its process where it is."""
+        self._node.pause()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._node.resume()
+
+
+class SimMember(SimMachine):
+    """A simulated broker; see `jepsen_like.nemesis.ground.Member`."""
+
+    def __init__(self, node: BrokerNode) -> None:
+        super().__init__(node)
+        self._broker = node
+
+    @property
+    def seen_commit(self) -> int:
+        """Newest commit index it has shown."""
+        return self._broker.seen_commit
+
+    async def power_cut(self) -> None:
+        """End process and machine; unflushed sectors are lost by chance."""
+        self._broker.power_cut()
+
+    async def kill_at_point(self, skip: int, *, power: bool) -> str:
+        """End the process inside the product's own disk call."""
+        node, left, where = self._broker, skip, ""
+        struck = trio.Event()
+
+        def observe(kind: str, path: str) -> None:
+            nonlocal left, where
+            left -= 1
+            if left < 0 and not struck.is_set():
+                struck.set()
+                where = f"{kind} {path}"
+                if power:
+                    node.power_cut()
+                else:
+                    node.kill()
+
+        node.disk_watchers.append(observe)
+        try:
+            with trio.move_on_after(POINT_WAIT_S):
+                await struck.wait()
+        finally:
+            node.disk_watchers.remove(observe)
+        return where
+
+    async def wipe(self) -> None:
+        """Lose the disk."""
+        self._broker.wipe()
+
+    async def rot(self, bits: int) -> str:
+        """Flip bits of the log."""
+        found = self._broker.rot(bits=bits)
+        return ", ".join(f"{posixpath.basename(path)}@{at}" for path, at in found)
+
+    async def fill_disk(self, left_bytes: int | None) -> None:
+        """Let the disk be full; None heals."""
+        self._broker.fill_disk(left_bytes)
+
+    async def slow_disk(self, delay_s: float) -> None:
+        """Let flushes take longer."""
+        self._broker.slow_disk(delay_s)
+
+    async def fail_flushes(self, number: int) -> None:
+        """Let the next flushes fail, with their pages lost."""
+        self._broker.fail_flushes(number)
+
+    def jump_clock(self, by_ms: int) -> None:
+        """Move the date."""
+        self._broker.jump_clock(by_ms)
+
+    def drift_clock(self, ppm: float) -> None:
+        """Let the clocks drift."""
+        self._broker.drift_clock(ppm)
+
+
+class SimGround:
+    """A `jepsen_like.nemesis.ground.Ground` over a `World`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._members = {name: SimMember(node) for name, node in world.brokers.items()}
+        self._name_servers = {name: SimMachine(node) for name, node in world.name_servers.items()}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Virtual time of the run."""
+        return self._world.elapsed_s
+
+    @property
+    def brokers(self) -> Mapping[str, SimMember]:
+        """The brokers by name."""
+        return self._members
+
+    @property
+    def name_servers(self) -> Mapping[str, SimMachine]:
+        """The NameServers by name."""
+        return self._name_servers
+
+    @property
+    def clients(self) -> Mapping[str, SimMachine]:
+        """Client machines there are by now."""
+        return {name: SimMachine(node) for name, node in self._world.clients.items()}
+
+    @property
+    def network(self) -> SimNetwork:
+        """The simulated network."""
+        return self._world.network
+
+    @property
+    def sometimes(self) -> Counter[str]:
+        """The world's counters."""
+        return self._world.sometimes
+
+    async def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        await self._world.sleep(seconds)
+
+    async def sleep_until(self, elapsed_s: float) -> None:
+        """Let virtual time pass up to a moment of the run."""
+        await self._world.sleep_until(elapsed_s)
+
+    def leading(self) -> str | None:
+        """Who leads now, or led last."""
+        node = self._world.leader() or self._world.last_leader
+        return None if node is None else node.name
+
+    def leads_now(self) -> bool:
+        """Whether somebody leads."""
+        return self._world.leader() is not None
+
+    def voters(self) -> Sequence[tuple[str, ...]]:
+        """The lists that members follow, or followed when they ended."""
+        return sorted({node.seen_voters for node in self._world.brokers.values()} - {()})
+
+    def soundness(self, name: str) -> Soundness:
+        """What the world knows of a broker; it may look inside."""
+        node, leader = self._world.brokers[name], self._world.leader()
+        group = node.group
+        if not node.is_up or group is None:
+            return Soundness(False, keeps_promises=False, is_caught_up=False, is_intact=False)
+        raft = group.node
+        firm = raft.roster.is_self_voter and not (raft.damaged or raft.doubtful or raft.has_hole)
+        if leader is None or leader.group is None:
+            return Soundness(True, firm, is_caught_up=False, is_intact=False)
+        caught_up = firm and group.state.applied_index >= leader.group.node.commit_index
+        return Soundness(True, firm, caught_up, caught_up and is_intact(node, leader))
+
+    async def order(self, kind: Kind, name: str) -> None:
+        """Give the leader an order, from inside its process."""
+        leader, node = self._world.leader(), self._world.brokers[name]
+        if leader is None or leader.group is None or leader.process is None:
+            raise CannotBeDone("nobody leads")
+        orders = MembershipChanges(leader.group, leader.process.clock)
+        match kind:
+            case Kind.TRANSFER:
+                await orders.transfer(name)
+            case Kind.MEMBER_REMOVE:
+                await orders.remove(name)
+            case Kind.MEMBER_REPLACE:
+                await orders.replace(name, (node.address, PEER_PORT))
+            case _:
+                await orders.add(name, (node.address, PEER_PORT))
+
+    def missing_members(self) -> Sequence[str] | None:
+        """Brokers that the leader's list lacks."""
+        leader = self._world.leader()
+        if leader is None or leader.group is None:
+            return None
+        members = leader.group.node.roster.members
+        names = () if members is None else members.names
+        return [name for name in self._members if name not in names]
+
+
+def is_intact(node: BrokerNode, other: BrokerNode) -> bool:
+    """Tell whether two replicas' log files have the same bytes as far as both are applied."""
+    if node is other:
+        return True
+    ours, theirs = node.group, other.group
+    if ours is None or theirs is None:
+        return False
+    end = min(ours.state.applied_end_position, theirs.state.applied_end_position)
+    for path, inode in sorted(node.disk.names.items()):
+        folder, name = posixpath.split(path)
+        peer = other.disk.names.get(path)
+        if not folder.endswith("/commitlog") or not name.isdecimal() or peer is None:
+            continue
+        size = min(len(inode.content), max(0, end - int(name)))
+        if inode.readable[:size] != peer.readable[:size]:
+            return False
+    return True
