@@ -330,6 +330,14 @@ def _make_group(
     )
 
 
+def open_replica(config: BrokerConfig, disk: Disk, *, pid: int = 0) -> ReplicaStore:
+    """Open the files of a broker as it would itself; for tools, while no broker runs on them.
+
+    Raises: As `ReplicaStore`.
+    """
+    return ReplicaStore(disk, _store_settings(config, pid), lambda: _empty_tables(config))
+
+
 def _packed_address(config: BrokerConfig) -> bytes:
     host = LOCALHOST.get(config.broker.broker_ip1, config.broker.broker_ip1)
     try:

@@ -18,6 +18,7 @@ from cyclopts import App, Parameter
 from commitlog.errors import ConfigError
 from dledger.cli.output import ExitCode
 from dledger.config import BrokerConfig, ConfigFile, load_config
+from remoting.seams import Clock
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
 
@@ -116,12 +117,21 @@ async def broker(
     if print_settings:
         sys.stdout.write(settings_text(settings))
         return ExitCode.OK
-    return await _serve(settings, log_level, log_form)
+    return await serve_process(settings, log_level, log_form)
 
 
-async def _serve(
-    config: BrokerConfig, log_level: str, log_form: Literal["json", "text"] | None
+async def serve_process(
+    config: BrokerConfig,
+    log_level: str,
+    log_form: Literal["json", "text"] | None,
+    *,
+    clock: Clock | None = None,
 ) -> int:
+    """Be a broker process until SIGTERM or Ctrl-C; return the exit status.
+
+    Args:
+        clock: The machine's own unless a test brings another.
+    """
     from commitlog.disk import OsDisk
     from dledger.broker import serve_broker
     from dledger.logs import configure_logs
@@ -147,7 +157,7 @@ async def _serve(
             nursery.start_soon(_stop_on_signal, signals, stop, nursery.cancel_scope)
             await serve_broker(
                 config,
-                clock=TrioClock(),
+                clock=clock or TrioClock(),
                 rng=SystemRng(),
                 network=TcpNetwork(),
                 disk=OsDisk(),

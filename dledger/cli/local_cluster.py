@@ -62,6 +62,7 @@ class Node:
     log_path: Path
     store_path: Path | None = None
     config_path: Path | None = None
+    module: str = "dledger.cli.child"
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -109,7 +110,7 @@ class LocalCluster:
             # From this thread, not from one of trio's workers: the kernel ties the child's life
             # to the thread that made it.
             node.process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-m", "dledger.cli.child", str(os.getpid()), *node.arguments],
+                [sys.executable, "-m", node.module, str(os.getpid()), *node.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -360,7 +361,7 @@ def lay_out(
             **(settings or {}),
         }
         config_path = folder / f"{name}.toml"
-        config_path.write_text(_toml_document(values))
+        config_path.write_text(settings_document(values))
         cluster.brokers[name] = Node(
             name,
             f"127.0.0.1:{rest[2 * place]}",
@@ -433,7 +434,8 @@ def _toml(value: object) -> str:
     return f'"{text}"'
 
 
-def _toml_document(values: Mapping[str, object]) -> str:
+def settings_document(values: Mapping[str, object]) -> str:
+    """Return a TOML document of ``table.name`` to value."""
     tables: dict[str, list[str]] = {}
     for path, value in values.items():
         table, _, name = path.partition(".")

@@ -125,7 +125,7 @@ class Nemesis:
         self._record(event, False)
         try:
             await self._acts[step.kind](step, event)
-        except CannotBeDone as reason:
+        except (CannotBeDone, MQError) as reason:
             event.detail = f"skipped: {reason}"
         event.end_ns = self._now_ns
         self._record(event, True)

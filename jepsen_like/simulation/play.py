@@ -20,12 +20,12 @@ from jepsen_like.checkers.verdict import Verdict, Violation, merge
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
-from jepsen_like.simulation.final_read import read_replica
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.sim_ground import SimGround
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, WorldSettings, run_world
 from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
+from jepsen_like.workloads.final_read import read_replica
 
 LEADER_WITHIN_ELECTIONS: Final = 3
 """After the faults a leader must lead within so many of the longest election timeouts."""
@@ -180,7 +180,8 @@ class _Run:
             await world.wait_for_agreement(AGREE_WITHIN_S)
             unreadable: list[Violation] = []
             for node in world.brokers.values():
-                unreadable += read_replica(node, self.history, clients.now_ns)
+                store = None if node.group is None else node.group.store
+                unreadable += read_replica(node.name, store, self.history, clients.now_ns)
             if unreadable:
                 self.found.append(Verdict("final_read", "invalid", tuple(unreadable)))
             self.settled = True

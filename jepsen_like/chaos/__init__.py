@@ -1,0 +1,1 @@
+"""Breaks real clusters: processes, faults from the operating system, clients over sockets."""

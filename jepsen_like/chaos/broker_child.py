@@ -1,0 +1,35 @@
+"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK MUTANT``: a broker under test.
+
+The product's own broker process with a clock that the runner steers. MUTANT is 0, or the opaque
+number of a change that is made before anything else. It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import trio
+
+from dledger.cli.broker_command import read_files, serve_process
+from dledger.cli.child import die_with
+from dledger.config import load_config
+from jepsen_like.chaos.steered_clock import SteeredClock
+from remoting.edge import TrioClock
+
+
+def main(config_path: Path, clock_path: Path, mutant: int) -> int:
+    """Serve until SIGTERM; return the exit status."""
+    if mutant:
+        import_module("jepsen_like.mutants.apply").apply(mutant)
+    config = load_config(read_files((config_path,)), environment=os.environ)
+    clock = SteeredClock(TrioClock(), clock_path)
+    return trio.run(partial(serve_process, config, "info", "json", clock=clock))
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])))

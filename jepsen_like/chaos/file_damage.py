@@ -1,0 +1,313 @@
+"""What a failing disk does to the files of a node that is down: flipped bits, torn tails, nothing.
+
+What to hit is chosen by plain functions from what is there and the run's randomness; the rest is
+one write. Nothing is touched unless the folder is a broker's and no broker runs on it.
+
+Damage like this destroys what was promised: it is for a minority of a group at a time.
+
+Everything here that takes a folder blocks, for as long as reading the files takes: call it from a
+worker thread (`trio.to_thread.run_sync`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Final
+
+from commitlog.disk import OsDisk
+from commitlog.errors import StoreLockedError
+from commitlog.store_paths import StorePaths, parse_file_name
+from jepsen_like.chaos.data_extents import data_extents
+from jepsen_like.chaos.fault_error import FaultError
+from remoting.seams import Rng
+
+SECTOR_BYTES: Final = 512
+"""What a disk loses at once; also how wide the head and the tail of a file are."""
+
+CHUNK_BYTES: Final = 1 << 20
+"""Bytes of a file looked at in one piece."""
+
+SHOWN_BYTES: Final = 8
+"""Bytes of a damage that its description shows."""
+
+
+@unique
+class Place(StrEnum):
+    """Which files of a broker are hit."""
+
+    SEGMENT = "segment"
+    """The log itself."""
+    ENTRY_INDEX = "entry_index"
+    """Where each entry begins; can be made again from the log."""
+    CONSUME_QUEUE = "consume_queue"
+    """Units of one queue; can be made again from the log."""
+    INDEX = "index"
+    """Message keys; can be made again from the log."""
+    SNAPSHOT = "snapshot"
+    """The tables as of the last checkpoint; can be made again from the log that is kept."""
+    VOTE = "vote"
+    """Term and vote, in two slots: with the newer one gone the older one would count."""
+    COMMIT_MARK = "commit_mark"
+    """What is known to be committed, in two slots."""
+
+
+@unique
+class Part(StrEnum):
+    """Where in what is written there."""
+
+    HEAD = "head"
+    """The first sector of the first file."""
+    MIDDLE = "middle"
+    """Anything between head and tail."""
+    TAIL = "tail"
+    """The last sector of the last file, up to the last byte that is not zero."""
+
+
+@unique
+class Filling(StrEnum):
+    """What a torn write leaves in place of what was meant."""
+
+    ZEROS = "zeros"
+    GARBAGE = "garbage"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stretch:
+    """Bytes *start* … *end* of a file that hold something."""
+
+    path: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What was done to one place of one file.
+
+    Attributes:
+        path: The file.
+        offset: First byte that was written over.
+        before: What stood there.
+        after: What stands there now, as long as *before*.
+    """
+
+    path: str
+    offset: int
+    before: bytes
+    after: bytes
+
+    def __str__(self) -> str:
+        """Return it in one line, for the detail of an event."""
+        dots = "…" if len(self.before) > SHOWN_BYTES else ""
+        return (
+            f"{self.path}: {len(self.before)} bytes at {self.offset}, "
+            f"{self.before[:SHOWN_BYTES].hex()}{dots} became {self.after[:SHOWN_BYTES].hex()}{dots}"
+        )
+
+
+# -- choice ---------------------------------------------------------------------------------------
+
+
+def choose_byte(rng: Rng, written: Sequence[Stretch], part: Part) -> tuple[str, int]:
+    """Return (path, offset) of one byte in *part* of what is written, which is not nothing."""
+    first, last = written[0], written[-1]
+    head_end = min(first.start + SECTOR_BYTES, first.end)
+    tail_start = max(last.start, last.end - SECTOR_BYTES)
+    if part is Part.HEAD:
+        return first.path, first.start + rng.randrange(head_end - first.start)
+    if part is Part.TAIL:
+        return last.path, tail_start + rng.randrange(last.end - tail_start)
+    head = Stretch(first.path, first.start, head_end)
+    tail = Stretch(last.path, tail_start, last.end)
+    between = [piece for stretch in written for piece in _without(stretch, head, tail)]
+    number = rng.randrange(sum(piece.end - piece.start for piece in between or written))
+    for piece in between or written:
+        size = piece.end - piece.start
+        if number < size:
+            return piece.path, piece.start + number
+        number -= size
+    raise AssertionError("the number drawn is less than the sum")
+
+
+def _without(stretch: Stretch, head: Stretch, tail: Stretch) -> Iterator[Stretch]:
+    start = head.end if (stretch.path, stretch.start) == (head.path, head.start) else stretch.start
+    end = tail.start if (stretch.path, stretch.end) == (tail.path, tail.end) else stretch.end
+    if start < end:
+        yield Stretch(stretch.path, start, end)
+
+
+def flipped(rng: Rng, before: bytes) -> bytes:
+    """Return *before* with one bit of one byte the other way round."""
+    place, bit = rng.randrange(len(before)), rng.randrange(8)
+    return before[:place] + bytes([before[place] ^ 1 << bit]) + before[place + 1 :]
+
+
+def torn(rng: Rng, before: bytes, filling: Filling) -> bytes:
+    """Return what a write that was cut off leaves in place of *before*; never *before* itself."""
+    if filling is Filling.ZEROS:
+        return bytes(len(before))
+    after = rng.randbytes(len(before))
+    return after if after != before else flipped(rng, before)
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def files_at(paths: StorePaths, place: Place) -> list[Path]:
+    """Return the files of one kind that are there, in the order of what they hold."""
+    match place:
+        case Place.SEGMENT:
+            found = _numbered(Path(paths.commitlog))
+        case Place.ENTRY_INDEX:
+            found = _numbered(Path(paths.entry_index))
+        case Place.CONSUME_QUEUE:
+            folders = sorted(Path(paths.consumequeue).glob("*/*"))
+            found = [path for folder in folders for path in _numbered(folder)]
+        case Place.INDEX:
+            found = sorted(Path(paths.index).glob("*"))
+        case Place.SNAPSHOT:
+            found = [Path(paths.snapshot)]
+        case Place.VOTE:
+            found = [Path(paths.vote)]
+        case Place.COMMIT_MARK:
+            found = [Path(paths.commit_mark)]
+    return [path for path in found if path.is_file()]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if parse_file_name(path.name) is not None)
+
+
+def written_in(path: Path) -> list[Stretch]:
+    """Return the runs of sectors of a file that hold anything, without the zeros at their ends."""
+    found: list[Stretch] = []
+    sector_end = -1
+    for offset, sector in _sectors_in_use(path):
+        end = offset + len(sector.rstrip(b"\0"))
+        if offset == sector_end:
+            found[-1] = replace(found[-1], end=end)
+        else:
+            start = offset + len(sector) - len(sector.lstrip(b"\0"))
+            found.append(Stretch(str(path), start, end))
+        sector_end = offset + SECTOR_BYTES
+    return found
+
+
+def _sectors_in_use(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        for start, end in data_extents(file.fileno()):
+            for base in range(start - start % SECTOR_BYTES, end, CHUNK_BYTES):
+                file.seek(base)
+                chunk = file.read(min(CHUNK_BYTES, end - base))
+                if chunk.count(0) == len(chunk):
+                    continue
+                for place in range(0, len(chunk), SECTOR_BYTES):
+                    sector = chunk[place : place + SECTOR_BYTES]
+                    if sector.count(0) < len(sector):
+                        yield base + place, sector
+
+
+# -- doing ----------------------------------------------------------------------------------------
+
+
+def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) -> list[Damage]:
+    """Flip *bits* bits of a stopped broker's files and return what was done, durably.
+
+    Bits are drawn one by one, so two of them may be the same one and cancel each other.
+
+    Args:
+        root: The broker's data folder.
+    Returns:
+        One row for each bit; none when nothing is written at *place* yet.
+    Raises:
+        FaultError: No broker's folder, or a broker runs on it; nothing was changed.
+    """
+    with _stopped(root) as paths:
+        written = [found for path in files_at(paths, place) for found in written_in(path)]
+        if not written:
+            return []
+        return [_flip_one(rng, *choose_byte(rng, written, part)) for _ in range(bits)]
+
+
+def tear_tail(root: Path, rng: Rng, size_bytes: int, filling: Filling) -> Damage | None:
+    """Write over the last *size_bytes* of the log of a stopped broker, as a torn write would.
+
+    The log of the broker ends there. What of it was durable is lost too: with a tail that was
+    never flushed this is a power cut, with any other it is rot.
+
+    Returns:
+        What was done, durably; None when the log is empty.
+    Raises:
+        FaultError: No broker's folder, or a broker runs on it; nothing was changed.
+    """
+    with _stopped(root) as paths:
+        written = [found for path in files_at(paths, Place.SEGMENT) for found in written_in(path)]
+        if not written:
+            return None
+        last = written[-1]
+        start = max(last.start, last.end - size_bytes)
+        before = _read(last.path, start, last.end - start)
+        return _written_over(Damage(last.path, start, before, torn(rng, before, filling)))
+
+
+def wipe(root: Path) -> int:
+    """Remove all a stopped broker has, as a new disk in place of the old would; the folder stays.
+
+    Returns:
+        How many files went.
+    Raises:
+        FaultError: No broker's folder, or a broker runs on it; nothing was removed.
+    """
+    with _stopped(root):
+        files = sum(path.is_file() for path in root.rglob("*"))
+        for path in root.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        OsDisk().flush_dir(str(root))
+        return files
+
+
+@contextmanager
+def _stopped(root: Path) -> Iterator[StorePaths]:
+    """Keep brokers out of a folder that is theirs while the block runs."""
+    paths = StorePaths(str(root))
+    if not os.path.exists(paths.format):
+        raise FaultError(f"{root} is no broker's data folder; nothing there was touched")
+    try:
+        lock = OsDisk().lock(paths.lock)
+    except StoreLockedError as error:
+        raise FaultError(f"{root} is in use; stop its broker first") from error
+    try:
+        yield paths
+    finally:
+        lock.release()
+
+
+def _flip_one(rng: Rng, path: str, offset: int) -> Damage:
+    before = _read(path, offset, 1)
+    return _written_over(Damage(path, offset, before, flipped(rng, before)))
+
+
+def _read(path: str, offset: int, size: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+def _written_over(damage: Damage) -> Damage:
+    with open(damage.path, "r+b") as file:
+        file.seek(damage.offset)
+        file.write(damage.after)
+        file.flush()
+        os.fsync(file.fileno())
+    return damage

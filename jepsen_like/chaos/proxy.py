@@ -1,0 +1,455 @@
+"""A proxy between real processes: links that are cut, slow, broken, or do wrong to frames.
+
+A process is told the proxy's port where it would be told another's; so every connection lies on
+two links, one each way, which behave as `LinkFault` says and as they do in the simulator. Members
+say in the first frame of a connection who they are; in front of ports for clients all who dial
+have one name.
+
+========================  ================================================================
+cut                       nothing arrives; what is sent waits, `WINDOW_BYTES` of it, then the
+                          sender does; new connections are not answered until both ways are
+                          whole
+reset                     both sides of a connection see RST
+target gone               the accepted connection sees RST
+========================  ================================================================
+
+Connections end as they do without a proxy: the end of one side arrives behind its bytes, a reset
+as a reset, and neither passes a cut link.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from commitlog.errors import ConfigError, RemoteProtocolError
+from dledger.raft.identity import Hello
+from dledger.raft.wire import Kind, PeerFrameDecoder
+from jepsen_like.chaos.carrier import (
+    RECEIVE_BYTES,
+    WINDOW_BYTES,
+    Carrier,
+    close_socket,
+    reset_socket,
+)
+from jepsen_like.chaos.link import Link
+from jepsen_like.chaos.passage import Passage
+from jepsen_like.plans.link_fault import HEALTHY, LinkFault
+from remoting.seams import Rng
+
+log = structlog.get_logger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where the proxy listens and dials; never anywhere else."""
+
+CONNECTIONS_MAX: Final = 400
+"""Connections at a time; others wait unaccepted. Two descriptors each stay below 1,024."""
+
+LISTEN_BACKLOG: Final = 128
+"""Connections the kernel keeps for one port between two accepts."""
+
+HELLO_BYTES_MAX: Final = 1 << 20
+"""Longest first frame of a member, bytes; a longer one is refused."""
+
+DIAL_TIMEOUT_S: Final = 2.0
+"""A target that does not take a connection for so long is as good as gone."""
+
+ACCEPT_PAUSE_S: Final = 0.1
+"""Before another accept when descriptors have run out."""
+
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who stands behind a port of the proxy.
+
+    Attributes:
+        name: As members call it in their hello.
+        host, port: Where it really listens.
+        source: Name of all who dial this port; None: members, who say theirs.
+    """
+
+    name: str
+    host: str
+    port: int
+    source: str | None = None
+
+
+class Connection:
+    """One accepted connection, from before it is known who dialled to its end.
+
+    Attributes:
+        source: Who dialled; None until that is known.
+    """
+
+    def __init__(self, number: int, dialler: socket.socket, target: Target) -> None:
+        self.number = number
+        self.target = target
+        self.source = target.source
+        self.channel: str | None = None
+        self.dialler = dialler
+        self.carriers: tuple[Carrier, ...] = ()
+        self.scope = trio.CancelScope()
+        self._dialled: socket.socket | None = None
+
+    def reset(self) -> None:
+        """Break it at once; both sides see a reset."""
+        self.scope.cancel()  # first: its tasks must not find their sockets closed
+        reset_socket(self.dialler)
+        if self._dialled is not None:
+            reset_socket(self._dialled)
+
+    def close(self) -> None:
+        """Close what is open of it."""
+        close_socket(self.dialler)
+        if self._dialled is not None:
+            close_socket(self._dialled)
+
+    def join(
+        self, dialled: socket.socket, there: Passage, back: Passage, buffer: memoryview
+    ) -> None:
+        """Connect both sides."""
+        self._dialled = dialled
+        out = Carrier(there, self.dialler, dialled, buffer=buffer, reset=self.reset)
+        home = Carrier(back, dialled, self.dialler, buffer=buffer, reset=self.reset)
+        out.opposite, home.opposite = home, out
+        self.carriers = (out, home)
+
+    async def carry(self, early: bytes) -> None:
+        """Carry both ways, *early* first, until both have ended."""
+        async with trio.open_nursery() as nursery:
+
+            async def deliver(carrier: Carrier) -> None:
+                await carrier.deliver()
+                nursery.cancel_scope.cancel()
+
+            self.carriers[0].take(memoryview(early))
+            for carrier in self.carriers:
+                nursery.start_soon(carrier.read)
+                nursery.start_soon(deliver, carrier)
+
+
+class LinkProxy:
+    """Listens for all targets and owns the links between all names.
+
+    Faults may be set before and while it serves, and for names that nobody has said yet.
+
+    Attributes:
+        sometimes: What happened how often: connections, resets (by the proxy's own doing),
+            frame_lost, frame_doubled, frame_held, frame_from_old_connection, frame_overtaken,
+            frame_corrupted.
+    """
+
+    def __init__(self, rng: Rng, targets: Mapping[int, Target]) -> None:
+        """Args:
+        targets: By the port to listen on.
+
+        Raises:
+            ConfigError: A target is not on this machine.
+        """
+        for target in targets.values():
+            if target.host != LOOPBACK:
+                raise ConfigError(f"{target.name} listens on {target.host}; only {LOOPBACK} may be")
+        self.sometimes: Counter[str] = Counter()
+        self._rng = rng
+        self._targets = dict(targets)
+        self._links: dict[tuple[str, str], Link] = {}
+        self._connections: dict[int, Connection] = {}
+        self._last_number = 0
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._places = trio.Semaphore(CONNECTIONS_MAX)
+        self._changed = trio.Event()
+
+    # -- faults ----------------------------------------------------------------------------
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing through from *source* to *target*; what is sent waits."""
+        self._link(source, target).cut()
+
+    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
+        """Let everything through again.
+
+        Args:
+            reset: Chance of each connection with bytes waiting to be broken instead.
+        """
+        link = self._link(source, target)
+        link.mend()
+        for connection, carrier in list(self._carriers(link)):
+            if reset and carrier.has_waiting and self._rng.random() < reset:
+                self._break(connection)
+            else:
+                carrier.link_changed()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def cut_between(self, left: Iterable[str], right: Iterable[str]) -> None:
+        """Cut both ways between two sides."""
+        ours, theirs = list(left), list(right)
+        for one in ours:
+            for other in theirs:
+                if one != other:
+                    self.cut(one, other)
+                    self.cut(other, one)
+
+    def mend_all(self, *, reset: float = 0.0) -> None:
+        """Heal every cut and every link. Frames held for later connections stay held."""
+        for (source, target), link in list(self._links.items()):
+            if link.fault is not HEALTHY:
+                self.set_fault(source, target, HEALTHY)
+            if link.is_cut:
+                self.mend(source, target, reset=reset)
+
+    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
+        """Let a link behave like *fault*, whose delay comes on top of the real one.
+
+        What is under way waits no longer than if it were sent now, unless *fault* limits the link.
+        """
+        link = self._link(source, target)
+        link.set(fault)
+        for _, carrier in self._carriers(link):
+            carrier.link_changed()
+
+    def reset_between(self, one: str, other: str) -> int:
+        """Break every connection between two names, both ends at once; return how many."""
+        found = [
+            connection
+            for connection in self._connections.values()
+            if {connection.source, connection.target.name} == {one, other}
+        ]
+        for connection in found:
+            self._break(connection)
+        return len(found)
+
+    def _link(self, source: str, target: str) -> Link:
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = Link(source, target)
+        return link
+
+    def _carriers(self, link: Link) -> Iterator[tuple[Connection, Carrier]]:
+        for connection in self._connections.values():
+            for carrier in connection.carriers:
+                if carrier.passage.link is link:
+                    yield connection, carrier
+
+    def _break(self, connection: Connection) -> None:
+        self.sometimes["resets"] += 1
+        connection.reset()
+
+    # -- serving ---------------------------------------------------------------------------
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen and carry until cancelled; started when all ports are bound.
+
+        Raises:
+            OSError: A port is taken; nothing is listened on.
+
+        Cancellation: every port is closed and every connection reset.
+        """
+        listeners: list[tuple[socket.socket, Target]] = []
+        try:
+            for port, target in self._targets.items():
+                listeners.append((_listen(port), target))
+            async with trio.open_nursery() as nursery:
+                for listener, target in listeners:
+                    nursery.start_soon(self._accept_loop, listener, target, nursery)
+                task_status.started()
+        finally:
+            for listener, _ in listeners:
+                close_socket(listener)
+
+    async def _accept_loop(
+        self, listener: socket.socket, target: Target, nursery: trio.Nursery
+    ) -> None:
+        while True:
+            await self._places.acquire()
+            dialler = await _accept(listener)
+            self._last_number += 1
+            connection = Connection(self._last_number, dialler, target)
+            self._connections[connection.number] = connection
+            self.sometimes["connections"] += 1
+            nursery.start_soon(self._serve_connection, connection)
+
+    async def _serve_connection(self, connection: Connection) -> None:
+        try:
+            with connection.scope:
+                await trio.lowlevel.checkpoint_if_cancelled()  # reset before it began
+                await self._connect(connection)
+                connection.close()
+        finally:
+            connection.reset()
+            del self._connections[connection.number]
+            self._places.release()
+
+    async def _connect(self, connection: Connection) -> None:
+        target, early = connection.target, bytearray()
+        if target.source is None and not await self._learn_source(connection, early):
+            return
+        source = connection.source
+        assert source is not None
+        there, back = self._link(source, target.name), self._link(target.name, source)
+        if not await self._until_through(there, back, connection.dialler, early):
+            return
+        dialled = await _dial(target)
+        if dialled is None:
+            self._break(connection)
+            return
+        connection.join(
+            dialled,
+            self._passage(there, connection),
+            self._passage(back, connection),
+            self._buffer,
+        )
+        await connection.carry(bytes(early))
+
+    def _passage(self, link: Link, connection: Connection) -> Passage:
+        return Passage(
+            link,
+            connection.number,
+            connection.channel,
+            rng=self._rng,
+            sometimes=self.sometimes,
+        )
+
+    async def _learn_source(self, connection: Connection, early: bytearray) -> bool:
+        """Read the first frame into *early*; False: the dialler went, or is no member."""
+        try:
+            while (hello := _hello_of(early)) is None:
+                if not await _receive(connection.dialler, early):
+                    return False
+        except RemoteProtocolError as error:
+            log.warning("proxy_refused", target=connection.target.name, error=str(error))
+            self._break(connection)
+            return False
+        connection.source, connection.channel = hello.name, hello.channel
+        return True
+
+    async def _until_through(
+        self, there: Link, back: Link, dialler: socket.socket, early: bytearray
+    ) -> bool:
+        """Wait as a connection attempt does; False: the dialler gave up before it got through."""
+        while True:
+            if (there.is_cut or back.is_cut) and not await self._until_whole(
+                there, back, dialler, early
+            ):
+                return False
+            round_trip_s = there.fault.delay_s + back.fault.delay_s
+            if not round_trip_s:
+                return True
+            await trio.sleep(round_trip_s)
+            if not (there.is_cut or back.is_cut):
+                return True
+
+    async def _until_whole(
+        self, there: Link, back: Link, dialler: socket.socket, early: bytearray
+    ) -> bool:
+        is_whole = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_gone, dialler, early, nursery.cancel_scope)
+            while there.is_cut or back.is_cut:
+                await self._changed.wait()
+            is_whole = True
+            nursery.cancel_scope.cancel()
+        return is_whole
+
+
+def _hello_of(early: bytearray) -> Hello | None:
+    """Return the introduction that *early* begins with; None while it is not all there."""
+    if len(early) < 4:
+        return None
+    size = 4 + int.from_bytes(early[:4], "big")
+    if size > HELLO_BYTES_MAX:
+        raise RemoteProtocolError(f"a first frame of {size} bytes")
+    if len(early) < size:
+        return None
+    frame = PeerFrameDecoder().feed(memoryview(early)[:size])[0]
+    if frame.kind is not Kind.HELLO:
+        raise RemoteProtocolError(f"a connection that begins with {frame.kind.name}")
+    return Hello.decode(frame.fields[0])
+
+
+async def _receive(dialler: socket.socket, early: bytearray) -> bool:
+    """Add what has come to *early*; False at the end of the stream or when it is broken."""
+    while True:
+        await trio.lowlevel.wait_readable(dialler)
+        try:
+            data = dialler.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return False
+        early += data
+        return bool(data)
+
+
+async def _until_gone(dialler: socket.socket, early: bytearray, scope: trio.CancelScope) -> None:
+    """Cancel *scope* when the dialler goes away; keep what it says until then, within bounds."""
+    while len(early) < WINDOW_BYTES:
+        if not await _receive(dialler, early):
+            scope.cancel()
+            return
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def _accept(listener: socket.socket) -> socket.socket:
+    while True:
+        await trio.lowlevel.wait_readable(listener)
+        try:
+            accepted, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):
+            continue  # it went away between the two steps
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR:
+                raise
+            log.warning("proxy_accept_waits", error=str(error), pause_s=ACCEPT_PAUSE_S)
+            await trio.sleep(ACCEPT_PAUSE_S)
+            continue
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return accepted
+
+
+async def _dial(target: Target) -> socket.socket | None:
+    """Return a connection to *target*; None: there is none to be had."""
+    try:
+        dialled = socket.socket()
+    except OSError as error:
+        log.warning("proxy_cannot_dial", target=target.name, error=str(error))
+        return None
+    dialled.setblocking(False)
+    dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        with trio.fail_after(DIAL_TIMEOUT_S):
+            code = dialled.connect_ex((target.host, target.port))
+            if code == errno.EINPROGRESS:
+                await trio.lowlevel.wait_writable(dialled)
+                code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    except trio.TooSlowError:
+        code = errno.ETIMEDOUT
+    except BaseException:
+        dialled.close()
+        raise
+    if code:
+        dialled.close()
+        return None
+    return dialled

@@ -1,0 +1,473 @@
+"""Real processes as a nemesis sees them: signals, file systems, strace, and the runner's proxy."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from dledger.cli.local_cluster import Node
+from dledger.cli.output import CliError
+from dledger.cli.probe import ask, raft_status
+from jepsen_like.chaos import file_damage, strace_inject
+from jepsen_like.chaos.cluster import ChaosCluster
+from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.chaos.loop_disk import LoopDisk
+from jepsen_like.chaos.proxy import LinkProxy
+from jepsen_like.history.operation import Event
+from jepsen_like.nemesis.ground import CannotBeDone
+from jepsen_like.plans.budget import Soundness
+from jepsen_like.plans.link_fault import LinkFault
+from jepsen_like.plans.plan import Kind
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.seams import Rng
+
+LOOK_S: Final = 0.2
+"""How often every broker is asked how it is."""
+
+STATUS_TIMEOUT_S: Final = 1.0
+ORDER_TIMEOUT_S: Final = 20.0
+POINT_WAIT_S: Final = 10.0
+"""How long a kill waits for the disk to do something."""
+
+SLOW_S_MAX: Final = 120
+"""A flush is slowed for no longer, whatever happens to the runner."""
+
+FULL_LEAVES_BYTES: Final = 256 << 10
+"""A full disk has room for small files, as they have in practice, and none for a segment."""
+
+ROT_PLACES: Final = (
+    file_damage.Place.SEGMENT,
+    file_damage.Place.SEGMENT,
+    file_damage.Place.SEGMENT,
+    file_damage.Place.CONSUME_QUEUE,
+    file_damage.Place.INDEX,
+    file_damage.Place.SNAPSHOT,
+)
+ROT_PARTS: Final = tuple(file_damage.Part)
+
+
+class RealMachine:
+    """One process; see `jepsen_like.nemesis.ground.Machine`."""
+
+    def __init__(self, cluster: ChaosCluster, node: Node) -> None:
+        self._cluster = cluster
+        self._node = node
+        self._paused = False
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._node.name
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs and is not paused."""
+        return self._node.running and not self._paused
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it has ended."""
+        return not self._node.running
+
+    async def start(self) -> bool:
+        """Start it; it serves some moments later."""
+        if not self._node.running:
+            await self._cluster.start(self.name)
+        return True
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self._paused = False
+        await self._cluster.kill(self.name)
+
+    async def stop(self) -> bool:
+        """SIGTERM, and SIGKILL when that takes too long."""
+        self.resume()
+        return await self._cluster.stop(self.name) == 0
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self._paused = True
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._paused = False
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._node.running and self._node.process is not None:
+            self._node.process.send_signal(number)
+
+
+class RealMember(RealMachine):
+    """A broker process; see `jepsen_like.nemesis.ground.Member`.
+
+    Attributes:
+        status: What it said when it was asked last; empty while it does not answer.
+        seen_voters: The voters in the list it followed last.
+        disk: Its own file system; None where it has an ordinary folder.
+    """
+
+    def __init__(
+        self, cluster: ChaosCluster, node: Node, disk: LoopDisk | None, why_no_disk: str, rng: Rng
+    ) -> None:
+        super().__init__(cluster, node)
+        self.disk = disk
+        self.status: Mapping[str, Any] = {}
+        self.seen_voters: tuple[str, ...] = ()
+        self._seen_commit = 0
+        self._why_no_disk = why_no_disk
+        self._rng = rng
+        self._slow = ExitStack()
+
+    @property
+    def seen_commit(self) -> int:
+        """Newest commit index it has shown."""
+        return self._seen_commit
+
+    @property
+    def address(self) -> str:
+        """Where it answers questions, past the proxy."""
+        return self._node.address
+
+    @property
+    def root(self) -> Path:
+        """Its data folder."""
+        assert self._node.store_path is not None
+        return self._node.store_path
+
+    def note(self, status: Mapping[str, Any] | None) -> None:
+        """Take what it said; None: nothing."""
+        self.status = status or {}
+        if status:
+            self._seen_commit = int(status["commit_index"])
+            self.seen_voters = tuple(
+                sorted(m["name"] for m in status.get("members", ()) if m["standing"] == "voter")
+            )
+
+    # -- power and points ------------------------------------------------------------------
+
+    def _own_disk(self) -> LoopDisk:
+        if self.disk is None:
+            raise CannotBeDone(self._why_no_disk)
+        return self.disk
+
+    async def power_cut(self) -> None:
+        """Shut its file system down, kill it, mount what survived."""
+        disk = self._own_disk()
+        if self._rng.random() < 0.5:
+            share, names = self._rng.random(), self._rng.random() < 0.5
+            await _in_thread(lambda: disk.keep_some(self._rng, share, names=names))
+        await _in_thread(disk.cut)
+        await self.kill()
+        await _in_thread(disk.restore)
+
+    async def kill_at_point(self, skip: int, *, power: bool) -> str:
+        """End it at one of its next flushes; the file system stays as it is at that moment."""
+        why = strace_inject.why_not()
+        if why is not None:
+            raise CannotBeDone(why)
+        pid = self._node.pid
+        if pid is None or not self._node.running:
+            return ""
+        failed = await _in_thread(
+            lambda: strace_inject.fail_one_flush(pid, nth=1 + skip % 8, within_s=int(POINT_WAIT_S))
+        )
+        if not failed:
+            return ""
+        if power and self.disk is not None:
+            await self.power_cut()
+        else:
+            await self.kill()
+        return f"flush {1 + skip % 8}"
+
+    # -- disks -----------------------------------------------------------------------------
+
+    async def wipe(self) -> None:
+        """Kill it and remove all it has."""
+        await self.kill()
+        await _in_thread(lambda: file_damage.wipe(self.root))
+
+    async def rot(self, bits: int) -> str:
+        """Flip bits of its files; it must have ended."""
+        place = ROT_PLACES[self._rng.randrange(len(ROT_PLACES))]
+        part = ROT_PARTS[self._rng.randrange(len(ROT_PARTS))]
+        found = await _in_thread(
+            lambda: file_damage.flip_bits(self.root, self._rng, place, part, bits=bits)
+        )
+        return "; ".join(map(str, found))
+
+    async def fill_disk(self, left_bytes: int | None) -> None:
+        """Take the space of its file system, or give it back."""
+        disk = self._own_disk()
+        if left_bytes is None:
+            await _in_thread(disk.release)
+        else:
+            await _in_thread(lambda: disk.fill(max(left_bytes, FULL_LEAVES_BYTES)))
+
+    async def slow_disk(self, delay_s: float) -> None:
+        """Let every flush begin late; 0 heals."""
+        self._slow.close()
+        pid = self._node.pid
+        if not delay_s or pid is None or not self._node.running:
+            return
+        why = strace_inject.why_not()
+        if why is not None:
+            raise CannotBeDone(why)
+        log = self._node.log_path.with_suffix(".strace")
+        manager = strace_inject.slow_flushes(
+            pid, max(1, int(delay_s * 1000)), log, within_s=SLOW_S_MAX
+        )
+        await _in_thread(lambda: self._slow.enter_context(manager))
+
+    async def fail_flushes(self, number: int) -> None:
+        """Let the next flush end in EIO; it must end itself then."""
+        why = strace_inject.why_not()
+        if why is not None:
+            raise CannotBeDone(why)
+        pid = self._node.pid
+        if number and pid is not None and self._node.running:
+            await _in_thread(lambda: strace_inject.fail_one_flush(pid, within_s=int(POINT_WAIT_S)))
+
+    # -- clocks ----------------------------------------------------------------------------
+
+    def jump_clock(self, by_ms: int) -> None:
+        """Move its date."""
+        self._cluster.clocks[self.name].jump(by_ms)
+
+    def drift_clock(self, ppm: float) -> None:
+        """Let its clocks drift."""
+        self._cluster.clocks[self.name].drift(ppm)
+
+    def release(self) -> None:
+        """Let go of the process: nothing is slowed any more."""
+        self._slow.close()
+
+
+class RealLinks:
+    """The proxy's links; those it does not stand between are left alone."""
+
+    def __init__(self, proxy: LinkProxy, known: Callable[[str, str], bool]) -> None:
+        self._proxy = proxy
+        self._known = known
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing through."""
+        if self._known(source, target):
+            self._proxy.cut(source, target)
+
+    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
+        """Let everything through again."""
+        if self._known(source, target):
+            self._proxy.mend(source, target, reset=reset)
+
+    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
+        """Spoil what passes."""
+        if self._known(source, target):
+            self._proxy.set_fault(source, target, fault)
+
+    def reset_between(self, one: str, other: str) -> object:
+        """Reset all connections between the two."""
+        return self._proxy.reset_between(one, other) if self._known(one, other) else 0
+
+
+class RealGround:
+    """A `jepsen_like.nemesis.ground.Ground` over processes, and the watcher of their roles.
+
+    Args:
+        begin_ns: `time.monotonic_ns` at the begin of the run: the zero of its clock.
+        on_event: Given a row for every change of role and every end of a process.
+        on_sample: Given what each broker said, as a map, a few times a second.
+    """
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        members: Mapping[str, RealMember],
+        proxy: LinkProxy,
+        clients: Mapping[str, Any],
+        *,
+        begin_ns: int,
+        on_event: Callable[[Event], None],
+        on_sample: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._cluster = cluster
+        self._members = dict(members)
+        self._clients = dict(clients)
+        self._name_servers = {
+            name: RealMachine(cluster, node) for name, node in cluster.name_servers.items()
+        }
+        self._begin_ns = begin_ns
+        self._on_event = on_event
+        self._on_sample = on_sample
+        self._leading: str | None = None
+        self._roles: dict[str, tuple[str, int]] = {}
+        self.network = RealLinks(proxy, self._is_link)
+        self.sometimes: Counter[str] = proxy.sometimes
+
+    def _is_link(self, source: str, target: str) -> bool:
+        known = {*self._members, *self._clients}
+        return source in known and target in known and not {source, target} <= {*self._clients}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time of the run."""
+        return (time.monotonic_ns() - self._begin_ns) / 1e9
+
+    @property
+    def now_ns(self) -> int:
+        """Time of the run, as rows have it."""
+        return time.monotonic_ns() - self._begin_ns
+
+    @property
+    def brokers(self) -> Mapping[str, RealMember]:
+        """The brokers by name."""
+        return self._members
+
+    @property
+    def name_servers(self) -> Mapping[str, RealMachine]:
+        """The NameServers by name."""
+        return self._name_servers
+
+    @property
+    def clients(self) -> Mapping[str, Any]:
+        """The runner's own clients."""
+        return self._clients
+
+    def set_clients(self, clients: Mapping[str, Any]) -> None:
+        """Make the runner's clients known, when they have begun."""
+        self._clients = dict(clients)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        await trio.sleep(seconds)
+
+    async def sleep_until(self, elapsed_s: float) -> None:
+        """Let time pass up to a moment of the run."""
+        await trio.sleep(max(0.0, elapsed_s - self.elapsed_s))
+
+    # -- watching --------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Ask every broker how it is, again and again, until cancelled."""
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Ask every broker once."""
+
+        async def ask_one(member: RealMember) -> None:
+            status = None
+            if member.is_up:
+                status = await raft_status(member.address, timeout_s=STATUS_TIMEOUT_S)
+            member.note(status)
+            self._note_role(member)
+
+        async with trio.open_nursery() as nursery:
+            for member in self._members.values():
+                nursery.start_soon(ask_one, member)
+
+    def _note_role(self, member: RealMember) -> None:
+        status, now_ns = member.status, self.now_ns
+        role = (str(status.get("role", "")), int(status.get("term", 0)))
+        if role != self._roles.get(member.name):
+            self._roles[member.name] = role
+            detail = f"{role[0]} term {role[1]}" if status else "silent"
+            self._on_event(Event(now_ns, now_ns, "role", node=member.name, detail=detail))
+        self._on_sample(
+            {
+                "at_ns": now_ns,
+                "node": member.name,
+                "role": role[0],
+                "term": role[1],
+                "commit_index": int(status.get("commit_index", 0)),
+                "last_index": int(status.get("last_index", 0)),
+                "is_up": bool(status),
+            }
+        )
+
+    def _leader(self) -> RealMember | None:
+        leading = [
+            (int(member.status["term"]), member.name)
+            for member in self._members.values()
+            if member.status.get("serving") and member.is_up
+        ]
+        if not leading:
+            return None
+        self._leading = max(leading)[1]
+        return self._members[self._leading]
+
+    def leading(self) -> str | None:
+        """Who leads now, or led last."""
+        self._leader()
+        return self._leading
+
+    def leads_now(self) -> bool:
+        """Whether somebody leads."""
+        return self._leader() is not None
+
+    def voters(self) -> Sequence[tuple[str, ...]]:
+        """The lists that members follow, or followed when they were asked last."""
+        return sorted({member.seen_voters for member in self._members.values()} - {()})
+
+    def soundness(self, name: str) -> Soundness:
+        """What a broker says of itself; damage that nobody has found yet is the scrub's to find."""
+        member, leader = self._members[name], self._leader()
+        status = member.status
+        if not member.is_up or not status:
+            return Soundness(False, keeps_promises=False, is_caught_up=False, is_intact=False)
+        firm = (
+            not (status["doubtful"] or status["damaged"])
+            and not status["scrub"]["damaged_entries"]
+            and name in member.seen_voters
+        )
+        if leader is None:
+            return Soundness(True, firm, is_caught_up=False, is_intact=False)
+        caught_up = firm and status["applied_index"] >= leader.status["commit_index"]
+        intact = caught_up and status["scrub"]["passes"] > 0
+        return Soundness(True, firm, caught_up, intact)
+
+    # -- orders ----------------------------------------------------------------------------
+
+    async def order(self, kind: Kind, name: str) -> None:
+        """Send the leader the order that ``dledger raft`` would."""
+        leader = self._leader()
+        if leader is None:
+            raise CannotBeDone("nobody leads")
+        op = {
+            Kind.TRANSFER: "transfer",
+            Kind.MEMBER_REMOVE: "remove",
+            Kind.MEMBER_REPLACE: "replace",
+        }.get(kind, "add")
+        address = f"127.0.0.1:{self._cluster.ports[name].peer_told}"
+        ext = {"op": op, "name": name, "address": address if op in ("add", "replace") else ""}
+        try:
+            answer = await ask(
+                leader.address, RequestCode.RAFT_CHANGE, ext, timeout_s=ORDER_TIMEOUT_S
+            )
+        except CliError as error:
+            raise FaultError(str(error)) from None
+        if answer.code != ResponseCode.SUCCESS:
+            raise FaultError(f"code {answer.code}: {answer.remark}")
+
+    def missing_members(self) -> Sequence[str] | None:
+        """Brokers that the leader's list lacks."""
+        leader = self._leader()
+        if leader is None:
+            return None
+        there = {member["name"] for member in leader.status.get("members", ())}
+        return [name for name in self._members if name not in there]
+
+
+async def _in_thread(act: Callable[[], Any]) -> Any:
+    """Do what blocks in a worker thread; it is waited for even when cancelled."""
+    return await trio.to_thread.run_sync(act)

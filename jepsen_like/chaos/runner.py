@@ -1,0 +1,359 @@
+"""One run against real processes: set up, load and faults, heal, demand progress, read, judge.
+
+The same phases, plans, clients and checkers as the simulator's; see `jepsen_like.simulation.play`.
+Everything the run made is in its folder; every process it started has ended when it returns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from client.errors import ClientError
+from commitlog.disk import OsDisk
+from commitlog.errors import MQError
+from dledger.broker import open_replica
+from dledger.cli.broker_command import read_files
+from dledger.config import load_config
+from dledger.settings_values import parse_delay_levels
+from jepsen_like.chaos import loop_disk
+from jepsen_like.chaos.cluster import CLIENTS, GROUP, ChaosCluster, lay_out
+from jepsen_like.chaos.proxy import LinkProxy
+from jepsen_like.chaos.real_client import RealClient
+from jepsen_like.chaos.real_ground import RealGround, RealMember
+from jepsen_like.chaos.recorder import Recorder, write_rest
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict, Violation
+from jepsen_like.history.operation import Event, History, RunHeader
+from jepsen_like.nemesis.nemesis import Nemesis
+from jepsen_like.plans.plan import Kind, Plan, encode_plan
+from jepsen_like.workloads.clients import WorkloadClients
+from jepsen_like.workloads.final_read import read_replica
+
+READERS: Final = "readers"
+
+DISK_BYTES: Final = 1 << 30
+"""File system of one broker; sparse, so it costs what is written."""
+
+SERVE_WITHIN_S: Final = 60.0
+"""A healed cluster must have a leader and serve within this, on a busy machine."""
+
+SETTLED_WITHIN_S: Final = 240.0
+"""Every operation must end, everything delayed be delivered, every replica agree."""
+
+RPC_TIMEOUT_S: Final = 5.0
+LIVENESS: Final = "liveness"
+
+DISK_KINDS: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.DISK_FULL})
+"""Faults that need a file system of the broker's own."""
+
+
+class DidNotSettle(Exception):  # noqa: N818  # a finding about the cluster, not an error here
+    """The healed cluster does not do what it must; the text says what."""
+
+
+@dataclass(slots=True)
+class Ran:
+    """What came of a run.
+
+    Attributes:
+        verdicts: Of every checker.
+        history: What clients and faults did.
+        faults: Steps done, by kind; ``skipped`` and ``restarted_by_supervisor`` beside them.
+        settled: The healed cluster served, agreed and was read.
+        clock_error_ns: How far brokers' dates may have been apart.
+    """
+
+    plan: Plan
+    folder: Path
+    verdicts: list[Verdict] = field(default_factory=list)
+    history: History = field(default_factory=lambda: History(RunHeader("")))
+    faults: Counter[str] = field(default_factory=Counter)
+    sometimes: Counter[str] = field(default_factory=Counter)
+    settled: bool = False
+    duration_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Options:
+    """What is no part of the plan.
+
+    Attributes:
+        settings: Of every broker, over those of the plan.
+        mutant: Opaque number of a change that brokers are started with.
+        on_progress: Told a few times a second how many rows there are, by kind and outcome.
+    """
+
+    settings: Mapping[str, object] = field(default_factory=dict)
+    mutant: int = 0
+    on_progress: Callable[[str, Counter[str], Counter[str]], None] = lambda *_: None
+
+
+async def run_plan(plan: Plan, folder: Path, options: Options | None = None) -> Ran:
+    """Play *plan* against processes of its own in *folder*.
+
+    Raises:
+        CliError: The cluster did not even start; nothing was tested.
+    Cancellation: Every process is ended; the history so far is on disk.
+    """
+    return await _Run(plan, folder, options or Options()).run()
+
+
+class _Run:
+    def __init__(self, plan: Plan, folder: Path, options: Options) -> None:
+        self.plan = plan
+        self.options = options
+        self.begin_ns = time.monotonic_ns()
+        self.rng = Random(f"chaos {plan.seed}")
+        header = RunHeader(folder.name, plan.seed, encode_plan(plan), versions())
+        self.ran = Ran(plan, folder, history=History(header))
+        self.recorder = Recorder(folder / "history", header)
+        self.nemesis: Nemesis | None = None
+        self.found: list[Verdict] = []
+
+    async def run(self) -> Ran:
+        ran = self.ran
+        with ExitStack() as disks:
+            cluster, members = self._lay_out(disks)
+            try:
+                await self._live(cluster, members)
+            finally:
+                self.recorder.close()
+            self._read_replicas(cluster)
+        ran.duration_s = (time.monotonic_ns() - self.begin_ns) / 1e9
+        ran.verdicts = [
+            *self.found,
+            *check_everything(
+                ran.history, settled=ran.settled, clock_error_ns=clock_error_ns(self.plan)
+            ),
+        ]
+        write_rest(ran.folder, ran.history)
+        return ran
+
+    def _lay_out(self, disks: ExitStack) -> tuple[ChaosCluster, dict[str, RealMember]]:
+        folder, plan = self.ran.folder, self.plan
+        wanted = any(step.kind in DISK_KINDS for step in plan.steps)
+        why = loop_disk.why_not() if wanted else "the plan asks for no disk of its own"
+        own: dict[str, loop_disk.LoopDisk] = {}
+        if why is None:
+            for name in (f"n{number}" for number in range(plan.members)):
+                place = folder / "nodes" / name
+                own[name] = disks.enter_context(
+                    loop_disk.loop_disk(
+                        folder / "nodes" / f"{name}.img", place, size_bytes=DISK_BYTES
+                    )
+                )
+        cluster = lay_out(
+            folder / "nodes",
+            plan,
+            stores={name: disk.place / "store" for name, disk in own.items()},
+            settings=self.options.settings,
+            mutant=self.options.mutant,
+        )
+        members = {
+            name: RealMember(cluster, node, own.get(name), why or "", Random(f"{plan.seed} {name}"))
+            for name, node in cluster.brokers.items()
+        }
+        return cluster, members
+
+    async def _live(self, cluster: ChaosCluster, members: Mapping[str, RealMember]) -> None:
+        proxy = LinkProxy(Random(f"proxy {self.plan.seed}"), cluster.targets())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.recorder.run)
+            await nursery.start(proxy.serve)
+            try:
+                async with _running(cluster):
+                    ground = RealGround(
+                        cluster,
+                        members,
+                        proxy,
+                        {},
+                        begin_ns=self.begin_ns,
+                        on_event=self._note,
+                        on_sample=self.recorder.sample,
+                    )
+                    nursery.start_soon(ground.watch)
+                    await cluster.wait_leader(timeout_s=SERVE_WITHIN_S)
+                    await self._play(cluster, ground, proxy, nursery)
+            finally:
+                for member in members.values():
+                    member.release()
+            nursery.cancel_scope.cancel()
+
+    async def _play(
+        self, cluster: ChaosCluster, ground: RealGround, proxy: LinkProxy, nursery: trio.Nursery
+    ) -> None:
+        ran = self.ran
+        clients = WorkloadClients(
+            ground, self.plan, ran.history, broker=GROUP, record=self.recorder.note
+        )
+        addresses = cluster.namesrv_addresses
+
+        def machine(name: str, program: Any) -> RealClient:
+            return RealClient(name, addresses, program, nursery, rpc_timeout_s=RPC_TIMEOUT_S)
+
+        writing, reading = machine(CLIENTS, clients.run), machine(READERS, clients.run_readers)
+        await writing.start()
+        await clients.ready.wait()
+        await reading.start()
+        ground.set_clients({CLIENTS: writing, READERS: reading})
+        nemesis = self.nemesis = Nemesis(ground, self.plan, self._note)
+        nursery.start_soon(self._tell, clients, nemesis)
+        try:
+            await nemesis.run()
+            self._mark("healed", ground)
+            await self._heal(ground, proxy)
+            with trio.move_on_after(SETTLED_WITHIN_S):
+                await self._demand_progress(ground, clients, writing)
+                ran.settled = True
+            if not ran.settled:
+                raise DidNotSettle(f"not settled within {SETTLED_WITHIN_S} s: {_status(ground)}")
+        except DidNotSettle as finding:
+            violation = Violation(LIVENESS, "cluster", str(finding), checker=LIVENESS)
+            self.found.append(Verdict(LIVENESS, "invalid", (violation,)))
+        finally:
+            ran.faults, ran.sometimes = nemesis.done, ground.sometimes
+            await reading.kill()
+            await writing.kill()
+        if clients.unclassified:
+            texts = clients.unclassified[:8]
+            violations = tuple(Violation("outcome nobody knows", "client", t) for t in texts)
+            self.found.append(Verdict("outcomes", "invalid", violations))
+
+    async def _tell(self, clients: WorkloadClients, nemesis: Nemesis) -> None:
+        while True:
+            self.options.on_progress("load and faults", clients.counts, nemesis.done)
+            await trio.sleep(0.5)
+
+    async def _heal(self, ground: RealGround, proxy: LinkProxy) -> None:
+        proxy.mend_all()
+        for member in ground.brokers.values():
+            member.release()
+            member.resume()
+            if member.disk is not None:
+                await trio.to_thread.run_sync(member.disk.release)
+            member.drift_clock(0.0)
+        for machine in (
+            *ground.name_servers.values(),
+            *ground.brokers.values(),
+            *ground.clients.values(),
+        ):
+            await machine.start()
+        with trio.move_on_after(SERVE_WITHIN_S):
+            while not ground.leads_now():  # noqa: ASYNC110  # the cluster is another process
+                await trio.sleep(0.05)
+            return
+        raise DidNotSettle(f"no leader within {SERVE_WITHIN_S} s: {_status(ground)}")
+
+    async def _demand_progress(
+        self, ground: RealGround, clients: WorkloadClients, machine: RealClient
+    ) -> None:
+        assert self.nemesis is not None
+        while not await self.nemesis.add_missing():  # noqa: ASYNC110  # likewise
+            await trio.sleep(0.5)
+        await clients.finish()
+        longest_ms = max(parse_delay_levels(self.plan.settings.delay_levels))
+        if self.plan.workload.delayed_per_mille:
+            await trio.sleep(longest_ms / 1000 + 2.0)
+        await self._drain(clients, machine)
+        while not await _all_sound(ground):
+            for node in ground.brokers.values():
+                if node.is_down:
+                    await node.start()
+            await trio.sleep(0.2)
+
+    async def _drain(self, clients: WorkloadClients, machine: RealClient) -> None:
+        while True:  # the settled time is the limit
+            try:
+                assert machine.instance is not None
+                await clients.drain(machine.instance)
+            except ClientError:
+                await trio.sleep(1.0)
+            else:
+                return
+
+    def _note(self, event: Event, is_over: bool = False) -> None:
+        if not is_over:
+            self.ran.history.events.append(event)
+        self.recorder.note(event)
+
+    def _mark(self, kind: str, ground: RealGround) -> None:
+        self._note(Event(ground.now_ns, ground.now_ns, kind))
+
+    def _read_replicas(self, cluster: ChaosCluster) -> None:
+        """Open every replica's files, now that no process has them, and read all there is."""
+        ran = self.ran
+        if not ran.settled:
+            return
+        now_ns = time.monotonic_ns() - self.begin_ns
+        unreadable: list[Violation] = []
+        for name, node in cluster.brokers.items():
+            assert node.config_path is not None
+            config = load_config(read_files((node.config_path,)))
+            try:
+                store = open_replica(config, OsDisk())
+            except MQError as error:
+                unreadable += read_replica(f"{name} ({error})", None, ran.history, now_ns)
+                continue
+            try:
+                unreadable += read_replica(name, store, ran.history, now_ns)
+            finally:
+                store.close(clean=True)
+        if unreadable:
+            self.found.append(Verdict("final_read", "invalid", tuple(unreadable)))
+
+
+async def _all_sound(ground: RealGround) -> bool:
+    await ground.look()
+    sound = [ground.soundness(name) for name in ground.brokers]
+    applied = {member.status.get("applied_index") for member in ground.brokers.values()}
+    return all(known.is_sound for known in sound) and len(applied) == 1
+
+
+def _status(ground: RealGround) -> str:
+    return "; ".join(
+        f"{name} {member.status.get('role', 'silent')} term {member.status.get('term')} "
+        f"last {member.status.get('last_index')} commit {member.status.get('commit_index')}"
+        for name, member in ground.brokers.items()
+    )
+
+
+@asynccontextmanager
+async def _running(cluster: ChaosCluster) -> AsyncIterator[None]:
+    try:
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        yield
+    finally:
+        await cluster.stop_all()
+
+
+def clock_error_ns(plan: Plan) -> int:
+    """Return how far brokers' dates may be apart in a plan, and how fast their clocks may run."""
+    jumps_ms = sum(abs(step.arg) for step in plan.steps if step.kind is Kind.CLOCK_JUMP)
+    drift_ms = sum(
+        abs(step.arg) * step.for_ms / 1e6 for step in plan.steps if step.kind is Kind.CLOCK_DRIFT
+    )
+    return int((jumps_ms + drift_ms) * 1e6) + 50_000_000
+
+
+def versions() -> dict[str, str]:
+    """Return what ran."""
+    from importlib.metadata import version
+
+    return {
+        "python": sys.version.split()[0],
+        "trio": version("trio"),
+        "pysyncobj": version("pysyncobj"),
+        "kernel": os.uname().release,
+    }

@@ -1,0 +1,73 @@
+"""A broker's clock that somebody else steers, through a few bytes of shared memory.
+
+The runner writes how far the date is off and how fast the clocks run; the broker under test reads
+them whenever it asks for the time. Deadlines inside trio are not steered.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Final
+
+from remoting.seams import Clock
+
+_FIELDS: Final = struct.Struct("<qd")
+"""Milliseconds that the date is ahead, and millionths that the clocks run faster."""
+
+
+class ClockFile:
+    """The shared memory, from the side of the runner."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(_FIELDS.pack(0, 0.0))
+        self.path = path
+        self._offset_ms = 0
+        self._ppm = 0.0
+
+    def jump(self, by_ms: int) -> None:
+        """Move the date."""
+        self._offset_ms += by_ms
+        self._write()
+
+    def drift(self, ppm: float) -> None:
+        """Let the clocks run faster from now on; 0 heals, what has gathered stays."""
+        self._ppm = ppm
+        self._write()
+
+    def _write(self) -> None:
+        with self.path.open("r+b") as file:
+            file.write(_FIELDS.pack(self._offset_ms, self._ppm))
+
+
+class SteeredClock:
+    """A `remoting.seams.Clock` over another one, as a `ClockFile` says."""
+
+    def __init__(self, clock: Clock, path: Path) -> None:
+        with path.open("rb") as file:
+            self._memory = mmap.mmap(file.fileno(), _FIELDS.size, access=mmap.ACCESS_READ)
+        self._clock = clock
+        self._ppm = 0.0
+        self._real_s = self._own_s = clock.monotonic()
+        self._gathered_s = 0.0
+
+    def monotonic(self) -> float:
+        """Return seconds of this clock."""
+        _, ppm = _FIELDS.unpack_from(self._memory)
+        real_s = self._clock.monotonic()
+        self._own_s += (real_s - self._real_s) * (1.0 + self._ppm / 1e6)
+        self._gathered_s += (real_s - self._real_s) * self._ppm / 1e6
+        self._real_s, self._ppm = real_s, ppm
+        return self._own_s
+
+    def wall_ms(self) -> int:
+        """Return the date as this machine has it."""
+        self.monotonic()
+        offset_ms, _ = _FIELDS.unpack_from(self._memory)
+        return self._clock.wall_ms() + int(offset_ms) + round(self._gathered_s * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for *seconds* of this clock."""
+        _, ppm = _FIELDS.unpack_from(self._memory)
+        await self._clock.sleep(seconds / (1.0 + ppm / 1e6))

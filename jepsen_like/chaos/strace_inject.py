@@ -1,0 +1,177 @@
+"""Flushes of a running broker that fail or take long, by strace's injection into system calls.
+
+A broker flushes files with fdatasync and folders with fsync (`commitlog/disk.py`); msync is among
+the calls for the day it is used. An injected failure keeps the call from happening: its pages stay
+dirty and the kernel writes them some day, kinder than a disk that fails. A power cut after it
+(`LoopDisk`) makes up for that.
+
+strace counts calls for each thread and each system call apart, so a failure meant to come once is
+ended by detaching as soon as it has come. While strace is attached every system call of the broker
+stops twice; that is a slow machine as well.
+
+Every strace is a child of ours, runs under `timeout` so that it ends even if we do not live to end
+it, and is ended by its id. The functions block: call them from a worker thread
+(`trio.to_thread.run_sync`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from jepsen_like.chaos.fault_error import FaultError
+
+FLUSH_CALLS: Final = ("fdatasync", "fsync", "msync")
+"""System calls that make bytes or names durable."""
+
+DETACH_TIMEOUT_S: Final = 10
+"""Seconds strace may take to let go of a process before it is killed."""
+
+TRIAL_S: Final = 5
+"""Seconds the trial of `why_not` may take at most."""
+
+_INJECTED: Final = "(INJECTED)"
+_DELAYED: Final = "(DELAYED)"
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Return why calls of a running process cannot be made to fail here; None when they can.
+
+    The last check attaches to a child made for it.
+    """
+    if sys.platform != "linux":
+        return "strace needs Linux"
+    for tool in ("strace", "timeout"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed"
+    child = subprocess.Popen(["sleep", str(TRIAL_S)])
+    try:
+        with _attached(child.pid, "error=EIO", within_s=TRIAL_S):
+            return None
+    except FaultError as error:
+        return str(error)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def fail_one_flush(
+    pid: int, *, nth: int = 1, calls: tuple[str, ...] = FLUSH_CALLS, within_s: int
+) -> int:
+    """Have one flush of a running process end in EIO, and return when it has.
+
+    Args:
+        pid: A child of the caller's; its id is not reused before it is waited for.
+        nth: Which of a thread's flushes by one system call, counted from 1 at the attachment.
+        within_s: Seconds after which it is given up.
+    Returns:
+        How many failed: 1, or 0 when the time was up or the process ended before it flushed; more
+        when other threads flushed in the milliseconds until strace had let go.
+    Raises:
+        FaultError: The process cannot be attached to; nothing was done to it.
+    """
+    failed = 0
+    with _attached(pid, f"error=EIO:when={nth}", calls=calls, within_s=within_s) as tracer:
+        for line in tracer.lines():
+            if _INJECTED in line:
+                failed += 1
+                tracer.stop()
+    return failed
+
+
+@dataclass(slots=True)
+class SlowFlushes:
+    """What `slow_flushes` did.
+
+    Attributes:
+        delayed: Flushes that were held up; counted when the block has been left.
+    """
+
+    delayed: int = 0
+
+
+@contextmanager
+def slow_flushes(
+    pid: int,
+    delay_ms: int,
+    log: Path,
+    *,
+    calls: tuple[str, ...] = FLUSH_CALLS,
+    within_s: int,
+) -> Iterator[SlowFlushes]:
+    """Have every flush of a running process begin *delay_ms* late while the block runs.
+
+    Args:
+        pid: A child of the caller's; its id is not reused before it is waited for.
+        log: File for what strace says; written anew, and kept as evidence.
+        within_s: Seconds after which it ends even inside the block.
+    Raises:
+        FaultError: The process cannot be attached to; nothing was done to it.
+    """
+    done = SlowFlushes()
+    effect = f"delay_enter={delay_ms * 1000}"
+    with _attached(pid, effect, calls=calls, within_s=within_s, log=log) as tracer:
+        yield done
+        tracer.stop()
+    with log.open() as lines:
+        done.delayed = sum(_DELAYED in line for line in lines)
+
+
+class _Tracer:
+    """One strace under its `timeout`."""
+
+    def __init__(self, process: subprocess.Popen[str], said: IO[str]) -> None:
+        self._process = process
+        self._said = said
+
+    def lines(self) -> Iterator[str]:
+        """Yield what it says until it has ended."""
+        yield from self._said
+
+    def stop(self) -> None:
+        """Ask it to let go; it says more until it has. Idempotent."""
+        self._process.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def _attached(
+    pid: int,
+    effect: str,
+    *,
+    calls: tuple[str, ...] = FLUSH_CALLS,
+    within_s: int,
+    log: Path | None = None,
+) -> Iterator[_Tracer]:
+    names = ",".join(calls)
+    command = ["timeout", "--signal=INT", f"--kill-after={DETACH_TIMEOUT_S}", str(within_s)]
+    command += ["strace", "-f", "-p", str(pid), "-e", f"trace={names}"]
+    command += ["-e", f"inject={names}:{effect}", *(["-o", str(log)] if log else [])]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            first = process.stderr.readline()
+            if "attached" not in first:
+                raise FaultError(f"process {pid} cannot be attached to: {first.strip()}")
+            yield _Tracer(process, process.stderr)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=DETACH_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        # `timeout` leads a group of itself and strace; what a dead strace held, the kernel lets go.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
