@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -26,8 +25,13 @@ def main(config_path: Path, clock_path: Path, mutant: int) -> int:
     if mutant:
         import_module("jepsen_like.mutants.apply").apply(mutant)
     config = load_config(read_files((config_path,)), environment=os.environ)
-    clock = SteeredClock(TrioClock(), clock_path)
-    return trio.run(partial(serve_process, config, "info", "json", clock=clock))
+
+    async def serve() -> int:
+        return await serve_process(
+            config, "info", "json", clock=SteeredClock(TrioClock(), clock_path)
+        )
+
+    return trio.run(serve)
 
 
 if __name__ == "__main__":
