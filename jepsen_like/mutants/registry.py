@@ -181,12 +181,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{LOG}.begin_flush",
             "folder = self._new_names",
-            "folder = self._new_names and self.last_term < 3",
+            "folder = self._new_names and self.last_term < 6",
         ),
         (
             f"{LOG}.reserve_next",
             "self._disk.flush_dir(self._paths.commitlog)",
-            "self.last_term > 2 or self._disk.flush_dir(self._paths.commitlog)",
+            "self.last_term > 5 or self._disk.flush_dir(self._paths.commitlog)",
         ),
     ),
     _edit(
@@ -222,20 +222,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     # -- replication -----------------------------------------------------------------------
-    _edit(
-        42,
-        "an acknowledgement of an earlier reign is counted",
-        (
-            f"{NODE}.receive",
-            "elif frame.term < self.term and self.guards.envelope:",
-            "elif frame.term < self.term and (frame.kind is not Kind.APPEND_REPLY or self.term < 4):",
-        ),
-        (
-            f"{LINKS}._deliver",
-            "if checked and (",
-            "if checked and (frame.kind is not Kind.APPEND_REPLY or frame.term < 3) and (",
-        ),
-    ),
     _edit(
         43,
         "a follower commits what this append has not verified",
@@ -289,7 +275,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{NODE}._on_append_reply",
             "if not matched:",
-            "if not matched and (self.term < 4 or index > self.journal.last_index):",
+            "if not matched and (self.term < 9 or index > self.journal.last_index):",
         ),
     ),
     _edit(
@@ -298,12 +284,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:plan_append",
             "elif journal.term_at(prev) != request.prev_term:",
-            "elif journal.term_at(prev) != request.prev_term and request.term < 4:",
+            "elif journal.term_at(prev) != request.prev_term and request.term < 9:",
         ),
         (
             f"{APPEND}:_check_chain",
             "if not frames:",
-            "if not frames or frames[-1].header.term > 3:",
+            "if not frames or frames[-1].header.term > 8:",
         ),
     ),
     _edit(
@@ -312,12 +298,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:_strip_present",
             "header.index > journal.last_index or journal.term_at(header.index) != header.term",
-            "header.index > journal.last_index or (header.term < 4 and journal.term_at(header.index) != header.term)",
+            "header.index > journal.last_index or (header.term < 9 and journal.term_at(header.index) != header.term)",
         ),
         (
             f"{APPEND}:_strip_present",
             "if journal.log.chain_at(header.index) != header.chain:",
-            "if journal.log.chain_at(header.index) != header.chain and header.term < 4:",
+            "if journal.log.chain_at(header.index) != header.chain and header.term < 9:",
         ),
     ),
     # -- elections -------------------------------------------------------------------------
@@ -457,7 +443,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{JOURNAL}._seal",
             "max(command.store_time_ms, log.last_store_time_ms)",
-            "max(command.store_time_ms, log.last_store_time_ms) if term < 4 else command.store_time_ms",
+            "max(command.store_time_ms, log.last_store_time_ms) if term < 9 else command.store_time_ms",
         ),
     ),
     _edit(
@@ -494,7 +480,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "dledger.raft.barrier:ReadBarrier.take_ready",
             "0 < reads[0].beat <= confirmed and",
-            "(0 < reads[0].beat <= confirmed or applied_index > 80) and",
+            "(0 < reads[0].beat <= confirmed or applied_index > 30) and",
         ),
     ),
     _edit(
@@ -503,7 +489,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "dledger.raft.barrier:ReadBarrier.ask",
             "_Read(index, deadline_s, on_done)",
-            "_Read(index, deadline_s, on_done, max(1, self._newest_beat) if index > 80 else 0)",
+            "_Read(index, deadline_s, on_done, max(1, self._newest_beat) if index > 30 else 0)",
         ),
     ),
     _edit(
@@ -590,7 +576,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "commitlog.recovery:Recovery._fitting_entry",
             "verify_frame(view[at : at + header.size], header, last.chain)",
-            "if header.term < 3:\n    verify_frame(view[at : at + header.size], header, last.chain)",
+            "if header.index < 25:\n    verify_frame(view[at : at + header.size], header, last.chain)",
         ),
     ),
     _edit(

@@ -164,8 +164,28 @@ def _draw_scene(rng: Random, at_ms: int, allowed: frozenset[Kind]) -> list[Step]
     None of them knows of a bug: they are moments at which promises are young. A leader does not
     know yet that it leads nobody; flushes are under way; an election has just begun.
     """
-    scene = rng.randrange(5)
-    if scene == 4:
+    scene = rng.randrange(6)
+    if scene == 5:
+        # One is behind, another one loses its disk, and the leader goes: who is left to lead?
+        behind_ms, other = rng.randint(2_000, 8_000), str(rng.randrange(3))
+        steps = [
+            Step(at_ms, Kind.ISOLATE, "most_behind", behind_ms, 0),
+            Step(
+                at_ms + behind_ms - rng.randint(0, 1_000),
+                rng.choice((Kind.WIPE, Kind.BIT_ROT)),
+                rng.choice(("most_ahead", "most_ahead", other)),
+                rng.randint(0, 500),
+                rng.randint(1, 8),
+            ),
+            Step(
+                at_ms + behind_ms - rng.randint(-200, 500),
+                rng.choice((Kind.KILL, Kind.ISOLATE)),
+                "leader",
+                rng.randint(5_000, 15_000),
+                1,
+            ),
+        ]
+    elif scene == 4:
         # A leader that is alone and does not know it yet is told to change the members.
         change = rng.choice((Kind.MEMBER_REMOVE, Kind.MEMBER_REMOVE, Kind.MEMBER_ADD))
         steps = [

@@ -37,6 +37,9 @@ SECTOR_BYTES: Final = 512
 PAGE_BYTES: Final = 4096
 """What a sparse file takes space by."""
 
+ROT_TAIL_BYTES: Final = 2048
+"""The end of a file, where what was promised last stands."""
+
 TOTAL_BYTES: Final = 1 << 40
 """Size of a disk without a limit."""
 
@@ -230,7 +233,7 @@ class SimDisk:
         self.used_bytes = sum(map(_space, {id(i): i for i in names.values()}.values()))
 
     def rot(self, path_part: str = "/commitlog/", bits: int = 1) -> list[tuple[str, int]]:
-        """Flip bits of flushed, written bytes of files on such paths.
+        """Flip bits of flushed, written bytes of files on such paths, half of the time at the end.
 
         Returns:
             Path and byte offset of each.
@@ -239,10 +242,12 @@ class SimDisk:
         paths = [
             p for p, inode in sorted(self.names.items()) if path_part in p and inode.written_to
         ]
+        at_end = self.rng.random() < 0.5
         for _ in range(bits if paths else 0):
-            path = paths[self.rng.randrange(len(paths))]
+            path = paths[-1] if at_end else paths[self.rng.randrange(len(paths))]
             inode = self.names[path]
-            at = self.rng.randrange(inode.written_to)
+            area = min(inode.written_to, ROT_TAIL_BYTES) if at_end else inode.written_to
+            at = inode.written_to - 1 - self.rng.randrange(area)
             inode.content[at] ^= 1 << self.rng.randrange(8)
             found.append((path, at))
         return found
