@@ -183,9 +183,11 @@ class LoopDisk:
             that it keeps in one piece with them.
         """
         kept_bytes = 0
-        for path in sorted(self.place.rglob("*")):
-            if path.is_file() and not path.is_symlink() and path.name not in _OURS:
-                kept_bytes += _write_out(path, rng, share)
+        # Unlike `Path.rglob`, a walk is not upset by folders that a running node removes meanwhile.
+        for folder, folders, names_there in os.walk(self.place):
+            folders.sort()
+            for name in sorted(set(names_there) - set(_OURS)):
+                kept_bytes += _write_out(os.path.join(folder, name), rng, share)
         if names:
             self._commit_journal()
         return kept_bytes
@@ -348,8 +350,11 @@ def loop_disk(
         yield disk
 
 
-def _write_out(path: Path, rng: Rng, share: float) -> int:
-    fd = os.open(path, os.O_RDONLY)
+def _write_out(path: str, rng: Rng, share: float) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return 0
     try:
         kept_bytes = 0
         for offset, size in pages_kept(rng, data_extents(fd), share):

@@ -1,0 +1,777 @@
+"""Faults of real disks, shown on programs of a few lines and on a real broker.
+
+Each mechanism says why it is missing where it is; its tests are skipped with that sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from commitlog.disk import OsDisk
+from commitlog.errors import DiskFullError, MQError
+from commitlog.slot_file import decode_slot
+from commitlog.store_paths import StorePaths
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.log_verify import verify_store
+from dledger.cli.topic_command import create_topic
+from jepsen_like.chaos import limits, loop_disk, strace_inject
+from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.chaos.file_damage import (
+    Filling,
+    Part,
+    Place,
+    Stretch,
+    choose_byte,
+    files_at,
+    flip_bits,
+    tear_tail,
+    wipe,
+    written_in,
+)
+from jepsen_like.chaos.limits import few_open_files, limit_with_spare
+from jepsen_like.chaos.loop_disk import PAGE_BYTES, LoopDisk, pages_kept
+from jepsen_like.chaos.strace_inject import fail_one_flush, slow_flushes
+
+DISK_BYTES = 64 << 20
+
+
+def needs(why_not: Callable[[], str | None]) -> pytest.MarkDecorator:
+    why = why_not()
+    return pytest.mark.skipif(why is not None, reason=str(why))
+
+
+needs_loop = needs(loop_disk.why_not)
+needs_strace = needs(strace_inject.why_not)
+needs_limits = needs(limits.why_not)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[LoopDisk]:
+    with loop_disk.loop_disk(tmp_path / "image", tmp_path / "disk", size_bytes=DISK_BYTES) as made:
+        yield made
+
+
+@contextmanager
+def program(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Run *text* in a Python of its own until it has said "ready"; kill it in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+# ------------------------------------------------------------------------------ power
+
+WRITER = """
+import mmap, os, sys
+os.chdir(sys.argv[1])
+page = 4096
+
+def made(name):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, 8 * page)
+    os.pwrite(fd, b"0" * page, 0)
+    os.fsync(fd)
+    return fd
+
+def flush_folder():
+    fd = os.open(".", os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+written, mapped = made("written"), made("mapped")
+view = mmap.mmap(mapped, 8 * page)
+for name in ("renamed", "renamed_unsynced"):
+    with open(name, "wb", buffering=0) as file:
+        file.write(b"old")
+        os.fsync(file.fileno())
+    with open(name + ".tmp", "wb", buffering=0) as file:
+        file.write(b"new")
+        os.fsync(file.fileno())
+with open("new_file_synced", "wb", buffering=0) as file:
+    file.write(b"body")
+    os.fsync(file.fileno())
+os.rename("renamed.tmp", "renamed")
+open("new_folder_synced", "wb", buffering=0).write(b"body")
+flush_folder()
+
+os.pwrite(written, b"A" * page, page)
+os.fdatasync(written)
+view[page : 2 * page] = b"A" * page
+view.flush(0, 2 * page)
+
+# Nothing is flushed from here on.
+os.pwrite(written, b"B" * page, 0)
+os.pwrite(written, b"B" * page, 2 * page)
+view[:page] = b"B" * page
+view[2 * page : 3 * page] = b"B" * page
+open("new_unsynced", "wb", buffering=0).write(b"body")
+os.rename("renamed_unsynced.tmp", "renamed_unsynced")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def letters(path: Path, pages: int) -> str:
+    data = path.read_bytes()
+    found = [data[number * PAGE_BYTES : (number + 1) * PAGE_BYTES] for number in range(pages)]
+    assert all(len(set(page)) == 1 for page in found), "a page is torn"
+    return "".join(chr(page[0]) for page in found).replace("\0", "-")
+
+
+@needs_loop
+def test_a_power_cut_keeps_what_was_flushed_and_loses_the_rest(disk: LoopDisk) -> None:
+    with program(WRITER, disk.place) as process:
+        assert letters(disk.place / "written", 4) == "BAB-"
+        disk.power_cut(lambda: ended(process))
+    # "0" was overwritten by B, A was flushed, the third page was only ever written as B.
+    assert letters(disk.place / "written", 4) == "0A--"
+    assert letters(disk.place / "mapped", 4) == "0A--"
+    assert (disk.place / "new_file_synced").read_bytes() == b"body"
+    # A name that was flushed, of a file that was not.
+    assert (disk.place / "new_folder_synced").read_bytes() == b""
+    assert not (disk.place / "new_unsynced").exists()
+    assert (disk.place / "renamed").read_bytes() == b"new"
+    assert (disk.place / "renamed_unsynced").read_bytes() == b"old"
+    assert (disk.place / "renamed_unsynced.tmp").read_bytes() == b"new"
+
+
+@needs_loop
+def test_pages_the_kernel_wrote_out_in_time_survive_without_a_flush(disk: LoopDisk) -> None:
+    with program(WRITER, disk.place) as process:
+        assert disk.keep_some(random.Random(1), 1.0, names=True) > 0
+        disk.power_cut(lambda: ended(process))
+    assert letters(disk.place / "written", 4) == "BAB-"
+    assert letters(disk.place / "mapped", 4) == "BAB-"
+    assert (disk.place / "new_unsynced").read_bytes() == b"body"
+    assert (disk.place / "renamed_unsynced").read_bytes() == b"new"
+
+
+@needs_loop
+def test_without_the_journal_only_pages_in_their_old_place_survive(disk: LoopDisk) -> None:
+    with program(WRITER, disk.place) as process:
+        disk.keep_some(random.Random(1), 1.0, names=False)
+        disk.power_cut(lambda: ended(process))
+    # The third page lies in space that counts as never written until the journal is committed.
+    assert letters(disk.place / "written", 4) == "BA--"
+    assert (disk.place / "renamed_unsynced").read_bytes() == b"old"
+
+
+SCATTER = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+# Page by page: what is written in one piece may be kept, and written out, in one piece.
+for page in range(64):
+    os.pwrite(fd, b"A" * 4096, page * 4096)
+os.fsync(fd)
+for page in range(64):
+    os.pwrite(fd, b"B" * 4096, page * 4096)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_loop
+def test_some_of_the_unflushed_pages_survive_by_chance(disk: LoopDisk) -> None:
+    path = disk.place / "scattered"
+    with program(SCATTER, path) as process:
+        kept_bytes = disk.keep_some(random.Random(5), 0.5, names=False)
+        disk.power_cut(lambda: ended(process))
+    found = letters(path, 64)
+    assert set(found) == {"A", "B"}
+    assert found.count("B") * PAGE_BYTES == kept_bytes
+    assert "BA" in found.lstrip("B"), "the kept pages are no prefix"
+
+
+@needs_loop
+def test_a_dead_disk_refuses_flushes_of_a_process_that_lives_on(disk: LoopDisk) -> None:
+    fd = os.open(disk.place / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(fd, b"flushed")
+        os.fsync(fd)
+        disk.cut()
+        with pytest.raises(OSError, match="Input/output error"):
+            os.fdatasync(fd)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.pwrite(fd, b"written", 0)
+        # The descriptor keeps the dead file system alive: the disk goes on beside it.
+        disk.restore()
+        assert (disk.place / "file").read_bytes() == b"flushed"
+        (disk.place / "file").write_bytes(b"goes on")
+        with pytest.raises(OSError, match="Input/output error"):
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+@needs_loop
+def test_twenty_cuts_take_milliseconds(
+    disk: LoopDisk, record_property: Callable[[str, object], None]
+) -> None:
+    took_ms = []
+    for number in range(20):
+        with program(SCATTER, disk.place / str(number)) as process:
+            began = time.perf_counter()
+            disk.power_cut(lambda process=process: ended(process))  # type: ignore[misc]
+            took_ms.append((time.perf_counter() - began) * 1000)
+        assert letters(disk.place / str(number), 64) == "A" * 64
+    record_property("cut_ms", sorted(took_ms)[10])
+    print(f"power cut: median {sorted(took_ms)[10]:.0f} ms, longest {max(took_ms):.0f} ms")
+    assert sorted(took_ms)[10] < 1000
+
+
+def loop_devices_of(folder: Path) -> list[str]:
+    found = []
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        if backing.read_text().startswith(str(folder)):
+            found.append(backing.parent.parent.name)
+    return found
+
+
+def mounts_below(folder: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [place for line in lines if (place := line.split()[4]).startswith(str(folder))]
+
+
+@needs_loop
+def test_nothing_is_left_after_the_block_nor_after_an_error_in_it(tmp_path: Path) -> None:
+    image, place = tmp_path / "image", tmp_path / "disk"
+
+    def fail_in_the_middle() -> None:
+        assert len(loop_devices_of(tmp_path)) == 1
+        assert mounts_below(tmp_path) == [str(place)]
+        raise RuntimeError("in the middle of a cut")
+
+    with (
+        pytest.raises(RuntimeError, match="in the middle"),
+        loop_disk.loop_disk(image, place, size_bytes=DISK_BYTES) as disk,
+    ):
+        disk.power_cut(fail_in_the_middle)
+    assert (loop_devices_of(tmp_path), mounts_below(tmp_path)) == ([], [])
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_loop
+def test_an_image_can_be_kept_and_is_what_survived(tmp_path: Path, disk: LoopDisk) -> None:
+    with program(SCATTER, disk.place / "file") as process:
+        disk.cut()
+        disk.save_image(tmp_path / "evidence")
+        ended(process)
+        disk.restore()
+    disk.unmount()
+    (tmp_path / "look").mkdir()
+    subprocess.run(
+        ["mount", "-o", "loop", str(tmp_path / "evidence"), str(tmp_path / "look")], check=True
+    )
+    try:
+        assert letters(tmp_path / "look" / "file", 64) == "A" * 64
+    finally:
+        subprocess.run(["umount", str(tmp_path / "look")], check=True)
+
+
+@needs_loop
+def test_a_disk_is_not_mounted_over_what_somebody_has(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("mine")
+    with (
+        pytest.raises(FaultError, match="is not empty"),
+        loop_disk.loop_disk(tmp_path / "image", tmp_path / "taken", size_bytes=DISK_BYTES),
+    ):
+        pass
+    (tmp_path / "image").write_text("mine too")
+    with (
+        pytest.raises(FaultError, match="no image of a disk could be made"),
+        loop_disk.loop_disk(tmp_path / "image", tmp_path / "disk", size_bytes=DISK_BYTES),
+    ):
+        pass
+    assert (tmp_path / "image").read_text() == "mine too"
+    assert (tmp_path / "taken" / "file").read_text() == "mine"
+
+
+def test_kept_pages_are_whole_and_lie_where_data_is() -> None:
+    assert list(pages_kept(random.Random(1), [(0, 10_000), (40_960, 40_970)], 1.0)) == [
+        (0, 10_000),
+        (40_960, 10),
+    ]
+    assert list(pages_kept(random.Random(1), [(0, 10_000)], 0.0)) == []
+    some = list(pages_kept(random.Random(2), [(0, 1 << 20)], 0.5))
+    assert all(offset % PAGE_BYTES == 0 == size % PAGE_BYTES for offset, size in some)
+    assert 0.3 < sum(size for _, size in some) / (1 << 20) < 0.7
+
+
+# ------------------------------------------------------------------------------ space
+
+
+@needs_loop
+def test_a_full_disk_stays_full_through_a_power_cut_until_it_is_released(disk: LoopDisk) -> None:
+    free_before = disk.free_bytes
+    left = disk.fill(100_000)
+    assert left <= 100_000
+    path = str(disk.place / "segment")
+    with pytest.raises(DiskFullError):
+        OsDisk().create(path, 1 << 20, reserve=True)
+    disk.power_cut(lambda: None)
+    assert disk.free_bytes <= 100_000
+    with pytest.raises(DiskFullError):
+        OsDisk().create(path, 1 << 20, reserve=True)
+    disk.release()
+    disk.release()
+    assert disk.free_bytes == free_before
+    OsDisk().create(path, 1 << 20, reserve=True).close()
+    disk.power_cut(lambda: None)
+    assert not (disk.place / loop_disk.BALLAST).exists()
+
+
+# ------------------------------------------------------------------------------ flushes
+
+FLUSHER = """
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+print("ready", flush=True)
+for line in sys.stdin:
+    began = time.perf_counter()
+    try:
+        os.write(fd, b"x")
+        os.fdatasync(fd)
+        said = "flushed"
+    except OSError as error:
+        said = f"errno {error.errno}"
+    print(said, round((time.perf_counter() - began) * 1000), flush=True)
+"""
+
+
+def flush_in(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """Have the program flush once; return what came of it and the milliseconds it took."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("flush\n")
+    process.stdin.flush()
+    *said, took_ms = process.stdout.readline().split()
+    return " ".join(said), int(took_ms)
+
+
+@needs_strace
+async def test_one_flush_fails_and_the_next_succeeds(tmp_path: Path) -> None:
+    failed = -1
+
+    async def fail_second(pid: int) -> None:
+        nonlocal failed
+        failed = await trio.to_thread.run_sync(lambda: fail_one_flush(pid, nth=2, within_s=30))
+
+    with program(FLUSHER, tmp_path / "file") as process:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail_second, process.pid)
+            with trio.fail_after(20):
+                while not is_traced(process.pid):
+                    await trio.sleep(0.01)
+            assert flush_in(process)[0] == "flushed"
+            assert flush_in(process)[0] == f"errno {errno.EIO}"
+        assert failed == 1
+        assert not is_traced(process.pid)
+        assert [flush_in(process)[0] for _ in range(3)] == ["flushed"] * 3
+
+
+@needs_strace
+def test_flushes_are_slow_while_the_block_runs_and_not_after(tmp_path: Path) -> None:
+    with program(FLUSHER, tmp_path / "file") as process:
+        with slow_flushes(process.pid, 150, tmp_path / "strace", within_s=30) as slow:
+            took = [flush_in(process) for _ in range(3)]
+        assert slow.delayed == 3
+        assert [said for said, _ in took] == ["flushed"] * 3
+        assert min(took_ms for _, took_ms in took) >= 150
+        assert not is_traced(process.pid)
+        assert min(flush_in(process)[1] for _ in range(3)) < 150
+
+
+@needs_strace
+def test_a_process_that_is_not_there_cannot_be_attached_to(tmp_path: Path) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    with pytest.raises(FaultError, match="cannot be attached to"):
+        fail_one_flush(process.pid, within_s=5)
+
+
+@needs_strace
+def test_a_failure_nobody_runs_into_is_given_up(tmp_path: Path) -> None:
+    with program(FLUSHER, tmp_path / "file") as process:
+        assert fail_one_flush(process.pid, within_s=1) == 0
+        assert flush_in(process)[0] == "flushed"
+
+
+def is_traced(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return "TracerPid:\t0\n" not in status
+
+
+# ------------------------------------------------------------------------------ limits
+
+OPENER = """
+import os, sys
+print("ready", flush=True)
+kept = []
+for line in sys.stdin:
+    count = 0
+    try:
+        while count < 50:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+            count += 1
+    except OSError as error:
+        count = f"{count} then errno {error.errno}"
+    while kept:
+        os.close(kept.pop())
+    print(count, flush=True)
+"""
+
+
+@needs_limits
+def test_a_process_runs_out_of_descriptors_and_gets_them_back() -> None:
+    def opened(process: subprocess.Popen[str]) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("open\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    with program(OPENER) as process:
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        with few_open_files(process.pid, 7):
+            assert opened(process) == f"7 then errno {errno.EMFILE}"
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == before
+        assert opened(process) == "50"
+        with few_open_files(process.pid, 0):
+            assert opened(process) == f"0 then errno {errno.EMFILE}"
+            ended(process)
+    with pytest.raises(FaultError, match="cannot be seen"), few_open_files(process.pid, 1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("in_use", "spare", "limit"),
+    [
+        ({0, 1, 2}, 0, 3),
+        ({0, 1, 2}, 4, 7),
+        ({0, 1, 2, 9}, 2, 5),
+        ({0, 1, 2, 4}, 1, 5),
+        (set(), 0, 0),
+    ],
+)
+def test_the_limit_leaves_as_many_free_numbers_as_asked_for(
+    in_use: set[int], spare: int, limit: int
+) -> None:
+    assert limit_with_spare(in_use, spare) == limit
+    assert len(set(range(limit)) - in_use) == spare
+
+
+# ------------------------------------------------------------------------------ damage
+
+
+def test_parts_of_what_is_written_are_hit_each_in_its_place() -> None:
+    written = [Stretch("a", 0, 5000), Stretch("a", 8192, 9000), Stretch("b", 0, 2000)]
+    rng = random.Random(1)
+    heads = {choose_byte(rng, written, Part.HEAD) for _ in range(300)}
+    tails = {choose_byte(rng, written, Part.TAIL) for _ in range(300)}
+    middles = {choose_byte(rng, written, Part.MIDDLE) for _ in range(3000)}
+    assert {path for path, _ in heads} == {"a"}
+    assert max(offset for _, offset in heads) < 512
+    assert {path for path, _ in tails} == {"b"}
+    assert min(offset for _, offset in tails) >= 2000 - 512
+    assert max(offset for _, offset in tails) < 2000
+    assert not middles & (heads | tails)
+    assert all(
+        512 <= offset < 5000 or 8192 <= offset < 9000 for path, offset in middles if path == "a"
+    )
+    assert {path for path, _ in middles} == {"a", "b"}
+
+
+def test_a_single_short_stretch_is_head_middle_and_tail_at_once() -> None:
+    written = [Stretch("a", 40, 43)]
+    for part in Part:
+        found = {choose_byte(random.Random(seed), written, part) for seed in range(40)}
+        assert found == {("a", 40), ("a", 41), ("a", 42)}
+
+
+def test_what_is_written_is_found_without_the_zeros_around_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(8 << 20)
+        for offset, data in ((0, b"a" * 1000), (4096 + 7, b"b"), (5 << 20, b"c" * 512)):
+            file.seek(offset)
+            file.write(data)
+    assert written_in(path) == [
+        Stretch(str(path), 0, 1000),
+        Stretch(str(path), 4103, 4104),
+        Stretch(str(path), 5 << 20, (5 << 20) + 512),
+    ]
+
+
+def test_a_folder_that_is_no_brokers_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(FaultError, match="is no broker's data folder"):
+        wipe(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+# ------------------------------------------------------------------------------ a real broker
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 1 << 20,
+    "store.mapped_file_size_consume_queue": 20_000,
+    "store.max_hash_slot_num": 1_000,
+    "store.max_index_num": 4_000,
+}
+SENDERS = 4
+CUTS = 3
+"""Power cuts of one test."""
+
+
+async def send_until_the_power_goes(
+    cluster: LocalCluster, disk: LoopDisk, *, acks: int, first: int, share: float
+) -> tuple[list[bytes], list[bytes]]:
+    """Send from several tasks; cut the power at that many acknowledgements, in the middle of more.
+
+    Returns:
+        What was acknowledged, and what was sent, before the power went.
+    """
+    sent: list[bytes] = []
+    acknowledged: list[bytes] = []
+    enough = trio.Event()
+    node = cluster.brokers["n0"]
+
+    async def send(producer: Producer) -> None:
+        while True:
+            body = b"%d" % (first + len(sent))
+            sent.append(body)
+            await producer.send(Message("t", body))
+            acknowledged.append(body)
+            if len(acknowledged) == acks:
+                enough.set()
+
+    def kill() -> None:
+        assert node.process is not None
+        node.process.kill()
+        node.process.wait()
+
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        Producer(client, "p") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(SENDERS):
+            nursery.start_soon(send, producer)
+        with trio.fail_after(30):
+            await enough.wait()
+        if share:
+            await trio.to_thread.run_sync(
+                lambda: disk.keep_some(random.Random(first), share, names=True)
+            )
+        await trio.to_thread.run_sync(lambda: disk.power_cut(kill))
+        nursery.cancel_scope.cancel()
+    return acknowledged, sent
+
+
+async def read_all(cluster: LocalCluster) -> list[bytes]:
+    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
+        queues = await consumer.fetch_message_queues("t")
+        found = []
+        async for _, result in consumer.drain(queues):
+            found += [bytes(message.body) for message in result.messages]
+        return found
+
+
+async def lost_in_cuts(
+    folder: Path, settings: dict[str, object], *, share: float, acks: int
+) -> list[tuple[int, int]]:
+    """Return how many messages were acknowledged before each of some cuts, and how many it lost."""
+    lost: list[tuple[int, int]] = []
+    with loop_disk.loop_disk(folder / "image", folder / "n0", size_bytes=DISK_BYTES) as disk:
+        async with local_cluster(folder, brokers=1, settings=settings) as cluster:
+            await create_topic([cluster.namesrv_address], "t", queues=2)
+            there: set[bytes] = set()
+            first = 0
+            for _ in range(CUTS):
+                acknowledged, sent = await send_until_the_power_goes(
+                    cluster, disk, acks=acks, first=first, share=share
+                )
+                first += len(sent)
+                await cluster.start("n0")
+                await cluster.wait_healthy()
+                # A cut may have taken the topic as well; for one that is there nothing changes.
+                await create_topic([cluster.namesrv_address], "t", queues=2)
+                found = await read_all(cluster)
+                assert len(found) == len(set(found)), "a message is there twice"
+                assert set(found) <= there | set(sent), "a message nobody sent"
+                gone = (there | set(acknowledged)) - set(found)
+                lost.append((len(acknowledged), len(gone)))
+                there = set(found)
+            assert await cluster.stop("n0") == 0
+            store = cluster.brokers["n0"].store_path
+            assert store is not None
+            assert verify_store(store).problems == []
+    return lost
+
+
+@pytest.mark.slow
+@needs_loop
+@pytest.mark.parametrize("share", [0.0, 0.5])
+async def test_a_broker_that_flushes_first_loses_nothing_acknowledged_in_power_cuts(
+    tmp_path: Path, share: float
+) -> None:
+    lost = await lost_in_cuts(tmp_path, SETTINGS, share=share, acks=300)
+    assert [gone for _, gone in lost] == [0] * CUTS
+
+
+@pytest.mark.slow
+@needs_loop
+async def test_a_broker_that_flushes_later_does_lose_acknowledged_messages(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    later = {"store.flush_disk_type": "ASYNC_FLUSH"}
+    lost = await lost_in_cuts(tmp_path, {**SETTINGS, **later}, share=0.0, acks=4000)
+    record_property("lost", lost)
+    print(f"ASYNC_FLUSH, (acknowledged, lost) for each power cut: {lost}")
+    assert sum(gone for _, gone in lost) > 0
+
+
+@pytest.mark.slow
+@needs_strace
+async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=1)
+        node = cluster.brokers["n0"]
+        pid = node.pid
+        assert pid is not None
+        failed = -1
+
+        async def fail() -> None:
+            nonlocal failed
+            failed = await trio.to_thread.run_sync(lambda: fail_one_flush(pid, within_s=30))
+
+        acknowledged: list[bytes] = []
+
+        async def send(producer: Producer, body: bytes) -> None:
+            try:
+                await producer.send(Message("t", body))
+            except MQError:
+                return
+            acknowledged.append(body)
+
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            Producer(client, "p") as producer,
+            trio.open_nursery() as nursery,
+        ):
+            await send(producer, b"before")
+            nursery.start_soon(fail)
+            with trio.fail_after(30):
+                while not is_traced(pid):
+                    await trio.sleep(0.01)
+                nursery.start_soon(send, producer, b"on a flush that fails")
+                while node.running:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        assert failed >= 1
+        assert acknowledged == [b"before"]
+        assert node.process is not None
+        assert node.process.returncode > 0, "it was not killed, it stopped"
+        assert "flush" in node.last_log_lines()
+        await cluster.start("n0")
+        await cluster.wait_healthy()
+        assert (await read_all(cluster))[0] == b"before"
+
+
+async def stopped_broker(folder: Path) -> StorePaths:
+    """Return the files of a broker that has run and stopped; 40 messages are in its log."""
+    async with local_cluster(folder, brokers=1, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=1)
+        async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
+            for number in range(40):
+                await producer.send(Message("t", b"%d" % number, keys=f"k{number}"))
+        store = cluster.brokers["n0"].store_path
+        assert store is not None
+        with pytest.raises(FaultError, match="stop its broker first"):
+            wipe(store)
+    return StorePaths(str(store))
+
+
+@pytest.mark.slow
+async def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(tmp_path: Path) -> None:
+    paths = await stopped_broker(tmp_path)
+    root = Path(paths.root)
+    rng = random.Random(3)
+    assert verify_store(root).problems == []
+    for place in Place:
+        for part in Part:
+            before = {path: path.read_bytes() for path in files_at(paths, place)}
+            assert before, place
+            (damage,) = flip_bits(root, rng, place, part)
+            path = Path(damage.path)
+            old, new = before.pop(path), path.read_bytes()
+            assert [at for at in range(len(old)) if old[at] != new[at]] == [damage.offset]
+            assert (old[damage.offset] ^ new[damage.offset]).bit_count() == 1
+            assert damage.path in str(damage)
+            assert str(damage.offset) in str(damage)
+            assert all(other.read_bytes() == data for other, data in before.items())
+            path.write_bytes(old)
+    assert verify_store(root).problems == []
+
+
+@pytest.mark.slow
+async def test_a_flipped_bit_in_the_log_a_torn_tail_and_a_wipe_are_seen(tmp_path: Path) -> None:
+    paths = await stopped_broker(tmp_path)
+    root = Path(paths.root)
+    (segment,) = [path for path in files_at(paths, Place.SEGMENT) if written_in(path)]
+    sound = segment.read_bytes()
+    written = len(sound.rstrip(b"\0"))
+    for part in Part:
+        flip_bits(root, random.Random(4), Place.SEGMENT, part)
+        assert verify_store(root).problems != [], part
+        segment.write_bytes(sound)
+    for filling in Filling:
+        damage = tear_tail(root, random.Random(4), 100, filling)
+        assert damage is not None
+        assert (damage.path, damage.offset) == (str(segment), written - 100)
+        torn = segment.read_bytes()
+        assert torn[: written - 100] == sound[: written - 100]
+        assert torn[written - 100 : written] == damage.after != damage.before
+        assert filling is Filling.GARBAGE or not any(damage.after)
+        assert verify_store(root).problems != []
+        segment.write_bytes(sound)
+    vote = Path(paths.vote)
+    slots = [decode_slot(vote.read_bytes()[at : at + 512]) for at in (0, 4096)]
+    assert None not in slots
+    flip_bits(root, random.Random(4), Place.VOTE, Part.TAIL)
+    damaged = [decode_slot(vote.read_bytes()[at : at + 512]) for at in (0, 4096)]
+    assert damaged == [slots[0], None]
+    assert wipe(root) > 5
+    assert root.is_dir()
+    assert list(root.iterdir()) == []
