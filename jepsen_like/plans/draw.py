@@ -96,6 +96,7 @@ def draw_plan(
     kinds: frozenset[Kind] = frozenset(SHAPES),
     workload: Workload | None = None,
     settings: Settings | None = None,
+    even: bool = False,
 ) -> Plan:
     """Return the plan of *seed*.
 
@@ -107,6 +108,7 @@ def draw_plan(
         kinds: What may be drawn.
         workload: What clients do; None: drawn.
         settings: Of the brokers; None: drawn.
+        even: Draw from all *kinds* in every plan, and never concentrate on a few.
     """
     rng = Random(f"plan {seed}")
     if members is None:
@@ -114,7 +116,7 @@ def draw_plan(
     if fault_interval_s is None:
         fault_interval_s = rng.choice(FAULT_INTERVALS_S)
     allowed = [kind for kind in SHAPES if kind in kinds]
-    if rng.random() < 0.4 and len(allowed) > 4:
+    if rng.random() < 0.4 and len(allowed) > 4 and not even:
         allowed = sorted(rng.sample(allowed, rng.randint(2, 5)), key=allowed.index)
     weights = [SHAPES[kind].weight for kind in allowed]
     steps: list[Step] = []

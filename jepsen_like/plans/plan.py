@@ -207,6 +207,19 @@ class Plan(msgspec.Struct, frozen=True):
         """Return the plan with other steps."""
         return msgspec.structs.replace(self, steps=steps)
 
+    def faster(self, factor: float) -> Plan:
+        """Return the plan with everything *factor* times as soon; timers stay as they are."""
+        return msgspec.structs.replace(
+            self,
+            duration_ms=round(self.duration_ms / factor),
+            steps=tuple(
+                msgspec.structs.replace(
+                    step, at_ms=round(step.at_ms / factor), for_ms=round(step.for_ms / factor)
+                )
+                for step in self.steps
+            ),
+        )
+
 
 def encode_plan(plan: Plan) -> str:
     """Return *plan* as JSON, one step a line."""

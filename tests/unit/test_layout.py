@@ -100,7 +100,7 @@ def test_the_core_needs_what_it_may_and_nothing_for_tests_or_spark() -> None:
     assert "pysyncobj==0.3.17" in core
     assert {"trio", "cbor2"} <= names(core)
     extras = table["optional-dependencies"]
-    assert list(extras) == ["spark"]
+    assert list(extras) == ["chaos", "spark"]
     assert "pyspark" in names(extras["spark"])
     groups = project()["dependency-groups"]
     for_tests = names(groups["test"])

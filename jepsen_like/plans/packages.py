@@ -1,0 +1,83 @@
+"""Faults by name: single kinds, and packages of kinds that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from commitlog.errors import ConfigError
+from jepsen_like.plans.plan import Kind
+
+PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
+    "none": ("nothing at all", frozenset()),
+    "process": (
+        "SIGKILL, SIGSTOP, clean and rolling restarts, kills inside a flush",
+        frozenset(
+            {
+                Kind.KILL,
+                Kind.PAUSE,
+                Kind.CLEAN_RESTART,
+                Kind.ROLLING_RESTART,
+                Kind.BUGGIFY_KILL,
+            }
+        ),
+    ),
+    "power": (
+        "power loss of one or all brokers, with what was not flushed (root)",
+        frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL}),
+    ),
+    "disk": (
+        "full, slow and failing disks, flipped bits, lost disks (some need root)",
+        frozenset({Kind.DISK_FULL, Kind.DISK_SLOW, Kind.FSYNC_ERROR, Kind.BIT_ROT, Kind.WIPE}),
+    ),
+    "proxy": (
+        "cut, one-way, slow and lossy links between brokers, and between clients and a broker",
+        frozenset(
+            {
+                Kind.ISOLATE,
+                Kind.SPLIT,
+                Kind.MUTE,
+                Kind.DEAF,
+                Kind.PARTIAL,
+                Kind.RING,
+                Kind.BRIDGE,
+                Kind.SWIZZLE,
+                Kind.CLIENT_CUT,
+                Kind.RESET,
+                Kind.LOSS,
+                Kind.DELAY,
+                Kind.DUPLICATE,
+                Kind.REORDER,
+                Kind.HOLD,
+                Kind.CORRUPT,
+                Kind.SLOW_LINK,
+            }
+        ),
+    ),
+    "clock": ("dates that jump, clocks that drift", frozenset({Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT})),
+    "members": (
+        "leadership handed over, members added, removed and replaced under load",
+        frozenset({Kind.TRANSFER, Kind.MEMBER_ADD, Kind.MEMBER_REMOVE, Kind.MEMBER_REPLACE}),
+    ),
+    "clients": ("clients killed in the middle of what they do", frozenset({Kind.CLIENT_KILL})),
+    "names": ("NameServers killed, one or all", frozenset({Kind.NAMESRV_KILL})),
+    "all": ("everything above", frozenset(Kind)),
+}
+"""What it is, and its kinds."""
+
+
+def kinds_named(names: Iterable[str]) -> frozenset[Kind]:
+    """Return the kinds that *names*, of packages and kinds, mean together.
+
+    Raises:
+        ConfigError: One of them is neither.
+    """
+    found: set[Kind] = set()
+    for name in names:
+        if name in PACKAGES:
+            found |= PACKAGES[name][1]
+        elif name in {kind.value for kind in Kind}:
+            found.add(Kind(name))
+        else:
+            raise ConfigError(f"there is no fault {name!r}; see dledger-chaos list-faults")
+    return frozenset(found)

@@ -1,0 +1,145 @@
+"""Who led when, who was down, and how far the followers were behind. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from jepsen_like.history.operation import Event
+from jepsen_like.plans.plan import Kind
+from jepsen_like.report.faults import ROLE
+from jepsen_like.report.run_folder import Sample
+from jepsen_like.report.series import F64, NS, Span
+
+LEADER: Final = "leader"
+LEADER_FRESH_NS: Final = 3 * NS
+"""A leader that has said nothing for so long is no measure for its followers."""
+
+ENDS_A_PROCESS: Final = frozenset(
+    kind.value
+    for kind in (
+        *(Kind.KILL, Kind.CLEAN_RESTART, Kind.POWER_CUT, Kind.POWER_CUT_ALL),
+        *(Kind.WIPE, Kind.BUGGIFY_KILL, Kind.BIT_ROT),
+    )
+)
+_TERM = re.compile(r"\bterm\D{0,3}(\d+)")
+_NO_TERM: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """One node believed to lead, in seconds from the beginning of the run."""
+
+    node: str
+    term: int
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    at_ns: int
+    node: str
+    is_leader: bool
+    term: int = _NO_TERM
+
+
+def reigns_of(events: Sequence[Event], samples: Sequence[Sample], span: Span) -> list[Reign]:
+    """Return the reigns in order of their beginning.
+
+    A reign ends when its node says so, when its process ends, or with the run. Without events
+    the samples tell, as exactly as they were taken.
+    """
+    changes = list(_changes(events))
+    if not any(change.is_leader for change in changes):
+        changes = [_Change(s.at_ns, s.node, s.is_up and s.role == LEADER, s.term) for s in samples]
+    else:
+        changes += [_Change(s.at_ns, s.node, is_leader=False) for s in samples if not s.is_up]
+    reigns: list[Reign] = []
+    leads: dict[str, _Change] = {}
+    end = _Change(span.end_ns, "", is_leader=False)
+
+    def close(node: str, at_ns: int) -> None:
+        began = leads.pop(node)
+        reigns.append(Reign(node, began.term, span.at_s(began.at_ns), span.at_s(at_ns)))
+
+    for change in sorted(changes, key=lambda change: change.at_ns):
+        began = leads.get(change.node)
+        if began is not None and (not change.is_leader or change.term != began.term):
+            close(change.node, change.at_ns)
+        if change.is_leader:
+            leads.setdefault(change.node, change)
+    for node in list(leads):
+        close(node, end.at_ns)
+    return sorted(reigns, key=lambda reign: (reign.begin_s, reign.node))
+
+
+def _changes(events: Iterable[Event]) -> Iterable[_Change]:
+    for event in events:
+        if event.kind == ROLE:
+            term = _TERM.search(event.detail)
+            is_leader = event.detail.startswith(LEADER)
+            yield _Change(event.at_ns, event.node, is_leader, int(term[1]) if term else _NO_TERM)
+        elif event.kind in ENDS_A_PROCESS and not event.detail.startswith("skipped"):
+            for node in event.node.split(","):
+                yield _Change(event.at_ns, node.strip(), is_leader=False)
+
+
+def nodes_of(reigns: Iterable[Reign], samples: Iterable[Sample]) -> list[str]:
+    """Return every node that led or was sampled, sorted."""
+    return sorted({reign.node for reign in reigns} | {sample.node for sample in samples})
+
+
+def down_of(samples: Sequence[Sample], span: Span) -> dict[str, list[tuple[float, float]]]:
+    """Return from and until when each node did not answer, in seconds."""
+    spells: dict[str, list[tuple[float, float]]] = {}
+    since: dict[str, int] = {}
+    for sample in samples:
+        if not sample.is_up:
+            since.setdefault(sample.node, sample.at_ns)
+        elif sample.node in since:
+            spell = (span.at_s(since.pop(sample.node)), span.at_s(sample.at_ns))
+            spells.setdefault(sample.node, []).append(spell)
+    for node, at_ns in since.items():
+        spells.setdefault(node, []).append((span.at_s(at_ns), span.duration_s))
+    return spells
+
+
+def lag_of(samples: Sequence[Sample], span: Span) -> dict[str, F64]:
+    """Return by how many entries each node was behind the leader: the worst of each bucket.
+
+    NaN where the node was not sampled as a follower, or no leader had been heard of lately. The
+    leader is the one of the newest term so far, so an old one that is cut off is no measure.
+    """
+    lead = np.array(
+        [(s.at_ns, s.term, s.last_index) for s in samples if s.is_up and s.role == LEADER],
+        dtype=np.int64,
+    ).reshape(-1, 3)
+    lead = lead[lead[:, 1] >= np.maximum.accumulate(lead[:, 1])]
+    lag: dict[str, F64] = {}
+    if not len(lead):
+        return lag
+    for node in nodes_of((), samples):
+        rows = np.array(
+            [
+                (s.at_ns, s.last_index)
+                for s in samples
+                if s.node == node and s.is_up and s.role != LEADER
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 2)
+        place = np.searchsorted(lead[:, 0], rows[:, 0], side="right") - 1
+        rows, place = rows[place >= 0], place[place >= 0]
+        fresh = rows[:, 0] - lead[place, 0] <= LEADER_FRESH_NS
+        rows, place = rows[fresh], place[fresh]
+        worst = np.full(span.buckets, -1.0)
+        behind = np.maximum(lead[place, 2] - rows[:, 1], 0).astype(np.float64)
+        np.maximum.at(worst, span.bucket_of(rows[:, 0]), behind)
+        worst[worst < 0] = np.nan
+        if not np.isnan(worst).all():
+            lag[node] = worst
+    return lag

@@ -1,0 +1,253 @@
+"""From a history to the numbers of its pictures. Pure; columns once, then numpy.
+
+Everything over time is put into buckets of whole seconds, so a picture of a day has no more marks
+than one of a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome
+from jepsen_like.report.run_folder import Sample
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+BUCKETS_MAX: Final = 900
+"""Buckets across a picture: about one per pixel of a wide screen."""
+
+BUCKET_WIDTHS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
+"""Widths a person can read; a run of a month has buckets of an hour."""
+
+DURATION_MAX_S: Final = BUCKETS_MAX * BUCKET_WIDTHS_S[-1]
+"""A stamp further from the first than this is no stamp; it is drawn at the end."""
+
+NS: Final = 1_000_000_000
+MS_PER_NS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The operations of a history, column by column, in one order."""
+
+    op_id: I64
+    f: I64
+    outcome: I64
+    call_ns: I64
+    ret_ns: I64
+
+    def __len__(self) -> int:
+        return len(self.op_id)
+
+
+def columns_of(operations: Sequence[Operation]) -> Columns:
+    """Return *operations* as columns."""
+
+    def column(values: Any) -> I64:
+        return np.fromiter(values, dtype=np.int64, count=len(operations))
+
+    return Columns(
+        column(op.op_id for op in operations),
+        column(op.f for op in operations),
+        column(op.outcome for op in operations),
+        column(op.call_ns for op in operations),
+        column(op.ret_ns for op in operations),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time a run took, in buckets.
+
+    Attributes:
+        begin_ns: Of the first thing that happened.
+        end_ns: Of the last.
+        bucket_s: Width of a bucket.
+    """
+
+    begin_ns: int
+    end_ns: int
+    bucket_s: int
+
+    @property
+    def duration_s(self) -> float:
+        """How long it was."""
+        return (self.end_ns - self.begin_ns) / NS
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are; at least one."""
+        return (self.end_ns - self.begin_ns) // (self.bucket_s * NS) + 1
+
+    @property
+    def starts_s(self) -> F64:
+        """Where each bucket begins."""
+        return np.arange(self.buckets, dtype=np.float64) * self.bucket_s
+
+    def bucket_of(self, at_ns: I64) -> I64:
+        """Return the bucket of each stamp; what lies outside counts for the outermost."""
+        place = (at_ns - self.begin_ns) // (self.bucket_s * NS)
+        return np.clip(place, 0, self.buckets - 1)
+
+    def second_of(self, at_ns: I64) -> I64:
+        """Return the second of each stamp, counted from the beginning."""
+        return np.clip((at_ns - self.begin_ns) // NS, 0, int(self.duration_s))
+
+    def at_s(self, at_ns: int) -> float:
+        """Return a stamp in seconds from the beginning, within the span."""
+        return (min(max(at_ns, self.begin_ns), self.end_ns) - self.begin_ns) / NS
+
+
+def span_of(columns: Columns, events: Sequence[Event] = (), samples: Sequence[Sample] = ()) -> Span:
+    """Return the span of everything that has a stamp; one second when nothing has."""
+    stamps: list[int] = [stamp for event in events for stamp in (event.at_ns, event.end_ns)]
+    stamps += [samples[0].at_ns, samples[-1].at_ns] if samples else []
+    if len(columns):
+        stamps += [int(columns.call_ns.min()), int(columns.call_ns.max())]
+        returned = columns.ret_ns[columns.ret_ns != NEVER]
+        stamps += [int(returned.max())] if len(returned) else []
+    begin_ns = min(stamps, default=0)
+    end_ns = min(max(stamps, default=0), begin_ns + (DURATION_MAX_S - 1) * NS)
+    seconds = (end_ns - begin_ns) / NS
+    fits = (width for width in BUCKET_WIDTHS_S if seconds < width * BUCKETS_MAX)
+    return Span(begin_ns, end_ns, next(fits, BUCKET_WIDTHS_S[-1]))
+
+
+def counts_of(columns: Columns) -> dict[str, dict[str, int]]:
+    """Return how many operations there were, by name and outcome; names that occur, in order."""
+    width = len(Outcome)
+    flat = np.bincount(columns.f * width + columns.outcome, minlength=len(F) * width)
+    return {
+        f.name.lower(): {o.name.lower(): int(flat[f * width + o]) for o in Outcome}
+        for f in F
+        if flat[f * width : (f + 1) * width].any()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Latency of acknowledged operations, per bucket of their calls; NaN where there was none."""
+
+    at_s: F64
+    p50_ms: F64
+    p99_ms: F64
+    max_ms: F64
+
+
+def latency_of(columns: Columns, span: Span) -> Latency:
+    """Return the percentiles of each bucket, each the latency of an operation (nearest rank)."""
+    answered = (columns.outcome == Outcome.OK) & (columns.ret_ns != NEVER)
+    call = columns.call_ns[answered]
+    took = columns.ret_ns[answered] - call
+    bucket = span.bucket_of(call)
+    order = np.lexsort((took, bucket))
+    took = took[order]
+    count = np.bincount(bucket, minlength=span.buckets)
+    first = np.cumsum(count) - count
+
+    def rank(per_cent: int) -> F64:
+        place = first + np.maximum(-(-count * per_cent // 100) - 1, 0)
+        found = np.full(span.buckets, np.nan)
+        there = count > 0
+        found[there] = took[place[there]] * MS_PER_NS
+        return found
+
+    return Latency(span.starts_s, rank(50), rank(99), rank(100))
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Operations called per second, by how they ended; one number a bucket."""
+
+    at_s: F64
+    ok: F64
+    info: F64
+    fail: F64
+
+
+def rates_of(columns: Columns, span: Span) -> Rates:
+    """Return the rates; the last bucket may be shorter than the others and is divided as they."""
+    bucket = span.bucket_of(columns.call_ns)
+
+    def rate(outcome: Outcome) -> F64:
+        chosen = bucket[columns.outcome == outcome]
+        return np.bincount(chosen, minlength=span.buckets) / span.bucket_s
+
+    return Rates(span.starts_s, rate(Outcome.OK), rate(Outcome.INFO), rate(Outcome.FAIL))
+
+
+class Served(IntEnum):
+    """What a second was for those who send."""
+
+    IDLE = 0
+    """Nobody sent."""
+    YES = 1
+    """At least one send was acknowledged."""
+    NO = 2
+    """Sends were under way and none was acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Second by second.
+
+    Attributes:
+        spells: What it was, from and until when, without gaps.
+        served_s: Seconds with an acknowledgement.
+        refused_s: Seconds with sends and without.
+    """
+
+    spells: tuple[tuple[Served, float, float], ...]
+    served_s: int
+    refused_s: int
+
+    @property
+    def share(self) -> float:
+        """Of the seconds in which somebody sent, those with an acknowledgement; NaN: no send."""
+        asked = self.served_s + self.refused_s
+        return self.served_s / asked if asked else float("nan")
+
+
+def availability_of(columns: Columns, span: Span) -> Availability:
+    """Return what each second was; a spell shorter than a bucket is widened when it was bad."""
+    sends = columns.f == F.SEND
+    call, ret = columns.call_ns[sends], columns.ret_ns[sends]
+    acked = (columns.outcome[sends] == Outcome.OK) & (ret != NEVER)
+    seconds = int(span.duration_s) + 1
+    # A send of which nobody knows the outcome counts for the second of its call only.
+    under_way = np.zeros(seconds + 1, dtype=np.int64)
+    np.add.at(under_way, span.second_of(call), 1)
+    np.add.at(under_way, span.second_of(np.where(ret == NEVER, call, ret)) + 1, -1)
+    state = np.where(np.cumsum(under_way)[:seconds] > 0, Served.NO, Served.IDLE)
+    state[span.second_of(ret[acked])] = Served.YES
+    starts = np.arange(0, seconds, span.bucket_s)
+    per_bucket = np.maximum.reduceat(state, starts)
+    return Availability(
+        _spells(per_bucket, starts, seconds),
+        int((state == Served.YES).sum()),
+        int((state == Served.NO).sum()),
+    )
+
+
+def _spells(
+    state: npt.NDArray[Any], starts: npt.NDArray[Any], end_s: float
+) -> tuple[tuple[Served, float, float], ...]:
+    changes = np.flatnonzero(np.diff(state)) + 1
+    edges = [0, *changes.tolist()]
+    begins = [float(starts[edge]) for edge in edges]
+    ends = [*begins[1:], float(end_s)]
+    kinds = [Served(int(state[edge])) for edge in edges]
+    return tuple(zip(kinds, begins, ends, strict=True))
+
+
+def percentile(values: Sequence[float], per_cent: int) -> float:
+    """Return the nearest-rank percentile of *values*, which are not empty."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * per_cent // 100) - 1)]
