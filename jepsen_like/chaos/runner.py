@@ -145,6 +145,7 @@ class _Run:
         wanted = any(step.kind in DISK_KINDS for step in plan.steps)
         why = loop_disk.why_not() if wanted else "the plan asks for no disk of its own"
         own: dict[str, loop_disk.LoopDisk] = {}
+        (folder / "nodes").mkdir(exist_ok=True)
         if why is None:
             for name in (f"n{number}" for number in range(plan.members)):
                 place = folder / "nodes" / name
