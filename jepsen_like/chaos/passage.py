@@ -98,7 +98,9 @@ class Passage:
         fault, of_members = link.fault, self._channel is not None
         if fault.loss and chance() < fault.loss:
             sometimes["frame_lost"] += 1
-            self.is_broken = not (fault.silent and of_members)
+            if not (fault.silent and of_members):
+                sometimes["resets"] += 1
+                self.is_broken = True
             return
         if not of_members or self._is_fresh:  # without its hello no connection stands
             arrivals.append(self._in_turn(frame, now_s))

@@ -127,6 +127,8 @@ class RealMember(RealMachine):
         self._why_no_disk = why_no_disk
         self._rng = rng
         self._slow = ExitStack()
+        self._tracing = trio.Lock()
+        """A process has one tracer at a time."""
 
     @property
     def seen_commit(self) -> int:
@@ -178,9 +180,7 @@ class RealMember(RealMachine):
         pid = self._node.pid
         if pid is None or not self._node.running:
             return ""
-        failed = await _in_thread(
-            lambda: strace_inject.fail_one_flush(pid, nth=1 + skip % 8, within_s=int(POINT_WAIT_S))
-        )
+        failed = await self._fail_flush(pid, 1 + skip % 8)
         if not failed:
             return ""
         if power and self.disk is not None:
@@ -215,7 +215,11 @@ class RealMember(RealMachine):
 
     async def slow_disk(self, delay_s: float) -> None:
         """Let every flush begin late; 0 heals."""
-        self._slow.close()
+        async with self._tracing:
+            await self._slow_disk(delay_s)
+
+    async def _slow_disk(self, delay_s: float) -> None:
+        await _in_thread(self._slow.close)
         pid = self._node.pid
         if not delay_s or pid is None or not self._node.running:
             return
@@ -235,7 +239,16 @@ class RealMember(RealMachine):
             raise CannotBeDone(why)
         pid = self._node.pid
         if number and pid is not None and self._node.running:
-            await _in_thread(lambda: strace_inject.fail_one_flush(pid, within_s=int(POINT_WAIT_S)))
+            await self._fail_flush(pid, 1)
+
+    async def _fail_flush(self, pid: int, nth: int) -> int:
+        async with self._tracing:
+            await _in_thread(self._slow.close)  # it gives way: the flush fails, slow or not
+            return int(
+                await _in_thread(
+                    lambda: strace_inject.fail_one_flush(pid, nth=nth, within_s=int(POINT_WAIT_S))
+                )
+            )
 
     # -- clocks ----------------------------------------------------------------------------
 
