@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers import consumer_offsets, delayed, queue_log, replicas, total_queue
+from jepsen_like.checkers import (
+    batches,
+    consumer_offsets,
+    delayed,
+    half_messages,
+    locks,
+    polls,
+    queue_log,
+    replicas,
+    total_queue,
+    transactions,
+)
 from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import History
 
 
 def check_everything(
-    history: History, *, settled: bool = True, clock_error_ns: int = 0
+    history: History,
+    *,
+    settled: bool = True,
+    clock_error_ns: int = 0,
+    lease_ns: int = locks.LEASE_NS,
+    check_interval_ns: int = transactions.CHECK_INTERVAL_NS,
+    immunity_ns: int = 0,
+    late_max_ns: int | None = None,
 ) -> list[Verdict]:
     """Return one verdict per checker.
+
+    Batches, polls, locks and transactions are judged only where a history has such operations:
+    there is no verdict of theirs otherwise, as there was nothing to promise.
 
     Args:
         settled: Faults were over, everything was drained and every replica read.
         clock_error_ns: How far a broker's clock may have been ahead.
+        lease_ns: How long brokers let the lock of a queue last.
+        check_interval_ns: How long after the decision of a transaction a check may still arrive.
+        immunity_ns: For how long a half message is not asked about.
+        late_max_ns: How late a delayed message may come, time without a leader included; None: as
+            late as it likes.
     """
     operations = history.operations
     verdicts = [
@@ -22,10 +48,37 @@ def check_everything(
         checked(consumer_offsets.NAME, lambda: consumer_offsets.check_history(operations)),
         checked(
             delayed.NAME,
-            lambda: delayed.check_history(history, clock_error_ns=clock_error_ns, drained=settled),
+            lambda: delayed.check_history(
+                history, clock_error_ns=clock_error_ns, drained=settled, late_max_ns=late_max_ns
+            ),
         ),
         checked(replicas.NAME, lambda: replicas.check_history(history, settled=settled)),
     ]
+    if batches.batches_of(operations):
+        verdicts.append(checked(batches.NAME, lambda: batches.check_history(history)))
+    if polls.polls_of(operations):
+        verdicts.append(checked(polls.NAME, lambda: polls.check_history(operations)))
+    if any(op.f in locks.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(
+                locks.NAME,
+                lambda: locks.check_history(
+                    operations, lease_ns=lease_ns, clock_error_ns=clock_error_ns
+                ),
+            )
+        )
+    if any(op.f in half_messages.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(
+                transactions.NAME,
+                lambda: transactions.check_history(
+                    history,
+                    drained=settled,
+                    check_interval_ns=check_interval_ns,
+                    immunity_ns=max(immunity_ns - clock_error_ns, 0),
+                ),
+            )
+        )
     if settled:
         verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
     return verdicts

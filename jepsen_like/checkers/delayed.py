@@ -1,20 +1,27 @@
-"""Delayed messages: never early, exactly once into their queue, none lost.
+"""Delayed messages: never early, not too late, exactly once into their queue, none lost.
 
 A send with a delay is acknowledged by the schedule log; it shows in its topic later. Its value is
 looked for in what was pulled and in what the replicas hold when the run is over.
+
+Early: an answer with the message returned before it was due, counted from the call of its send.
+Late: a read was called too long after it was due, counted from the return of its send, and found
+the queue to end before the place the message was given in the end. Both can only be too mild.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final
 
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome
+from jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 
 NAME: Final = "delayed"
 
 EARLY: Final = "delivered early"
+LATE: Final = "delivered late"
 TWICE: Final = "delivered twice"
 NOT_DELIVERED: Final = "delayed message lost"
 ABORTED: Final = "aborted delayed message"
@@ -23,12 +30,19 @@ REPORTED_MAX: Final = 8
 _Place = tuple[str, int, int]
 
 
-def check_history(history: History, *, clock_error_ns: int = 0, drained: bool = True) -> Verdict:
+def check_history(
+    history: History,
+    *,
+    clock_error_ns: int = 0,
+    drained: bool = True,
+    late_max_ns: int | None = None,
+) -> Verdict:
     """Return the verdict over the delayed sends of a history.
 
     Args:
         clock_error_ns: How far brokers' clocks may be ahead of the history's.
         drained: The run ended with everything due and delivered, so what is missing is lost.
+        late_max_ns: How late a message may come, time without a leader included; None: any.
     """
     sends = {op.value: op for op in history.operations if op.f == F.SEND and op.due_ns != NOTHING}
     found: list[Violation] = []
@@ -50,6 +64,8 @@ def check_history(history: History, *, clock_error_ns: int = 0, drained: bool = 
                 at = (read.topic, read.queue, read.min_off + place)
                 places.setdefault(value, {}).setdefault(at, NOTHING)
     found += _early(sends, first_seen, clock_error_ns)
+    if late_max_ns is not None:
+        found += _late(sends, places, history.operations, late_max_ns + clock_error_ns)
     found += _twice_or_aborted(sends, places)
     if drained:
         cut = {(read.topic, read.queue) for read in history.replica_reads if read.min_off > 0}
@@ -83,6 +99,38 @@ def _early(
         for value, seen in first_seen.items()
         if seen.ret_ns < sends[value].due_ns - clock_error_ns
     ][:REPORTED_MAX]
+
+
+def _late(
+    sends: dict[int, Operation],
+    places: dict[int, dict[_Place, int]],
+    operations: Iterable[Operation],
+    late_max_ns: int,
+) -> list[Violation]:
+    ends: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for op in operations:
+        is_read = op.f in (F.PULL, F.MAX_OFFSET) and op.outcome == Outcome.OK
+        if is_read and op.max_off != NOTHING and op.level == Level.LINEARIZABLE:
+            ends.setdefault((op.topic, op.queue), []).append((op.max_off, op.call_ns, op.op_id))
+    # Of all reads that saw a queue end there or before, the one that was called last.
+    last: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for queue, rows in ends.items():
+        rows.sort()
+        last[queue] = list(accumulate(((call, op_id) for _, call, op_id in rows), max))
+    found: list[Violation] = []
+    for value, where in places.items():
+        send, (topic, queue_id, off) = sends[value], min(where)
+        rows = ends.get((topic, queue_id), [])
+        at = bisect_right(rows, off, key=lambda row: row[0])
+        if send.outcome != Outcome.OK or at == 0:
+            continue
+        call_ns, op_id = last[topic, queue_id][at - 1]
+        late_ns = call_ns - (send.ret_ns + send.due_ns - send.call_ns)
+        if late_ns > late_max_ns:
+            text = f"value {value} was not there {late_ns / 1e6:.1f} ms after it was due"
+            pair = (send.op_id, op_id)
+            found.append(Violation(LATE, f"{topic}/{queue_id}", text, pair, at_ns=call_ns))
+    return found[:REPORTED_MAX]
 
 
 def _twice_or_aborted(

@@ -8,6 +8,8 @@ min. A failure names the two operations that prove it.
 
 Unknown sends: one that a read found is bound to that offset. The others may fill offsets that no
 known send occupies; taking both in order minimises every bound, so it is optimal.
+A half message counts as a send that happened between the first call of a commit and the first
+acknowledgement of one; see `half_messages`. Queues that the broker writes by itself are left out.
 Equal stamps overlap, so the comparison is strict.
 
 Spec: the argument is written out in docs/simulation.md.
@@ -22,6 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
@@ -49,11 +52,11 @@ I64 = npt.NDArray[np.int64]
 class QueueColumns:
     """The operations on one queue as columns; what the kernel works on.
 
-    Sends: `send_off` is `NOTHING` and `send_ret` `NEVER` for an unknown outcome; `send_failed`
-    marks certain failures. Reads: `found_off`/`found_count` say which offsets were found (count 0:
-    none), `end` is the offset proved to be the length of the list at some instant of the read, or
-    `NOTHING`. `seen_*` has one row per message found: which read, where, which value; a read that
-    proves no times (a follower's) has rows here only.
+    Sends: `send_off` is `NOTHING` for an unknown offset and `send_ret` `NEVER` for an unknown
+    outcome; `send_failed` marks certain failures. Reads: `found_off`/`found_count` say which
+    offsets were found (count 0: none), `end` is the offset proved to be the length of the list at
+    some instant of the read, or `NOTHING`. `seen_*` has one row per message found: which read,
+    where, which value; a read that proves no times (a follower's) has rows here only.
     """
 
     send_id: I64
@@ -75,8 +78,18 @@ class QueueColumns:
 
 def columns_of(operations: Iterable[Operation], *, queue: tuple[str, int]) -> QueueColumns:
     """Return the columns of *queue* from rows; rows of other queues are ignored."""
-    topic, queue_id = queue
-    return _columns(op for op in operations if op.topic == topic and op.queue == queue_id)
+    return _columns(_by_queue(operations).get(queue, ()))
+
+
+def _by_queue(operations: Iterable[Operation]) -> dict[tuple[str, int], list[Operation]]:
+    """Return the rows of each queue; of a transaction, the append it may have led to."""
+    rows = list(operations)
+    appends = (one.as_append() for one in transactions_of(rows).values())
+    by_queue: dict[tuple[str, int], list[Operation]] = {}
+    for op in (*(op for op in rows if op.f in _QUEUE_OPERATIONS), *appends):
+        if op is not None and op.topic and op.queue != NOTHING and op.topic not in SYSTEM_TOPICS:
+            by_queue.setdefault((op.topic, op.queue), []).append(op)
+    return by_queue
 
 
 def _columns(operations: Iterable[Operation]) -> QueueColumns:
@@ -91,6 +104,9 @@ def _columns(operations: Iterable[Operation]) -> QueueColumns:
                 failed = op.outcome == Outcome.FAIL
                 row = (op.op_id, op.call_ns, NEVER, NOTHING, op.value, failed)
             sends.append(row)
+        elif op.f == F.END_TRANSACTION:
+            failed = op.outcome == Outcome.FAIL
+            sends.append((op.op_id, op.call_ns, op.ret_ns, NOTHING, op.value, failed))
         elif op.f in (F.PULL, F.MAX_OFFSET) and op.outcome == Outcome.OK:
             count = len(op.values) if op.f == F.PULL else 0
             for place, value in enumerate(op.values):
@@ -133,10 +149,7 @@ def check_queue(columns: QueueColumns, subject: str = "") -> list[Violation]:
 
 def check_history(operations: Iterable[Operation]) -> Verdict:
     """Return the verdict over every queue of a history: linearizability is local to a queue."""
-    by_queue: dict[tuple[str, int], list[Operation]] = {}
-    for op in operations:
-        if op.topic and op.queue != NOTHING and op.f in _QUEUE_OPERATIONS:
-            by_queue.setdefault((op.topic, op.queue), []).append(op)
+    by_queue = _by_queue(operations)
     violations: list[Violation] = []
     facts = sends = reads = 0
     for (topic, queue_id), rows in sorted(by_queue.items()):

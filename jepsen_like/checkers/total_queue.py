@@ -1,7 +1,8 @@
 """Multiset algebra over everything sent and everything there: the cheap first look at a run.
 
 lost = acknowledged and not there; unexpected = there and never attempted; duplicated = there more
-than once; recovered = there although the acknowledgement never came.
+than once; recovered = there although the acknowledgement never came. A committed half message was
+sent by its commit. Queues that the broker writes by itself are left out.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, sends_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Outcome
+from jepsen_like.history.operation import NOTHING, History, Outcome
 
 NAME: Final = "total_queue"
 
@@ -33,10 +35,10 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
     chosen = node or reads[0].node
     there: Counter[int] = Counter()
     for read in reads:
-        if read.node == chosen:
+        if read.node == chosen and read.topic not in SYSTEM_TOPICS:
             there.update(value for value in read.values if value != NOTHING)
     first_kept = {(r.topic, r.queue): r.min_off for r in reads if r.node == chosen}
-    sends = {op.value: op for op in history.operations if op.f == F.SEND}
+    sends = {op.value: op for op in sends_of(history.operations)}
     acked = {value for value, op in sends.items() if op.outcome == Outcome.OK}
     # What retention removed is not lost; without an offset of its own nobody can tell.
     removed = {

@@ -60,6 +60,15 @@ class Level(IntEnum):
     """A follower's or otherwise old answer: values must agree, times prove nothing."""
 
 
+@unique
+class Decision(IntEnum):
+    """What the end of a transaction said."""
+
+    UNKNOWN = 0
+    COMMIT = 1
+    ROLLBACK = 2
+
+
 class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
     """One attempt of one client.
 
@@ -78,13 +87,13 @@ class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
         cnt: Messages a pull found.
         max_off: One past the last offset, as the answer says it.
         min_off: First offset kept, as the answer says it.
-        value: What a send sent.
+        value: What a send sent; in all rows of a transaction, what its half message holds.
         values: What a pull found at *off* and on, without a gap.
         group: Consumer group.
-        token: Fencing token of a lock.
+        token: Fencing token of a lock: granted by a lock, shown by what is done under it.
         due_ns: When a delayed message is due, counted from its call.
-        txn: Transaction, the offset of its half message.
-        decision: Of a transaction.
+        txn: Transaction, the offset of its half message as the half's acknowledgement said it.
+        decision: Of a transaction, see `Decision`.
         status: Status of the answer as it came, for another classification later.
         err: Class of the error as it came.
         level: See `Level`.

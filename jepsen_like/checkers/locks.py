@@ -1,0 +1,250 @@
+"""Queue locks: one holder at a time, and tokens that only grow.
+
+A lock is a lease. Time alone cannot exclude a holder that stood still, so each grant carries a
+token, the index of its log entry. A row `LOCK` that ended well is a grant or a renewal, one that
+failed was refused; a logical client (`process`) is one holder. What is done under a lock carries
+its token.
+
+Holding. A grant happened after its call, so it lasts until its call + lease at least, unless its
+holder called an unlock; and it had happened when it returned. Between the two the holder certainly
+holds. Two of these intervals of different holders must not meet, and no grant to another may lie
+inside one. Clocks of brokers shorten a lease by as much as they may be apart. An unlock with
+unknown outcome may count at any time after its call, so it ends every hold it could end: with a
+token the hold of that token, without one every hold of its process that it does not precede.
+
+Tokens. The token accepted last is a register that only grows: any row that ended well and carries
+token t proves that t was granted before it returned. A row with a smaller token, called after
+that, must not have ended well: a grant of it went back, anything else was not fenced off. Unlocks
+are left out, since one that finds nothing to unlock ends well too. A renewal may keep its token; a
+token of two holders, or one granted again after its unlock, fences nobody off.
+
+Every rule compares a return with a later call, strictly, and refused or unknown rows say nothing,
+so a correct history raises no alarm. Not decided: whether a refusal was justified (an unknown lock
+may have been granted), and consumption intervals, which no row records.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+
+NAME: Final = "locks"
+
+TWO_HOLDERS: Final = "two holders at once"
+TOKEN_WENT_BACK: Final = "lock token went back"
+TOKEN_OF_TWO: Final = "lock token of two holders"
+TOKEN_AGAIN: Final = "lock token granted again"
+NOT_FENCED: Final = "old lock token accepted"
+
+LEASE_NS: Final = 60_000_000_000
+"""How long a grant lasts that is neither renewed nor given back; a broker's setting."""
+REPORTED_MAX: Final = 8
+"""Violations reported per kind and lock."""
+OPERATIONS: Final = frozenset({F.LOCK, F.UNLOCK})
+
+Slot = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A grant, and the time for which its holder certainly holds."""
+
+    op: Operation
+    begin_ns: int
+    end_ns: int
+
+
+def check_history(
+    operations: Iterable[Operation], *, lease_ns: int = LEASE_NS, clock_error_ns: int = 0
+) -> Verdict:
+    """Return the verdict over the lock of every (group, queue).
+
+    Args:
+        lease_ns: How long brokers let a grant last.
+        clock_error_ns: How far clocks of brokers may be apart.
+    """
+    slots: dict[Slot, list[Operation]] = {}
+    for op in operations:
+        if op.f in OPERATIONS or op.token != NOTHING:
+            slots.setdefault((op.group, op.topic, op.queue), []).append(op)
+    found: list[Violation] = []
+    grants = shown = 0
+    for (group, topic, queue), rows in sorted(slots.items()):
+        subject = f"{group}@{topic}/{queue}"
+        granted = [op for op in rows if op.f == F.LOCK and op.outcome == Outcome.OK]
+        grants += len(granted)
+        shown += sum(op.f not in OPERATIONS for op in rows)
+        found += _check_owners(granted, rows, subject)
+        found += _check_order(rows, subject)
+        found += _check_holds(_holds(granted, rows, lease_ns - clock_error_ns), subject)
+    counts = {"locks": len(slots), "grants": grants, "under_lock": shown}
+    return judge(NAME, found, counts, looked_at=grants)
+
+
+def _check_owners(granted: list[Operation], rows: list[Operation], subject: str) -> list[Violation]:
+    """A token is one holder's, and not granted again once it was given back."""
+    given_back: dict[tuple[int, int], Operation] = {}
+    for op in rows:
+        if op.f == F.UNLOCK and op.outcome == Outcome.OK and op.token != NOTHING:
+            known = given_back.setdefault((op.process, op.token), op)
+            if op.ret_ns < known.ret_ns:
+                given_back[op.process, op.token] = op
+    found: list[Violation] = []
+    owner: dict[int, Operation] = {}
+    for op in granted:
+        if op.token == NOTHING:
+            continue
+        first = owner.setdefault(op.token, op)
+        back = given_back.get((op.process, op.token))
+        if first.process != op.process:
+            text = f"token {op.token} was granted to p{first.process} and to p{op.process}"
+            found.append(Violation(TOKEN_OF_TWO, subject, text, (first.op_id, op.op_id)))
+        elif back is not None and back.ret_ns < op.call_ns:
+            text = f"token {op.token} was given back and granted again"
+            found.append(
+                Violation(TOKEN_AGAIN, subject, text, (back.op_id, op.op_id), at_ns=op.ret_ns)
+            )
+    return found[:REPORTED_MAX]
+
+
+def _check_order(rows: list[Operation], subject: str) -> list[Violation]:
+    """No token is accepted after a greater one was."""
+    accepted = [
+        op for op in rows if op.token != NOTHING and op.outcome == Outcome.OK and op.f != F.UNLOCK
+    ]
+    returned = sorted(accepted, key=lambda op: op.ret_ns)
+    newest: Operation | None = None
+    at = 0
+    found: list[Violation] = []
+    for op in sorted(accepted, key=lambda op: op.call_ns):
+        while returned[at].ret_ns < op.call_ns:  # ends at the latest with the row itself
+            if newest is None or returned[at].token > newest.token:
+                newest = returned[at]
+            at += 1
+        if newest is not None and op.token < newest.token:
+            is_grant = op.f == F.LOCK
+            found.append(
+                Violation(
+                    TOKEN_WENT_BACK if is_grant else NOT_FENCED,
+                    subject,
+                    f"token {op.token} was {'granted' if is_grant else 'accepted'} after "
+                    f"{newest.token} had been",
+                    (newest.op_id, op.op_id),
+                    at_ns=op.call_ns,
+                )
+            )
+    return found[:REPORTED_MAX]
+
+
+class _Unlocks:
+    """Unlocks of one holder: when the first of those was called that may still count."""
+
+    def __init__(self) -> None:
+        self._rows: list[Operation] = []
+        self._returns: list[int] = []
+        self._first_call: list[int] = []
+
+    def take(self, op: Operation) -> None:
+        self._rows.append(op)
+
+    def close(self) -> None:
+        """No more will come."""
+        self._rows.sort(key=lambda op: op.ret_ns)
+        self._returns = [op.ret_ns for op in self._rows]
+        first = NEVER
+        for op in reversed(self._rows):
+            first = min(first, op.call_ns)
+            self._first_call.append(first)
+        self._first_call.reverse()
+
+    def first_call(self, not_before_ns: int) -> int:
+        """Return the earliest call among those that had not returned before *not_before_ns*."""
+        at = bisect_left(self._returns, not_before_ns)
+        return self._first_call[at] if at < len(self._first_call) else NEVER
+
+
+def _holds(granted: list[Operation], rows: list[Operation], lease_ns: int) -> list[_Hold]:
+    of_token: dict[tuple[int, int], _Unlocks] = {}
+    of_process: dict[int, _Unlocks] = {}
+    for op in rows:
+        if op.f == F.UNLOCK and op.outcome != Outcome.FAIL:
+            of_token.setdefault((op.process, op.token), _Unlocks()).take(op)
+            of_process.setdefault(op.process, _Unlocks()).take(op)
+    for unlocks in (*of_token.values(), *of_process.values()):
+        unlocks.close()
+    holds: list[_Hold] = []
+    for op in granted:
+        may_end = (
+            [of_process.get(op.process)]
+            if op.token == NOTHING
+            else [of_token.get((op.process, op.token)), of_token.get((op.process, NOTHING))]
+        )
+        calls = [unlocks.first_call(op.call_ns) for unlocks in may_end if unlocks is not None]
+        holds.append(_Hold(op, op.ret_ns, min(op.call_ns + lease_ns, *calls, NEVER)))
+    return holds
+
+
+class _LastEnd:
+    """The hold that ends last, and the one that ends last among those of other holders."""
+
+    def __init__(self) -> None:
+        self._first: _Hold | None = None
+        self._second: _Hold | None = None
+
+    def take(self, hold: _Hold) -> None:
+        if self._first is None or self._first.op.process == hold.op.process:
+            if self._first is None or hold.end_ns > self._first.end_ns:
+                self._first = hold
+        elif hold.end_ns > self._first.end_ns:
+            self._first, self._second = hold, self._first
+        elif self._second is None or hold.end_ns > self._second.end_ns:
+            self._second = hold
+
+    def besides(self, process: int) -> _Hold | None:
+        """Return the hold that ends last and is not of *process*."""
+        first = self._first
+        return self._second if first is not None and first.op.process == process else first
+
+
+def _check_holds(holds: list[_Hold], subject: str) -> list[Violation]:
+    by_begin = sorted(holds, key=lambda hold: hold.begin_ns)
+    pairs: dict[tuple[int, int], Violation] = {}
+    last, at = _LastEnd(), 0
+    for hold in sorted(holds, key=lambda hold: hold.op.call_ns):
+        while by_begin[at].begin_ns < hold.op.call_ns:  # ends at the latest with the hold itself
+            last.take(by_begin[at])
+            at += 1
+        other = last.besides(hold.op.process)
+        if other is not None and other.end_ns > hold.op.ret_ns:
+            _note(pairs, other, hold, subject)
+    last = _LastEnd()
+    for hold in by_begin:
+        if hold.begin_ns >= hold.end_ns:
+            continue  # never certain
+        other = last.besides(hold.op.process)
+        if other is not None and other.end_ns > hold.begin_ns:
+            _note(pairs, other, hold, subject)
+        last.take(hold)
+    return list(pairs.values())[:REPORTED_MAX]
+
+
+def _note(
+    pairs: dict[tuple[int, int], Violation], first: _Hold, second: _Hold, subject: str
+) -> None:
+    ids = (first.op.op_id, second.op.op_id)
+    pairs.setdefault(
+        ids,
+        Violation(
+            TWO_HOLDERS,
+            subject,
+            f"p{second.op.process} got the lock while p{first.op.process} held it until "
+            f"{first.end_ns} ns",
+            ids,
+            at_ns=second.begin_ns,
+        ),
+    )

@@ -1,0 +1,330 @@
+"""Transactional messages: nothing before the commit, one message after it, none after a rollback.
+
+The decision of a half message is a register that is written once. A row `END_TRANSACTION` that
+ended well wrote it, or found it written with the same decision; one that failed never will; an
+unknown one may have. So a message may be seen only after a commit that did not fail was called, an
+acknowledged commit and an acknowledged rollback exclude each other, and after an acknowledged
+rollback nothing is ever to be seen, before it neither. Seen means pulled, or held by a replica in
+the end; in how many places is counted over both. Which commit made it visible nobody needs to know.
+
+Times within the queue are the queue checker's: for it a half message is a send that happened
+between the first call of a commit and the first acknowledgement.
+
+A row `CHECK` is a question of the broker, stamped when it reached the producer, with the value of
+the half message; what the producer answers is an `END_TRANSACTION` of its own. A question may be
+under way while the decision is taken: it counts as late when it arrives more than a whole interval
+after the decision was acknowledged. Questions arrive late but never early, so the time between two
+of them proves nothing; that none comes before its time does.
+
+Half messages nobody answers for are to be in the discard topic, once. An unknown decision excuses
+every rule that it could explain, so a correct history raises no alarm.
+
+Rows are of one broker group: the offset of a half message is unique within it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from jepsen_like.checkers import half_messages
+from jepsen_like.checkers.half_messages import Transaction
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import NOTHING, Decision, F, History, Operation, Outcome
+
+NAME: Final = "transactions"
+
+HALF_VISIBLE: Final = "half message visible"
+ROLLED_BACK_VISIBLE: Final = "rolled back message visible"
+FAILED_VISIBLE: Final = "failed half message visible"
+DECIDED_TWICE: Final = "transaction decided both ways"
+COMMITTED_TWICE: Final = "committed message stored twice"
+OTHER_QUEUE: Final = "committed message in another queue"
+COMMIT_LOST: Final = "committed message lost"
+SHARED_OFFSET: Final = "half messages share an offset"
+NEVER_BEGUN: Final = "transaction nobody began"
+CHECKED_DECIDED: Final = "decided transaction checked"
+CHECKED_EARLY: Final = "transaction checked too early"
+CHECKED_OFTEN: Final = "transaction checked too often"
+DISCARDED_COMMITTED: Final = "committed message discarded"
+DISCARDED_TWICE: Final = "half message discarded twice"
+DROPPED: Final = "undecided half message dropped"
+
+CHECK_INTERVAL_NS: Final = 60_000_000_000
+"""How long a question may be under way, from its decision to its arrival: a broker's interval."""
+CHECKS_MAX: Final = 15
+"""Questions about one half message before it is discarded; a broker's setting."""
+REPORTED_MAX: Final = 8
+"""Violations reported per kind."""
+
+_Place = tuple[str, int, int]
+
+
+@dataclass(slots=True)
+class _Sightings:
+    """Where a value was seen, and by which operation first; `NOTHING` stands for a replica."""
+
+    places: dict[_Place, int] = field(default_factory=dict)
+    first_ns: int = 0
+    first_id: int = NOTHING
+
+    def add(self, place: _Place, at_ns: int, op_id: int) -> None:
+        if not self.places or at_ns < self.first_ns:
+            self.first_ns, self.first_id = at_ns, op_id
+        if self.places.get(place, NOTHING) == NOTHING:
+            self.places[place] = op_id
+
+    def witnesses(self, *before: Operation) -> tuple[int, ...]:
+        ids = (*(op.op_id for op in before), self.first_id)
+        return tuple(op_id for op_id in ids if op_id != NOTHING)
+
+
+def check_history(
+    history: History,
+    *,
+    drained: bool = True,
+    check_interval_ns: int = CHECK_INTERVAL_NS,
+    checks_max: int = CHECKS_MAX,
+    immunity_ns: int = 0,
+) -> Verdict:
+    """Return the verdict over the transactions of a history.
+
+    Args:
+        drained: The run ended with everything committed or discarded read, so what is missing is
+            lost.
+        check_interval_ns: How long after an acknowledged decision a check may still arrive.
+        checks_max: How often a producer may be asked about one half message.
+        immunity_ns: For how long after its call a half message is not asked about.
+    """
+    transactions = half_messages.transactions_of(history.operations)
+    seen, discarded = _sightings(history, transactions)
+    found = _shared_offsets(history.operations)
+    for value, one in sorted(transactions.items()):
+        found += _check_seen(one, seen.get(value))
+        found += _check_rows(one, check_interval_ns, checks_max, immunity_ns)
+        found += _check_discarded(one, seen.get(value), discarded.get(value))
+    if drained:
+        cut = {(read.topic, read.queue) for read in history.replica_reads if read.min_off > 0}
+        found += _lost(transactions, seen, discarded, cut)
+        found += _dropped(history, transactions, seen, discarded, check_interval_ns, checks_max)
+    began = [one for one in transactions.values() if one.half is not None]
+    counts = {
+        "halves": len(began),
+        "acknowledged": sum(
+            one.half is not None and one.half.outcome == Outcome.OK for one in began
+        ),
+        "decisions": sum(len(one.ends) for one in began),
+        "checks": sum(len(one.checks) for one in began),
+        "seen": len(seen),
+        "discarded": len(discarded),
+    }
+    return judge(NAME, _few_of_each(found), counts, looked_at=len(began))
+
+
+def _few_of_each(violations: list[Violation]) -> list[Violation]:
+    left: dict[str, int] = {}
+    kept: list[Violation] = []
+    for violation in violations:
+        left[violation.name] = left.get(violation.name, REPORTED_MAX) - 1
+        if left[violation.name] >= 0:
+            kept.append(violation)
+    return kept
+
+
+def _sightings(
+    history: History, transactions: dict[int, Transaction]
+) -> tuple[dict[int, _Sightings], dict[int, _Sightings]]:
+    """Return where values of half messages were seen: in topics, and in the discard topic."""
+    seen: dict[int, _Sightings] = {}
+    discarded: dict[int, _Sightings] = {}
+    rows = [
+        (op.topic, op.queue, op.off, op.values, op.ret_ns, op.op_id)
+        for op in history.operations
+        if op.f == F.PULL and op.outcome == Outcome.OK
+    ]
+    rows += [
+        (read.topic, read.queue, read.min_off, read.values, read.at_ns, NOTHING)
+        for read in history.replica_reads
+    ]
+    for topic, queue, off, values, at_ns, op_id in rows:
+        if topic in (half_messages.HALF_TOPIC, half_messages.DONE_TOPIC):
+            continue
+        into = discarded if topic == half_messages.DISCARD_TOPIC else seen
+        for place, value in enumerate(values):
+            if value in transactions:
+                into.setdefault(value, _Sightings()).add((topic, queue, off + place), at_ns, op_id)
+    return seen, discarded
+
+
+def _check_seen(one: Transaction, seen: _Sightings | None) -> list[Violation]:
+    """At most one of the things that can be wrong with a visible message, the plainest."""
+    half = one.half
+    if half is None:
+        return []
+    subject = f"{half.topic}/{half.queue}"
+    commits = one.ended(Decision.COMMIT)
+    acknowledged = one.ended(Decision.COMMIT, only_acknowledged=True)
+    refused = one.ended(Decision.ROLLBACK, only_acknowledged=True)
+    if acknowledged and refused:
+        text = f"value {one.value}: a commit and a rollback were both acknowledged"
+        witnesses: tuple[int, ...] = (acknowledged[0].op_id, refused[0].op_id)
+        at_ns = max(acknowledged[0].ret_ns, refused[0].ret_ns)
+        return [Violation(DECIDED_TWICE, subject, text, witnesses, at_ns=at_ns)]
+    if seen is None:
+        return []
+    called = min((op.call_ns for op in commits), default=None)
+    name = ""
+    witnesses = seen.witnesses(half)
+    if half.outcome == Outcome.FAIL:
+        name, text = FAILED_VISIBLE, "is visible, but its half message certainly failed"
+    elif refused:
+        name, text = ROLLED_BACK_VISIBLE, "is visible, but its rollback was acknowledged"
+        witnesses = seen.witnesses(refused[0])
+    elif called is None:
+        name, text = HALF_VISIBLE, "is visible, and nobody may have committed it"
+    elif seen.first_ns < called:
+        name, text = HALF_VISIBLE, "was visible before its first commit was called"
+    elif len(seen.places) > 1:
+        shown = ", ".join(f"{topic}/{queue}@{off}" for topic, queue, off in sorted(seen.places))
+        name, text = COMMITTED_TWICE, f"is at {shown}"
+        pulls = [op_id for op_id in seen.places.values() if op_id != NOTHING]
+        witnesses = tuple(pulls[:2]) or (half.op_id,)
+    elif next(iter(seen.places))[:2] != (half.topic, half.queue):
+        topic, queue, _ = next(iter(seen.places))
+        name, text = OTHER_QUEUE, f"was committed to {topic}/{queue}"
+    if not name:
+        return []
+    text = f"value {one.value} {text}"
+    return [Violation(name, subject, text, witnesses, at_ns=seen.first_ns)]
+
+
+def _shared_offsets(operations: list[Operation]) -> list[Violation]:
+    """Two half messages acknowledged at one offset: one decision would count for both."""
+    first: dict[int, Operation] = {}
+    found: list[Violation] = []
+    for op in operations:
+        if op.f != F.HALF or op.outcome != Outcome.OK or op.txn == NOTHING:
+            continue
+        known = first.setdefault(op.txn, op)
+        if known is not op:
+            text = f"values {known.value} and {op.value} are both at half offset {op.txn}"
+            subject = f"{op.topic}/{op.queue}"
+            found.append(Violation(SHARED_OFFSET, subject, text, (known.op_id, op.op_id)))
+    return found
+
+
+def _check_rows(
+    one: Transaction, interval_ns: int, checks_max: int, immunity_ns: int
+) -> list[Violation]:
+    """What decisions and questions say of themselves."""
+    half = one.half
+    if half is None or half.outcome == Outcome.FAIL:
+        rows = [*one.checks, *(op for op in one.ends if op.outcome == Outcome.OK)]
+        before = () if half is None else (half.op_id,)
+        text = f"value {one.value}: there is no such half message, but it was asked for or decided"
+        return [
+            Violation(NEVER_BEGUN, f"txn {op.txn}", text, (*before, op.op_id), at_ns=op.ret_ns)
+            for op in rows[:1]
+        ]
+    subject = f"{half.topic}/{half.queue}"
+    found: list[Violation] = []
+    decided = min(
+        (op for op in one.ends if op.outcome == Outcome.OK),
+        key=lambda op: op.ret_ns,
+        default=None,
+    )
+    for check in one.checks:
+        pair = (half.op_id, check.op_id)
+        if decided is not None and check.ret_ns > decided.ret_ns + interval_ns:
+            late_ms = (check.ret_ns - decided.ret_ns) / 1e6
+            text = f"value {one.value} was asked for {late_ms:.1f} ms after it was decided"
+            pair = (decided.op_id, check.op_id)
+            found.append(Violation(CHECKED_DECIDED, subject, text, pair, at_ns=check.ret_ns))
+        if check.ret_ns < half.call_ns + immunity_ns:
+            text = f"value {one.value} was asked for before its time"
+            found.append(Violation(CHECKED_EARLY, subject, text, pair, at_ns=check.ret_ns))
+    if len(one.checks) > checks_max:
+        last = max(one.checks, key=lambda op: op.ret_ns)
+        text = f"value {one.value} was asked for {len(one.checks)} times, {checks_max} are allowed"
+        pair = (half.op_id, last.op_id)
+        found.append(Violation(CHECKED_OFTEN, subject, text, pair, at_ns=last.ret_ns))
+    return found
+
+
+def _check_discarded(
+    one: Transaction, seen: _Sightings | None, discarded: _Sightings | None
+) -> list[Violation]:
+    half = one.half
+    if half is None or discarded is None:
+        return []
+    subject = f"{half.topic}/{half.queue}"
+    commits = one.ended(Decision.COMMIT, only_acknowledged=True)
+    if commits or seen is not None:
+        text = f"value {one.value} was committed, and discarded as undecided"
+        witnesses = discarded.witnesses(commits[0] if commits else half)
+        at_ns = discarded.first_ns
+        return [Violation(DISCARDED_COMMITTED, subject, text, witnesses, at_ns=at_ns)]
+    if len(discarded.places) > 1:
+        text = f"value {one.value} was discarded {len(discarded.places)} times"
+        pulls = [op_id for op_id in discarded.places.values() if op_id != NOTHING]
+        witnesses = tuple(pulls[:2]) or (half.op_id,)
+        return [Violation(DISCARDED_TWICE, subject, text, witnesses, at_ns=discarded.first_ns)]
+    return []
+
+
+def _lost(
+    transactions: dict[int, Transaction],
+    seen: dict[int, _Sightings],
+    discarded: dict[int, _Sightings],
+    cut: set[tuple[str, int]],
+) -> list[Violation]:
+    """Nobody can tell of a queue that retention has *cut*."""
+    found: list[Violation] = []
+    for value, one in sorted(transactions.items()):
+        if one.half is None or value in seen or value in discarded:
+            continue
+        half = one.half
+        commits = one.ended(Decision.COMMIT, only_acknowledged=True)
+        rollbacks = one.ended(Decision.ROLLBACK, only_acknowledged=True)
+        told_apart = half.outcome != Outcome.FAIL and not rollbacks  # else another rule has it
+        if commits and told_apart and (half.topic, half.queue) not in cut:
+            text = f"value {value}: its commit was acknowledged and it is nowhere"
+            witnesses = (half.op_id, commits[0].op_id)
+            subject = f"{half.topic}/{half.queue}"
+            found.append(Violation(COMMIT_LOST, subject, text, witnesses, at_ns=commits[0].ret_ns))
+    return found
+
+
+def _dropped(
+    history: History,
+    transactions: dict[int, Transaction],
+    seen: dict[int, _Sightings],
+    discarded: dict[int, _Sightings],
+    interval_ns: int,
+    checks_max: int,
+) -> list[Violation]:
+    """Asked for as often as allowed, never decided, and not discarded an interval later."""
+    read_ns = max(
+        (
+            read.at_ns
+            for read in history.replica_reads
+            if read.topic == half_messages.DISCARD_TOPIC and read.min_off == 0
+        ),
+        default=None,
+    )
+    if read_ns is None:
+        return []
+    found: list[Violation] = []
+    for value, one in sorted(transactions.items()):
+        half = one.half
+        if half is None or half.outcome == Outcome.FAIL or len(one.checks) < checks_max:
+            continue
+        if any(op.outcome != Outcome.FAIL for op in one.ends):
+            continue  # decided, or perhaps
+        last = max(one.checks, key=lambda op: op.ret_ns)
+        if value not in seen and value not in discarded and last.ret_ns + interval_ns < read_ns:
+            text = f"value {value} was asked for {len(one.checks)} times and then forgotten"
+            subject = f"{half.topic}/{half.queue}"
+            witnesses = (half.op_id, last.op_id)
+            found.append(Violation(DROPPED, subject, text, witnesses, at_ns=last.ret_ns))
+    return found

@@ -1,0 +1,925 @@
+"""One planter per kind of anomaly: the smallest change to a clean history that shows it.
+
+A planter edits an operation that is there wherever an edit shows one anomaly alone; where it would
+show several, it adds one or two operations. It returns the operations a checker must name, and what
+other checkers may rightly say too: one event can break two promises.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+from jepsen_like.checkers import (
+    batches,
+    consumer_offsets,
+    delayed,
+    locks,
+    polls,
+    queue_log,
+    replicas,
+    total_queue,
+    transactions,
+)
+from jepsen_like.checkers.half_messages import DISCARD_TOPIC, Transaction, transactions_of
+from jepsen_like.checkers.locks import LEASE_NS
+from jepsen_like.checkers.transactions import CHECK_INTERVAL_NS, CHECKS_MAX
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    Decision,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+    ReplicaRead,
+)
+from tests.harness.clean_histories import LATE_MAX_NS, NODES, ORDERLY, POLLERS, QUEUES, TOPIC, Queue
+
+T = TypeVar("T")
+Kind = tuple[str, str]
+"""Checker and name of the anomaly."""
+
+
+class InapplicableError(Exception):
+    """This history has nothing the anomaly could be planted in."""
+
+
+class Planted(NamedTuple):
+    """What a planter did.
+
+    Attributes:
+        witnesses: Operations one violation must name, all of them.
+        also: What else may be said of it; by other checkers only.
+    """
+
+    witnesses: tuple[int, ...] = ()
+    also: frozenset[Kind] = frozenset()
+
+
+class Proof(NamedTuple):
+    """That a queue reached an offset by, or had not reached it at, some instant."""
+
+    off: int
+    at_ns: int
+    op_id: int
+    is_send: bool
+
+
+class Scene:
+    """A clean history and what is needed to spoil it."""
+
+    def __init__(self, history: History, seed: int) -> None:
+        self.history = history
+        self.rng = random.Random(f"planter-{seed}")
+        self.ops = history.operations
+        self._next_id = len(self.ops)
+        stamps = [op.ret_ns for op in self.ops if op.ret_ns != NEVER]
+        stamps += [op.call_ns for op in self.ops] + [r.at_ns for r in history.replica_reads]
+        self.end_ns = max(stamps) + 1_000
+
+    def pick(self, choices: Iterable[T]) -> T:
+        """Return one of *choices*."""
+        every = list(choices)
+        if not every:
+            raise InapplicableError
+        return self.rng.choice(every)
+
+    def add(self, f: F, call_ns: int, ret_ns: int, queue: Queue = (TOPIC, 0)) -> Operation:
+        """Return a new row that ended well."""
+        op_id = self._next_id
+        self._next_id += 1
+        process = 100_000 + op_id
+        op = Operation(op_id, op_id, process, NOTHING, f, Outcome.OK, call_ns, ret_ns, *queue)
+        self.ops.append(op)
+        return op
+
+    def add_last(self, f: F, queue: Queue = (TOPIC, 0)) -> Operation:
+        """Return a new row after everything else."""
+        self.end_ns += 10
+        return self.add(f, self.end_ns - 8, self.end_ns - 2, queue)
+
+    def pull_last(self, queue: Queue, *values: int) -> Operation:
+        """Return a pull that finds *values* beyond the end of everything known."""
+        op = self.add_last(F.PULL, queue)
+        low, log = self.log(queue)
+        op.off, op.values, op.cnt = low + len(log), values, len(values)
+        return op
+
+    def log(self, queue: Queue) -> tuple[int, tuple[int, ...]]:
+        """Return the first offset the first replica keeps of a queue, and the values from there."""
+        for read in self.history.replica_reads:
+            if (read.topic, read.queue) == queue and read.node == NODES[0]:
+                return read.min_off, read.values
+        raise InapplicableError
+
+    def queue(self, *, is_whole: bool = True) -> Queue:
+        """Return a queue, one that retention did not cut if *is_whole*."""
+        queues = [(TOPIC, queue) for queue in range(QUEUES)]
+        cut = {(r.topic, r.queue) for r in self.history.replica_reads if r.min_off > 0}
+        return self.pick(queue for queue in queues if not is_whole or queue not in cut)
+
+    def rows(self, *fs: F, outcome: Outcome = Outcome.OK) -> list[Operation]:
+        """Return operations of some kinds, with one outcome."""
+        return [op for op in self.ops if op.f in fs and op.outcome == outcome]
+
+    def sends(self, outcome: Outcome = Outcome.OK) -> list[Operation]:
+        """Return sends that are not delayed and of no batch."""
+        shared = [op.parent_op_id for op in self.ops]
+        return [
+            op
+            for op in self.rows(F.SEND, outcome=outcome)
+            if op.due_ns == NOTHING and shared.count(op.parent_op_id) == 1
+        ]
+
+    def seen(self) -> dict[int, Operation]:
+        """Return who pulled each value first."""
+        first: dict[int, Operation] = {}
+        for op in sorted(self.rows(F.PULL), key=lambda op: op.ret_ns):
+            if op.topic == TOPIC:
+                for value in op.values:
+                    first.setdefault(value, op)
+        return first
+
+    def transactions(self) -> list[Transaction]:
+        """Return the transactions whose half message certainly was stored."""
+        every = transactions_of(self.ops).values()
+        return [one for one in every if one.half is not None and one.half.outcome == Outcome.OK]
+
+    def is_known(self, one: Transaction) -> bool:
+        """Whether a value stands in a queue, or did."""
+        return one.value in self.places()
+
+    def places(self) -> dict[int, tuple[Queue, int]]:
+        """Return where each value is."""
+        where: dict[int, tuple[Queue, int]] = {}
+        for op in self.rows(F.PULL):
+            for at, value in enumerate(op.values):
+                where[value] = ((op.topic, op.queue), op.off + at)
+        for read in self.history.replica_reads:
+            for at, value in enumerate(read.values):
+                where[value] = ((read.topic, read.queue), read.min_off + at)
+        return where
+
+    def present(self, queue: Queue) -> list[Proof]:
+        """Return all proofs that a queue had reached an offset."""
+        proofs = [
+            Proof(op.off, op.ret_ns, op.op_id, is_send=True)
+            for op in self.rows(F.SEND)
+            if (op.topic, op.queue) == queue and op.off != NOTHING
+        ]
+        places = self.places()
+        for one in transactions_of(self.ops).values():
+            done = one.ended(Decision.COMMIT, only_acknowledged=True)
+            if done and places.get(one.value, ((), 0))[0] == queue:
+                first = min(done, key=lambda op: op.ret_ns)
+                off = places[one.value][1]
+                proofs.append(Proof(off, first.ret_ns, first.op_id, is_send=True))
+        for op in self._reads(queue):
+            off = max(op.off + op.cnt if op.cnt else 0, op.max_off) - 1
+            if off >= 0:
+                proofs.append(Proof(off, op.ret_ns, op.op_id, is_send=False))
+        return proofs
+
+    def _reads(self, queue: Queue) -> list[Operation]:
+        return [
+            op
+            for op in self.rows(F.PULL, F.MAX_OFFSET)
+            if (op.topic, op.queue) == queue and op.level == Level.LINEARIZABLE
+        ]
+
+    def first_present(self, queue: Queue, off: int, *, besides: int = NOTHING) -> Proof:
+        """Return the earliest proof that a queue had reached *off*."""
+        proofs = [p for p in self.present(queue) if p.off >= off and p.op_id != besides]
+        if not proofs:
+            raise InapplicableError
+        first = min(proofs, key=lambda proof: proof.at_ns)
+        if sum(proof.at_ns == first.at_ns for proof in proofs) > 1:
+            raise InapplicableError  # which of them is named is left open
+        return first
+
+
+# -- queue_log ---------------------------------------------------------------------------------
+
+
+def _miss(scene: Scene, *, after_send: bool) -> Planted:
+    """A read says the queue ends where something was found before."""
+    queue = scene.queue()
+    first = scene.first_present(queue, scene.rng.randrange(len(scene.log(queue)[1]) or 1))
+    if first.is_send != after_send:
+        raise InapplicableError
+    off = scene.rng.randint(max(0, first.off - 2), first.off)
+    if scene.first_present(queue, off) != first:
+        raise InapplicableError
+    read = scene.add(F.MAX_OFFSET, first.at_ns + 1, first.at_ns + 2, queue)
+    read.max_off = off
+    also = {(batches.NAME, batches.TORN), (delayed.NAME, delayed.LATE)}
+    return Planted((read.op_id, first.op_id), frozenset(also))
+
+
+def stale_read(scene: Scene) -> Planted:
+    return _miss(scene, after_send=True)
+
+
+def non_monotonic(scene: Scene) -> Planted:
+    return _miss(scene, after_send=False)
+
+
+def _send_late(scene: Scene, *, after_send: bool) -> Planted:
+    """A send is called only when something from its offset on was known."""
+    send = scene.pick(scene.sends())
+    queue = (send.topic, send.queue)
+    first = scene.first_present(queue, send.off, besides=send.op_id)
+    if first.is_send != after_send or scene.log(queue)[0] > 0:
+        raise InapplicableError
+    send.call_ns, send.ret_ns = first.at_ns + 1, first.at_ns + 2
+    return Planted((send.op_id, first.op_id))
+
+
+def send_inverted(scene: Scene) -> Planted:
+    return _send_late(scene, after_send=True)
+
+
+def from_the_future(scene: Scene) -> Planted:
+    return _send_late(scene, after_send=False)
+
+
+def inconsistent_offsets(scene: Scene) -> Planted:
+    """A pull shows another value than everybody else, one that may have been stored."""
+    pull = scene.pick(op for op in scene.rows(F.PULL) if op.values and op.topic == TOPIC)
+    send = scene.add(F.SEND, 0, NEVER, (pull.topic, pull.queue))
+    send.outcome, send.value = Outcome.INFO, 1_000_000
+    at = scene.rng.randrange(len(pull.values))
+    old = pull.values[at]
+    others = [op for op in scene.rows(F.PULL) if old in op.values and op is not pull]
+    acked = [op for op in scene.rows(F.SEND) if op.value == old and op.off != NOTHING]
+    if not others and not acked:
+        raise InapplicableError
+    pull.values = (*pull.values[:at], send.value, *pull.values[at + 1 :])
+    also = {
+        (batches.NAME, batches.SCATTERED),
+        (total_queue.NAME, total_queue.DUPLICATED),
+    }
+    return Planted((pull.op_id,), frozenset(also))
+
+
+def duplicate(scene: Scene) -> Planted:
+    send = scene.pick(op for op in scene.sends() if op.value in scene.seen())
+    pull = scene.pull_last((send.topic, send.queue), send.value)
+    return Planted((pull.op_id,))
+
+
+def aborted_read(scene: Scene) -> Planted:
+    """A send that some pull proves, or an unproved one, is said to have failed."""
+    seen = scene.seen()
+    outcome = scene.rng.choice((Outcome.OK, Outcome.INFO))
+    send = scene.pick(op for op in scene.sends(outcome) if op.value in seen)
+    send.outcome, send.ret_ns = Outcome.FAIL, send.call_ns + 1
+    also = frozenset({(total_queue.NAME, total_queue.FAILED_BUT_THERE)})
+    return Planted((send.op_id,), also)
+
+
+def phantom(scene: Scene) -> Planted:
+    """The send of something seen is taken out of the history."""
+    seen = scene.seen()
+    send = scene.pick(op for op in scene.sends(Outcome.INFO) if op.value in seen)
+    scene.ops.remove(send)
+    pulls = [op for op in scene.rows(F.PULL) if send.value in op.values]
+    also = frozenset({(total_queue.NAME, total_queue.UNEXPECTED)})
+    return Planted((pulls[0].op_id,), also)
+
+
+def by_nobody(scene: Scene) -> Planted:
+    read = scene.add_last(F.MAX_OFFSET, scene.queue(is_whole=False))
+    read.max_off = len(scene.ops)
+    return Planted((read.op_id,))
+
+
+def self_contradiction(scene: Scene) -> Planted:
+    pull = scene.pick(op for op in scene.rows(F.PULL) if op.values and op.level == 0)
+    if pull.topic != TOPIC:
+        raise InapplicableError
+    pull.max_off = pull.off + pull.cnt - 1
+    also = {(batches.NAME, batches.TORN), (delayed.NAME, delayed.LATE)}
+    return Planted((pull.op_id,), frozenset(also))
+
+
+def min_went_back(scene: Scene) -> Planted:
+    reads = [
+        op
+        for op in scene.rows(F.PULL, F.MIN_OFFSET)
+        if op.min_off != NOTHING and op.level == Level.LINEARIZABLE
+    ]
+    first = scene.pick(reads)
+    later = [op for op in reads if op.call_ns > first.ret_ns and op.queue == first.queue]
+    low = max((op.min_off for op in later), default=NOTHING)
+    if low == NOTHING:
+        raise InapplicableError
+    first.min_off = low + 1
+    return Planted((first.op_id,))
+
+
+# -- consumer_offsets --------------------------------------------------------------------------
+
+
+def _slot(op: Operation) -> tuple[str, int]:
+    return (op.group, op.queue)
+
+
+def never_committed(scene: Scene) -> Planted:
+    fetch = scene.pick(op for op in scene.rows(F.FETCH_COMMIT) if op.group != POLLERS)
+    fetch.off = 5_000
+    return Planted((fetch.op_id,))
+
+
+def aborted_commit(scene: Scene) -> Planted:
+    commit = scene.pick(scene.rows(F.COMMIT, outcome=Outcome.FAIL))
+    fetch = scene.pick(op for op in scene.rows(F.FETCH_COMMIT) if _slot(op) == _slot(commit))
+    fetch.off = commit.off
+    return Planted((commit.op_id, fetch.op_id))
+
+
+def before_commit(scene: Scene) -> Planted:
+    commit = scene.pick(scene.rows(F.COMMIT))
+    fetch = scene.add(
+        F.FETCH_COMMIT, commit.call_ns - 3, commit.call_ns - 1, (commit.topic, commit.queue)
+    )
+    fetch.group, fetch.off = commit.group, commit.off
+    return Planted((commit.op_id, fetch.op_id))
+
+
+def went_back(scene: Scene) -> Planted:
+    old = scene.pick(scene.rows(F.COMMIT))
+    scene.pick(
+        op for op in scene.rows(F.COMMIT) if _slot(op) == _slot(old) and op.call_ns > old.ret_ns
+    )
+    fetch = scene.add_last(F.FETCH_COMMIT, (old.topic, old.queue))
+    fetch.group, fetch.off = old.group, old.off
+    return Planted((fetch.op_id,))
+
+
+def not_unique(scene: Scene) -> Planted:
+    old = scene.pick(scene.rows(F.COMMIT))
+    commit = scene.add_last(F.COMMIT, (old.topic, old.queue))
+    commit.group, commit.off = old.group, old.off
+    return Planted((old.op_id, commit.op_id))
+
+
+# -- delayed -----------------------------------------------------------------------------------
+
+
+def _delayed(scene: Scene, outcome: Outcome = Outcome.OK) -> list[Operation]:
+    return [op for op in scene.rows(F.SEND, outcome=outcome) if op.due_ns != NOTHING]
+
+
+def early(scene: Scene) -> Planted:
+    seen = scene.seen()
+    send = scene.pick(op for op in _delayed(scene) if op.value in seen)
+    pull = seen[send.value]
+    send.due_ns = pull.ret_ns + 1
+    return Planted((send.op_id, pull.op_id))
+
+
+def late(scene: Scene) -> Planted:
+    """A delayed send was called, answered and due so early that a read ought to have seen it."""
+    places = scene.places()
+    send = scene.pick(op for op in _delayed(scene) if op.value in places)
+    queue, off = places[send.value]
+    reads = [
+        op
+        for op in scene.rows(F.PULL, F.MAX_OFFSET)
+        if (op.topic, op.queue) == queue and op.level == Level.LINEARIZABLE
+        if NOTHING < op.max_off <= off
+    ]
+    if not reads:
+        raise InapplicableError
+    missed = max(reads, key=lambda op: op.call_ns)
+    delay_ns = send.due_ns - send.call_ns
+    earlier_ns = send.ret_ns + delay_ns + LATE_MAX_NS + 1 - missed.call_ns
+    if earlier_ns <= 0:
+        raise InapplicableError  # then it was late before
+    send.call_ns -= earlier_ns
+    send.ret_ns -= earlier_ns
+    send.due_ns -= earlier_ns
+    return Planted((send.op_id, missed.op_id))
+
+
+def delivered_twice(scene: Scene) -> Planted:
+    seen = scene.seen()
+    send = scene.pick(op for op in _delayed(scene) if op.value in seen)
+    pull = scene.pull_last((send.topic, send.queue), send.value)
+    return Planted((send.op_id, pull.op_id), frozenset({(queue_log.NAME, queue_log.DUPLICATE)}))
+
+
+def delayed_lost(scene: Scene) -> Planted:
+    send = scene.add(F.SEND, 1_000, 2_000, scene.queue())
+    send.value, send.due_ns = 1_000_000, 5_000
+    return Planted((send.op_id,))
+
+
+def aborted_delayed(scene: Scene) -> Planted:
+    seen = scene.seen()
+    outcome = scene.rng.choice((Outcome.OK, Outcome.INFO))
+    send = scene.pick(op for op in _delayed(scene, outcome) if op.value in seen)
+    send.outcome, send.ret_ns = Outcome.FAIL, send.call_ns + 1
+    also = {
+        (queue_log.NAME, queue_log.ABORTED_READ),
+        (total_queue.NAME, total_queue.FAILED_BUT_THERE),
+    }
+    return Planted((send.op_id,), frozenset(also))
+
+
+# -- replicas ----------------------------------------------------------------------------------
+
+
+def _state_pair(scene: Scene) -> int:
+    """Return the place of a state that has company at its index."""
+    states = scene.history.replica_states
+    indexes = [state.applied_index for state in states]
+    return scene.pick(at for at in range(len(states)) if indexes.count(indexes[at]) > 1)
+
+
+def logs_differ(scene: Scene) -> Planted:
+    scene.history.replica_states[_state_pair(scene)].chain ^= 1
+    return Planted()
+
+
+def tables_differ(scene: Scene) -> Planted:
+    scene.history.replica_states[_state_pair(scene)].tables += "-but-not-these"
+    return Planted()
+
+
+def not_equal(scene: Scene) -> Planted:
+    last = scene.pick(scene.history.replica_states[-len(NODES) :])
+    last.applied_index += 1_000
+    return Planted()
+
+
+def _replica_read(scene: Scene, *nodes: str) -> ReplicaRead:
+    return scene.pick(
+        read
+        for read in scene.history.replica_reads
+        if read.node in nodes and read.topic == TOPIC and read.values
+    )
+
+
+def queues_differ(scene: Scene) -> Planted:
+    """A message no acknowledgement speaks for is another one on one replica."""
+    read = _replica_read(scene, *NODES[1:])
+    acked = {op.value for op in scene.rows(F.SEND) if op.off != NOTHING}
+    low, log = scene.log((read.topic, read.queue))
+    at = scene.pick(
+        at
+        for at, value in enumerate(read.values)
+        if value not in acked and 0 <= read.min_off + at - low < len(log)
+    )
+    read.values = (*read.values[:at], NOTHING, *read.values[at + 1 :])
+    return Planted(also=frozenset({(batches.NAME, batches.SCATTERED)}))
+
+
+def missing_queue(scene: Scene) -> Planted:
+    scene.history.replica_reads.remove(_replica_read(scene, *NODES[1:]))
+    return Planted()
+
+
+def lost_on_a_replica(scene: Scene) -> Planted:
+    """One replica ends before something acknowledged."""
+    read = _replica_read(scene, *NODES[1:])
+    send = scene.pick(
+        op
+        for op in scene.sends()
+        if op.queue == read.queue and op.off >= read.min_off and op.value in read.values
+    )
+    read.values = read.values[: send.off - read.min_off]
+    # Everything acknowledged from there on is lost too; the first of them by call is named.
+    return Planted((), frozenset({(batches.NAME, batches.TORN)}))
+
+
+# -- total_queue -------------------------------------------------------------------------------
+
+
+def total_lost(scene: Scene) -> Planted:
+    """The first replica holds a nameless message instead of an acknowledged one."""
+    read = _replica_read(scene, NODES[0])
+    send = scene.pick(op for op in scene.sends() if op.value in read.values)
+    read.values = tuple(NOTHING if v == send.value else v for v in read.values)
+    also = {(replicas.NAME, replicas.LOST), (replicas.NAME, replicas.QUEUES_DIFFER)}
+    return Planted((send.op_id,), frozenset(also))
+
+
+def _append_to_replicas(scene: Scene, queue: Queue, value: int) -> None:
+    for read in scene.history.replica_reads:
+        if (read.topic, read.queue) == queue:
+            read.values += (value,)
+
+
+def unexpected(scene: Scene) -> Planted:
+    _append_to_replicas(scene, scene.queue(is_whole=False), 1_000_000)
+    return Planted()
+
+
+def stored_twice(scene: Scene) -> Planted:
+    queue = scene.queue(is_whole=False)
+    _, log = scene.log(queue)
+    send = scene.pick(op for op in scene.sends() if op.value in log)
+    _append_to_replicas(scene, queue, send.value)
+    return Planted((send.op_id,))
+
+
+def failed_but_there(scene: Scene) -> Planted:
+    send = scene.pick(scene.sends(Outcome.FAIL))
+    _append_to_replicas(scene, (send.topic, send.queue), send.value)
+    return Planted((send.op_id,))
+
+
+# -- batches -----------------------------------------------------------------------------------
+
+
+def _batch(scene: Scene) -> tuple[list[Operation], int]:
+    """Return a batch that is there, and its first offset."""
+    places = scene.places()
+    rows = scene.pick(rows for rows in batches.batches_of(scene.ops) if rows[0].value in places)
+    return rows, places[rows[0].value][1]
+
+
+def torn_batch(scene: Scene) -> Planted:
+    """A read that overlaps the batch sees the queue end within it."""
+    rows, base = _batch(scene)
+    queue = (rows[0].topic, rows[0].queue)
+    if scene.log(queue)[0] > 0:
+        raise InapplicableError
+    seen_ns = scene.first_present(queue, base).at_ns
+    read = scene.add(F.MAX_OFFSET, rows[0].call_ns, seen_ns, queue)
+    read.max_off = base + scene.rng.randint(1, len(rows) - 1)
+    return Planted((rows[0].op_id, read.op_id))
+
+
+def scattered_batch(scene: Scene) -> Planted:
+    """A message of the batch is said to be of the next send, and the other way round."""
+    rows, base = _batch(scene)
+    queue = (rows[0].topic, rows[0].queue)
+    places = scene.places()
+    after = scene.pick(
+        op for op in scene.sends() if places.get(op.value) == (queue, base + len(rows))
+    )
+    last = rows[-1]
+    last.value, after.value = after.value, last.value
+    also = {
+        (queue_log.NAME, queue_log.INCONSISTENT_OFFSETS),
+        (queue_log.NAME, queue_log.DUPLICATE),
+        (queue_log.NAME, queue_log.FROM_THE_FUTURE),
+        (queue_log.NAME, queue_log.SEND_INVERTED),
+        (replicas.NAME, replicas.LOST),
+    }
+    return Planted((), frozenset(also))
+
+
+# -- polls -------------------------------------------------------------------------------------
+
+
+def _two_polls(scene: Scene) -> tuple[Operation, Operation]:
+    """Return two polls of a process with nothing between them, the first of which found some."""
+    rows = [op for op in scene.rows(F.PULL, F.FETCH_COMMIT) if op.group]
+    rows.sort(key=lambda op: (op.process, op.call_ns))
+    return scene.pick(
+        (first, second)
+        for first, second in pairwise(rows)
+        if first.process == second.process and first.cnt and second.f == F.PULL
+        if not (first.off == 0 and first.cnt == 1)
+    )
+
+
+def poll_went_back(scene: Scene) -> Planted:
+    """The last poll finds again what the one before did."""
+    first, second = _two_polls(scene)
+    if any(op.process == second.process and op.call_ns > second.call_ns for op in scene.ops):
+        raise InapplicableError
+    second.off, second.values, second.cnt = first.off, first.values, first.cnt
+    second.max_off = second.min_off = NOTHING
+    return Planted((first.op_id, second.op_id))
+
+
+def poll_skipped(scene: Scene) -> Planted:
+    """The former poll has found less than it had."""
+    first, second = _two_polls(scene)
+    first.values, first.cnt = first.values[:-1], first.cnt - 1
+    return Planted((first.op_id, second.op_id))
+
+
+# -- locks -------------------------------------------------------------------------------------
+
+
+def _grants(scene: Scene) -> list[Operation]:
+    return scene.rows(F.LOCK)
+
+
+def _grant_last(scene: Scene, queue: int, token: int, *, later_ns: int = 2 * LEASE_NS) -> Operation:
+    scene.end_ns += later_ns
+    op = scene.add_last(F.LOCK, (TOPIC, queue))
+    op.group, op.token = ORDERLY, token
+    return op
+
+
+def _newest(scene: Scene, queue: int) -> Operation:
+    grants = [op for op in _grants(scene) if op.queue == queue]
+    return max(grants, key=lambda op: op.token)
+
+
+def two_holders(scene: Scene) -> Planted:
+    """Somebody gets the lock within the lease of a grant that nobody gave back."""
+    held = scene.pick(_grants(scene))
+    others = [op for op in scene.ops if (op.queue, op.group) == (held.queue, ORDERLY)]
+    is_last = all(op.call_ns <= held.ret_ns for op in others if op.token != NOTHING)
+    unlocked = any(op.f == F.UNLOCK and op.process == held.process for op in others)
+    if is_last and not unlocked:
+        grant = scene.add(F.LOCK, held.ret_ns + 1, held.ret_ns + 2, (TOPIC, held.queue))
+        grant.group, grant.token = ORDERLY, _newest(scene, held.queue).token + 1
+        return Planted((held.op_id, grant.op_id))
+    token = _newest(scene, held.queue).token
+    first = _grant_last(scene, held.queue, token + 2)
+    later_ns = scene.rng.randint(0, LEASE_NS - 1_000)
+    second = _grant_last(scene, held.queue, token + 4, later_ns=later_ns)
+    return Planted((first.op_id, second.op_id))
+
+
+def token_went_back(scene: Scene) -> Planted:
+    newest = _newest(scene, scene.pick(_grants(scene)).queue)
+    grant = _grant_last(scene, newest.queue, newest.token - 1)
+    return Planted((grant.op_id,))
+
+
+def token_of_two(scene: Scene) -> Planted:
+    newest = _newest(scene, scene.pick(_grants(scene)).queue)
+    grant = _grant_last(scene, newest.queue, newest.token)
+    return Planted((grant.op_id,))
+
+
+def token_again(scene: Scene) -> Planted:
+    unlock = scene.pick(op for op in scene.rows(F.UNLOCK) if op.token != NOTHING)
+    if unlock.token != _newest(scene, unlock.queue).token:
+        raise InapplicableError
+    grant = _grant_last(scene, unlock.queue, unlock.token)
+    grant.process = unlock.process
+    return Planted((grant.op_id,))
+
+
+def not_fenced(scene: Scene) -> Planted:
+    """What an old holder was refused is said to have been accepted."""
+    refused = scene.pick(op for op in scene.rows(F.COMMIT, outcome=Outcome.FAIL) if op.token >= 0)
+    newer = [
+        op
+        for op in _grants(scene)
+        if op.queue == refused.queue and op.token > refused.token and op.ret_ns < refused.call_ns
+    ]
+    scene.pick(newer)
+    refused.outcome = Outcome.OK
+    also = frozenset({(consumer_offsets.NAME, consumer_offsets.WENT_BACK)})
+    return Planted((refused.op_id,), also)
+
+
+# -- transactions ------------------------------------------------------------------------------
+
+
+def _ended(one: Transaction, decision: Decision) -> list[Operation]:
+    return one.ended(decision, only_acknowledged=True)
+
+
+def half_visible(scene: Scene) -> Planted:
+    """Every commit of something visible is taken out; or one was pulled before it was called."""
+    seen = scene.seen()
+    one = scene.pick(one for one in scene.transactions() if one.value in seen)
+    assert one.half is not None
+    queue, off = scene.places()[one.value]
+    if scene.rng.random() < 0.5:
+        for op in one.ends:
+            scene.ops.remove(op)
+        pull = seen[one.value]
+    else:
+        called = min(op.call_ns for op in one.ended(Decision.COMMIT))
+        pull = scene.add(F.PULL, called - 3, called - 1, queue)
+        pull.off, pull.values, pull.cnt = off, (one.value,), 1
+    also = {
+        (queue_log.NAME, queue_log.PHANTOM),
+        (queue_log.NAME, queue_log.FROM_THE_FUTURE),
+        (queue_log.NAME, queue_log.NON_MONOTONIC),
+        (total_queue.NAME, total_queue.UNEXPECTED),
+    }
+    return Planted((one.half.op_id, pull.op_id), frozenset(also))
+
+
+_ABORTED = frozenset(
+    {
+        (queue_log.NAME, queue_log.ABORTED_READ),
+        (queue_log.NAME, queue_log.PHANTOM),
+        (total_queue.NAME, total_queue.FAILED_BUT_THERE),
+        (total_queue.NAME, total_queue.UNEXPECTED),
+    }
+)
+
+
+def rolled_back_visible(scene: Scene) -> Planted:
+    one = scene.pick(one for one in scene.transactions() if _ended(one, Decision.ROLLBACK))
+    assert one.half is not None
+    pull = scene.pull_last((one.half.topic, one.half.queue), one.value)
+    return Planted((_ended(one, Decision.ROLLBACK)[0].op_id, pull.op_id), _ABORTED)
+
+
+def failed_visible(scene: Scene) -> Planted:
+    """The half message of something committed is said to have failed, and so its ends."""
+    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
+    assert one.half is not None
+    one.half.outcome = Outcome.FAIL
+    for op in (*one.checks, *_ended(one, Decision.COMMIT)):
+        scene.ops.remove(op)
+    return Planted((one.half.op_id, scene.seen()[one.value].op_id), _ABORTED)
+
+
+def decided_twice(scene: Scene) -> Planted:
+    decision = scene.rng.choice((Decision.COMMIT, Decision.ROLLBACK))
+    one = scene.pick(one for one in scene.transactions() if _ended(one, decision))
+    assert one.half is not None
+    end = scene.add_last(F.END_TRANSACTION, (one.half.topic, one.half.queue))
+    end.value, end.txn = one.value, one.half.txn
+    end.decision = Decision.ROLLBACK if decision is Decision.COMMIT else Decision.COMMIT
+    return Planted((_ended(one, decision)[0].op_id, end.op_id))
+
+
+def committed_twice(scene: Scene) -> Planted:
+    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
+    assert one.half is not None
+    pull = scene.pull_last((one.half.topic, one.half.queue), one.value)
+    return Planted((pull.op_id,), frozenset({(queue_log.NAME, queue_log.DUPLICATE)}))
+
+
+def other_queue(scene: Scene) -> Planted:
+    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
+    assert one.half is not None
+    one.half.queue = 1 - one.half.queue
+    also = {(queue_log.NAME, queue_log.PHANTOM)}
+    return Planted((one.half.op_id, scene.seen()[one.value].op_id), frozenset(also))
+
+
+def commit_lost(scene: Scene) -> Planted:
+    """A rollback is said to have been a commit."""
+    cut = {(read.topic, read.queue) for read in scene.history.replica_reads if read.min_off > 0}
+    one = scene.pick(
+        one for one in scene.transactions() if len(one.ends) == 1 and _ended(one, Decision.ROLLBACK)
+    )
+    assert one.half is not None
+    if (one.half.topic, one.half.queue) in cut:
+        raise InapplicableError
+    one.ends[0].decision = Decision.COMMIT
+    return Planted((one.half.op_id, one.ends[0].op_id))
+
+
+def shared_offset(scene: Scene) -> Planted:
+    first, second = (scene.pick(scene.transactions()).half for _ in range(2))
+    assert first is not None
+    assert second is not None
+    if first is second:
+        raise InapplicableError
+    second.txn = first.txn
+    return Planted((first.op_id, second.op_id))
+
+
+def _check_last(scene: Scene, half: Operation, later_ns: int = 0) -> Operation:
+    scene.end_ns += later_ns
+    check = scene.add_last(F.CHECK, (half.topic, half.queue))
+    check.call_ns = check.ret_ns
+    check.value, check.txn = half.value, half.txn
+    return check
+
+
+def never_begun(scene: Scene) -> Planted:
+    """Somebody is asked about a half message that failed, or that nobody sent."""
+    half = scene.pick(scene.rows(F.HALF, outcome=Outcome.FAIL))
+    check = _check_last(scene, half)
+    if scene.rng.random() < 0.5:
+        check.value = 1_000_000
+    return Planted((check.op_id,))
+
+
+def checked_decided(scene: Scene) -> Planted:
+    one = scene.pick(
+        one
+        for one in scene.transactions()
+        if any(op.outcome == Outcome.OK for op in one.ends) and len(one.checks) < CHECKS_MAX
+    )
+    assert one.half is not None
+    check = _check_last(scene, one.half, CHECK_INTERVAL_NS)
+    return Planted((check.op_id,))
+
+
+def checked_early(scene: Scene) -> Planted:
+    one = scene.pick(one for one in scene.transactions() if one.checks)
+    assert one.half is not None
+    check = scene.rng.choice(one.checks)
+    check.call_ns = check.ret_ns = one.half.call_ns - 1
+    return Planted((one.half.op_id, check.op_id))
+
+
+def _is_open(one: Transaction) -> bool:
+    return not any(op.outcome != Outcome.FAIL for op in one.ends)
+
+
+def checked_often(scene: Scene) -> Planted:
+    one = scene.pick(
+        one for one in scene.transactions() if _is_open(one) and len(one.checks) < CHECKS_MAX
+    )
+    assert one.half is not None
+    checks = [_check_last(scene, one.half) for _ in range(len(one.checks), CHECKS_MAX + 1)]
+    return Planted((one.half.op_id, checks[-1].op_id))
+
+
+_DISCARD: Queue = (DISCARD_TOPIC, 0)
+
+
+def discarded_committed(scene: Scene) -> Planted:
+    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
+    pull = scene.pull_last(_DISCARD, one.value)
+    return Planted((pull.op_id,))
+
+
+def discarded_twice(scene: Scene) -> Planted:
+    value = scene.pick(scene.log(_DISCARD)[1])
+    pull = scene.pull_last(_DISCARD, value)
+    return Planted((pull.op_id,))
+
+
+def dropped(scene: Scene) -> Planted:
+    """The discard topic lacks its only message."""
+    _, values = scene.log(_DISCARD)
+    if len(values) != 1:
+        raise InapplicableError
+    one = next((one for one in scene.transactions() if one.value == values[0]), None)
+    if one is None or one.half is None or not _is_open(one):
+        raise InapplicableError
+    scene.ops[:] = [op for op in scene.ops if op.topic != DISCARD_TOPIC]
+    for read in scene.history.replica_reads:
+        if read.topic == DISCARD_TOPIC:
+            read.values = ()
+    return Planted((one.half.op_id, max(one.checks, key=lambda op: op.ret_ns).op_id))
+
+
+Planter = Callable[[Scene], Planted]
+
+PLANTERS: dict[Kind, Planter] = {
+    (queue_log.NAME, queue_log.SEND_INVERTED): send_inverted,
+    (queue_log.NAME, queue_log.STALE_READ): stale_read,
+    (queue_log.NAME, queue_log.NON_MONOTONIC): non_monotonic,
+    (queue_log.NAME, queue_log.FROM_THE_FUTURE): from_the_future,
+    (queue_log.NAME, queue_log.INCONSISTENT_OFFSETS): inconsistent_offsets,
+    (queue_log.NAME, queue_log.DUPLICATE): duplicate,
+    (queue_log.NAME, queue_log.ABORTED_READ): aborted_read,
+    (queue_log.NAME, queue_log.PHANTOM): phantom,
+    (queue_log.NAME, queue_log.BY_NOBODY): by_nobody,
+    (queue_log.NAME, queue_log.SELF_CONTRADICTION): self_contradiction,
+    (queue_log.NAME, queue_log.MIN_WENT_BACK): min_went_back,
+    (consumer_offsets.NAME, consumer_offsets.NEVER_COMMITTED): never_committed,
+    (consumer_offsets.NAME, consumer_offsets.ABORTED_COMMIT): aborted_commit,
+    (consumer_offsets.NAME, consumer_offsets.BEFORE_COMMIT): before_commit,
+    (consumer_offsets.NAME, consumer_offsets.WENT_BACK): went_back,
+    (consumer_offsets.NAME, consumer_offsets.NOT_UNIQUE): not_unique,
+    (delayed.NAME, delayed.EARLY): early,
+    (delayed.NAME, delayed.LATE): late,
+    (delayed.NAME, delayed.TWICE): delivered_twice,
+    (delayed.NAME, delayed.NOT_DELIVERED): delayed_lost,
+    (delayed.NAME, delayed.ABORTED): aborted_delayed,
+    (replicas.NAME, replicas.LOGS_DIFFER): logs_differ,
+    (replicas.NAME, replicas.TABLES_DIFFER): tables_differ,
+    (replicas.NAME, replicas.NOT_EQUAL): not_equal,
+    (replicas.NAME, replicas.QUEUES_DIFFER): queues_differ,
+    (replicas.NAME, replicas.MISSING): missing_queue,
+    (replicas.NAME, replicas.LOST): lost_on_a_replica,
+    (total_queue.NAME, total_queue.LOST): total_lost,
+    (total_queue.NAME, total_queue.UNEXPECTED): unexpected,
+    (total_queue.NAME, total_queue.DUPLICATED): stored_twice,
+    (total_queue.NAME, total_queue.FAILED_BUT_THERE): failed_but_there,
+    (batches.NAME, batches.TORN): torn_batch,
+    (batches.NAME, batches.SCATTERED): scattered_batch,
+    (polls.NAME, polls.WENT_BACK): poll_went_back,
+    (polls.NAME, polls.SKIPPED): poll_skipped,
+    (locks.NAME, locks.TWO_HOLDERS): two_holders,
+    (locks.NAME, locks.TOKEN_WENT_BACK): token_went_back,
+    (locks.NAME, locks.TOKEN_OF_TWO): token_of_two,
+    (locks.NAME, locks.TOKEN_AGAIN): token_again,
+    (locks.NAME, locks.NOT_FENCED): not_fenced,
+    (transactions.NAME, transactions.HALF_VISIBLE): half_visible,
+    (transactions.NAME, transactions.ROLLED_BACK_VISIBLE): rolled_back_visible,
+    (transactions.NAME, transactions.FAILED_VISIBLE): failed_visible,
+    (transactions.NAME, transactions.DECIDED_TWICE): decided_twice,
+    (transactions.NAME, transactions.COMMITTED_TWICE): committed_twice,
+    (transactions.NAME, transactions.OTHER_QUEUE): other_queue,
+    (transactions.NAME, transactions.COMMIT_LOST): commit_lost,
+    (transactions.NAME, transactions.SHARED_OFFSET): shared_offset,
+    (transactions.NAME, transactions.NEVER_BEGUN): never_begun,
+    (transactions.NAME, transactions.CHECKED_DECIDED): checked_decided,
+    (transactions.NAME, transactions.CHECKED_EARLY): checked_early,
+    (transactions.NAME, transactions.CHECKED_OFTEN): checked_often,
+    (transactions.NAME, transactions.DISCARDED_COMMITTED): discarded_committed,
+    (transactions.NAME, transactions.DISCARDED_TWICE): discarded_twice,
+    (transactions.NAME, transactions.DROPPED): dropped,
+}

@@ -1,0 +1,130 @@
+"""The checkers checked: no alarm on a correct history, the right name for every planted anomaly."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jepsen_like import checkers
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.operation import History
+from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupted
+from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Kind, Planted, Scene
+
+FAST_CLEAN = 300
+ALL_CLEAN = 10_000
+CLEAN_BLOCKS = 10
+PER_KIND = 6
+"""Planted histories of each kind; more than 200 over all kinds."""
+PER_KIND_SLOW = 60
+TRIES = 400
+"""Seeds tried for one kind: not every history has what an anomaly needs."""
+
+
+def nameable() -> set[Kind]:
+    """Every anomaly a checker has a constant for."""
+    kinds: set[Kind] = set()
+    for info in pkgutil.iter_modules(checkers.__path__):
+        module = importlib.import_module(f"{checkers.__name__}.{info.name}")
+        if not hasattr(module, "NAME"):
+            continue
+        own = [name for name in module.__annotations__ if name.isupper() and name != "NAME"]
+        values = [getattr(module, name) for name in own]
+        kinds |= {(module.NAME, value) for value in values if isinstance(value, str)}
+    return kinds
+
+
+def test_every_anomaly_a_checker_can_name_has_a_planter() -> None:
+    assert nameable() == set(PLANTERS)
+    assert len(PLANTERS) * PER_KIND >= 200
+
+
+def test_every_anomaly_a_checker_can_name_is_in_the_documentation() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/simulation.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    missing = [(checker, name) for checker, name in nameable() if name not in rows[checker]]
+    assert not missing
+
+
+def alarms(history: History, *, settled: bool = True) -> list[Violation]:
+    """Return what is said of a history; a checker that breaks is an alarm as well."""
+    found: list[Violation] = []
+    for verdict in check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS):
+        found += verdict.violations
+        if verdict.validity == "unknown" and verdict.reason != "nothing to check":
+            found.append(Violation("checker broke", verdict.checker, verdict.reason))
+    return found
+
+
+def expect_no_alarm(seeds: range) -> Counter[str]:
+    judged: Counter[str] = Counter()
+    for seed in seeds:
+        history = clean_history(seed)
+        found = alarms(history)
+        assert not found, f"clean_history({seed}): {found}"
+        found = alarms(interrupted(history), settled=False)
+        assert not found, f"interrupted(clean_history({seed})): {found}"
+        judged.update(v.checker for v in check_everything(history) if v.is_valid)
+    return judged
+
+
+def test_clean_histories_raise_no_alarm_and_every_checker_has_judged_most_of_them() -> None:
+    judged = expect_no_alarm(range(FAST_CLEAN))
+    assert set(judged) == {checker for checker, _ in PLANTERS}
+    assert min(judged.values()) > FAST_CLEAN * 3 // 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("block", range(CLEAN_BLOCKS))
+def test_ten_thousand_clean_histories_raise_no_alarm(block: int) -> None:
+    size = ALL_CLEAN // CLEAN_BLOCKS
+    expect_no_alarm(range(block * size, (block + 1) * size))
+
+
+def plant(kind: Kind, seed: int) -> tuple[History, Planted]:
+    """Return the clean history of *seed*, spoiled.
+
+    Raises:
+        InapplicableError: It has nothing this kind could be planted in.
+    """
+    scene = Scene(clean_history(seed), seed)
+    return scene.history, PLANTERS[kind](scene)
+
+
+def expect_caught(kind: Kind, count: int) -> None:
+    checker, name = kind
+    caught = 0
+    for seed in range(TRIES * count // PER_KIND):
+        try:
+            history, planted = plant(kind, seed)
+        except InapplicableError:
+            continue
+        found = alarms(history)
+        where = f"{kind} planted in clean_history({seed}): {planted}, found {found}"
+        ours = [violation for violation in found if violation.checker == checker]
+        assert {violation.name for violation in ours} == {name}, where
+        assert any(set(planted.witnesses) <= set(v.operations) for v in ours), where
+        others = {(v.checker, v.name) for v in found if v.checker != checker}
+        assert others <= planted.also, where
+        caught += 1
+        if caught == count:
+            return
+    pytest.fail(f"{kind} could be planted only {caught} times in {TRIES} histories")
+
+
+@pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
+def test_a_planted_anomaly_is_caught_by_its_checker_and_name(kind: Kind) -> None:
+    expect_caught(kind, PER_KIND)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
+def test_planted_anomalies_are_caught_wherever_they_are(kind: Kind) -> None:
+    expect_caught(kind, PER_KIND_SLOW)

@@ -1,0 +1,136 @@
+"""Queue locks: what a correct broker may do raises no alarm, what it may not is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from jepsen_like.checkers import locks
+from jepsen_like.checkers.locks import check_history
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+
+LEASE = 1_000
+
+
+def row(
+    op_id: int,
+    f: F,
+    process: int,
+    call: int,
+    ret: int,
+    token: int = NOTHING,
+    outcome: Outcome = Outcome.OK,
+) -> Operation:
+    ends = NEVER if outcome is Outcome.INFO else ret
+    return Operation(
+        op_id, op_id, process, -1, f, outcome, call, ends, "t", 0, group="g", token=token
+    )
+
+
+def lock(op_id: int, process: int, call: int, ret: int, token: int = NOTHING) -> Operation:
+    return row(op_id, F.LOCK, process, call, ret, token)
+
+
+def unlock(
+    op_id: int,
+    process: int,
+    call: int,
+    ret: int,
+    token: int = NOTHING,
+    outcome: Outcome = Outcome.OK,
+) -> Operation:
+    return row(op_id, F.UNLOCK, process, call, ret, token, outcome)
+
+
+def names(*rows: Operation, clock_error_ns: int = 0) -> list[str]:
+    verdict = check_history(rows, lease_ns=LEASE, clock_error_ns=clock_error_ns)
+    return [violation.name for violation in verdict.violations]
+
+
+def test_a_lock_passes_on_when_it_was_given_back_or_its_lease_is_over() -> None:
+    first = lock(0, 1, 0, 10, 5)
+    assert names(first, unlock(1, 1, 20, 30, 5), lock(2, 2, 25, 35, 7)) == []
+    assert names(first, lock(2, 2, 980, 1_000, 7)) == []
+    assert names(first, lock(2, 2, 980, 999, 7)) == [locks.TWO_HOLDERS]
+
+
+def test_a_renewal_makes_the_lease_longer_and_may_keep_its_token() -> None:
+    rows = [lock(0, 1, 0, 10, 5), lock(1, 1, 900, 910, 5)]
+    assert names(*rows) == []
+    assert names(*rows, lock(2, 2, 1_500, 1_510, 7)) == [locks.TWO_HOLDERS]
+    assert names(*rows, lock(2, 2, 1_890, 1_900, 7)) == []
+
+
+def test_clocks_that_are_apart_shorten_a_lease() -> None:
+    rows = [lock(0, 1, 0, 10, 5), lock(1, 2, 940, 960, 7)]
+    assert names(*rows) == [locks.TWO_HOLDERS]
+    assert names(*rows, clock_error_ns=40) == []
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.INFO])
+def test_an_unlock_under_way_may_have_counted_and_a_failed_one_not(outcome: Outcome) -> None:
+    rows = [lock(0, 1, 0, 10, 5), lock(2, 2, 50, 60, 7)]
+    assert names(*rows, unlock(1, 1, 55, 90, 5, outcome)) == []
+    assert names(*rows, unlock(1, 1, 55, 90, 5, Outcome.FAIL)) == [locks.TWO_HOLDERS]
+
+
+def test_an_unknown_unlock_without_a_token_may_end_a_later_hold() -> None:
+    late = unlock(0, 1, 0, 10, outcome=Outcome.INFO)
+    rows = [lock(1, 1, 20, 30, 5), lock(2, 2, 50, 60, 7)]
+    assert names(late, *rows) == []
+    late.token = 3  # of an earlier hold: it cannot end this one
+    assert names(late, *rows) == [locks.TWO_HOLDERS]
+
+
+def test_an_unlock_that_had_returned_before_does_not_end_a_hold() -> None:
+    rows = [unlock(0, 1, 0, 10), lock(1, 1, 20, 30, 5), lock(2, 2, 50, 60, 7)]
+    assert names(*rows) == [locks.TWO_HOLDERS]
+
+
+def test_a_grant_within_the_hold_of_another_needs_no_hold_of_its_own() -> None:
+    """The second holder gives back while its lock is still being answered."""
+    rows = [lock(0, 1, 0, 10, 5), lock(1, 2, 50, 60, 7), unlock(2, 2, 40, 70, outcome=Outcome.INFO)]
+    assert names(*rows) == [locks.TWO_HOLDERS]
+
+
+def test_the_longest_hold_is_remembered_behind_shorter_ones_of_its_rival() -> None:
+    rows = [
+        lock(0, 1, 0, 10),
+        unlock(1, 1, 100, 110),
+        lock(2, 2, 101, 120),
+        unlock(3, 2, 130, 140),
+        lock(4, 1, 131, 150),
+        lock(5, 3, 1_125, 1_130),
+    ]
+    verdict = check_history(rows, lease_ns=LEASE)
+    assert [violation.operations for violation in verdict.violations] == [(4, 5)]
+
+
+def test_equal_stamps_overlap() -> None:
+    assert names(lock(0, 1, 0, 10, 9), lock(1, 2, 10, 2_000, 7)) == []
+
+
+def test_grants_of_other_queues_and_groups_are_judged_apart() -> None:
+    other_queue, other_group = lock(1, 2, 20, 30, 3), lock(2, 3, 20, 30, 4)
+    other_queue.queue, other_group.group = 1, "h"
+    verdict = check_history([lock(0, 1, 0, 10, 5), other_queue, other_group], lease_ns=LEASE)
+    assert verdict.is_valid
+    assert verdict.counts == {"locks": 3, "grants": 3, "under_lock": 0}
+
+
+def test_what_is_done_with_a_token_proves_its_grant() -> None:
+    """The newer grant's own answer came late; what was done under it came before."""
+    newer = lock(0, 2, 0, 500, 7)
+    shown = row(1, F.COMMIT, 2, 20, 30, 7)
+    assert names(newer, shown, row(2, F.COMMIT, 1, 31, 40, 5)) == [locks.NOT_FENCED]
+    assert names(newer, shown, row(2, F.COMMIT, 1, 30, 40, 5)) == []
+    assert names(newer, shown, row(2, F.COMMIT, 1, 31, 40, 5, Outcome.FAIL)) == []
+    assert names(newer, shown, row(2, F.COMMIT, 1, 31, 40, 5, Outcome.INFO)) == []
+
+
+def test_a_late_unlock_with_an_old_token_has_nothing_to_unlock() -> None:
+    rows = [lock(0, 1, 0, 10, 5), lock(1, 2, 2_000, 2_010, 7), unlock(2, 1, 2_100, 2_110, 5)]
+    assert names(*rows) == []
+
+
+def test_no_grant_proves_nothing() -> None:
+    assert check_history([row(0, F.LOCK, 1, 0, 10, outcome=Outcome.FAIL)]).validity == "unknown"

@@ -1,0 +1,87 @@
+"""Polls of subscribed consumers, and delayed messages that come late, by hand."""
+
+from __future__ import annotations
+
+from jepsen_like.checkers import delayed, polls
+from jepsen_like.history.operation import F, History, Level, Operation, Outcome, RunHeader
+
+OK = Outcome.OK
+
+
+def poll(
+    op_id: int, off: int, count: int, *, process: int = 1, low: int = -1, end: int = -1
+) -> Operation:
+    return Operation(
+        op_id, op_id, process, -1, F.PULL, OK, op_id * 10, op_id * 10 + 5, "t", 0, off, count, end,
+        low, values=tuple(range(100 + off, 100 + off + count)), group="g",
+    )  # fmt: skip
+
+
+def fetch(op_id: int, off: int) -> Operation:
+    return Operation(
+        op_id, op_id, 1, -1, F.FETCH_COMMIT, OK, op_id * 10, op_id * 10 + 5, "t", 0, off, group="g"
+    )
+
+
+def found(*rows: Operation) -> list[tuple[str, tuple[int, ...]]]:
+    return [(v.name, v.operations) for v in polls.check_history(rows).violations]
+
+
+def test_a_consumer_goes_on_where_it_was() -> None:
+    assert found(poll(0, 3, 2), poll(1, 5, 0), poll(2, 5, 1)) == []
+    assert found(poll(0, 3, 2), poll(1, 4, 1)) == [(polls.WENT_BACK, (0, 1))]
+    assert found(poll(0, 3, 2), poll(1, 6, 1)) == [(polls.SKIPPED, (0, 1))]
+
+
+def test_a_consumer_begins_where_it_committed_or_anywhere_without_a_commit() -> None:
+    assert found(fetch(0, 4), poll(1, 4, 1)) == []
+    assert found(fetch(0, 4), poll(1, 5, 1)) == [(polls.SKIPPED, (0, 1))]
+    assert found(fetch(0, 4), poll(1, 3, 1)) == [(polls.WENT_BACK, (0, 1))]
+    assert found(fetch(0, -1), poll(1, 9, 1)) == []
+
+
+def test_a_fetch_in_between_allows_both_to_go_on_and_to_begin_again() -> None:
+    before = [poll(0, 3, 4), fetch(1, 4)]
+    assert found(*before, poll(2, 7, 1)) == []
+    assert found(*before, poll(2, 4, 1)) == []
+    assert found(*before, poll(2, 5, 1)) == [(polls.WENT_BACK, (1, 2))]
+
+
+def test_an_offset_out_of_range_is_moved_to_the_bound_that_was_told() -> None:
+    assert found(poll(0, 3, 0, low=8), poll(1, 8, 1)) == []
+    assert found(poll(0, 30, 0, end=8), poll(1, 8, 1)) == []
+    assert found(poll(0, 3, 0, low=8), poll(1, 9, 1)) == [(polls.SKIPPED, (0, 1))]
+
+
+def test_another_process_and_polls_that_overlap_prove_nothing() -> None:
+    assert found(poll(0, 3, 2), poll(1, 9, 1, process=2)) == []
+    long = poll(0, 3, 2)
+    long.ret_ns = 100
+    assert found(long, poll(1, 9, 1), poll(2, 1, 1)) == []
+
+
+def test_a_pull_without_a_group_is_no_poll() -> None:
+    pull = poll(0, 3, 2)
+    pull.group = ""
+    assert polls.check_history([pull]).validity == "unknown"
+
+
+def test_late_counts_from_the_return_of_the_send_to_the_call_of_the_read() -> None:
+    send = Operation(0, 0, 0, -1, F.SEND, OK, 0, 10, "t", 0, value=100, due_ns=1_000)
+    missed = Operation(1, 1, 1, -1, F.MAX_OFFSET, OK, 1_110, 1_120, "t", 0, max_off=0)
+    other = Operation(2, 2, 1, -1, F.MAX_OFFSET, OK, 1_500, 1_520, "t", 0, max_off=1)
+    seen = Operation(
+        3, 3, 1, -1, F.PULL, OK, 1_600, 1_610, "t", 0, 0, 1, 1, values=(100,)
+    )  # fmt: skip
+    history = History(RunHeader("late"), [send, other, missed, seen])
+
+    def late(late_max_ns: int | None) -> list[tuple[int, ...]]:
+        verdict = delayed.check_history(history, drained=False, late_max_ns=late_max_ns)
+        assert {violation.name for violation in verdict.violations} <= {delayed.LATE}
+        return [violation.operations for violation in verdict.violations]
+
+    assert late(99) == [(0, 1)]
+    assert late(100) == []
+    assert late(None) == []
+    missed.level = Level.LOCAL
+    assert late(99) == []
