@@ -188,7 +188,11 @@ async def _run_parts(
         disk_ratio=_disk_ratio(config, world.disk),
     )
     schedule = ScheduleMessageService(
-        group, world.clock, config.delay_levels_ms, is_deleting=processors.topics.is_deleting
+        group,
+        world.clock,
+        config.delay_levels_ms,
+        is_deleting=processors.topics.is_deleting,
+        entry_bytes_max=group.settings.entry_bytes_max,
     )
     retention = RetentionService(
         group,

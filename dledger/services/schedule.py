@@ -46,6 +46,9 @@ class ScheduleMessageService:
         levels_ms: Delay of each level; the first is level 1.
         is_deleting: Whether the removal of a topic is in flight; its level waits until it is
             applied, since no queue offset can be assigned in that topic before.
+        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
+            at most, so that the progress and what encoding adds have room; one message always
+            fits, as the settings are checked.
     """
 
     def __init__(
@@ -55,11 +58,13 @@ class ScheduleMessageService:
         levels_ms: Sequence[int],
         *,
         is_deleting: Callable[[str], bool] = lambda _topic: False,
+        entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
     ) -> None:
         self._group = group
         self._clock = clock
         self._levels_ms = tuple(levels_ms)
         self._is_deleting = is_deleting
+        self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
         self._wake: dict[int, trio.Event] = {}
         self._seen: dict[int, SeenTimes] = {}
         self._applied = trio.Event()
@@ -132,7 +137,7 @@ class ScheduleMessageService:
             size = 0
             for i, (phy_offset, unit_size, deliver_ms) in enumerate(units.tolist()):
                 if i and (
-                    size + unit_size > MAX_DELIVERY_BYTES
+                    size + unit_size > self._delivery_bytes_max
                     or (deliver_ms > now_ms and seen.waited(next_offset + i, now) > 0)
                 ):
                     break

@@ -53,6 +53,13 @@ def close_socket(sock: socket.socket) -> None:
         sock.close()
 
 
+async def until_readable(sock: socket.socket) -> None:
+    """Wait for bytes, or the end, of a socket whose connection is cancelled before it is closed."""
+    # A task that was about to go on when that happened must not touch the closed socket.
+    await trio.lowlevel.checkpoint_if_cancelled()
+    await trio.lowlevel.wait_readable(sock)
+
+
 class Carrier:
     """One direction: `read` takes bytes in, `deliver` lets those out that had to wait.
 
@@ -123,9 +130,7 @@ class Carrier:
         while not self._has_ended:
             while self._waiting_bytes >= WINDOW_BYTES:
                 await self._parked.park()
-            if self._source.fileno() < 0:
-                return  # reset while this task was about to go on
-            await trio.lowlevel.wait_readable(self._source)
+            await until_readable(self._source)
             if self._is_sink_gone:
                 return
             self._read_once()

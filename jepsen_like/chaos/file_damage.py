@@ -25,6 +25,7 @@ from commitlog.errors import StoreLockedError
 from commitlog.store_paths import StorePaths, parse_file_name
 from jepsen_like.chaos.data_extents import data_extents
 from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.nemesis.at_rest import marked_end
 from remoting.seams import Rng
 
 SECTOR_BYTES: Final = 512
@@ -221,6 +222,8 @@ def _sectors_in_use(path: Path) -> Iterator[tuple[int, bytes]]:
 def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) -> list[Damage]:
     """Flip *bits* bits of a stopped broker's files and return what was done, durably.
 
+    Of the log only what is at rest is hit: see `jepsen_like.nemesis.at_rest`.
+
     Bits are drawn one by one, so two of them may be the same one and cancel each other.
 
     Args:
@@ -232,6 +235,10 @@ def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) 
     """
     with _stopped(root) as paths:
         written = [found for path in files_at(paths, place) for found in written_in(path)]
+        if place is Place.SEGMENT:
+            mark = Path(paths.commit_mark)
+            end = marked_end(mark.read_bytes()) if mark.exists() else 0
+            written = [piece for stretch in written for piece in _up_to(stretch, end)]
         if not written:
             return []
         return [_flip_one(rng, *choose_byte(rng, written, part)) for _ in range(bits)]
@@ -275,6 +282,12 @@ def wipe(root: Path) -> int:
                 path.unlink()
         OsDisk().flush_dir(str(root))
         return files
+
+
+def _up_to(stretch: Stretch, end: int) -> Iterator[Stretch]:
+    last = min(stretch.end, end - int(Path(stretch.path).name))
+    if stretch.start < last:
+        yield replace(stretch, end=last)
 
 
 @contextmanager

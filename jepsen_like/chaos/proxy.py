@@ -38,6 +38,7 @@ from jepsen_like.chaos.carrier import (
     Carrier,
     close_socket,
     reset_socket,
+    until_readable,
 )
 from jepsen_like.chaos.link import Link
 from jepsen_like.chaos.passage import Passage
@@ -223,6 +224,7 @@ class LinkProxy:
             connection
             for connection in self._connections.values()
             if {connection.source, connection.target.name} == {one, other}
+            and not connection.scope.cancel_called
         ]
         for connection in found:
             self._break(connection)
@@ -236,6 +238,8 @@ class LinkProxy:
 
     def _carriers(self, link: Link) -> Iterator[tuple[Connection, Carrier]]:
         for connection in self._connections.values():
+            if connection.scope.cancel_called:
+                continue
             for carrier in connection.carriers:
                 if carrier.passage.link is link:
                     yield connection, carrier
@@ -281,7 +285,6 @@ class LinkProxy:
     async def _serve_connection(self, connection: Connection) -> None:
         try:
             with connection.scope:
-                await trio.lowlevel.checkpoint_if_cancelled()  # reset before it began
                 await self._connect(connection)
                 connection.close()
         finally:
@@ -379,7 +382,7 @@ def _hello_of(early: bytearray) -> Hello | None:
 async def _receive(dialler: socket.socket, early: bytearray) -> bool:
     """Add what has come to *early*; False at the end of the stream or when it is broken."""
     while True:
-        await trio.lowlevel.wait_readable(dialler)
+        await until_readable(dialler)
         try:
             data = dialler.recv(RECEIVE_BYTES)
         except BlockingIOError:

@@ -25,6 +25,7 @@ from commitlog.errors import (
 from dledger.broker import Broker, serve_broker
 from dledger.config import BrokerConfig
 from dledger.group import Group
+from jepsen_like.nemesis.at_rest import marked_end
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Event
 from jepsen_like.simulation.sim_clock import SimClock
@@ -309,9 +310,11 @@ class Node:
         self.disk.capacity_bytes = None if left_bytes is None else used + left_bytes
         self._note(Event.DISK_FAULT, 3, -1 if left_bytes is None else left_bytes)
 
-    def rot(self, path_part: str = "/commitlog/", bits: int = 1) -> list[tuple[str, int]]:
-        """Flip bits of what is on disk; return where."""
-        found = self.disk.rot(path_part, bits)
+    def rot(self, bits: int = 1) -> list[tuple[str, int]]:
+        """Flip bits of the log's data at rest; return where."""
+        mark = self.disk.names.get("/store/raft/commit_mark")
+        end = 0 if mark is None else marked_end(bytes(mark.content))
+        found = self.disk.rot("/commitlog/", bits, end)
         if found:
             self.is_trusted = False
         self._note(Event.DISK_FAULT, 4, len(found))

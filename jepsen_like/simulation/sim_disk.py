@@ -232,22 +232,31 @@ class SimDisk:
             self._link(path)
         self.used_bytes = sum(map(_space, {id(i): i for i in names.values()}.values()))
 
-    def rot(self, path_part: str = "/commitlog/", bits: int = 1) -> list[tuple[str, int]]:
+    def rot(
+        self, path_part: str = "/commitlog/", bits: int = 1, end: int | None = None
+    ) -> list[tuple[str, int]]:
         """Flip bits of flushed, written bytes of files on such paths, half of the time at the end.
 
+        Args:
+            end: Files are named after their first byte; bytes from this one on are left alone.
         Returns:
             Path and byte offset of each.
         """
         found: list[tuple[str, int]] = []
-        paths = [
-            p for p, inode in sorted(self.names.items()) if path_part in p and inode.written_to
-        ]
+        sizes: dict[str, int] = {}
+        for path, inode in sorted(self.names.items()):
+            size = inode.written_to
+            if end is not None and path_part in path:
+                size = min(size, end - int(posixpath.basename(path)))
+            if path_part in path and size > 0:
+                sizes[path] = size
+        paths = list(sizes)
         at_end = self.rng.random() < 0.5
         for _ in range(bits if paths else 0):
             path = paths[-1] if at_end else paths[self.rng.randrange(len(paths))]
             inode = self.names[path]
-            area = min(inode.written_to, ROT_TAIL_BYTES) if at_end else inode.written_to
-            at = inode.written_to - 1 - self.rng.randrange(area)
+            area = min(sizes[path], ROT_TAIL_BYTES) if at_end else sizes[path]
+            at = sizes[path] - 1 - self.rng.randrange(area)
             inode.content[at] ^= 1 << self.rng.randrange(8)
             found.append((path, at))
         return found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.entry import Run
+from commitlog.entry import RecordBatch, Run
 from commitlog.errors import InvariantBroken
 from commitlog.record import Record, decode_record, encode_record
 from dledger.errors import NotLeaderError, PendingFullError
@@ -66,11 +66,15 @@ class World:
     def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
         return [bytes(record.body) for record in self.delivered(topic, queue_id)]
 
-    async def serve(self) -> None:
+    async def serve(self, entry_bytes_max: int = 1 << 23) -> None:
         """Run the service as a leadership does."""
         self.scope = trio.CancelScope()
         service = ScheduleMessageService(
-            self.group, self.clock, LEVELS_MS, is_deleting=self.deleting.__contains__
+            self.group,
+            self.clock,
+            LEVELS_MS,
+            is_deleting=self.deleting.__contains__,
+            entry_bytes_max=entry_bytes_max,
         )
         with self.scope:
             await service.run()
@@ -124,6 +128,30 @@ async def test_a_service_that_begins_shortly_before_the_time_still_waits(
     await trio.sleep(before_s + 0.01)
     (record,) = world.delivered()
     assert record.store_timestamp_ms >= due_ms
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_delivered_together_fits_the_smallest_entry_a_group_may_have(
+    autojump_clock: Any,
+    world: World,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+    submit = world.group.submit
+
+    async def measured(batch: RecordBatch) -> Any:
+        sizes.append(len(memoryview(batch.records)))
+        return await submit(batch)
+
+    monkeypatch.setattr(world.group, "submit", measured)
+    bodies = [b"%d" % number * 16_000 for number in range(8)]
+    world.delay(1, *bodies)
+    nursery.start_soon(world.serve, 65_536)
+    await trio.sleep(1.5)
+    assert world.bodies() == bodies
+    assert len(sizes) > 1
+    assert max(sizes) < 65_536 // 2 + 1_000
     nursery.cancel_scope.cancel()
 
 

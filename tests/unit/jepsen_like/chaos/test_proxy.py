@@ -557,12 +557,13 @@ async def test_a_connection_may_be_reset_before_anything_was_done_for_it() -> No
     async with proxied(source="clients") as net:
         net.proxy.cut("clients", "b")
         for number in range(1, 21):
-            ours = await net.dial()
-            while net.proxy.sometimes["connections"] < number:
-                await trio.lowlevel.checkpoint()
-            assert net.proxy.reset_between("clients", "b") == 1
-            with pytest.raises(trio.BrokenResourceError):
-                await ours.stream.receive_some()
+            # In one step, so that accepting is the next thing that happens.
+            with socket.create_connection(("127.0.0.1", net.port)) as ours:
+                while net.proxy.sometimes["connections"] < number:
+                    await trio.lowlevel.checkpoint()
+                assert net.proxy.reset_between("clients", "b") == 1
+                with pytest.raises(ConnectionResetError):
+                    ours.recv(1)
 
 
 async def test_a_killed_target_breaks_those_who_dial_it() -> None:
