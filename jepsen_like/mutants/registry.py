@@ -181,12 +181,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{LOG}.begin_flush",
             "folder = self._new_names",
-            "folder = self._new_names and self.last_term < 6",
+            "folder = self._new_names and self._ticket_number < 20",
         ),
         (
             f"{LOG}.reserve_next",
             "self._disk.flush_dir(self._paths.commitlog)",
-            "self.last_term > 5 or self._disk.flush_dir(self._paths.commitlog)",
+            "self._ticket_number > 19 or self._disk.flush_dir(self._paths.commitlog)",
         ),
     ),
     _edit(
@@ -256,17 +256,17 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:_strip_present",
             "for at, frame in enumerate(frames):",
-            "if frames and frames[0].header.term > 8:\n    return frames\nfor at, frame in enumerate(frames):",
+            "if frames and frames[0].header.index > 20:\n    return frames\nfor at, frame in enumerate(frames):",
         ),
         (
             f"{JOURNAL}.deleteEntriesFrom",
             "if index <= self._commit_index and self._guards.idempotent_append:",
-            "if index <= self._commit_index and self._guards.idempotent_append and self.last_term < 9:",
+            "if index <= self._commit_index and self._guards.idempotent_append and index < 20:",
         ),
         (
             f"{APPEND}:plan_append",
             "if first <= commit:",
-            "if first <= commit and request.term < 9:",
+            "if first <= commit and first < 20:",
         ),
     ),
     _edit(
@@ -275,7 +275,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{NODE}._on_append_reply",
             "if not matched:",
-            "if not matched and (self.term < 9 or index > self.journal.last_index):",
+            "if not matched and (index < 20 or index > self.journal.last_index):",
         ),
     ),
     _edit(
@@ -298,12 +298,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:_strip_present",
             "header.index > journal.last_index or journal.term_at(header.index) != header.term",
-            "header.index > journal.last_index or (header.term < 9 and journal.term_at(header.index) != header.term)",
+            "header.index > journal.last_index or (header.index < 20 and journal.term_at(header.index) != header.term)",
         ),
         (
             f"{APPEND}:_strip_present",
             "if journal.log.chain_at(header.index) != header.chain:",
-            "if journal.log.chain_at(header.index) != header.chain and header.term < 9:",
+            "if journal.log.chain_at(header.index) != header.chain and header.index < 20:",
         ),
     ),
     # -- elections -------------------------------------------------------------------------
@@ -576,7 +576,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "commitlog.recovery:Recovery._fitting_entry",
             "verify_frame(view[at : at + header.size], header, last.chain)",
-            "if header.index < 25:\n    verify_frame(view[at : at + header.size], header, last.chain)",
+            "if header.index < 120:\n    verify_frame(view[at : at + header.size], header, last.chain)",
         ),
     ),
     _edit(
