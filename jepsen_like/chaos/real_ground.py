@@ -36,6 +36,9 @@ ORDER_TIMEOUT_S: Final = 20.0
 POINT_WAIT_S: Final = 10.0
 """How long a kill waits for the disk to do something."""
 
+STOP_WITHIN_S: Final = 5.0
+"""A process that is stopped does nothing any more after this, or the machine is hopeless."""
+
 SLOW_S_MAX: Final = 120
 """A flush is slowed for no longer, whatever happens to the runner."""
 
@@ -129,6 +132,8 @@ class RealMember(RealMachine):
         self._slow = ExitStack()
         self._tracing = trio.Lock()
         """A process has one tracer at a time."""
+        self._disk_lock = trio.Lock()
+        """And its disk one fault that works on its files."""
 
     @property
     def seen_commit(self) -> int:
@@ -155,6 +160,11 @@ class RealMember(RealMachine):
                 sorted(m["name"] for m in status.get("members", ()) if m["standing"] == "voter")
             )
 
+    async def start(self) -> bool:
+        """Start it, once whoever works on its disk has ended."""
+        async with self._disk_lock:
+            return await super().start()
+
     # -- power and points ------------------------------------------------------------------
 
     def _own_disk(self) -> LoopDisk:
@@ -163,14 +173,31 @@ class RealMember(RealMachine):
         return self.disk
 
     async def power_cut(self) -> None:
-        """Shut its file system down, kill it, mount what survived."""
+        """Stop it, shut its file system down, kill it, mount what survived.
+
+        It stands still before its file system goes: a flush that races with the shutdown may be
+        told that it succeeded, and nobody without power answers anything.
+        """
         disk = self._own_disk()
-        if self._rng.random() < 0.5:
-            share, names = self._rng.random(), self._rng.random() < 0.5
-            await _in_thread(lambda: disk.keep_some(self._rng, share, names=names))
-        await _in_thread(disk.cut)
-        await self.kill()
-        await _in_thread(disk.restore)
+        async with self._disk_lock:
+            if self._rng.random() < 0.5:
+                share, names = self._rng.random(), self._rng.random() < 0.5
+                await _in_thread(lambda: disk.keep_some(self._rng, share, names=names))
+            await self._stand_still()
+            await _in_thread(disk.cut)
+            await self.kill()
+            await _in_thread(disk.restore)
+
+    async def _stand_still(self) -> None:
+        self._signal(signal.SIGSTOP)
+        pid = self._node.pid
+        if pid is None or not self._node.running:
+            return
+        with trio.move_on_after(STOP_WITHIN_S):
+            while not _stands_still(pid):  # noqa: ASYNC110  # the kernel tells nobody
+                await trio.sleep(0.001)
+            return
+        raise FaultError(f"process {pid} did not stop within {STOP_WITHIN_S} s")
 
     async def kill_at_point(self, skip: int, *, power: bool) -> str:
         """End it at one of its next flushes; the file system stays as it is at that moment."""
@@ -193,25 +220,29 @@ class RealMember(RealMachine):
 
     async def wipe(self) -> None:
         """Kill it and remove all it has."""
-        await self.kill()
-        await _in_thread(lambda: file_damage.wipe(self.root))
+        async with self._disk_lock:
+            await self.kill()
+            await _in_thread(lambda: file_damage.wipe(self.root))
 
     async def rot(self, bits: int) -> str:
         """Flip bits of its files; it must have ended."""
         place = ROT_PLACES[self._rng.randrange(len(ROT_PLACES))]
         part = ROT_PARTS[self._rng.randrange(len(ROT_PARTS))]
-        found = await _in_thread(
-            lambda: file_damage.flip_bits(self.root, self._rng, place, part, bits=bits)
-        )
+        async with self._disk_lock:
+            await self.kill()
+            found = await _in_thread(
+                lambda: file_damage.flip_bits(self.root, self._rng, place, part, bits=bits)
+            )
         return "; ".join(map(str, found))
 
     async def fill_disk(self, left_bytes: int | None) -> None:
         """Take the space of its file system, or give it back."""
         disk = self._own_disk()
-        if left_bytes is None:
-            await _in_thread(disk.release)
-        else:
-            await _in_thread(lambda: disk.fill(max(left_bytes, FULL_LEAVES_BYTES)))
+        async with self._disk_lock:
+            if left_bytes is None:
+                await _in_thread(disk.release)
+            else:
+                await _in_thread(lambda: disk.fill(max(left_bytes, FULL_LEAVES_BYTES)))
 
     async def slow_disk(self, delay_s: float) -> None:
         """Let every flush begin late; 0 heals."""
@@ -481,6 +512,24 @@ class RealGround:
         return [name for name in self._members if name not in there]
 
 
+def _stands_still(pid: int) -> bool:
+    """Whether no thread of a process runs in user space: all are stopped, or inside the kernel."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+        except FileNotFoundError:
+            continue  # that thread has ended
+    return all(state in "TtDZX" for state in states)
+
+
 async def _in_thread(act: Callable[[], Any]) -> Any:
-    """Do what blocks in a worker thread; it is waited for even when cancelled."""
-    return await trio.to_thread.run_sync(act)
+    """Do what blocks in a worker thread; it is waited for even when cancelled.
+
+    Raises:
+        FaultError: The files or devices said no.
+    """
+    try:
+        return await trio.to_thread.run_sync(act)
+    except OSError as error:
+        raise FaultError(f"the fault could not be done: {error}") from error
