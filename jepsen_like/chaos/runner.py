@@ -216,6 +216,7 @@ class _Run:
             await self._heal(ground, proxy)
             with trio.move_on_after(SETTLED_WITHIN_S):
                 await self._demand_progress(ground, clients, writing)
+                await _stop_in_order(ground)
                 ran.settled = True
             if not ran.settled:
                 raise DidNotSettle(f"not settled within {SETTLED_WITHIN_S} s: {_status(ground)}")
@@ -312,6 +313,17 @@ class _Run:
                 store.close(clean=True)
         if unreadable:
             self.found.append(Verdict("final_read", "invalid", tuple(unreadable)))
+
+
+async def _stop_in_order(ground: RealGround) -> None:
+    """Stop followers first: nobody stands for election then, and no log gets another entry."""
+    leading = ground.leading()
+    async with trio.open_nursery() as nursery:
+        for name, member in ground.brokers.items():
+            if name != leading:
+                nursery.start_soon(member.stop)
+    if leading is not None:
+        await ground.brokers[leading].stop()
 
 
 async def _all_sound(ground: RealGround) -> bool:
