@@ -183,15 +183,18 @@ class ReplicaStore:
             for path in (self.paths.snapshot, self.paths.install)
         )
         # An installed snapshot counts until a checkpoint of ours has gone beyond it; its file may
-        # come back after a power cut.
-        if given is not None and (own is None or own.applied_index < given.applied_index):
+        # come back after a power cut. While it counts nothing derived does.
+        if given is not None and (own is None or own.applied_index <= given.applied_index):
             self._refill_from(given)
             return
         if own is not None and self._holds(own):
             self._continue_from(own)
             return
         if own is not None and self.log.last_index < own.applied_index:
-            self._refill_from(own)  # the log was cut below its own checkpoint
+            # The log was cut below its own checkpoint. Derived files are made anew, and a start
+            # that comes before the next checkpoint must not take the old one's word for them.
+            self._disk.replace(self.paths.install, self._disk.read(self.paths.snapshot))
+            self._refill_from(own)
             return
         if own is not None:
             log.error("snapshot_does_not_fit", applied_index=own.applied_index)

@@ -270,15 +270,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     _edit(
-        47,
-        "a refusal counts as an acknowledgement",
-        (
-            f"{NODE}._on_append_reply",
-            "if not matched:",
-            "if not matched and (index < 20 or index > self.journal.last_index):",
-        ),
-    ),
-    _edit(
         48,
         "a follower says yes to an append that does not fit",
         (
@@ -338,15 +329,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             f"{NODE}._on_pre_vote",
             "last_term, last_index, self.journal.last_term",
             "last_term if term < 4 else self.journal.last_term, last_index, self.journal.last_term",
-        ),
-    ),
-    _edit(
-        53,
-        "a read is confirmed by one echo too few",
-        (
-            f"{NODE}.confirmed_beat",
-            "majority(self.roster.voters) - self.roster.is_self_voter",
-            "majority(self.roster.voters) - self.roster.is_self_voter - (self.term > 3)",
         ),
     ),
     _edit(
@@ -653,7 +635,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{SCHEDULE}._deliver_level",
             "next_offset = state.delay_progress.get(level, 0)\nseen",
-            "next_offset = max(0, state.delay_progress.get(level, 0) - (term > 3))\nseen",
+            "next_offset = max(0, state.delay_progress.get(level, 0) - (term > 8))\nseen",
         ),
     ),
     _edit(

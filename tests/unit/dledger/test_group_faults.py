@@ -181,6 +181,40 @@ async def test_damage_is_remembered_until_a_leader_has_refilled_the_replica(
     store.close(clean=True)
 
 
+async def test_a_refill_that_a_crash_interrupts_begins_again_although_the_log_is_long_enough(
+    autojump_clock: MockClock,
+) -> None:
+    """The checkpoint claims queues that were thrown away when the log was found cut."""
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        positions = [
+            (await leader.group.submit(batch(str(n).encode() * 50))).phy_offset for n in range(9)
+        ]
+        await trio.sleep(4)
+        topic, queue_id = next(key for key in leader.group.state.queues if key[0] == "T")
+        disk = crash_disk(groups, "n0").power_cut(lambda: True)
+    whole = opened(disk.copy())
+    frames = {i: bytes(whole.log.frame(i)) for i in range(1, whole.log.last_index + 1)}
+    units = whole.queues.queue(topic, queue_id).read(0, 9).tolist()
+    whole.close(clean=False)
+    assert len(units) == 9
+    segment = disk.files[f"{ROOT}/n0/commitlog/{0:020d}"]
+    segment.content[positions[4] + 90] ^= 1
+    disk.files.pop(f"{ROOT}/n0/raft/extent")
+    store = opened(disk)
+    assert store.refilling
+    for index in range(store.log.last_index + 1, len(frames) + 1):
+        store.log.append(memoryview(frames[index]), sealed_here=False)
+    store.log.flush()
+    store.close(clean=False)  # killed before it derived anything from them
+
+    store = opened(disk)
+    while store.derived_index < store.log.last_index:
+        store.apply(store.derived_index + 1)
+    assert store.queues.queue(topic, queue_id).read(0, 9).tolist() == units
+    store.close(clean=True)
+
+
 def test_an_unclean_stop_with_async_flush_is_remembered_whatever_comes_next() -> None:
     disk = CrashDisk()
     opened(disk, sync_flush=False).close(clean=False)
