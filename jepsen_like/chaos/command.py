@@ -16,8 +16,17 @@ import trio
 from cyclopts import App, Parameter
 
 from dledger.cli.broker_command import parse_options
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.cli.output import (
+    CliError,
+    ExitCode,
+    Output,
+    addresses,
+    note,
+    print_json,
+    print_table,
+)
 from jepsen_like.chaos import loop_disk, strace_inject
+from jepsen_like.chaos.foreign import run_against
 from jepsen_like.chaos.outcome import merged, result_of
 from jepsen_like.chaos.recorder import encode_json, read_run
 from jepsen_like.chaos.runner import Options, Ran, clock_error_ns, run_plan
@@ -49,6 +58,9 @@ SETTINGS: Final = Settings(
     register_ms=5_000,
     delay_levels="1s 2s 5s 10s",
 )
+ROCKETMQ_LEVELS: Final = "1s 5s 10s 30s"
+"""The shortest delay levels that a broker has unless it is configured otherwise."""
+
 MINIMIZE_PLAYS: Final = 24
 """A real run takes as long as its plan."""
 
@@ -122,6 +134,9 @@ def run(
         tuple[str, ...] | None,
         Parameter(name="--set", help="Any broker setting, table.name=value."),
     ] = None,
+    namesrv: Annotated[
+        str, Parameter(help="Load this running cluster, host:port;host:port, and break nothing.")
+    ] = "",
     mutant: Annotated[
         int, Parameter(help="Number of a planted bug in the brokers, to test the tester.")
     ] = 0,
@@ -150,6 +165,15 @@ def run(
             members,
             name_servers,
         )
+    if namesrv:
+        if faults not in ("none", "process"):
+            raise CliError(
+                "faults are injected into the runner's own brokers only",
+                next_step="leave --faults away, or --namesrv",
+                exit_code=ExitCode.USAGE,
+            )
+        levels = msgspec.structs.replace(chosen.settings, delay_levels=ROCKETMQ_LEVELS)
+        chosen = msgspec.structs.replace(chosen.with_steps(()), settings=levels)
     settings = parse_options(set_ or (), {})
     if settings.get("store.flush_disk_type") == "ASYNC_FLUSH":
         chosen = _with_async_flush(chosen)
@@ -158,7 +182,7 @@ def run(
         raise CliError(f"{folder} is there already", exit_code=ExitCode.USAGE)
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(encode_plan(chosen))
-    ran = _play(chosen, folder, settings, mutant, output)
+    ran = _play(chosen, folder, settings, mutant, output, namesrv)
     end = datetime.datetime.now(tz=datetime.UTC)
     result = _judged(ran) | {
         "begin": begin.isoformat(timespec="seconds"),
@@ -199,10 +223,19 @@ def _with_async_flush(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, settings=settings)
 
 
-def _play(plan: Plan, folder: Path, settings: dict[str, object], mutant: int, output: str) -> Ran:
+def _play(
+    plan: Plan,
+    folder: Path,
+    settings: dict[str, object],
+    mutant: int,
+    output: str,
+    namesrv: str = "",
+) -> Ran:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with _Progress(output, plan) as tell:
         options = Options(settings, mutant, tell)
+        if namesrv:
+            return trio.run(run_against, tuple(addresses(namesrv)), plan, folder, options)
         return trio.run(run_plan, plan, folder, options)
 
 

@@ -81,7 +81,8 @@ class WorkloadClients:
 
     Args:
         stage: Time.
-        broker: Name of the broker group.
+        broker: Name of the broker group; empty: whoever has the queues of the topic.
+        topic: What is sent to; made when it is not there.
         record: Told of a row when it is called and when it has ended; what an answer held is
             written into it before the next checkpoint of trio.
 
@@ -98,6 +99,7 @@ class WorkloadClients:
         history: History,
         *,
         broker: str = BROKER,
+        topic: str = TOPIC,
         record: Callable[[Operation], None] = unrecorded,
     ) -> None:
         self._stage = stage
@@ -114,7 +116,10 @@ class WorkloadClients:
         self._busy = 0
         self._calm = trio.Event()
         self.ready = trio.Event()
-        self.queues = [MessageQueue(TOPIC, broker, i) for i in range(plan.workload.queues)]
+        self.drained: dict[MessageQueue, tuple[int, tuple[int, ...]]] = {}
+        """First offset and values of each queue, as `drain` read them."""
+        self.topic = topic
+        self.queues = [MessageQueue(topic, broker, i) for i in range(plan.workload.queues)]
         self._levels_ms = parse_delay_levels(plan.settings.delay_levels)
 
     # -- rows ------------------------------------------------------------------------------
@@ -197,9 +202,16 @@ class WorkloadClients:
         with trio.fail_after(SET_UP_S):
             while True:
                 try:
-                    names = await Admin(instance).create_topic(TOPIC, queue_nums=len(self.queues))
-                    route = await instance.route(TOPIC, fresh=True)
-                    if names and len(route.publish_queues) == len(self.queues):
+                    admin, wanted = Admin(instance), len(self.queues)
+                    names = await admin.create_topic(self.topic, queue_nums=wanted)
+                    route = await instance.route(self.topic, fresh=True)
+                    if names and len(route.publish_queues) == wanted * len(names):
+                        if not self.queues[0].broker_name:
+                            # Rows tell queues apart by number: one group, the first, will do.
+                            first = min(queue.broker_name for queue in route.publish_queues)
+                            self.queues = [
+                                q for q in route.publish_queues if q.broker_name == first
+                            ]
                         return
                 except MQError:
                     pass  # the cluster is still finding its leader
@@ -251,7 +263,7 @@ class WorkloadClients:
             (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
         )
         body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
-        return Message(TOPIC, body, delay_level=delay_level)
+        return Message(self.topic, body, delay_level=delay_level)
 
     async def _send(
         self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
@@ -461,10 +473,13 @@ class WorkloadClients:
         async with PullConsumer(instance, "drain") as consumer:
             process = self.new_process()
             for queue in self.queues:
-                offset = await consumer.min_offset(queue)
+                begin = offset = await consumer.min_offset(queue)
                 end = await consumer.max_offset(queue)
+                values: list[int] = []
                 while offset < end:
                     op, then = await self.pull(consumer, process, queue, offset)
                     if op.outcome != Outcome.OK or then <= offset:
                         raise ClientError(f"{queue}: the drain stands at {offset} of {end}")
                     offset = then
+                    values += op.values
+                self.drained[queue] = (begin, tuple(values))

@@ -1,0 +1,107 @@
+"""The same workload and verdict against a cluster that somebody else runs; nothing is broken.
+
+What the replicas hold cannot be read from here, so every queue is read over the wire when the load
+is over, and that stands for them.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from client.errors import ClientError
+from dledger.settings_values import parse_delay_levels
+from jepsen_like.chaos.real_client import RealClient
+from jepsen_like.chaos.recorder import Recorder, write_rest
+from jepsen_like.chaos.runner import LIVENESS, READERS, RPC_TIMEOUT_S, Options, Ran, versions
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict, Violation
+from jepsen_like.history.operation import History, ReplicaRead, RunHeader
+from jepsen_like.plans.plan import Plan, encode_plan
+from jepsen_like.workloads.clients import WorkloadClients
+
+DRAIN_WITHIN_S: Final = 120.0
+NODE: Final = "drain"
+"""Stands for the replicas in the history."""
+
+
+class RealTime:
+    """A `jepsen_like.workloads.clients.Stage` that began when it was made."""
+
+    def __init__(self) -> None:
+        self._begin_ns = time.monotonic_ns()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the begin."""
+        return (time.monotonic_ns() - self._begin_ns) / 1e9
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        await trio.sleep(seconds)
+
+
+async def run_against(
+    name_servers: tuple[str, ...], plan: Plan, folder: Path, options: Options
+) -> Ran:
+    """Load a running cluster for as long as *plan* says, read all queues, and judge.
+
+    A topic of its own is made and stays there.
+    """
+    header = RunHeader(folder.name, plan.seed, encode_plan(plan), versions())
+    ran = Ran(plan, folder, history=History(header))
+    recorder, stage = Recorder(folder / "history", header), RealTime()
+    clients = WorkloadClients(
+        stage, plan, ran.history, broker="", topic=f"chaos-{plan.seed}", record=recorder.note
+    )
+    found: list[Verdict] = []
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recorder.run)
+
+            def machine(name: str) -> RealClient:
+                program = clients.run_readers if name == READERS else clients.run
+                return RealClient(name, name_servers, program, nursery, rpc_timeout_s=RPC_TIMEOUT_S)
+
+            writing, reading = machine("clients"), machine(READERS)
+            await writing.start()
+            await clients.ready.wait()
+            await reading.start()
+            end_s = stage.elapsed_s + plan.duration_ms / 1000
+            while stage.elapsed_s < end_s:
+                options.on_progress("load", clients.counts, ran.faults)
+                await trio.sleep(0.5)
+            await clients.finish()
+            if plan.workload.delayed_per_mille:
+                await trio.sleep(max(parse_delay_levels(plan.settings.delay_levels)) / 1000 + 2.0)
+            ran.settled = await _drain(clients, writing)
+            nursery.cancel_scope.cancel()
+    finally:
+        recorder.close()
+    ran.duration_s = stage.elapsed_s
+    if not ran.settled:
+        text = f"the queues could not be read within {DRAIN_WITHIN_S} s"
+        found.append(Verdict(LIVENESS, "invalid", (Violation(LIVENESS, "cluster", text),)))
+    for queue, (begin, values) in clients.drained.items():
+        ran.history.replica_reads.append(
+            ReplicaRead(clients.now_ns, NODE, queue.topic, queue.queue_id, begin, values)
+        )
+    ran.verdicts = [*found, *check_everything(ran.history, settled=ran.settled)]
+    write_rest(folder, ran.history)
+    return ran
+
+
+async def _drain(clients: WorkloadClients, machine: RealClient) -> bool:
+    with trio.move_on_after(DRAIN_WITHIN_S):
+        while True:
+            try:
+                assert machine.instance is not None
+                await clients.drain(machine.instance)
+            except ClientError:
+                await trio.sleep(1.0)
+            else:
+                return True
+    return False
