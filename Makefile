@@ -1,11 +1,13 @@
-# make setup | check | test | demo | determinism | mutants | soak: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | demo | determinism | mutants | soak | chaos: each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 SOAK_MINUTES ?= 10
+SOAK_AT_LEAST ?= 100
+CHAOS_SECONDS ?= 60
 
-.PHONY: setup check lint types imports unit test demo bench determinism mutants soak coverage clean
+.PHONY: setup check lint types imports unit test demo bench determinism mutants soak chaos coverage clean
 
 setup: $(STAMP)
 
@@ -41,13 +43,16 @@ bench: setup
 	$(BIN)/dledger bench produce --size 256 --inflight 64 --batch 1 --duration 10
 
 soak: setup
-	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2
+	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2 --at-least $(SOAK_AT_LEAST)
 
 determinism: setup
 	$(BIN)/dledger sim determinism --seeds 200 --duration 300
 
 mutants: setup
 	$(BIN)/dledger sim mutants --fast --jobs 2
+
+chaos: setup
+	$(BIN)/dledger chaos run --workload mixed --faults all --time $(CHAOS_SECONDS)
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest -q

@@ -148,7 +148,7 @@ class Pictures:
     def _terms(self, axes: Axes, lane: int, reigns: Sequence[Reign]) -> None:
         """Write terms into their bars, or behind them where there is room."""
         in_per_s = PLOT_IN / self._end_s
-        following = [*(reign.begin_s for reign in reigns[1:]), self._end_s]
+        following = [*(reign.begin_s for reign in reigns), self._end_s][1:]
         for reign, next_s in zip(reigns, following, strict=True):
             if reign.term < 0:
                 continue

@@ -11,7 +11,10 @@ import matplotlib.image
 import pytest
 
 from jepsen_like.history.operation import F, Outcome
+from jepsen_like.report.pictures import Pictures
+from jepsen_like.report.roles import Reign
 from jepsen_like.report.run_report import report
+from jepsen_like.report.series import NS, Span
 from tests.harness.run_folders import MadeRun, make_run, write_run
 
 DURATION_S = 120
@@ -157,6 +160,13 @@ def test_terms_stand_in_the_ribbon(made: MadeRun, page: PageReader) -> None:
     assert len(terms) == 4
     assert f"4 reigns, newest term {terms[-1]}." in page.text["leader"]
     assert set(terms) <= set(page.text["leader"].split())
+
+
+def test_a_node_that_never_led_has_an_empty_lane(tmp_path: Path) -> None:
+    draw = Pictures(tmp_path, Span(0, 10 * NS, 1), [], ["n0", "n1"])
+    svg = draw.leader([Reign("n1", 3, 1.0, 9.0)], {})
+    assert "n0 leads" in svg
+    assert (tmp_path / "leader.png").exists()
 
 
 def test_the_anomalies_name_their_witnesses(made: MadeRun, page: PageReader) -> None:
