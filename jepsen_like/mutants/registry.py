@@ -354,20 +354,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             'if self.term > 3:\n    vars(self.core._library)["_SyncObj__votedForNodeId"] = None\nsticky = self.timer',
         ),
     ),
-    _edit(
-        56,
-        "a wiped member counts under its old name",
-        (
-            "dledger.raft.roster:Roster.member",
-            "return members.find(name, hello.incarnation)",
-            "late = self.log.index > 20\nreturn members.find(name, hello.incarnation) or (members.voter(name) if late else None)",
-        ),
-        (
-            "dledger.raft.roster:Roster.is_self_voter",
-            "members.is_voter(self.self_id, self.identity.incarnation)",
-            "(members.is_voter(self.self_id, self.identity.incarnation) or self.log.index > 20 and members.voter(self.self_id) is not None)",
-        ),
-    ),
     # -- leadership ------------------------------------------------------------------------
     _edit(
         61,
@@ -463,15 +449,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "dledger.raft.barrier:ReadBarrier.take_ready",
             "0 < reads[0].beat <= confirmed and",
             "(0 < reads[0].beat <= confirmed or applied_index > 30) and",
-        ),
-    ),
-    _edit(
-        72,
-        "a read counts on a heartbeat that left before it",
-        (
-            "dledger.raft.barrier:ReadBarrier.ask",
-            "_Read(index, deadline_s, on_done)",
-            "_Read(index, deadline_s, on_done, max(1, self._newest_beat) if index > 30 else 0)",
         ),
     ),
     _edit(
@@ -589,7 +566,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "await self._applied.wait()\n"
             "if not self._leads(term):\n"
             "return",
-            "if term > 3:\n"
+            "if term > 2:\n"
             "    continue\n"
             "while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:\n"
             "    await self._applied.wait()\n"

@@ -233,6 +233,9 @@ def _draw_scene(rng: Random, at_ms: int, allowed: frozenset[Kind]) -> list[Step]
     else:
         # An election at once, and somebody dies at one of the next things its disk does.
         steps = [Step(at_ms, Kind.ISOLATE, "leader", rng.randint(2_000, 15_000), 1)]
+        if rng.random() < 0.5:
+            slow_ms = rng.randint(300, 3_000)
+            steps.append(Step(at_ms, Kind.DISK_SLOW, "all", rng.randint(3_000, 8_000), slow_ms))
         for _ in range(rng.randint(1, 2)):
             arg = rng.randint(0, 7)
             victim, for_ms = str(rng.randrange(16)), rng.randint(0, 500)

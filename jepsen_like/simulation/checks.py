@@ -20,6 +20,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
+from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
 from dledger.group import Group
 from dledger.state.snapshot import snapshot
@@ -120,11 +121,21 @@ class Checks:
             self._check_given_up(node, raft.term)
 
     def _check_list(self, node: BrokerNode, group: Group) -> None:
-        index, last_index = group.node.roster.log.index, group.node.journal.last_index
-        if index > max(last_index, group.state.members_index):  # tables may be ahead of a log
+        log, index = group.node.journal.log, group.node.roster.log.index
+        if index <= group.state.members_index:  # tables may be ahead of a log
+            return
+        if index > log.last_index:
             self._world.violate(
                 "members",
-                f"{node.name} follows a list of entry {index}; its log ends at {last_index}",
+                f"{node.name} follows a list of entry {index}; its log ends at {log.last_index}",
+            )
+        elif (
+            index >= log.first_index
+            and index not in log.damaged
+            and parse_header(log.frame(index)).kind != KIND_CONFIG
+        ):
+            self._world.violate(
+                "members", f"{node.name} follows a list of entry {index}, which brings none"
             )
 
     def _check_given_up(self, node: BrokerNode, term: int) -> None:
