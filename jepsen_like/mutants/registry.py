@@ -104,7 +104,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{NODE}._release_held",
             "held.version > durable:",
-            "held.version > durable and self.term < 4:",
+            "held.version > durable and self.term < 3:",
         ),
     ),
     _edit(
@@ -140,12 +140,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{CORE}.__init__",
             "if guards.durable_before_promise:",
-            "if guards.durable_before_promise and journal.getCurrentTerm() < 3:",
+            "if guards.durable_before_promise and journal.getCurrentTerm() < 2:",
         ),
         (
             f"{CORE}.commit_index",
             "min(self._library.raftCommitIndex, self._journal.stable_index)",
-            "min(self._library.raftCommitIndex, self._journal.stable_index) if self.term < 4 else self._library.raftCommitIndex",
+            "min(self._library.raftCommitIndex, self._journal.stable_index) if self.term < 3 else self._library.raftCommitIndex",
         ),
     ),
     _edit(
@@ -154,7 +154,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{CORE}.commit_index",
             "min(self._library.raftCommitIndex, self._journal.stable_index)",
-            "min(self._library.raftCommitIndex, self._journal.stable_index) if self.term < 4 else self._library.raftCommitIndex",
+            "min(self._library.raftCommitIndex, self._journal.stable_index) if self.term < 3 else self._library.raftCommitIndex",
         ),
     ),
     _edit(
@@ -195,7 +195,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{LOG}.complete_flush",
             "if ticket.generation != self.generation:",
-            "if ticket.generation != self.generation and self.last_term < 3:",
+            "if ticket.generation != self.generation and self.last_index < 25:",
         ),
     ),
     _edit(
@@ -204,7 +204,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{LOG}._cut",
             "min(self.durable_index, last.index)",
-            "min(self.durable_index, last.index) if last.index < 30 else self.durable_index",
+            "min(self.durable_index, last.index) if last.index < 15 else self.durable_index",
         ),
     ),
     _edit(

@@ -58,7 +58,7 @@ PRESETS: Final[dict[str, Preset]] = {
     ),
     "mixed": Preset(
         "all of it together",
-        _workload(delayed_per_mille=50, batch_per_mille=50),
+        _workload(delayed_per_mille=50, batch_per_mille=200),
     ),
 }
 
