@@ -29,6 +29,7 @@ from jepsen_like.history.operation import (
     NOTHING,
     F,
     History,
+    Level,
     Operation,
     Outcome,
 )
@@ -400,6 +401,8 @@ class WorkloadClients:
             self.end(op)
             if offset >= error.max_offset:
                 op.max_off = error.max_offset
+            else:
+                op.level = Level.LOCAL  # that it is too small anybody says, by what it knows
             op.min_off = error.min_offset
             return op, error.next_begin_offset
         except ClientError as error:
