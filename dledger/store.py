@@ -23,7 +23,7 @@ from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
 from commitlog.entry import parse_header
 from commitlog.entry_log import EntryLog
-from commitlog.errors import DiskFullError, ForeignStoreError, InvariantBroken
+from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError, InvariantBroken
 from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Anchor, Mark
 from commitlog.recovery import DamagedLogError
@@ -178,10 +178,7 @@ class ReplicaStore:
         )
 
     def _load_tables(self) -> None:
-        own, given = (
-            self._decoded_file(path) if self._disk.exists(path) else None
-            for path in (self.paths.snapshot, self.paths.install)
-        )
+        own, given = map(self._decoded_file, (self.paths.snapshot, self.paths.install))
         # An installed snapshot counts until a checkpoint of ours has gone beyond it; its file may
         # come back after a power cut. While it counts nothing derived does.
         if given is not None and (own is None or own.applied_index <= given.applied_index):
@@ -204,11 +201,20 @@ class ReplicaStore:
             self.damaged = True
             self._begin_log_anew(Anchor())
 
-    def _decoded_file(self, path: str) -> StateTables:
+    def _decoded_file(self, path: str) -> StateTables | None:
+        """Return the tables in a file; None when it is not there, or has gone bad.
+
+        What is in it can be made again, from the log or from a leader.
+        """
+        if not self._disk.exists(path):
+            return None
         try:
             return self._decoded(self._disk.read(path))
         except ForeignStoreError as error:
             raise ForeignStoreError(f"{path}: {error}") from error
+        except CorruptStoreError as error:
+            log.error("tables_damaged", path=path, error=str(error))
+            return None
 
     def _decoded(self, data: Buffer) -> StateTables:
         return load(

@@ -49,7 +49,6 @@ ROT_PLACES: Final = (
     file_damage.Place.SEGMENT,
     file_damage.Place.SEGMENT,
     file_damage.Place.SEGMENT,
-    file_damage.Place.CONSUME_QUEUE,
     file_damage.Place.INDEX,
     file_damage.Place.SNAPSHOT,
 )

@@ -215,6 +215,29 @@ async def test_a_refill_that_a_crash_interrupts_begins_again_although_the_log_is
     store.close(clean=True)
 
 
+@pytest.mark.parametrize("place", [0, 20, 60, -1])
+async def test_tables_that_have_gone_bad_are_made_again_from_the_log(
+    autojump_clock: MockClock, place: int
+) -> None:
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for number in range(9):
+            await leader.group.submit(batch(str(number).encode() * 50))
+        await trio.sleep(4)
+        topic, queue_id = next(key for key in leader.group.state.queues if key[0] == "T")
+        disk = crash_disk(groups, "n0").power_cut(lambda: True)
+    whole = opened(disk.copy())
+    units = whole.queues.queue(topic, queue_id).read(0, 9).tolist()
+    bounds = dict(whole.tables.queues)
+    whole.close(clean=False)
+    disk.files[f"{ROOT}/n0/raft/snapshot"].content[place] ^= 4
+    store = opened(disk)
+    assert not store.damaged
+    assert store.tables.queues == bounds
+    assert store.queues.queue(topic, queue_id).read(0, 9).tolist() == units
+    store.close(clean=True)
+
+
 def test_an_unclean_stop_with_async_flush_is_remembered_whatever_comes_next() -> None:
     disk = CrashDisk()
     opened(disk, sync_flush=False).close(clean=False)
