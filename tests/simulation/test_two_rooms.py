@@ -447,7 +447,7 @@ def healed_after_s(seen: Seen, rooms: Rooms) -> float:
 
 
 ROOMS: Final = [
-    Rooms(right, breaks, short)
+    pytest.param(Rooms(right, breaks, short), marks=() if short else pytest.mark.slow)
     for right in ("leader", "follower", "nobody")
     for breaks, short in ((False, False), (True, False), (True, True))
 ]

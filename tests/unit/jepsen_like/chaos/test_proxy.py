@@ -155,7 +155,9 @@ class Net:
     async def has_nobody(self) -> bool:
         """Whether no connection waits to be accepted when nothing happens any more."""
         await wait_all_tasks_blocked(SETTLED_S)
-        return not select.select([self.listener.socket.fileno()], [], [], 0)[0]
+        poll = select.poll()
+        poll.register(self.listener.socket.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
 
 def free_port() -> int:
