@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.ready
 SOAK_MINUTES ?= 10
 SOAK_AT_LEAST ?= 100
 CHAOS_SECONDS ?= 60
+CHAOS_SEED ?= 6
 
 .PHONY: setup check lint types imports unit test demo bench determinism mutants soak chaos coverage clean
 
@@ -52,7 +53,7 @@ mutants: setup
 	$(BIN)/dledger sim mutants --fast --jobs 2
 
 chaos: setup
-	$(BIN)/dledger chaos run --workload mixed --faults all --time $(CHAOS_SECONDS)
+	$(BIN)/dledger chaos run --workload mixed --faults all --time $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest -q
