@@ -154,7 +154,7 @@ class _Run:
         nemesis = self.nemesis = Nemesis(SimGround(world), self.plan, self._note_act)
         await nemesis.run()
         self._event("healed")
-        await world.heal()
+        await world.heal(clients=True)
         await self._demand_progress(world, clients, machine)
 
     async def _demand_progress(

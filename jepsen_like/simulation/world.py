@@ -269,8 +269,8 @@ class World:
         """Return the running replica with the shortest committed log."""
         return min(self.replicas(), key=lambda node: (node.seen_commit, node.name), default=None)
 
-    async def heal(self, *, start: bool = True) -> None:
-        """End all faults; start what is down, clients with their programs."""
+    async def heal(self, *, start: bool = True, clients: bool = False) -> None:
+        """End all faults; start what is down, with *clients* also their programs."""
         self.network.mend_all()
         for node in self.nodes.values():
             node.slow_disk(0.0)
@@ -278,7 +278,8 @@ class World:
             node.fill_disk(None)
             node.resume()
         if start:
-            for node in self.nodes.values():
+            servers = (*self.name_servers.values(), *self.brokers.values())
+            for node in self.nodes.values() if clients else servers:
                 if node.state is State.STOPPING:
                     await node.stop()
                 if node.state is State.DOWN:
