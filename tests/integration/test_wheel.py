@@ -18,7 +18,7 @@ from tests.harness.shipped_files import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting")
-SCRIPTS = ("dledger", "dledger-broker", "dledger-namesrv")
+SCRIPTS = ("dledger", "dledger-broker", "dledger-namesrv", "dledger-chaos")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -77,7 +77,7 @@ def test_the_wheel_holds_the_six_packages_and_nothing_else(wheel: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".typed")
+        if path.suffix in (".py", ".typed", ".j2")
     }
     assert {name for name in names if not name.startswith(information)} == in_tree
 
