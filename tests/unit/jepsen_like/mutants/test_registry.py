@@ -35,7 +35,7 @@ def test_a_text_that_is_gone_is_an_error_not_a_bug_that_is_never_planted() -> No
 PROGRAMS = {
     92: (
         "from dledger.services.schedule import delivery_batch\n"
-        "print(len(delivery_batch([], 1, 9, 10).sizes))"
+        "print(len(delivery_batch([], 1, 19, 20).sizes))"
     ),
     24: (
         "import cbor2\n"
