@@ -242,7 +242,7 @@ def test_twenty_cuts_take_milliseconds(
     for number in range(20):
         with program(SCATTER, disk.place / str(number)) as process:
             began = time.perf_counter()
-            disk.power_cut(lambda process=process: ended(process))  # type: ignore[misc]
+            disk.power_cut(lambda process=process: ended(process))  # type: ignore[misc]  # mypy infers no type for a default
             took_ms.append((time.perf_counter() - began) * 1000)
         assert letters(disk.place / str(number), 64) == "A" * 64
     record_property("cut_ms", sorted(took_ms)[10])

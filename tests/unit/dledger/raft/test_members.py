@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -437,3 +438,21 @@ def test_a_member_asked_by_somebody_else_than_its_leader_does_not_stand(tmp_path
     cluster.run()
     assert leader.is_leader
     assert follower.term == 1
+
+
+def test_a_change_is_refused_when_too_few_of_those_left_have_a_vote(tmp_path: Path) -> None:
+    """A voter in doubt is connected and cannot vote: the list after it could never commit."""
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.append("n0", b"x")
+    cluster.beat("n0")
+    before = leader.journal.last_index
+    left = listed(leader).without(voter(leader, "n1"))
+    hello = leader.roster.hellos["n2"]
+    leader.roster.hellos["n2"] = replace(hello, doubtful=True)
+    with pytest.raises(ChangePendingError, match="free of doubt"):
+        leader.change_members(left)
+    assert leader.journal.last_index == before
+    leader.roster.hellos["n2"] = hello
+    leader.change_members(left)
+    assert leader.journal.last_index == before + 1

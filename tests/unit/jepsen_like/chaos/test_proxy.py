@@ -52,7 +52,7 @@ def frame(sequence: int, payload: bytes = b"") -> bytes:
 
 
 def fault(**changes: float | bool) -> LinkFault:
-    return replace(HEALTHY, **changes)  # type: ignore[arg-type]
+    return replace(HEALTHY, **changes)  # type: ignore[arg-type]  # names and values of the test's own
 
 
 class End:
