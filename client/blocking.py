@@ -7,7 +7,7 @@ alone owns a thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from queue import SimpleQueue
 from types import TracebackType
@@ -20,13 +20,19 @@ from client.admin import Admin
 from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
 from client.errors import ClientClosedError, UnknownOutcomeError
-from client.message import Message, MessageExt, PullResult, SendResult
+from client.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
+from client.listener import Listener
+from client.message import Message, MessageExt, PullResult, SendResult, SendStatus
 from client.producer import BatchSendResult, Producer, ProducerConfig, SendFuture
 from client.pull_consumer import SUSPEND_S, PullConsumer
+from client.push_config import PushConfig
+from client.push_consumer import PushConsumer
 from client.route import MessageQueue
+from client.subscription_expression import SubscriptionExpression
+from client.transaction_producer import TransactionProducer, TransactionProducerConfig
 
 T = TypeVar("T")
-AsyncUser: TypeAlias = Producer | PullConsumer
+AsyncUser: TypeAlias = Producer | PullConsumer | PushConsumer | TransactionProducer
 
 JOIN_TIMEOUT_S: Final = 15.0
 """How long `close` waits for the loop's thread; sends under way have ended by then."""
@@ -88,16 +94,22 @@ class BlockingClient:
         except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
             started.put(error)
 
-    async def _hold(self, user: AsyncUser, task_status: trio.TaskStatus[AsyncUser]) -> None:
-        """Keep a producer or consumer open until the client closes; it closes before that does."""
-        async with user:
-            task_status.started(user)
-            await self._stop.wait()
+    async def _hold(self, user: _Held, task_status: trio.TaskStatus[None]) -> None:
+        """Keep a producer or consumer open until it or the client closes."""
+        try:
+            async with user.user:
+                task_status.started()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_end_with, nursery, user.stop)
+                    nursery.start_soon(_end_with, nursery, self._stop)
+        finally:
+            user.ended.set()
 
-    async def _opened(self, user: AsyncUser) -> AsyncUser:
+    async def _opened(self, user: AsyncUser) -> _Held:
         assert self._users is not None
-        opened: AsyncUser = await self._users.start(self._hold, user)
-        return opened
+        held = _Held(user)
+        await self._users.start(self._hold, held)
+        return held
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         token = self._token
@@ -118,11 +130,59 @@ class BlockingClient:
         self._call(self._opened, producer)
         return BlockingProducer(self, producer)
 
+    def transaction_producer(
+        self,
+        group: str,
+        check_local_transaction: Callable[[MessageExt], LocalTransactionState],
+        config: TransactionProducerConfig | None = None,
+    ) -> BlockingTransactionProducer:
+        """Return an open producer of transactions; it is closed with the client.
+
+        Args:
+            check_local_transaction: Called in threads of their own; may block.
+
+        Raises:
+            ConfigError: This client has a transaction producer of *group* already.
+        """
+
+        async def check(message: MessageExt) -> LocalTransactionState:
+            return await trio.to_thread.run_sync(
+                check_local_transaction, message, abandon_on_cancel=True
+            )
+
+        producer = TransactionProducer(self._open(), group, check, config)
+        self._call(self._opened, producer)
+        return BlockingTransactionProducer(self, producer)
+
     def pull_consumer(self, group: str) -> BlockingPullConsumer:
         """Return an open consumer; it is closed with the client."""
         consumer = PullConsumer(self._open(), group)
         self._call(self._opened, consumer)
         return BlockingPullConsumer(self, consumer)
+
+    def push_consumer(
+        self,
+        group: str,
+        listener: Listener,
+        subscriptions: Mapping[str, str | SubscriptionExpression] | None = None,
+        config: PushConfig | None = None,
+        *,
+        orderly: bool = False,
+    ) -> BlockingPushConsumer:
+        """Return an open consumer; it is closed with the client, or by itself.
+
+        Args:
+            listener: A plain function, called in worker threads: it may block, and use this
+                client. Several calls run at the same time.
+            subscriptions, config, orderly: As for `PushConsumer`.
+        Raises:
+            SubscriptionIllegalError: A subscription is no expression.
+            ConfigError: The group is here already.
+        """
+        consumer = PushConsumer(
+            self._open(), group, listener, subscriptions, config, orderly=orderly
+        )
+        return BlockingPushConsumer(self, consumer, self._call(self._opened, consumer))
 
     def admin(self) -> BlockingAdmin:
         """Return administration through this client."""
@@ -153,6 +213,20 @@ class BlockingClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Held:
+    """A producer or consumer that is kept open."""
+
+    def __init__(self, user: AsyncUser) -> None:
+        self.user = user
+        self.stop = trio.Event()
+        self.ended = trio.Event()
+
+
+async def _end_with(nursery: trio.Nursery, event: trio.Event) -> None:
+    await event.wait()
+    nursery.cancel_scope.cancel()
 
 
 class BlockingFuture:
@@ -218,6 +292,36 @@ class BlockingProducer:
         return self._client._call(work)
 
 
+class BlockingTransactionProducer:
+    """`client.transaction_producer.TransactionProducer` for blocking callers."""
+
+    def __init__(self, client: BlockingClient, producer: TransactionProducer) -> None:
+        self._client = client
+        self._producer = producer
+
+    def send_in_transaction(
+        self,
+        message: Message,
+        local_transaction: Callable[[HalfMessage], LocalTransactionState],
+        *,
+        timeout_s: float | None = None,
+    ) -> TransactionSendResult:
+        """As `TransactionProducer.send_in_transaction`; the local part runs in this thread."""
+
+        async def begin() -> HalfMessage:
+            return await self._producer.begin(message, timeout_s=timeout_s)
+
+        half = self._client._call(begin)
+        try:
+            state = LocalTransactionState.ROLLBACK
+            if half.send_result.status is SendStatus.SEND_OK:
+                state = local_transaction(half)
+        except BaseException:
+            self._client._call(self._producer.leave_open, half)
+            raise
+        return self._client._call(self._producer.finish, half, state)
+
+
 class BlockingPullConsumer:
     """`client.pull_consumer.PullConsumer` for blocking callers."""
 
@@ -235,7 +339,7 @@ class BlockingPullConsumer:
         offset: int,
         *,
         max_messages: int = 32,
-        tags: str = "*",
+        tags: str | SubscriptionExpression = "*",
         timeout_s: float = SUSPEND_S,
     ) -> PullResult:
         """As `PullConsumer.pull`."""
@@ -266,6 +370,73 @@ class BlockingPullConsumer:
     def committed_offset(self, queue: MessageQueue) -> int | None:
         """As `PullConsumer.committed_offset`."""
         return self._client._call(self._consumer.committed_offset, queue)
+
+
+class BlockingPushConsumer:
+    """`client.push_consumer.PushConsumer` for blocking callers. Use it in ``with``, or not."""
+
+    def __init__(self, client: BlockingClient, consumer: PushConsumer, held: _Held) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._held = held
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """As `PushConsumer.queues`."""
+        return self._on_loop(lambda: self._consumer.queues)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """As `PushConsumer.counts`."""
+        return self._on_loop(lambda: self._consumer.counts)
+
+    def subscribe(self, topic: str, expression: str | SubscriptionExpression = "*") -> None:
+        """As `PushConsumer.subscribe`."""
+        self._on_loop(lambda: self._consumer.subscribe(topic, expression))
+
+    def unsubscribe(self, topic: str) -> None:
+        """As `PushConsumer.unsubscribe`."""
+        self._on_loop(lambda: self._consumer.unsubscribe(topic))
+
+    def suspend(self) -> None:
+        """As `PushConsumer.suspend`."""
+        self._on_loop(self._consumer.suspend)
+
+    def resume(self) -> None:
+        """As `PushConsumer.resume`."""
+        self._on_loop(self._consumer.resume)
+
+    def _on_loop(self, work: Callable[[], T]) -> T:
+        async def run() -> T:
+            return work()
+
+        return self._client._call(run)
+
+    def close(self) -> None:
+        """Leave the group: finish what runs, store offsets, let others take over. Idempotent.
+
+        Must not be called by the listener.
+        """
+
+        async def stop() -> None:
+            self._held.stop.set()
+            await self._held.ended.wait()
+
+        try:
+            self._client._call(stop)
+        except ClientClosedError:
+            pass  # it was closed with the client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class BlockingAdmin:

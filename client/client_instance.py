@@ -22,6 +22,7 @@ import msgspec
 import structlog
 import trio
 
+from client.check_back import CheckBacks
 from client.errors import (
     BrokerUnreachableError,
     ClientClosedError,
@@ -33,9 +34,17 @@ from client.errors import (
 )
 from client.leader_hint import LeaderTable
 from client.name_server import NameServers, split_url
-from client.retry import FailureKind, RetryPolicy, RetrySchedule, Where, failure_of_answer
+from client.retry import (
+    FailureKind,
+    RetryPolicy,
+    RetrySchedule,
+    Where,
+    failure_of_answer,
+    retry_after_s,
+)
 from client.route import DEFAULT_TOPIC, LEADER_ID, RouteTable, TopicRoute
 from commitlog.errors import ConfigError, MQError
+from commitlog.seams import Disk
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import (
@@ -45,6 +54,7 @@ from remoting.errors import (
     TooManyInFlightError,
 )
 from remoting.errors import RequestTimedOutError as CallTimedOutError
+from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.bodies import (
     ConsumerData,
     ConsumeType,
@@ -56,9 +66,14 @@ from remoting.protocol.bodies import (
 )
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
-from remoting.protocol.headers import GetRouteInfoHeader, UnregisterClientHeader
+from remoting.protocol.headers import (
+    ConsumerGroupHeader,
+    GetRouteInfoHeader,
+    UnregisterClientHeader,
+)
 from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
-from remoting.seams import Clock, Network, Rng
+from remoting.protocol.signature import Credentials
+from remoting.seams import Clock, Executor, Network, Rng
 
 HEARTBEAT_PERIOD_S: Final = 30.0
 """RocketMQ's; a broker drops a client after 120 s of silence."""
@@ -70,6 +85,13 @@ LEADER_SEARCH_S: Final = 0.25
 """One round of asking all members of a group who leads; a silent one must not hold it up."""
 UNREGISTER_TIMEOUT_S: Final = 1.0
 """Saying good-bye at close; brokers also notice by the connection's end."""
+HEARTBEAT_AGAIN_S: Final = 3.0
+"""After a heartbeat that a broker did not answer, while consumers of this instance share queues:
+a broker that has just started must not think that they are gone."""
+HEARTBEAT_GAP_S: Final = 0.1
+"""Between two rounds of heartbeats, then: connections that break at once must not make a loop."""
+MAX_SERVER_REQUESTS: Final = 1024
+"""Requests of brokers that are open at a time; they are told again what they could not tell."""
 LATE_READ_RETRIES: Final = 1_000_000
 """Reads change nothing: they are repeated until the deadline, however often."""
 
@@ -94,6 +116,7 @@ class ClientConfig:
         rpc_timeout_s: One attempt of a request.
         default_topic_queue_nums: Most queues a topic gets that is created by sending to it.
         tls: For connections to brokers and NameServers; None: plain.
+        credentials: Every request is signed with them; None: none is.
     """
 
     name_servers: tuple[str, ...] = ()
@@ -106,6 +129,7 @@ class ClientConfig:
     rpc_timeout_s: float = RPC_TIMEOUT_S
     default_topic_queue_nums: int = 4
     tls: ssl.SSLContext | None = None
+    credentials: Credentials | None = None
 
 
 @dataclass(slots=True)
@@ -137,6 +161,7 @@ class Link:
         cbor: It reads CBOR headers.
         records: It takes SEND_RECORDS.
         bulk_pull: It may take BULK_PULL; cleared when it says no.
+        idempotent: It tells a repeated send from a new one.
     """
 
     address: str
@@ -144,6 +169,7 @@ class Link:
     cbor: bool
     records: bool
     bulk_pull: bool
+    idempotent: bool = False
 
     @property
     def serialize(self) -> SerializeType:
@@ -195,6 +221,8 @@ class _BodyFailed(Exception):  # noqa: N818  # never seen outside
 class _Groups:
     producers: dict[str, int] = field(default_factory=dict)
     consumers: dict[str, ConsumerData] = field(default_factory=dict)
+    # Of groups that share queues: called when who is in them, or where queues are, may differ.
+    watchers: dict[str, Callable[[], None]] = field(default_factory=dict)
 
 
 class ClientInstance(ManagedScope):
@@ -205,10 +233,23 @@ class ClientInstance(ManagedScope):
         routes: Last known routes; kept when NameServers fail.
         leaders: Who leads which group.
         counters: See `ClientCounters`.
+        server_requests: What brokers may ask of this client; to be registered before it is opened.
+        executor: Runs listeners that block; None: there are none.
+        disk: Where broadcasting consumers keep their offsets; None: they cannot.
+        check_backs: Who answers their questions about transactions.
         route_version: Grows with every change of a route or of a leader named by one.
     """
 
-    def __init__(self, config: ClientConfig, *, clock: Clock, network: Network, rng: Rng) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        clock: Clock,
+        network: Network,
+        rng: Rng,
+        executor: Executor | None = None,
+        disk: Disk | None = None,
+    ) -> None:
         """Prepare; nothing is connected before ``async with``.
 
         Raises:
@@ -218,6 +259,15 @@ class ClientInstance(ManagedScope):
         self.clock = clock
         self.rng = rng
         self.network = network
+        self.executor = executor
+        self.disk = disk
+        self.server_requests = ProcessorTable()
+        self.server_requests.register(
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            self._consumer_ids_changed,
+            Limiter("consumer ids changed", MAX_SERVER_REQUESTS),
+        )
+        self.check_backs = CheckBacks(self.server_requests)
         instance_name = config.instance_name or f"{config.pid}#{rng.randrange(1 << 48)}"
         self.client_id = f"{config.client_ip}@{instance_name}"
         self.routes = RouteTable()
@@ -259,7 +309,13 @@ class ClientInstance(ManagedScope):
         live.add(self.client_id)
         try:
             async with trio.open_nursery() as connections:
-                self._remoting = RemotingClient(connections, self.network, tls=self.config.tls)
+                self._remoting = RemotingClient(
+                    connections,
+                    self.network,
+                    self.server_requests,
+                    tls=self.config.tls,
+                    credentials=self.config.credentials,
+                )
                 self._name_servers = NameServers(
                     self._remoting,
                     self.network,
@@ -288,6 +344,20 @@ class ClientInstance(ManagedScope):
                     connections.cancel_scope.cancel()
         finally:
             live.discard(self.client_id)
+
+    def abandon(self) -> None:
+        """Break every connection at once and send nothing more, as when the process is killed.
+
+        What still uses the instance ends with `ClientClosedError`; it is to be left all the same.
+        """
+        self._closed = True
+        if self._remoting is not None:
+            self._remoting.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be sent any more, not even a good-bye."""
+        return self._closed
 
     @property
     def nursery(self) -> trio.Nursery:
@@ -389,6 +459,8 @@ class ClientInstance(ManagedScope):
         if self.routes.put(route):
             self.route_version += 1
             self._heartbeat_wanted.set()
+            for watcher in self._groups.watchers.values():
+                watcher()
         for name in route.addresses:
             self.leaders.take_route(name, route.leader_address(name))
         return route
@@ -463,7 +535,9 @@ class ClientInstance(ManagedScope):
                     cbor=ours and _truth(answer.ext.get("cbor")),
                     records=ours and _truth(answer.ext.get("records")),
                     bulk_pull=ours,
+                    idempotent=ours and _truth(answer.ext.get("idempotent")),
                 )
+                connection.on_close.append(self._connection_ended)
                 self._heartbeat_wanted.set()
                 return link
         raise BrokerUnreachableError(f"broker {address} does not answer within {timeout_s} s")
@@ -533,6 +607,7 @@ class ClientInstance(ManagedScope):
         schedule = RetrySchedule(_READ_POLICY, deadline)
         error: ClientError | None = None
         unknown: RequestTimedOutError | None = None
+        pause_s = 0.0
         while True:
             address = self.leaders.address(broker_name)
             kind = FailureKind.NOT_LEADER
@@ -562,6 +637,7 @@ class ClientInstance(ManagedScope):
                     ):
                         return answer
                     kind = self.note_refusal(broker_name, address, answer)
+                    pause_s = retry_after_s(answer)
                     error = RequestFailedError(
                         f"{address}: code {answer.code} {answer.remark or ''}",
                         code=answer.code,
@@ -572,7 +648,7 @@ class ClientInstance(ManagedScope):
                 # What an earlier attempt may have done, a later refusal does not undo.
                 raise error if unknown is None else unknown
             if isinstance(error, RequestFailedError) and error.code == ResponseCode.SYSTEM_BUSY:
-                await self.clock.sleep(step.delay_s)
+                await self.clock.sleep(max(step.delay_s, pause_s))
             elif step.where is not Where.NAMED_LEADER:
                 await self.pause_for_leader(
                     broker_name, step.delay_s, topic=topic, failed=address, failed_term=term
@@ -715,6 +791,37 @@ class ClientInstance(ManagedScope):
         )
         self._heartbeat_wanted.set()
 
+    def add_sharing_consumer(self, data: ConsumerData, changed: Callable[[], None]) -> None:
+        """Announce a consumer that shares the queues of its topics with others of its group.
+
+        Args:
+            data: What heartbeats say of it; `update_consumer` replaces it.
+            changed: Called, and must not raise, when who is in the group or where queues are may
+                have changed.
+        Raises:
+            ConfigError: This instance has the group already.
+        """
+        if data.group_name in self._groups.consumers:
+            raise ConfigError(f"consumer group {data.group_name} is in use in this client instance")
+        self._groups.watchers[data.group_name] = changed
+        self.update_consumer(data)
+
+    def update_consumer(self, data: ConsumerData) -> None:
+        """Let heartbeats say *data* of its group from now on, the next one at once."""
+        self._groups.consumers[data.group_name] = data
+        self._heartbeat_wanted.set()
+
+    def _consumer_ids_changed(self, _connection: Connection, command: RemotingCommand) -> None:
+        """A broker says that a consumer has come or gone (code 40); it wants no answer."""
+        group = ConsumerGroupHeader.decode(command.ext).consumer_group
+        watcher = self._groups.watchers.get(group)
+        if watcher is not None:
+            watcher()
+
+    def _connection_ended(self, _connection: Connection) -> None:
+        if self._groups.watchers and not self._closed:
+            self._heartbeat_wanted.set()
+
     async def remove_producer(self, group: str) -> None:
         """Take a producer group back; the last one tells the brokers."""
         producers = self._groups.producers
@@ -726,6 +833,7 @@ class ClientInstance(ManagedScope):
     async def remove_consumer(self, group: str) -> None:
         """Take a consumer group back and tell the brokers."""
         del self._groups.consumers[group]
+        self._groups.watchers.pop(group, None)
         await self._unregister(consumer_group=group)
 
     def heartbeat_body(self) -> bytes:
@@ -737,10 +845,14 @@ class ClientInstance(ManagedScope):
         ).encode()
 
     def _heartbeat_addresses(self) -> list[str]:
-        """Return every broker of every route; followers too once there are consumers."""
+        """Return every broker of every route; followers too where they are to know us.
+
+        That is once there are consumers, or producers that a new leader may have to ask.
+        """
         found: dict[str, None] = {}
+        everybody = bool(self._groups.consumers or self.check_backs)
         for name, broker_id, address in self.routes.brokers():
-            if self._groups.consumers or (
+            if everybody or (
                 address == (self.leaders.address(name) or address) and broker_id == LEADER_ID
             ):
                 found[address] = None
@@ -752,15 +864,25 @@ class ClientInstance(ManagedScope):
     async def _send_heartbeats(self) -> None:
         while True:
             self._heartbeat_wanted = trio.Event()
-            if self._groups.producers or self._groups.consumers:
-                body = self.heartbeat_body()
-                async with trio.open_nursery() as nursery:
-                    for address in self._heartbeat_addresses():
-                        nursery.start_soon(self._heartbeat, address, body)
-            with trio.move_on_after(self.config.heartbeat_period_s):
+            period_s = self.config.heartbeat_period_s
+            is_complete = await self.heartbeat()
+            if self._groups.watchers:
+                await self.clock.sleep(HEARTBEAT_GAP_S)
+                period_s = period_s if is_complete else min(period_s, HEARTBEAT_AGAIN_S)
+            with trio.move_on_after(period_s):
                 await self._heartbeat_wanted.wait()
 
-    async def _heartbeat(self, address: str, body: bytes) -> None:
+    async def heartbeat(self) -> bool:
+        """Tell all brokers now which groups are here; return whether all of them have answered."""
+        missed: list[str] = []
+        if self._groups.producers or self._groups.consumers:
+            body = self.heartbeat_body()
+            async with trio.open_nursery() as nursery:
+                for address in self._heartbeat_addresses():
+                    nursery.start_soon(self._heartbeat, address, body, missed)
+        return not missed
+
+    async def _heartbeat(self, address: str, body: bytes, missed: list[str]) -> None:
         try:
             link = await self.link(address, self.config.rpc_timeout_s)
             await link.connection.invoke(
@@ -768,6 +890,7 @@ class ClientInstance(ManagedScope):
             )
             self.counters.heartbeats += 1
         except MQError as error:
+            missed.append(address)
             _log.debug("heartbeat_failed", address=address, error=str(error))
 
     async def _unregister(

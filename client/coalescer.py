@@ -63,6 +63,7 @@ class SendSlot:
         "phy_offset",
         "pinned",
         "queue",
+        "recall_handle",
         "records",
         "schedule",
         "sent",
@@ -115,6 +116,7 @@ class SendSlot:
         self.task: trio.lowlevel.Task | None = None
         self.status = 0
         self.offset_message_id: str | None = None
+        self.recall_handle = ""
 
     @property
     def settled(self) -> bool:
@@ -139,6 +141,20 @@ class SendBatch:
     def slots(self) -> list[SendSlot]:
         """Return all slots in the order of their records."""
         return [slot for _, run in self.runs for slot in run]
+
+    def without_settled(self) -> SendBatch:
+        """Return what is left of it when the slots that are settled by now are taken out."""
+        if not any(slot.settled for slot in self.slots()):
+            return self
+        runs: list[tuple[MessageQueue, list[SendSlot]]] = []
+        records = nbytes = 0
+        for queue, run in self.runs:
+            live = [slot for slot in run if slot.state < SlotState.STORED]
+            if live:
+                runs.append((queue, live))
+                records += sum([slot.count for slot in live])
+                nbytes += sum([slot.nbytes for slot in live])
+        return SendBatch(runs, records, nbytes)
 
     def run_list(self) -> list[list[Any]]:
         """Return the header's ``runs``: [topic, queue id, record count] each."""

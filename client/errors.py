@@ -4,16 +4,20 @@
 
     ClientError (MQError)
     ├── MessageIllegalError       (also LocalProtocolError) refused before sending        not_stored
+    ├── SubscriptionIllegalError  (also LocalProtocolError) no subscription can look so   not_stored
     ├── ClientClosedError         the instance or producer is closed; nothing was sent    not_stored
     ├── BackpressureError         too many bytes wait already; nothing was queued         not_stored
     ├── NoNameServerError         no NameServer answers and there is no cached route      not_stored
     ├── NoRouteError              the NameServers do not know the topic                   not_stored
     ├── BrokerUnreachableError    no connection could be made in time                     not_stored
     ├── BrokerRefusedError        a broker said no, and will again                        not_stored
-    │   └── BrokerBusyError       a broker said no for now (busy, not leader)             not_stored
+    │   ├── BrokerBusyError       a broker said no for now (busy, not leader)             not_stored
+    │   ├── TransactionDecidedError  the transaction has another decision, for good       not_stored
+    │   └── AlreadyDeliveredError a message to be recalled was delivered                  not_stored
     ├── UnknownOutcomeError       sent, but no answer says whether it was stored          unknown
     ├── OffsetIllegalError        a pull outside the queue; carries where to go on        not_stored
     └── RequestFailedError        an answer to a read or admin request that is no success not_stored
+        ├── LockLostError         the lock token shown is old: somebody else may hold it  not_stored
         └── RequestTimedOutError  no answer to a read or admin request in time            unknown
 
 ``retriable`` says whether calling again can help; a send has by then used up its own budget.
@@ -30,6 +34,10 @@ class ClientError(MQError):
 
 class MessageIllegalError(ClientError, LocalProtocolError):
     """The message breaks a rule (topic, size, properties, batch). Nothing was sent."""
+
+
+class SubscriptionIllegalError(ClientError, LocalProtocolError):
+    """What a consumer asked for is no expression. Nothing was subscribed or pulled."""
 
 
 class ClientClosedError(ClientError):
@@ -83,6 +91,23 @@ class BrokerBusyError(BrokerRefusedError):
     refresh_route = True
 
 
+class TransactionDecidedError(BrokerRefusedError):
+    """The transaction was decided otherwise before, and stays so. This decision counts for nothing.
+
+    Attributes:
+        decision: ``commit``, ``rollback``, or ``given_up``: nobody had said in time, and a copy of
+            the message is in ``TRANS_CHECK_MAX_TIME_TOPIC``.
+    """
+
+    def __init__(self, message: str, *, code: int, remark: str = "", decision: str = "") -> None:
+        super().__init__(message, code=code, remark=remark)
+        self.decision = decision
+
+
+class AlreadyDeliveredError(BrokerRefusedError):
+    """The message that was to be recalled has been delivered. It cannot be taken back."""
+
+
 class UnknownOutcomeError(ClientError):
     """The message was sent and may or may not be stored: the answer never came or said so.
 
@@ -124,6 +149,16 @@ class RequestFailedError(ClientError):
         super().__init__(message)
         self.code = code
         self.remark = remark
+
+
+class DamagedAnswerError(RequestFailedError):
+    """What was read cannot be what was stored, and is kept back; later it may be repaired."""
+
+    retriable = True
+
+
+class LockLostError(RequestFailedError):
+    """The queue is not held with the token shown any more. Nothing was done; lock it again."""
 
 
 class RequestTimedOutError(RequestFailedError):

@@ -43,6 +43,7 @@ _CLIENT_PROPERTIES: Final = frozenset({"UNIQ_KEY", "KEYS", "TAGS", "DELAY"})
 _CLOSED_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
@@ -63,6 +64,9 @@ class Message:
         keys: Index keys; a string may hold several, separated by spaces.
         properties: Further properties. Neither keys nor values may hold \\x01 or \\x02.
         delay_level: 1 … 18 (1 s … 2 h by default): deliver later. 0: at once.
+        delay_ms: Deliver so many milliseconds after the broker got it, at the next whole second.
+        deliver_at_ms: Deliver at this wall time, milliseconds since 1970, at the next whole
+            second. A time that is over means at once. One of the three delays at most.
         flag: 32 bits of the user's own.
     """
 
@@ -73,6 +77,13 @@ class Message:
     properties: Mapping[str, str] | None = None
     delay_level: int = 0
     flag: int = 0
+    delay_ms: int = 0
+    deliver_at_ms: int = 0
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it asks to be delivered later."""
+        return self.delay_level > 0 or self.delay_ms != 0 or self.deliver_at_ms != 0
 
 
 def check_topic(topic: str) -> None:
@@ -126,6 +137,9 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
     if message.delay_level > 0:
         text = f"{text}DELAY\x01{message.delay_level}\x02"
         pairs += 1
+    if message.delay_ms or message.deliver_at_ms:
+        text += _timer_property(message)
+        pairs += 1
     properties = message.properties
     if properties:
         if not _CLIENT_PROPERTIES.isdisjoint(properties):
@@ -140,6 +154,16 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise MessageIllegalError(f"a property cannot be written as UTF-8: {error}") from error
+
+
+def _timer_property(message: Message) -> str:
+    if message.delay_level > 0 or (message.delay_ms and message.deliver_at_ms):
+        raise MessageIllegalError("a message has one of delay_level, delay_ms and deliver_at_ms")
+    if message.delay_ms < 0 or message.deliver_at_ms < 0:
+        raise MessageIllegalError("a delay, and a time, is not negative")
+    if message.delay_ms:
+        return f"TIMER_DELAY_MS\x01{message.delay_ms}\x02"
+    return f"TIMER_DELIVER_MS\x01{message.deliver_at_ms}\x02"
 
 
 class SendStatus(Enum):
@@ -160,6 +184,7 @@ class SendResult:
         message_queue: The queue it is in.
         queue_offset: Its place in that queue.
         phy_offset: Byte position in the broker's log, -1 where the broker did not say.
+        recall_handle: Of a message with a time of its own, for `Producer.recall`; else empty.
     """
 
     __slots__ = (
@@ -169,6 +194,7 @@ class SendResult:
         "message_queue",
         "phy_offset",
         "queue_offset",
+        "recall_handle",
         "status",
     )
 
@@ -181,8 +207,10 @@ class SendResult:
         phy_offset: int = -1,
         store_host: bytes = b"",
         offset_message_id: str | None = None,
+        recall_handle: str = "",
     ) -> None:
         self.status = status
+        self.recall_handle = recall_handle
         self.message_id = message_id
         self.message_queue = message_queue
         self.queue_offset = queue_offset
@@ -209,6 +237,7 @@ class SendResult:
 _QUEUE_ID: Final = struct.Struct(">i")
 _QUEUE_OFFSET_AND_PHY: Final = struct.Struct(">qq")
 _I32: Final = struct.Struct(">i")
+_SIZE_AND_QUEUE_OFFSET: Final = struct.Struct(">i16xq")
 _I64: Final = struct.Struct(">q")
 _IPV6_HOSTS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
@@ -381,30 +410,47 @@ def _decompress(record: Record) -> bytes:
     return body
 
 
+MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
+
+
 class MessageBlock(Sequence[MessageExt]):
     """Records back to back in one buffer, as a sequence of messages."""
 
     __slots__ = ("_broker_name", "_starts", "_view")
 
-    def __init__(self, buffer: Buffer, broker_name: str = "") -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        broker_name: str = "",
+        first_offset: int = 0,
+        end_offset: int = MAX_QUEUE_OFFSET,
+    ) -> None:
         """Find the record starts; nothing else is decoded.
 
         Args:
             buffer: Whole records back to back; kept, not copied.
             broker_name: Where it was read from.
+            first_offset: No message may be before this offset of its queue,
+            end_offset: nor at this one or behind it.
         Raises:
-            CorruptRecordError: The sizes do not add up to the buffer.
+            CorruptRecordError: The sizes do not add up to the buffer, or the offsets do not rise.
         """
         view = memoryview(buffer)
         starts: list[int] = []
         start, end = 0, view.nbytes
-        unpack_from = _I32.unpack_from
+        unpack_from = _SIZE_AND_QUEUE_OFFSET.unpack_from
         while start < end:
             if end - start < MIN_RECORD_BYTES:
                 raise CorruptRecordError(f"{end - start} bytes are left over after the records")
-            (size,) = unpack_from(view, start)
+            size, offset = unpack_from(view, start)
             if size < MIN_RECORD_BYTES or size > end - start:
                 raise CorruptRecordError(f"record at {start} claims {size} bytes")
+            if not first_offset <= offset < end_offset:
+                raise CorruptRecordError(
+                    f"record at {start} claims offset {offset}, not one from {first_offset} on "
+                    f"and below {end_offset}"
+                )
+            first_offset = offset + 1
             starts.append(start)
             start += size
         self._view = view

@@ -47,16 +47,19 @@ from client.message import (
     encode_message_properties,
 )
 from client.queue_selection import LatencyFaultTable, QueueSelector
-from client.retry import RetryPolicy
+from client.recall import recall
+from client.retry import RetryPolicy, time_left_s
 from client.route import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from client.send_lane import LaneOptions, SendCounters, SendLane
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory
-from commitlog.record import SYS_FLAG_COMPRESSED, encode_record, pack_host
+from commitlog.properties import PROPERTY_TRANSACTION_PREPARED
+from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_PREPARED, encode_record, pack_host
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import SendMessageHeader
+from remoting.protocol.producer_stamp import PRODUCER_ID_BYTES
 
 COMPRESSED_ZLIB: Final = SYS_FLAG_COMPRESSED | 3 << 8
 """What Java since 4.9.4 says of a zlib body."""
@@ -96,9 +99,12 @@ class ProducerConfig:
         send_timeout_s: Whole budget of one send, retries and a fail-over included. More than
             RocketMQ's 3 s, because a send of ours survives an election instead of failing.
         attempt_timeout_s: One request.
-        max_retries: Attempts after one whose outcome is unknown.
-        retry_unknown: Send again after an unknown outcome (at least once). Off: the caller gets
+        max_retries: Attempts after one whose outcome is unknown, unless it is idempotent.
+        retry_unknown: Send again after an unknown outcome: stored exactly once where the broker
+            knows idempotent producers, at least once elsewhere. Off: the caller gets
             UnknownOutcomeError at once.
+        idempotent: Number the sends, so that the broker stores a repeated one once and repeating
+            goes on until the deadline. No effect with brokers that do not know it.
         compress_over_bytes: Bodies over it are compressed; None: never.
         compress_level: zlib level.
         max_message_bytes: Largest body, and largest batch.
@@ -115,6 +121,7 @@ class ProducerConfig:
     attempt_timeout_s: float = 3.0
     max_retries: int = 2
     retry_unknown: bool = True
+    idempotent: bool = True
     compress_over_bytes: int | None = 4096
     compress_level: int = 5
     max_message_bytes: int = MAX_BODY_BYTES
@@ -245,6 +252,7 @@ def _result(slot: SendSlot) -> SendResult:
         slot.phy_offset,
         slot.store_host,
         slot.offset_message_id,
+        slot.recall_handle,
     )
 
 
@@ -283,7 +291,9 @@ class Producer(ManagedScope):
             config.attempt_timeout_s,
             instance.config.default_topic_queue_nums,
             config.requests_in_flight,
+            config.idempotent,
         )
+        self._producer_id = b""
         self._lanes: dict[str, SendLane] = {}
         self._topics: dict[str, _Topic] = {}
         self._route_version = -1
@@ -518,6 +528,29 @@ class Producer(ManagedScope):
         except MQError as error:
             raise BrokerUnreachableError(f"broker {address}: {error}") from error
 
+    async def recall(self, sent: SendResult | str, *, timeout_s: float | None = None) -> str:
+        """Take back a message with a time of its own before it is delivered.
+
+        Repeated after a time-out, or a fail-over, it does no harm and says the same.
+
+        Args:
+            sent: What its send returned, or the ``recall_handle`` in it.
+            timeout_s: Whole budget; default ``config.send_timeout_s``.
+        Returns:
+            The message id; the message never will be delivered.
+        Raises:
+            MessageIllegalError: Not a handle, or the send did not return one.
+            AlreadyDeliveredError: It was delivered; nothing can be taken back.
+            BrokerRefusedError: No such message is known; nothing was recalled.
+            BrokerUnreachableError, BrokerBusyError: Not recalled.
+            UnknownOutcomeError: It may be recalled; ask again.
+        Cancellation: It may be recalled.
+        """
+        handle = sent if isinstance(sent, str) else sent.recall_handle
+        return await recall(
+            self._instance, self.group, handle, timeout_s or self.config.send_timeout_s
+        )
+
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues messages of *topic* can go to.
 
@@ -536,8 +569,7 @@ class Producer(ManagedScope):
             topic = await self._topic(message.topic)
         chosen, lane, pinned = self._choose(topic, queue)
         if not lane.coalescer.has_room:
-            deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
-            with trio.move_on_after(deadline - self._clock.monotonic()):
+            with trio.move_on_after(timeout_s or self.config.send_timeout_s):
                 await lane.wait_for_room()
             if not lane.coalescer.has_room:
                 raise BackpressureError(
@@ -572,7 +604,7 @@ class Producer(ManagedScope):
         timeout_s: float | None,
     ) -> SendSlot:
         if (
-            message.delay_level > 0
+            message.is_delayed
             or lane.records is False
             or (message.properties and not SINGLE_PROPERTIES.isdisjoint(message.properties))
         ):
@@ -644,7 +676,7 @@ class Producer(ManagedScope):
         await trio.lowlevel.wait_task_rescheduled(abandon)
 
     async def _wait_for_room(self, lane: SendLane, slot: SendSlot) -> None:
-        with trio.move_on_after(slot.deadline - self._clock.monotonic()):
+        with trio.move_on_after(time_left_s(slot.deadline, self._clock.monotonic())):
             await lane.wait_for_room()
         if not lane.coalescer.has_room:
             raise BackpressureError(
@@ -699,9 +731,7 @@ class Producer(ManagedScope):
             if message.topic != name:
                 raise MessageIllegalError(f"the batch mixes topics {name} and {message.topic}")
             properties = message.properties
-            if message.delay_level > 0 or (
-                properties and not SINGLE_PROPERTIES.isdisjoint(properties)
-            ):
+            if message.is_delayed or (properties and not SINGLE_PROPERTIES.isdisjoint(properties)):
                 raise MessageIllegalError("a batch cannot hold delayed or transactional messages")
             body = message.body
             total += len(body) if type(body) is bytes and body else check_body(body, limit)
@@ -754,6 +784,8 @@ class Producer(ManagedScope):
             properties = encode_message_properties(given, slot.message_ids).decode()
             flag = given.flag
             body, sys_flag = self._compressed(given.body, memoryview(given.body).nbytes)
+            if given.properties and PROPERTY_TRANSACTION_PREPARED in given.properties:
+                sys_flag |= SYS_FLAG_PREPARED
         else:
             code = RequestCode.SEND_BATCH_MESSAGE
             try:
@@ -837,12 +869,19 @@ class Producer(ManagedScope):
                 elsewhere=self._elsewhere,
                 lane_of=self._lane,
                 note_send=self._note_send,
+                producer_id=self._id,
             )
             assert self._nursery is not None
             self._nursery.start_soon(lane.run)
             for _ in range(config.requests_in_flight - 1):
                 self._nursery.start_soon(partial(lane.run, ahead=True))
         return lane
+
+    def _id(self) -> bytes:
+        """Return the producer's id, drawn when the first session is opened."""
+        if not self._producer_id:
+            self._producer_id = self._instance.rng.randbytes(PRODUCER_ID_BYTES)
+        return self._producer_id
 
     def _elsewhere(self, slot: SendSlot) -> MessageQueue | None:
         """Return a queue of the slot's topic on another broker, or None."""

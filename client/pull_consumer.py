@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 from client.client_instance import ClientInstance, Link, ManagedScope
 from client.errors import (
+    DamagedAnswerError,
+    LockLostError,
     NoRouteError,
     OffsetIllegalError,
     RequestFailedError,
     RequestTimedOutError,
 )
+from client.member_reads import MemberReads
 from client.message import MessageBlock, MessageExt, PullResult, PullStatus
 from client.route import MessageQueue
+from client.subscription_expression import SubscriptionExpression
+from commitlog.errors import CorruptRecordError
 from remoting.errors import BadRequestError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
@@ -29,6 +35,7 @@ from remoting.protocol.headers import (
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
+from remoting.protocol.lock_tokens import TOKEN_FIELD
 from remoting.protocol.outcome import outcome_of
 
 SUSPEND_S: Final = 20.0
@@ -47,10 +54,19 @@ _FLAG_SUBSCRIPTION: Final = 4
 class PullConsumer(ManagedScope):
     """Reads on behalf of one consumer group. Open it with ``async with`` inside its instance."""
 
-    def __init__(self, instance: ClientInstance, group: str) -> None:
-        """Prepare a consumer; *instance* must be open when the consumer is opened."""
+    def __init__(
+        self, instance: ClientInstance, group: str, *, follower_reads: bool = False
+    ) -> None:
+        """Prepare a consumer; *instance* must be open when the consumer is opened.
+
+        Args:
+            follower_reads: Take messages from any member that has them: from the follower that
+                the leader suggests to who is far behind, and from anybody while nobody leads.
+                Only stored messages are ever read, and only the leader says where a queue ends.
+        """
         self.group = group
         self._instance = instance
+        self._anywhere = MemberReads(instance) if follower_reads else None
 
     @asynccontextmanager
     async def _scope(self) -> AsyncIterator[None]:
@@ -79,9 +95,10 @@ class PullConsumer(ManagedScope):
         offset: int,
         *,
         max_messages: int = ROCKETMQ_PULL_MESSAGES,
-        tags: str = "*",
+        tags: str | SubscriptionExpression = "*",
         timeout_s: float = SUSPEND_S,
         max_bytes: int | None = None,
+        lock_token: int | None = None,
     ) -> PullResult:
         """Read from *offset* on; wait up to *timeout_s* for something to come.
 
@@ -89,17 +106,24 @@ class PullConsumer(ManagedScope):
             queue: One of `fetch_message_queues`.
             offset: First offset wanted.
             max_messages: At most so many. The broker has limits of its own.
-            tags: ``*``, or tags joined by ``||``.
+            tags: ``*``, or tags joined by ``||``; `SubscriptionExpression.by_sql` for an SQL92
+                expression over properties.
             timeout_s: How long the broker holds the request when there is nothing; 0: not at all.
             max_bytes: At most so many bytes, but at least one message.
+            lock_token: Of the lock of *queue*; the broker answers only while that grant stands.
         Returns:
             Messages as views over one buffer, and where to go on.
         Raises:
             OffsetIllegalError: *offset* is outside the queue; says where the queue begins and ends.
-            RequestFailedError: The broker refused; see its code and remark.
+            DamagedAnswerError: Bytes went bad on the broker's disk; pulling again may help.
+            SubscriptionIllegalError: *tags* has a separator but no tag.
+            RequestFailedError: The broker refused; see its code and remark: 23 when it cannot
+                parse the expression.
+            LockLostError: *lock_token* is old.
             BrokerUnreachableError: Nobody could be asked in time.
         Cancellation: Nothing is lost: the offset is the caller's.
         """
+        wanted = SubscriptionExpression.by_tag(tags) if isinstance(tags, str) else tags
         instance = self._instance
         await self._known(queue.topic)
         suspend_ms = max(0, int(timeout_s * 1000))
@@ -113,11 +137,16 @@ class PullConsumer(ManagedScope):
             commit_offset=0,
             suspend_timeout_millis=suspend_ms,
             sub_version=0,
-            subscription=tags or "*",
-            expression_type="TAG",
+            subscription=wanted.text,
+            expression_type=wanted.kind,
             max_msg_bytes=max_bytes,
         )
         used: list[Link] = []
+        anywhere = self._anywhere
+        if anywhere is not None:
+            found = await anywhere.pull(queue, header, bulk=max_messages > ROCKETMQ_PULL_MESSAGES)
+            if found is not None:
+                return _pull_result(queue, offset, found)
 
         def code_for(link: Link) -> int:
             used[:] = [link]
@@ -128,7 +157,7 @@ class PullConsumer(ManagedScope):
             answer = await instance.ask_leader(
                 queue.broker_name,
                 RequestCode.PULL_MESSAGE,
-                dict(header.encode()),
+                {**header.encode(), **_shown(lock_token)},
                 topic=queue.topic,
                 timeout_s=timeout_s + SUSPEND_MARGIN_S,
                 attempt_timeout_s=timeout_s + SUSPEND_MARGIN_S,
@@ -141,7 +170,8 @@ class PullConsumer(ManagedScope):
             ):
                 used[0].bulk_pull = False
                 continue
-            return _pull_result(queue, offset, answer)
+            result = _pull_result(queue, offset, answer)
+            return _admitted(queue, result, wanted) if wanted.tags else result
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Return the first offset the queue holds.
@@ -163,24 +193,39 @@ class PullConsumer(ManagedScope):
             queue, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(queue.topic, queue.queue_id)
         )
 
-    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+    async def search_offset(
+        self, queue: MessageQueue, timestamp_ms: int, *, upper: bool = False
+    ) -> int:
         """Return the offset of the first message stored at or after *timestamp_ms*.
 
+        Args:
+            upper: Instead the last one stored at or before it, or the first one of the queue when
+                all are later. Brokers of RocketMQ 4 know no such thing and pass over it.
         Raises:
             RequestFailedError, BrokerUnreachableError: Nobody says.
         """
         return await self._offset(
             queue,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-            SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms),
+            SearchOffsetHeader(
+                queue.topic, queue.queue_id, timestamp_ms, "UPPER" if upper else None
+            ),
         )
 
     async def commit_offset(
-        self, queue: MessageQueue, offset: int, *, timeout_s: float = 10.0
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        timeout_s: float = 10.0,
+        lock_token: int | None = None,
     ) -> None:
         """Store that everything below *offset* is dealt with; returns when it is stored.
 
+        Args:
+            lock_token: Of the lock of *queue*; stored only while that grant stands.
         Raises:
+            LockLostError: *lock_token* is old; not stored.
             RequestFailedError: Refused; not stored.
             RequestTimedOutError: Nobody says whether it is stored; committing again is harmless.
         """
@@ -189,7 +234,8 @@ class PullConsumer(ManagedScope):
             RequestCode.UPDATE_CONSUMER_OFFSET,
             UpdateConsumerOffsetHeader(self.group, queue.topic, queue.queue_id, offset),
             timeout_s=timeout_s,
-            more={"sync": "true"},  # ours: answer when it is in the log; others ignore it
+            # ours: answer when it is in the log; others ignore it
+            more={"sync": "true", **_shown(lock_token)},
         )
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
@@ -220,7 +266,7 @@ class PullConsumer(ManagedScope):
         offset: int,
         *,
         until: int | None = None,
-        tags: str = "*",
+        tags: str | SubscriptionExpression = "*",
         max_messages: int = DRAIN_MESSAGES,
     ) -> AsyncIterator[MessageExt]:
         """Yield the messages of a backlog in order, then end.
@@ -249,7 +295,7 @@ class PullConsumer(ManagedScope):
             offset = result.next_begin_offset
 
     async def drain(
-        self, queues: Iterable[MessageQueue], *, tags: str = "*"
+        self, queues: Iterable[MessageQueue], *, tags: str | SubscriptionExpression = "*"
     ) -> AsyncIterator[tuple[MessageQueue, PullResult]]:
         """Yield whole pull results of each queue from its first offset to its present end.
 
@@ -299,7 +345,8 @@ class PullConsumer(ManagedScope):
                     code=answer.code,
                     remark=answer.remark or "",
                 )
-            raise RequestFailedError(
+            kind = LockLostError if _is_lock_lost(answer) else RequestFailedError
+            raise kind(
                 f"{queue}: {code.name} refused with code {answer.code}: {answer.remark or ''}",
                 code=answer.code,
                 remark=answer.remark or "",
@@ -318,6 +365,36 @@ class PullConsumer(ManagedScope):
         return OffsetResponseHeader.decode(answer.ext).offset
 
 
+def _admitted(
+    queue: MessageQueue, result: PullResult, wanted: SubscriptionExpression
+) -> PullResult:
+    """Leave out messages whose tag has the hash of a wanted one and is another."""
+    try:
+        kept = [message for message in result.messages if wanted.admits(message)]
+    except CorruptRecordError as error:
+        raise _damaged(queue, error) from error
+    if len(kept) == len(result.messages):
+        return result
+    status = PullStatus.FOUND if kept else PullStatus.NO_MATCHED_MESSAGE
+    return replace(result, status=status, messages=kept)
+
+
+def _damaged(queue: MessageQueue, error: CorruptRecordError) -> DamagedAnswerError:
+    # What a broker says that finds the damage itself: pulling again asks who has repaired.
+    return DamagedAnswerError(
+        f"{queue}: the messages are damaged on their broker, or on the way: {error}",
+        code=ResponseCode.SERVICE_NOT_AVAILABLE,
+    )
+
+
+def _shown(lock_token: int | None) -> dict[str, str]:
+    return {} if lock_token is None else {TOKEN_FIELD: str(lock_token)}
+
+
+def _is_lock_lost(answer: RemotingCommand) -> bool:
+    return answer.code == ResponseCode.STALE_LOCK_TOKEN
+
+
 def _pull_result(queue: MessageQueue, offset: int, answer: RemotingCommand) -> PullResult:
     code = answer.code
     if code not in (
@@ -326,7 +403,8 @@ def _pull_result(queue: MessageQueue, offset: int, answer: RemotingCommand) -> P
         ResponseCode.PULL_RETRY_IMMEDIATELY,
         ResponseCode.PULL_OFFSET_MOVED,
     ):
-        raise RequestFailedError(
+        kind = LockLostError if _is_lock_lost(answer) else RequestFailedError
+        raise kind(
             f"{queue}: pull refused with code {code}: {answer.remark or ''}",
             code=code,
             remark=answer.remark or "",
@@ -345,12 +423,13 @@ def _pull_result(queue: MessageQueue, offset: int, answer: RemotingCommand) -> P
             max_offset=header.max_offset,
         )
     if code == ResponseCode.SUCCESS:
+        next_offset = header.next_begin_offset
+        try:
+            messages = MessageBlock(answer.body, queue.broker_name, offset, next_offset)
+        except CorruptRecordError as error:
+            raise _damaged(queue, error) from error
         return PullResult(
-            PullStatus.FOUND,
-            header.next_begin_offset,
-            header.min_offset,
-            header.max_offset,
-            MessageBlock(answer.body, queue.broker_name),
+            PullStatus.FOUND, next_offset, header.min_offset, header.max_offset, messages
         )
     status = (
         PullStatus.NO_NEW_MESSAGE

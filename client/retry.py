@@ -7,11 +7,13 @@ next step or with nothing. It never sleeps and never looks at a clock.
 failure                      where next               limited by
 ===========================  =======================  ======================================
 REDIRECTED (leader named)    the named leader         at once, up to max_redirects in a row
-NOT_LEADER (nobody named)    same group               deadline
+NOT_LEADER (nobody named)    same group, or after     deadline
+                             some time another broker
 UNREACHABLE (not sent)       another broker or group  deadline
 BUSY                         another broker or group  deadline
 REFUSED_HERE                 another broker only      max_retries, and another broker exists
 UNKNOWN (sent, no answer)    same group               max_retries, deadline, retry_unknown
+UNKNOWN, and repeatable      same group               deadline, retry_unknown
 FINAL                        nowhere
 ===========================  =======================  ======================================
 """
@@ -20,10 +22,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD, outcome_of
+from remoting.protocol.outcome import (
+    LEADER_FIELD,
+    RETRIABLE_FIELD,
+    RETRY_AFTER_FIELD,
+    TERM_FIELD,
+    outcome_of,
+)
 
 
 class FailureKind(Enum):
@@ -57,10 +66,12 @@ class RetryPolicy:
         max_retries: Attempts after the first one whose outcome was unknown, or that this broker
             refused for good. What was certainly not stored and may go better later is retried
             until the deadline instead.
-        retry_unknown: Send again when the outcome is unknown (at least once). Off: the caller
-            gets the error at once and no duplicate is ever made.
+        retry_unknown: Send again when the outcome is unknown: at least once, or exactly once when
+            the broker tells repetitions. Off: the caller gets the error at once.
         first_backoff_s: Pause before the second try; doubles each time.
         max_backoff_s: Longest pause; well under the second a fail-over takes.
+        leaderless_s: How long nobody may lead a group before its messages go to another one, if
+            there is one: longer than an election takes, so that a fail-over moves none.
         max_redirects: Redirects followed at once in a row, so that two confused followers that
             name each other do not make a busy loop.
     """
@@ -69,6 +80,7 @@ class RetryPolicy:
     retry_unknown: bool = True
     first_backoff_s: float = 0.020
     max_backoff_s: float = 0.250
+    leaderless_s: float = 3.0
     max_redirects: int = 3
 
 
@@ -83,7 +95,14 @@ class Retry:
 class RetrySchedule:
     """The attempts of one send. A step is only given if it starts before the deadline."""
 
-    __slots__ = ("_backoff_s", "_counted", "_deadline", "_policy", "_redirects")
+    __slots__ = (
+        "_backoff_s",
+        "_counted",
+        "_deadline",
+        "_leaderless_since",
+        "_policy",
+        "_redirects",
+    )
 
     def __init__(self, policy: RetryPolicy, deadline: float) -> None:
         """Start a schedule.
@@ -96,15 +115,24 @@ class RetrySchedule:
         self._deadline = deadline
         self._backoff_s = policy.first_backoff_s
         self._counted = 0
+        self._leaderless_since: float | None = None
         self._redirects = 0
 
-    def next(self, failure: FailureKind, now: float, *, other_broker: bool = False) -> Retry | None:
+    def next(
+        self,
+        failure: FailureKind,
+        now: float,
+        *,
+        other_broker: bool = False,
+        repeatable: bool = False,
+    ) -> Retry | None:
         """Return the step after a *failure* seen at *now*, or None when it is over.
 
         Args:
             failure: What the attempt ended with.
             now: Monotonic seconds.
             other_broker: The message may go to another broker name and there is one.
+            repeatable: The broker stores a repetition once, so one more costs nothing.
         """
         policy = self._policy
         if failure is FailureKind.FINAL or now >= self._deadline:
@@ -116,18 +144,26 @@ class RetrySchedule:
             self._redirects = 0
             return self._paused(Where.SAME_GROUP, now)
         self._redirects = 0
+        if failure is FailureKind.NOT_LEADER:
+            if self._leaderless_since is None:
+                self._leaderless_since = now
+            for_long = now - self._leaderless_since >= policy.leaderless_s
+            away = for_long and other_broker
+            return self._paused(Where.OTHER_BROKER if away else Where.SAME_GROUP, now)
+        self._leaderless_since = None
         if failure is FailureKind.UNKNOWN:
-            if not policy.retry_unknown or self._counted >= policy.max_retries:
+            if not policy.retry_unknown:
                 return None
-            self._counted += 1
+            if not repeatable:
+                if self._counted >= policy.max_retries:
+                    return None
+                self._counted += 1
             return self._paused(Where.SAME_GROUP, now)
         if failure is FailureKind.REFUSED_HERE:
             if not other_broker or self._counted >= policy.max_retries:
                 return None
             self._counted += 1
             return Retry(Where.OTHER_BROKER, 0.0)
-        if failure is FailureKind.NOT_LEADER:
-            return self._paused(Where.SAME_GROUP, now)
         return self._paused(Where.OTHER_BROKER if other_broker else Where.SAME_GROUP, now)
 
     def _paused(self, where: Where, now: float) -> Retry | None:
@@ -147,6 +183,14 @@ _REFUSED_HERE_CODES = frozenset(
         ResponseCode.NOT_IN_CURRENT_UNIT,
     }
 )
+
+
+def time_left_s(deadline_s: float, now_s: float, longest_s: float = float("inf")) -> float:
+    """Return how long something may still take: 0 when the time is over, and never less.
+
+    On a busy machine a task may run only after the deadline it is about to compute with.
+    """
+    return max(0.0, min(longest_s, deadline_s - now_s))
 
 
 def failure_of_answer(answer: RemotingCommand) -> tuple[FailureKind, str | None, int]:
@@ -172,6 +216,23 @@ def failure_of_answer(answer: RemotingCommand) -> tuple[FailureKind, str | None,
         if term >= 0:
             return FailureKind.NOT_LEADER, None, term
     return failure_of_code(answer.code), leader, term
+
+
+RETRY_AFTER_MAX_S: Final = 5.0
+"""No broker makes a client wait longer than this."""
+
+
+def retry_after_s(answer: RemotingCommand) -> float:
+    """Return how long a refusing broker asks not to be asked again; 0 when it does not say."""
+    try:
+        return min(max(int(answer.ext.get(RETRY_AFTER_FIELD, 0)) / 1000, 0.0), RETRY_AFTER_MAX_S)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def is_retriable(answer: RemotingCommand) -> bool:
+    """Return whether a refusing broker says that asking again can help."""
+    return answer.ext.get(RETRIABLE_FIELD) == "true"
 
 
 def failure_of_code(code: int) -> FailureKind:

@@ -31,6 +31,7 @@ from commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
     PROPERTY_TAGS,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_UNIQ_KEY,
     get_property,
 )
@@ -53,11 +54,17 @@ DEFAULT_DELAY_MS: Final[Mapping[int, int]] = {
 }
 """Delay level → milliseconds, as RocketMQ ships them."""
 
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Its units hold the delivery time, too: what TIMER_OUT_MS says; 0 for records without it."""
+
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000
 """For a level that is not in the table, as RocketMQ does it."""
 
 _PLAIN_RECORDS: Final = 8
 """Up to here decoding record by record is cheaper than starting numpy (measured)."""
+
+_TIME_DIGITS: Final = 19
+"""So many digits may be more than 64 bits hold, and are no time."""
 
 _UNIQ_KEY_BYTES: Final = 32
 """Length of a UNIQ_KEY made on an IPv4 host: the shape worth a fast path."""
@@ -65,6 +72,7 @@ _UNIQ_KEY_BYTES: Final = 32
 _TAGS: Final = PROPERTY_TAGS.encode()
 _KEYS: Final = PROPERTY_KEYS.encode()
 _UNIQ_KEY: Final = PROPERTY_UNIQ_KEY.encode()
+_TIMER_OUT_MS: Final = PROPERTY_TIMER_OUT_MS.encode()
 _UNIQ_KEY_HEAD: Final = _UNIQ_KEY + b"\x01"
 _UNIQ_KEY_COLUMN: Final = np.frombuffer(_UNIQ_KEY_HEAD, np.uint8)
 
@@ -157,6 +165,8 @@ def derive_plain(
         if record.topic == SCHEDULE_TOPIC:
             delay = delay_ms.get(record.queue_id + 1, UNKNOWN_LEVEL_DELAY_MS)
             codes.append(record.store_timestamp_ms + delay)
+        elif record.topic == TIMER_TOPIC:
+            codes.append(_timer_code(get_property(properties, _TIMER_OUT_MS)))
         else:
             tags = get_property(properties, _TAGS)
             codes.append(raw_tags_code(tags) if tags else 0)
@@ -208,6 +218,12 @@ def derive_bulk(
         levels = (queue_id[scheduled].astype(np.int64) + 1).tolist()
         delays = [delay_ms.get(level, UNKNOWN_LEVEL_DELAY_MS) for level in levels]
         codes[scheduled] = columns.store_time_ms[scheduled] + np.array(delays, np.int64)
+    if TIMER_TOPIC in topics:
+        timers = topic_of == topics.index(TIMER_TOPIC)
+        codes[timers] = 0
+        for row, due in properties.values(_TIMER_OUT_MS):
+            if timers[row]:
+                codes[row] = _timer_code(due)
 
     return _derived(
         starts=starts,
@@ -223,6 +239,10 @@ def derive_bulk(
     )
 
 
+def _timer_code(due: bytes | None) -> int:
+    return int(due) if due is not None and due.isdigit() and len(due) < _TIME_DIGITS else 0
+
+
 class _Properties:
     """The properties of all records in one piece, to search them in one go."""
 
@@ -234,8 +254,11 @@ class _Properties:
         lengths = columns.properties_bytes
         self._bounds: list[int] | None = None
         self._ends = np.cumsum(lengths)
-        if (lengths == lengths[0]).all():
-            self._blob = gather_bytes(view, columns.properties_start, int(lengths[0])).tobytes()
+        # State records have none; they stand between messages that often have equally much.
+        longest = int(lengths.max())
+        full = lengths == longest
+        if (full | (lengths == 0)).all():
+            self._blob = gather_bytes(view, columns.properties_start[full], longest).tobytes()
         else:
             starts = columns.properties_start.tolist()
             ends = (columns.properties_start + lengths).tolist()
@@ -333,11 +356,23 @@ def _topics(
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return the distinct topics and, for each record, which of them it has."""
     starts, lengths = columns.topic_start, columns.topic_bytes
-    count = len(starts)
-    if (lengths == lengths[0]).all():
-        texts = gather_bytes(view, starts, int(lengths[0]))
-        if (texts == texts[0]).all():
-            return [_topic(texts[0].tobytes(), header)], np.zeros(count, np.int64)
+    topic_of = np.zeros(len(starts), np.int64)
+    topics: list[str] = []
+    for length in dict.fromkeys(lengths.tolist()):
+        rows = np.flatnonzero(lengths == length)
+        texts = gather_bytes(view, starts[rows], length)
+        if not (texts == texts[0]).all():
+            return _mixed_topics(view, columns, header)
+        topic_of[rows] = len(topics)
+        topics.append(_topic(texts[0].tobytes(), header))
+    return topics, topic_of
+
+
+def _mixed_topics(
+    view: memoryview, columns: RecordColumns, header: EntryHeader
+) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Do what `_topics` does, record by record."""
+    starts, lengths = columns.topic_start, columns.topic_bytes
     number_of: dict[bytes, int] = {}
     topic_of = [
         number_of.setdefault(bytes(view[start:end]), len(number_of))

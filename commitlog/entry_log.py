@@ -762,11 +762,11 @@ class EntryLog:
     # -- flushing --------------------------------------------------------------------------
 
     def begin_flush(self) -> FlushTicket | None:
-        """Return a ticket for everything appended so far, None when all of it is durable.
+        """Return a ticket for all that was appended or rewritten, None when all of it is durable.
 
         Tickets may overlap: a later one covers what an earlier one has not finished.
         """
-        if self.durable_index >= self.last_index and not self._dirty:
+        if self.durable_index >= self.last_index and not self._dirty and not self._tickets:
             return None
         files = {segment.file: None for segment in self._dirty.values()}
         folder = self._new_names

@@ -13,7 +13,7 @@ Spec: docs/formats.md, section 4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -39,6 +39,10 @@ MAX_QUERY_RESULTS: Final = 64
 """RocketMQ's maxMsgsNumBatch."""
 
 MAX_TIME_DIFF_S: Final = 0x7FFFFFFF
+
+MS_PER_ENTRY_TIME: Final = 1000
+"""An entry's time is the begin of its second, counted from its file's first: who wants all from a
+time on asks for less than one of these before it."""
 
 _SLOTS_PER_PAGE: Final = 1024
 """Slots in one page of 4 KiB: what is written again when one of them changes."""
@@ -233,10 +237,8 @@ class _IndexFile:
         self.changed = True
         self.slots_in_file = False
 
-    def collect(
-        self, key_hash: int, limit: int, begin_ms: int, end_ms: int, found: list[int]
-    ) -> None:
-        """Walk the chain of *key_hash*, newest entry first."""
+    def walk(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """Yield positions of *key_hash*, newest entry first, and None for every other entry."""
         header = self.header
         slot = key_hash % self._slots
         if not self.slots_in_file:
@@ -246,12 +248,12 @@ class _IndexFile:
             (number,) = _SLOT.unpack(self.file.view(at, SLOT_BYTES))
         above = header.next_entry
         # Chains only go down; a link that does not is damage and ends the walk.
-        while 0 < number < above and len(found) < limit:
+        while 0 < number < above:
             view = self.file.view(self._entries_at + number * ENTRY_BYTES, ENTRY_BYTES)
             entry_hash, phy_offset, time_diff_s, previous = _ENTRY.unpack(view)
             time_ms = header.begin_timestamp_ms + time_diff_s * 1000
-            if entry_hash == key_hash and begin_ms <= time_ms <= end_ms:
-                found.append(phy_offset)
+            matches = entry_hash == key_hash and begin_ms <= time_ms <= end_ms
+            yield phy_offset if matches else None
             if time_diff_s < 0 or time_ms < begin_ms:
                 break
             above, number = number, previous
@@ -439,16 +441,33 @@ class KeyIndex:
             max_num: At most 64 are returned.
             begin_ms, end_ms: Store time, both included.
         """
-        key_hash = index_key_hash(topic, key)
         limit = min(max_num, MAX_QUERY_RESULTS)
         found: list[int] = []
-        for file in reversed(self._files):
+        for position in self.candidates(topic, key, begin_ms, end_ms):
+            if len(found) >= limit:
+                break
+            if position is not None:
+                found.append(position)
+        return found
+
+    def candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """Yield what `query` returns without end to it, one step a look at an entry.
+
+        What is put while the caller pauses may be missing; a file removed meanwhile ends it.
+
+        Yields:
+            A position, or None for an entry of another key or time: the caller bounds the steps.
+        """
+        key_hash = index_key_hash(topic, key)
+        for file in reversed(list(self._files)):
             header = file.header
             if begin_ms <= header.end_timestamp_ms and header.begin_timestamp_ms <= end_ms:
-                file.collect(key_hash, limit, begin_ms, end_ms, found)
-            if len(found) >= limit or header.begin_timestamp_ms < begin_ms:
+                for position in file.walk(key_hash, begin_ms, end_ms):
+                    yield position
+                    if file not in self._files:
+                        return
+            if header.begin_timestamp_ms < begin_ms:
                 break
-        return found
 
     def truncate_beyond(self, phy_offset: int) -> None:
         """Forget every entry at or after byte *phy_offset* of the log: its end position."""

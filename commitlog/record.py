@@ -350,6 +350,43 @@ def decode_record(buf: Buffer, offset: int = 0, *, check_crc: bool = True) -> Re
     )
 
 
+def record_properties(record: Buffer) -> bytes:
+    """Return the encoded properties of one whole record; its checksum is not looked at.
+
+    Raises:
+        CorruptRecordError: The lengths inside do not fit its bytes.
+    """
+    view = memoryview(record)
+    try:
+        (sys_flag,) = _SYS_FLAG.unpack_from(view, SYS_FLAG_OFFSET)
+        at = BODY_LENGTH_OFFSET
+        if sys_flag & _HOST_FLAGS:
+            v6_hosts = (sys_flag & _HOST_FLAGS).bit_count()
+            at += v6_hosts * IPV6_EXTRA_BYTES
+        (body_bytes,) = _SYS_FLAG.unpack_from(view, at)
+        at += 4 + body_bytes
+        if _SIZE_AND_MAGIC.unpack_from(view)[1] == MAGIC_V2:
+            at += 2 + _I16.unpack_from(view, at)[0]
+        else:
+            at += 1 + view[at]
+        (size,) = _I16.unpack_from(view, at)
+    except (struct.error, IndexError) as error:
+        raise CorruptRecordError(f"a record of {view.nbytes} bytes ends too early") from error
+    at += 2
+    if size < 0 or at + size != view.nbytes:
+        raise CorruptRecordError(f"properties of {size} bytes do not end a record")
+    return bytes(view[at:])
+
+
+def checked_body(buf: Buffer, offset: int) -> tuple[memoryview, int]:
+    """Return body and size of the record at *offset*, which was checked before."""
+    view = memoryview(buf)
+    size, _ = _SIZE_AND_MAGIC.unpack_from(view, offset)
+    (host_flags,) = _SYS_FLAG.unpack_from(view, offset + SYS_FLAG_OFFSET)
+    start = offset + _HEAD_BY_SYS_FLAG[host_flags & _HOST_FLAGS].size
+    return view[start : start + int.from_bytes(view[start - 4 : start], "big")], size
+
+
 def iter_records(buf: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
     """Yield the records that stand back to back in *buf*, to its last byte.
 

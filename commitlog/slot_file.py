@@ -75,6 +75,8 @@ class SlotFile:
         self._slot = 1
         self._value: bytes | None = None
         self._broken = False
+        self.is_doubled = False
+        """Whether both slots held the value when it was loaded."""
 
     def load(self) -> bytes | None:
         """Return the newest whole value; None when none was ever stored.
@@ -109,6 +111,7 @@ class SlotFile:
         whole = [(decoded, i) for i, slot in enumerate(slots) if (decoded := decode_slot(slot))]
         if whole:
             (self._sequence, self._value), self._slot = max(whole)
+            self.is_doubled = [payload for (_, payload), _ in whole] == [self._value] * 2
         elif slots[1].strip(b"\0"):
             # Slot 1 holds something only after slot 0 was whole.
             raise CorruptStoreError(f"neither slot of {self._path} is whole")

@@ -7,10 +7,9 @@ clean stop: leave the NameServers, take nothing new, answer what is in flight, c
 from __future__ import annotations
 
 import ipaddress
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -23,31 +22,55 @@ from commitlog.errors import ConfigError
 from commitlog.record import pack_host
 from commitlog.seams import Disk
 from commitlog.store_paths import StorePaths
+from dledger.broker_id import follower_id
 from dledger.config import BrokerConfig
+from dledger.doors import (
+    group_secret,
+    listener_tls,
+    namesrv_tls,
+    own_credentials,
+    peer_tls,
+)
 from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.group import Group, GroupSettings, Leadership
+from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges
+from dledger.processors.access_rules import broker_rules, topic_of_message_at
+from dledger.processors.auth_requests import AUTH_CODES, refuse_auth
+from dledger.processors.broker_config import BrokerConfigProcessor
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.check_back import CheckBack
 from dledger.processors.get_message import ReadLimits
 from dledger.processors.raft_change import MAX_OPEN_CHANGES, RaftChangeProcessor
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
-from dledger.services.retention import RetentionService, RetentionSettings
+from dledger.services.retention import (
+    HOUR_MS,
+    RetentionService,
+    RetentionSettings,
+    force_ratio_of,
+)
 from dledger.services.schedule import ScheduleMessageService
+from dledger.services.timer import TimerMessageService
+from dledger.services.transaction_check import CheckSettings, TransactionCheckService
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
+from remoting.access.account_store import AccountStore
+from remoting.access.gate import AccessGate
 from remoting.client import RemotingClient
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
-from remoting.edge import client_tls, server_tls
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode
-from remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from remoting.seams import Clock, Executor, Network, Rng
 from remoting.server import RemotingServer, ServerLimits
 
 log = structlog.get_logger(__name__)
+
+DEFAULT_MEMORY_BYTES: Final = 2_684_354_560
+"""2.5 GiB, for who does not say how much the machine has: 40 % of it is 1 GiB."""
 
 LOCALHOST: Final = {"localhost": "127.0.0.1"}
 
@@ -60,6 +83,15 @@ LINGER_S: Final = 0.3
 """How long a former leader goes on telling clients where to go before it closes connections."""
 
 
+PULLS: Final = frozenset(
+    {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.BULK_PULL}
+)
+"""What the VIP channel does not answer, as in RocketMQ."""
+
+FAST_SHARE: Final = 4
+"""The VIP channel takes so much fewer connections: few clients are that old."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The seams a broker lives on."""
@@ -70,15 +102,17 @@ class World:
     disk: Disk
     executor: Executor
     pid: int = 0
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
 
 
 @dataclass(slots=True)
 class Broker:
     """A broker that runs."""
 
-    config: BrokerConfig
+    live: LiveSettings
     group: Group
     server: RemotingServer
+    fast_server: RemotingServer | None
     registration: Registration
     address: tuple[str, int]
 
@@ -93,10 +127,13 @@ async def serve_broker(
     executor: Executor,
     stop: trio.Event,
     pid: int = 0,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until *stop* is set, then end it cleanly.
 
+    Args:
+        memory_bytes: Of the machine; recent messages are taken to be in a part of it.
     Raises:
         ConfigError, ForeignStoreError, StoreLockedError, OSError: It could not start; the data
             folder is as it was.
@@ -104,7 +141,7 @@ async def serve_broker(
         FlushFailedError, InvariantBroken: It had to stop; the folder is as after a crash.
     Cancellation: Ends at once, as a crash does.
     """
-    world = World(clock, rng, network, disk, executor, pid)
+    world = World(clock, rng, network, disk, executor, pid, memory_bytes)
     store_host = _packed_address(config)
     # Before the store is opened: opening replays and marks the folder as in use.
     check_owner(
@@ -127,7 +164,7 @@ async def serve_broker(
             )
             task_status.started(broker)
             await stop.wait()
-            await _leave(broker, config, clock)
+            await _leave(broker, broker.live.config, clock)
         await group.close()
         closed = True
     finally:
@@ -146,7 +183,10 @@ async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
         await clock.sleep(min(LINGER_S, timeout_s))
     if not await broker.group.drain():
         log.warning("stopped_with_proposals_in_flight")
-    await broker.server.drain(timeout_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.server.drain, timeout_s)
+        if broker.fast_server is not None:
+            nursery.start_soon(broker.fast_server.drain, timeout_s)
 
 
 async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> bool:
@@ -175,25 +215,7 @@ async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> b
 async def _run_parts(
     config: BrokerConfig, group: Group, world: World, store_host: bytes
 ) -> AsyncIterator[Broker]:
-    processors = BrokerProcessors.build(
-        group,
-        _broker_settings(config, store_host),
-        clock=world.clock,
-        rng=world.rng,
-        executor=world.executor,
-        pid=world.pid,
-        auto_create_topic_enable=config.broker.auto_create_topic_enable,
-        auto_create_subscription_group=config.broker.auto_create_subscription_group,
-        offset_interval_s=config.broker.flush_consumer_offset_interval_ms / 1000,
-        disk_ratio=_disk_ratio(config, world.disk),
-    )
-    schedule = ScheduleMessageService(
-        group,
-        world.clock,
-        config.delay_levels_ms,
-        is_deleting=processors.topics.is_deleting,
-        entry_bytes_max=group.settings.entry_bytes_max,
-    )
+    settings = _broker_settings(config, store_host, world.memory_bytes)
     retention = RetentionService(
         group,
         lambda: group.store.log,
@@ -203,18 +225,73 @@ async def _run_parts(
             delete_hours=config.store.delete_when,
             keep_bytes=config.store.keep_bytes,
             check_interval_s=config.store.retention_interval_ms / 1000,
+            expire_anytime_ratio=config.store.disk_max_used_space_ratio / 100,
+            force_ratio=force_ratio_of(
+                config.store.disk_space_clean_forcibly_ratio,
+                is_enabled=config.store.clean_file_forcibly_enable,
+            ),
         ),
         clock=world.clock,
         levels=len(config.delay_levels_ms),
         saved_index=lambda: group.store.saved_index,
         disk_ratio=_disk_ratio(config, world.disk),
     )
+    processors = BrokerProcessors.build(
+        group,
+        settings,
+        clock=world.clock,
+        rng=world.rng,
+        executor=world.executor,
+        pid=world.pid,
+        auto_create_topic_enable=config.broker.auto_create_topic_enable,
+        auto_create_subscription_group=config.broker.auto_create_subscription_group,
+        offset_interval_s=config.broker.flush_consumer_offset_interval_ms / 1000,
+        lock_lease_s=config.broker.lock_lease_ms / 1000,
+        disk_ratio=_disk_ratio(config, world.disk),
+        expire_soon=retention.expire_soon,
+    )
+    retention.is_deleting = processors.topics.is_deleting
+    schedule = ScheduleMessageService(
+        group,
+        world.clock,
+        config.delay_levels_ms,
+        is_deleting=processors.topics.is_deleting,
+        entry_bytes_max=group.settings.entry_bytes_max,
+    )
+    timer = TimerMessageService(
+        group,
+        world.clock,
+        processors.timer_claims,
+        is_deleting=processors.topics.is_deleting,
+        entry_bytes_max=group.settings.entry_bytes_max,
+        roll_window_ms=config.store.timer_roll_window_slot * 1000,
+    )
+    checks = TransactionCheckService(
+        group,
+        processors.topics,
+        processors.transactions,
+        CheckBack(processors.clients, settings),
+        CheckSettings(
+            timeout_ms=config.broker.transaction_timeout_ms,
+            interval_ms=config.broker.transaction_check_interval_ms,
+            checks_max=config.broker.transaction_check_max,
+            reserved_ms=config.store.file_reserved_time * HOUR_MS,
+        ),
+        clock=world.clock,
+        floor_wanted=lambda: retention.wanted_position,
+    )
     group.services += [
         _in_reign(schedule.run),
+        _in_reign(timer.run),
+        _in_reign(checks.run),
         _in_reign(processors.offsets.run),
         _in_reign(retention.run),
     ]
-    table = ProcessorTable()
+    accounts = None
+    if config.server.acl_enable:
+        accounts = AccountStore(world.disk, config.server.acl_file)
+    table = _processor_table(group, accounts, world.clock)
+    group.on_role_change.append(processors.role_changed)
     processors.register(table)
     changes = RaftChangeProcessor(MembershipChanges(group, world.clock))
     table.register(
@@ -224,7 +301,7 @@ async def _run_parts(
         world.network,
         table,
         limits=_server_limits(config),
-        tls=_server_tls(config),
+        tls=listener_tls(config),
         after_batch=group.kick,
     )
     async with trio.open_nursery() as nursery:
@@ -232,17 +309,72 @@ async def _run_parts(
             nursery,
             world.network,
             connect_timeout_s=config.client.connect_timeout_ms / 1000,
-            tls=_client_tls(config),
+            tls=namesrv_tls(config),
+            credentials=own_credentials(config, world.disk),
         )
         registration = _make_registration(config, group, remoting, world, nursery)
+        parts = Parts(group, settings, processors, retention, checks, registration)
+        live = LiveSettings(config, parts, world.clock)
+        _register_settings(table, live)
         await nursery.start(group.run)
         address: tuple[str, int] = await nursery.start(
             server.serve, config.server.listen_host, config.server.listen_port
         )
+        fast_server = await _serve_fast(config, group, world, table, nursery)
+        if accounts is not None:
+            nursery.start_soon(accounts.keep_reading, world.clock, world.executor)
         nursery.start_soon(processors.run)
         nursery.start_soon(registration.run)
-        yield Broker(config, group, server, registration, address)
+        yield Broker(live, group, server, fast_server, registration, address)
         nursery.cancel_scope.cancel()
+
+
+def _register_settings(table: ProcessorTable, live: LiveSettings) -> None:
+    processor = BrokerConfigProcessor(live)
+    limiter = Limiter("settings", MAX_OPEN_CHANGES)
+    table.register(RequestCode.GET_BROKER_CONFIG, processor.get, limiter)
+    table.register(RequestCode.UPDATE_BROKER_CONFIG, processor.update, limiter)
+    for code in AUTH_CODES:
+        table.register(code, refuse_auth, limiter)
+
+
+def _processor_table(group: Group, accounts: AccountStore | None, clock: Clock) -> ProcessorTable:
+    if accounts is None:
+        return ProcessorTable()
+    rules = broker_rules(topic_of_message_at(group))
+    return ProcessorTable(AccessGate(accounts, rules, clock).guard)
+
+
+async def _serve_fast(
+    config: BrokerConfig,
+    group: Group,
+    world: World,
+    table: ProcessorTable,
+    nursery: trio.Nursery,
+) -> RemotingServer | None:
+    """Serve the VIP channel of old clients, if its port is free; they find the other one, too."""
+    port = config.fast_listen_port
+    if not port:
+        return None
+    limits = _server_limits(config)
+    server = RemotingServer(
+        world.network,
+        table.without(PULLS),
+        limits=replace(limits, max_connections=max(limits.max_connections // FAST_SHARE, 1)),
+        tls=listener_tls(config),
+        after_batch=group.kick,
+    )
+    try:
+        await nursery.start(server.serve, config.server.listen_host, port)
+    except OSError as error:
+        log.warning(
+            "fast_port_left_out",
+            port=port,
+            error=str(error),
+            next_step="set server.fast_listen_port to a free port, or to 0",
+        )
+        return None
+    return server
 
 
 def _in_reign(run: Callable[[], Awaitable[None]]) -> Callable[[Leadership], Awaitable[None]]:
@@ -291,6 +423,7 @@ def _make_group(
     config: BrokerConfig, store: ReplicaStore, world: World, store_host: bytes
 ) -> Group:
     raft = config.raft
+    tls = peer_tls(config)
     identity = Identity(
         world.disk,
         store.paths.identity,
@@ -316,6 +449,9 @@ def _make_group(
             entry_bytes_max=raft.max_entry_bytes,
             sync_flush=config.sync_flush,
             flush_interval_s=config.store.flush_interval_ms / 1000,
+            secret=group_secret(config, world.disk),
+            listen_tls=tls[0] if tls is not None else None,
+            dial_tls=tls[1] if tls is not None else None,
         ),
         GroupSettings(
             pending_bytes_max=raft.max_pending_bytes,
@@ -380,7 +516,7 @@ def _store_settings(config: BrokerConfig, pid: int) -> StoreSettings:
     )
 
 
-def _broker_settings(config: BrokerConfig, store_host: bytes) -> BrokerSettings:
+def _broker_settings(config: BrokerConfig, store_host: bytes, memory_bytes: int) -> BrokerSettings:
     store = config.store
     return BrokerSettings(
         cluster_name=config.broker.cluster_name,
@@ -390,15 +526,24 @@ def _broker_settings(config: BrokerConfig, store_host: bytes) -> BrokerSettings:
         broker_permission=config.broker.broker_permission,
         max_message_bytes=store.max_message_size,
         delay_levels_ms=config.delay_levels_ms,
+        timer_wheel_enable=config.store.timer_wheel_enable,
+        timer_max_delay_s=config.store.timer_max_delay_sec,
+        timer_pending_max=config.store.timer_pending_max,
+        disk_warning_ratio=config.store.disk_space_warning_level_ratio / 100,
         slave_read_enable=config.broker.slave_read_enable,
         long_polling_enable=config.broker.long_polling_enable,
         short_polling_time_ms=config.broker.short_polling_time_ms,
+        enable_property_filter=config.broker.enable_property_filter,
+        filter_support_retry=config.broker.filter_support_retry,
+        reject_transaction_message=config.broker.reject_transaction_message,
         pull_limits=ReadLimits(
             store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
         ),
         cold_pull_limits=ReadLimits(
             store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
         ),
+        recent_bytes=memory_bytes * store.access_message_in_memory_max_ratio // 100,
+        follower_id=follower_id(f"n{config.self_number}"),
     )
 
 
@@ -409,33 +554,13 @@ def _server_limits(config: BrokerConfig) -> ServerLimits:
         connection=ConnectionLimits(
             max_frame_bytes=server.max_frame_bytes,
             max_in_flight=server.max_in_flight,
+            max_in_flight_bytes=server.max_in_flight_bytes,
             max_write_buffer_bytes=server.max_write_buffer_bytes,
             write_buffer_bytes=min(
                 DEFAULT_LIMITS.write_buffer_bytes, server.max_write_buffer_bytes
             ),
             idle_timeout_s=server.idle_timeout_s,
         ),
-    )
-
-
-def _server_tls(config: BrokerConfig) -> ServerTls:
-    server = config.server
-    return server_tls(
-        server.tls_mode,
-        cert_file=server.tls_cert_file or None,
-        key_file=server.tls_key_file or None,
-        client_ca_file=server.tls_ca_file or None,
-    )
-
-
-def _client_tls(config: BrokerConfig) -> ssl.SSLContext | None:
-    client = config.client
-    if not client.tls_enable:
-        return None
-    return client_tls(
-        ca_file=client.tls_ca_file or None,
-        cert_file=client.tls_cert_file or None,
-        key_file=client.tls_key_file or None,
     )
 
 

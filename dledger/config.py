@@ -11,12 +11,19 @@ import posixpath
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+import msgspec
+
 from commitlog.errors import ConfigError
-from dledger.settings_ignored import IGNORED_KEYS
+from dledger.settings_ignored import (
+    ASKS_FOR_NOTHING,
+    CLIENT_AUTH_KEYS,
+    IGNORED_KEYS,
+    REFUSED_KEYS,
+)
 from dledger.settings_tables import (
     DEFAULT_PEER_PORT,
     KIB,
@@ -43,6 +50,9 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_.-]+")
 
 GROUP_SIZE_MAX = 5
 """A majority of more costs more flushes than it saves nodes."""
+
+FAST_PORT_DISTANCE = 2
+"""RocketMQ's clients find the VIP channel so far below the port they were told."""
 
 RECORD_OVERHEAD_BYTES = 40 * KIB
 """Headers and up to 32 KiB of properties around the largest body."""
@@ -89,6 +99,27 @@ class BrokerConfig:
             for path in SETTINGS
         ]
 
+    def with_values(self, values: Mapping[str, Any], source: str) -> BrokerConfig:
+        """Return the configuration with other values, checked as a whole.
+
+        Args:
+            values: ``table.name`` to value.
+        Raises:
+            ConfigError: They contradict the others, or each other.
+        """
+        tables: dict[str, dict[str, Any]] = {}
+        for path, value in values.items():
+            table, _, name = path.partition(".")
+            tables.setdefault(table, {})[name] = value
+        changed = {
+            table: msgspec.structs.replace(getattr(self, table), **fields)
+            for table, fields in tables.items()
+        }
+        sources = {**self.sources, **dict.fromkeys(values, source)}
+        config: BrokerConfig = replace(self, sources=sources, **changed)
+        _check(config)
+        return config
+
     @property
     def self_peer(self) -> Peer:
         """This node among the members."""
@@ -114,6 +145,17 @@ class BrokerConfig:
     def advertised_port(self) -> int:
         """Port that clients are told."""
         return self.broker.advertised_port or self.server.listen_port
+
+    @property
+    def fast_listen_port(self) -> int:
+        """Port of the VIP channel; 0: none."""
+        port = self.server.fast_listen_port
+        return port if port >= 0 else max(self.server.listen_port - FAST_PORT_DISTANCE, 0)
+
+    @property
+    def has_guarded_peers(self) -> bool:
+        """Whether a peer must prove that it belongs to the group."""
+        return bool(self.raft.secret_file or self.raft.tls_cert_file)
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -177,6 +219,8 @@ class _Gathered:
         self.warnings: dict[str, None] = {}
         self.commit_log_path: tuple[tuple[str, str], str] | None = None
         """Where and what, if a file says it: only worth a warning when it is another place."""
+        self.client_auth: tuple[str, str] | None = None
+        """File and key that want a certificate of every client."""
 
     def set(self, path: str, raw: object, source: str, key: str) -> None:
         if path == "broker.broker_role" and raw == "SLAVE":
@@ -193,6 +237,15 @@ class _Gathered:
 
     def ignore(self, file: str, key: str) -> None:
         self.warn(f"{file}: {key} is accepted and changes nothing: {IGNORED_KEYS[key]}")
+
+    def note_client_auth(self, file: str, key: str, raw: str) -> None:
+        self.ignore(file, key)
+        if raw.strip().lower() in ("require", "true"):
+            self.client_auth = (file, key)
+
+    def refuse_unless_off(self, file: str, key: str, raw: str) -> None:
+        if raw.strip().lower() not in ASKS_FOR_NOTHING:
+            raise ConfigError(f"{file}: {key}: {REFUSED_KEYS[key]}")
 
     def add_toml(self, file: ConfigFile) -> None:
         try:
@@ -224,10 +277,14 @@ class _Gathered:
                 self.set(ROCKETMQ_KEYS[key], raw, file.path, key)
             elif key == "storePathCommitLog":
                 self.commit_log_path = ((file.path, key), raw)
+            elif key in CLIENT_AUTH_KEYS:
+                self.note_client_auth(file.path, key, raw)
+            elif key in REFUSED_KEYS:
+                self.refuse_unless_off(file.path, key, raw)
             elif key in IGNORED_KEYS:
                 self.ignore(file.path, key)
             else:
-                raise _unknown(file.path, key, [*ROCKETMQ_KEYS, *IGNORED_KEYS])
+                raise _unknown(file.path, key, [*ROCKETMQ_KEYS, *IGNORED_KEYS, *REFUSED_KEYS])
 
     def derive(self, path: str, value: object, origin: str) -> None:
         self.values[path] = value
@@ -282,6 +339,9 @@ class _Gathered:
                 self.derive("broker.broker_ip1", bound, "server.listen_host")
 
     def config(self) -> BrokerConfig:
+        if self.client_auth is not None and not self.values["server.tls_ca_file"]:
+            file, key = self.client_auth
+            raise ConfigError(f"{file}: {key}: needs tls.server.trustCertPath, the authorities")
         members = {p.id for p in self.values["raft.peers"]}
         if len(members) in (2, 4):
             self.warn(
@@ -296,6 +356,7 @@ class _Gathered:
             self.warn(
                 "broker.broker_role = ASYNC_MASTER: a fail-over may lose acknowledged messages"
             )
+        self._warn_of_open_doors()
         tables: dict[str, Any] = {
             name: struct(
                 **{
@@ -307,6 +368,17 @@ class _Gathered:
             for name, struct in TABLES.items()
         }
         return BrokerConfig(**tables, sources=self.sources, warnings=tuple(self.warnings))
+
+    def _warn_of_open_doors(self) -> None:
+        values = self.values
+        own = next((p for p in values["raft.peers"] if p.id == values["raft.self_id"]), None)
+        guarded = values["raft.secret_file"] or values["raft.tls_cert_file"]
+        if own is None or _is_loopback(own.host) or len(values["raft.peers"]) < 2 or guarded:
+            return
+        self.warn(
+            f"raft.peers: this member listens at {own.address} and takes whoever calls for a peer:"
+            " set raft.secret_file or raft.tls_cert_file, or keep strangers off that port"
+        )
 
 
 def _is_loopback(host: str) -> bool:
@@ -357,3 +429,10 @@ def _check(config: BrokerConfig) -> None:
             raise refuse(path, "letters, digits, %, |, -, _ and . only")
     if server.tls_mode != "disabled" and not (server.tls_cert_file and server.tls_key_file):
         raise refuse("server.tls_mode", "needs server.tls_cert_file and server.tls_key_file")
+    if server.acl_enable and not server.acl_file:
+        raise refuse("server.acl_enable", "needs server.acl_file, the accounts")
+    tls = (raft.tls_cert_file, raft.tls_key_file, raft.tls_ca_file)
+    if any(tls) and not all(tls):
+        raise refuse(
+            "raft.tls_cert_file", "raft.tls_cert_file, tls_key_file and tls_ca_file go together"
+        )

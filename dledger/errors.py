@@ -8,6 +8,13 @@
     ├── ShuttingDownError     the node drains and takes nothing new
     ├── ChangeRefusedError    a change of the members that no rule allows
     ├── ChangePendingError    a change of the members that must wait for another one
+    ├── StampError            an idempotent send whose stamp does not fit
+    │   ├── ProducerUnknownError    its producer has no session, or a newer epoch
+    │   ├── SequenceTooOldError     it is older than what is remembered
+    │   ├── SequenceUndecidedError  its first attempt is on its way, with nobody waiting for it
+    │   ├── SequenceGapError        it came before another one that it has to follow
+    │   └── SequenceReusedError     it says it is a repetition, and is another message
+    ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
 
 ``condition`` is the row of :mod:`remoting.protocol.outcome` that tells a client.
@@ -16,7 +23,7 @@
 from __future__ import annotations
 
 from commitlog.errors import MQError
-from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD, Condition
+from remoting.protocol.outcome import LEADER_FIELD, REASON_FIELD, TERM_FIELD, Condition
 
 
 class ReplicationError(MQError):
@@ -83,3 +90,62 @@ class ChangePendingError(ReplicationError):
 
     retriable = True
     condition = Condition.NOT_READY
+
+
+class StampError(ReplicationError):
+    """What is wrong with the stamp of an idempotent send."""
+
+    condition: Condition
+
+    @property
+    def answer_fields(self) -> dict[str, object]:
+        """Which condition it is: some of them share a code."""
+        return {REASON_FIELD: self.condition.value}
+
+
+class ProducerUnknownError(StampError):
+    """The producer has no session here any more, or a newer one.
+
+    This request stored nothing. Whether an earlier attempt did cannot be found out any more; a
+    producer that knows there was none opens a session and sends again.
+    """
+
+    outcome = "unknown"
+    condition = Condition.PRODUCER_UNKNOWN
+
+
+class SequenceTooOldError(StampError):
+    """The send is older than what is remembered of its producer, or its place is not kept.
+
+    This request stored nothing. Whether an earlier attempt did cannot be found out any more.
+    """
+
+    outcome = "unknown"
+    condition = Condition.SEQUENCE_TOO_OLD
+
+
+class SequenceUndecidedError(StampError):
+    """An earlier attempt is in the log and waits for a majority. Ask again, with the same stamp."""
+
+    retriable = True
+    outcome = "unknown"
+    condition = Condition.SEQUENCE_UNDECIDED
+
+
+class SequenceGapError(StampError):
+    """A send that this one has to follow is missing. Nothing was stored; send that one first."""
+
+    retriable = True
+    condition = Condition.SEQUENCE_GAP
+
+
+class SequenceReusedError(StampError):
+    """Another message was stored under this stamp. This one was not stored."""
+
+    condition = Condition.SEQUENCE_REUSED
+
+
+class SettingRefusedError(ReplicationError):
+    """A setting cannot be changed like this while the broker runs. Nothing was changed."""
+
+    condition = Condition.BAD_REQUEST

@@ -181,9 +181,9 @@ class Group:
             guards=guards,
             members=self._members_of_log(),
         )
-        self.node.take_snapshot = self._take_snapshot
-        self.node.on_snapshot = self._on_snapshot
-        self.node.may_lead = lambda: not store.refilling
+        self.node.owner.take_snapshot = self._take_snapshot
+        self.node.owner.on_snapshot = self._on_snapshot
+        self.node.owner.may_lead = lambda: not store.refilling
         self.scrub = ScrubService(
             store,
             self.node,

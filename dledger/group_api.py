@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,6 +103,26 @@ class QueuesReader(Protocol):
         """Return the queue, made when it is missing."""
 
 
+class KeyIndexReader(Protocol):
+    """The key index of a node."""
+
+    @property
+    def end_phy_offset(self) -> int:
+        """Newest position indexed, or -1."""
+
+    @property
+    def last_timestamp_ms(self) -> int:
+        """Store time of the newest entry, or 0."""
+
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> list[int]:
+        """Return positions of applied records that may have *key*, newest first."""
+
+    def candidates(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, /
+    ) -> Iterator[int | None]:
+        """Yield them one by one, and None for each other entry that was looked at."""
+
+
 class BrokerGroup(Protocol):
     """One replica of a broker group."""
 
@@ -133,6 +153,10 @@ class BrokerGroup(Protocol):
     @property
     def queues(self) -> QueuesReader:
         """The consume queues."""
+
+    @property
+    def key_index(self) -> KeyIndexReader:
+        """The key index: positions of records by their keys."""
 
     @property
     def on_applied(self) -> list[AppliedListener]:

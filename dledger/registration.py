@@ -9,7 +9,6 @@ Spec: semantics fact sheet, section 11; remoting fact sheet, section 12.
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
-from commitlog.errors import ConfigError, LocalProtocolError
+from commitlog.errors import LocalProtocolError
+from dledger.broker_id import LEADER_ID, follower_id
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.topics import wire_topics
 from dledger.services.waiting import wait_for
@@ -30,8 +30,6 @@ from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
 from remoting.seams import Clock
 
-LEADER_ID = 0
-
 RETRY_S = 3.0
 """After a failed registration: a NameServer that comes back is told soon, not in half a minute."""
 
@@ -43,21 +41,7 @@ UNREGISTER_TIMEOUT_S = 1.0
 
 CRC_MASK = 0x7FFFFFFF
 
-_NUMBER = re.compile(r"\d+")
-
 logger = structlog.get_logger(__name__)
-
-
-def follower_id(self_id: str) -> int:
-    """Return the broker id of a follower: the number in its id, plus one.
-
-    Raises:
-        ConfigError: There is no number in it.
-    """
-    number = _NUMBER.search(self_id)
-    if number is None:
-        raise ConfigError(f"self_id {self_id!r} must hold a number, such as n0")
-    return int(number.group()) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +88,7 @@ class Registration:
     ) -> None:
         self._group = group
         self._client = client
-        self._settings = settings
+        self.settings = settings
         self._name_servers = name_servers
         self._clock = clock
         self._follower_id = follower_id(settings.self_id)
@@ -156,12 +140,12 @@ class Registration:
         while self._known.get(name_server.address) is name_server:
             name_server.wake = trio.Event()
             registered = await self._register(name_server)
-            pause_s = self._settings.interval_s if registered else RETRY_S
+            pause_s = self.settings.interval_s if registered else RETRY_S
             await wait_for(name_server.wake, self._clock, pause_s)
 
     async def _register(self, name_server: _NameServer) -> bool:
         """Tell one NameServer; True when it has confirmed."""
-        settings = self._settings
+        settings = self.settings
         broker_id = self.broker_id
         command = self.register_request(broker_id)
         role_is_news = name_server.told_id is not None and name_server.told_id != broker_id
@@ -210,7 +194,7 @@ class Registration:
 
     def register_request(self, broker_id: int) -> RemotingCommand:
         """Return REGISTER_BROKER for this broker as *broker_id*, all topics in its body."""
-        settings = self._settings
+        settings = self.settings
         body = RegisterBrokerBody(
             topic_config_serialize_wrapper=wire_topics(self._group), filter_server_list=[]
         ).encode()
@@ -227,7 +211,7 @@ class Registration:
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 
     async def _unregister_from(self, address: str) -> None:
-        settings = self._settings
+        settings = self.settings
         header = BrokerHeader(
             broker_name=settings.broker_name,
             broker_addr=settings.address,

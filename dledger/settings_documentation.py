@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dledger.settings_ignored import REASONS
+from dledger.settings_ignored import REASONS, REFUSED_KEYS
 from dledger.settings_tables import SETTINGS, TABLES
 from dledger.settings_values import default_text
 
@@ -31,6 +31,9 @@ def settings_markdown() -> str:
     for reason, keys in REASONS.items():
         listed = ", ".join(f"`{key}`" for key in keys.split())
         parts.append(f"{reason[0].upper()}{reason[1:]}: {listed}.\n\n")
+    parts.append("### Refused, unless they ask for nothing\n\n")
+    parts += [f"* `{key}`: {reason}.\n" for key, reason in REFUSED_KEYS.items()]
+    parts.append("\n")
     return "".join(parts)
 
 

@@ -23,17 +23,19 @@ REASONS: dict[str, str] = {
         fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup rmqAddressServerSubGroup
         storeEpochFilePath haMasterAddressList replicasPerDiskPartition enableBatchPush
         isEnableBatchPush preferredLeaderId
+        haSendHeartbeatIntervalMillis sendHeartbeatTimeoutMillis
+        syncMasterFlushOffsetWhenStartup maxSlaveResendLength syncBrokerMemberGroupPeriod
+        maxHeartBeatLeak maxPendingRequestsNum
     """,
-    "retention follows `delete_when`, `file_reserved_time` and `keep_bytes` alone": """
-        diskMaxUsedSpaceRatio diskSpaceWarningLevelRatio diskSpaceCleanForciblyRatio
-        cleanFileForciblyEnable deleteCommitLogFilesInterval
+    "files go when no replica needs them, without a pace of their own": """
+        deleteCommitLogFilesInterval
         deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly
         destroyConsumeQueueIntervalForcibly redeleteHangedFileInterval deleteFileBatchMax
         maxBatchDeleteFilesNum
     """,
     "the key file must not be encrypted": "tls.server.keyPassword tls.client.keyPassword",
     "clients are asked for a certificate when `tls.server.trustCertPath` is set": """
-        tls.server.need.client.auth
+        tls.server.need.client.auth tls.server.authClient
     """,
     "there are no thread pools to size": """
         sendMessageThreadPoolNums pullMessageThreadPoolNums litePullMessageThreadPoolNums
@@ -59,6 +61,7 @@ REASONS: dict[str, str] = {
         clientPooledByteBufAllocatorEnable clientCloseSocketIfTimeout
         disableCallbackExecutor disableNettyWorkerGroup useReentrantLockWhenPutMessage
         useABSLock enableLockGranularity
+        putMessageFutureThreadPoolNums asyncSendEnable
     """,
     "the log flushes, maps and recovers in its own way": """
         flushCommitLogLeastPages flushCommitLogThoroughInterval commitCommitLogLeastPages
@@ -74,12 +77,12 @@ REASONS: dict[str, str] = {
         mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt
         enableBuildConsumeQueueConcurrently batchDispatchRequestThreadPoolNums
         enableMultiDispatch enableLmq maxLmqConsumeQueueNum mappedFileSizeTimerLog
-        timerPrecisionMs timerRollWindowSlot timerFlushIntervalMs timerGetMessageThreadNum
+        timerPrecisionMs timerFlushIntervalMs timerGetMessageThreadNum
         timerPutMessageThreadNum timerEnableDisruptor timerEnableCheckMetrics
-        timerInterceptDelayLevel timerMaxDelaySec timerWheelEnable timerWarmEnable
+        timerInterceptDelayLevel timerWarmEnable
         timerStopEnqueue timerStopDequeue timerCheckMetricsWhen timerSkipUnknownError
         timerMetricSmallThreshold timerProgressLogIntervalMs disappearTimeAfterStart
-        accessMessageInMemoryMaxRatio readUnCommitted forceVerifyPropCRC
+        readUnCommitted forceVerifyPropCRC
         enabledAppendPropCRC totalReplicasForTimer maxFilterMessageSize maxConsumeQueueScan
         sampleCountThreshold coldDataFlowControlEnable coldDataScanEnable
         dataReadAheadEnable autoMessageVersionOnTopicLen maxTopicLength defaultQueryMaxNum
@@ -89,7 +92,31 @@ REASONS: dict[str, str] = {
         mappedFileSizeBatchConsumeQueue enableRocksDBStore transferMsgByHeap maxMsgsNumBatch
         topicQueueLockNum useScheduleMessageWriteThread extraMessageDelay
         encodeContextWithConsumeQueue
+        storePathEpochFile storePathBrokerIdentity readOnlyCommitLogStorePaths
+        compactionMappedFileSize compactionCqMappedFileSize compactionScheduleInternal
+        maxOffsetMapSize compactionThreadNum enableCompaction mapperFileSizeBatchConsumeQueue
+        maxRecoveryCommitlogFiles enableScheduleMessageStats scheduleAsyncDeliverMaxPendingLimit
+        scheduleAsyncDeliverMaxResendNum2Blocked dispatchCqThreads dispatchCqCacheNum
+        enableAsyncReput recheckReputOffsetFromCq travelCqFileNumWhenGetMessage
+        correctLogicMinOffsetSleepInterval correctLogicMinOffsetForceInterval
+        mappedFileSwapEnable commitLogForceSwapMapInterval commitLogSwapMapInterval
+        commitLogSwapMapReserveFileNum logicQueueForceSwapMapInterval logicQueueSwapMapInterval
+        cleanSwapedMapInterval logicQueueSwapMapReserveFileNum searchBcqByCacheEnable
+        dispatchFromSenderThread wakeCommitWhenPutMessage wakeFlushWhenPutMessage
+        enableCleanExpiredOffset maxAsyncPutMessageRequests pullBatchMaxMessageCount
+        logicalDiskSpaceCleanForciblyThreshold maxChecksumRange timerColdDataCheckIntervalMs
+        sampleSteps accessMessageInMemoryHotRatio cleanRocksDBDirtyCQIntervalMin
+        statRocksDBCQIntervalSec memTableFlushIntervalMs realTimePersistRocksDBConfig
+        enableRocksDBLog putConsumeQueueDataByFileChannel rocksdbCQDoubleWriteEnable
+        bottomMostCompressionTypeForConsumeQueueStore rocksdbCompressionType
+        rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold transferMetadataJsonToRocksdb
+        recoverConcurrently timerCongestNumEachSlot
     """,
+    "an expression is looked up by its text; there are no bit maps of who wants what": """
+        enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
+        filterDataCleanTimeSpan
+    """,
+    "a client may not change which settings it may change": "configBlackList",
     "this broker does without it": """
         rocketmqHome brokerIP2 brokerConfigPath messageStorePlugIn brokerTopicEnable
         clusterTopicEnable traceTopicEnable msgTraceTopicName autoDeleteUnusedStats
@@ -100,14 +127,10 @@ REASONS: dict[str, str] = {
         disableConsumeIfConsumerReadSlowly brokerFastFailureEnable waitTimeMillsInSendQueue
         waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInAckQueue
         waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue
-        waitTimeMillsInAdminBrokerQueue rejectTransactionMessage transactionTimeOut
-        transactionCheckMax transactionCheckInterval transactionMetricFlushInterval
-        transactionOpMsgMaxSize transactionOpBatchInterval aclEnable authenticationEnabled
-        authenticationProvider authorizationEnabled authorizationProvider
-        initAuthenticationUser innerClientAuthenticationCredentials migrateAuthFromV1Enabled
-        storeReplyMessageEnable enableDetailStat enablePropertyFilter enableCalcFilterBitMap
-        expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan
-        filterSupportRetry compressedRegister forceRegister registerBroker
+        waitTimeMillsInAdminBrokerQueue transactionMetricFlushInterval
+        transactionOpMsgMaxSize transactionOpBatchInterval
+        authenticationProvider authorizationProvider
+        storeReplyMessageEnable enableDetailStat compressedRegister forceRegister registerBroker
         defaultMessageRequestMode defaultPopShareQueueNum popPollingSize popPollingMapSize
         maxPopPollingSize reviveQueueNum reviveInterval reviveMaxSlow reviveScanTime
         enablePopLog enablePopBufferMerge popCkStayBufferTime popCkStayBufferTimeOut
@@ -122,10 +145,40 @@ REASONS: dict[str, str] = {
         useServerSideResetOffset consumerOffsetUpdateVersionStep
         delayOffsetUpdateVersionStep lockInStrictMode enableRegisterDuringStart
         inBrokerContainer isInBrokerContainer namespace allowTopicNameContainsUnderline
-        fastListenPort tls.test.mode.enable tls.config.file tls.server.authClient
+        tls.test.mode.enable tls.config.file socksProxyConfig maxReconnectIntervalTimeSeconds
+        enableReconnectForGoAway enableTransparentRetry
         tls.client.authServer tls.ciphers tls.protocols
+        commercialSizePerMsg rejectPullConsumerEnable enableNetWorkFlowControl
+        broadcastOffsetExpireSecond broadcastOffsetExpireMaxSecond reviveAckWaitMs
+        enablePopBatchAck popFromRetryProbability enableNotifyAfterPopOrderLockRelease
+        initPopOffsetByCheckMsgInMem retrieveMessageFromPopRetryTopicV1 enableRetryTopicV2
+        popResponseReturnActualRetryTopic loadBalancePollNameServerInterval
+        cleanOfflineBrokerInterval forwardTimeout useStaticSubscription
+        metricsOtelCardinalityLimit coldCtrStrategyEnable usePIDColdCtrStrategy
+        cgColdReadThreshold globalColdReadThreshold popConsumerFSServiceInit
+        popConsumerKVServiceLog popConsumerKVServiceInit popConsumerKVServiceEnable
+        popReviveMaxReturnSizePerRead popReviveMaxAttemptTimes popInflightMessageThreshold
+        enablePopMessageThreshold popFastReviveEnable recallMessageEnable enableRegisterProducer
+        enableCreateSysGroup topicConfigFetchSize
     """,
 }
+
+REFUSED_KEYS: dict[str, str] = {
+    "authenticationEnabled": "users of ACL 2.0 are not built; use aclEnable and server.acl_file",
+    "authorizationEnabled": "policies of ACL 2.0 are not built; use aclEnable and server.acl_file",
+    "migrateAuthFromV1Enabled": "ACL 2.0 is not built; plain_acl.yml works as server.acl_file",
+    "innerClientAuthenticationCredentials": (
+        "a secret does not stand in a setting; use client.credentials_file"
+    ),
+    "initAuthenticationUser": "a secret does not stand in a setting; use server.acl_file",
+}
+"""RocketMQ keys that ask for protection which is not built: starting without it would leave a door
+open that somebody believes shut. Accepted only where they ask for nothing."""
+
+CLIENT_AUTH_KEYS = frozenset({"tls.server.need.client.auth", "tls.server.authClient"})
+"""Want a certificate of every client: refused where no authority is named to check it with."""
+
+ASKS_FOR_NOTHING = frozenset({"", "false"})
 
 IGNORED_KEYS: dict[str, str] = {
     key: reason for reason, keys in REASONS.items() for key in keys.split()

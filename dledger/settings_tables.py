@@ -108,6 +108,21 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
     long_polling_enable: Annotated[
         bool, _about("Hold a pull that finds nothing until it does.", "longPollingEnable")
     ] = True
+    enable_property_filter: Annotated[
+        bool,
+        _about(
+            "Filter with SQL92 expressions over properties; RocketMQ's default is `false`.",
+            "enablePropertyFilter",
+        ),
+    ] = True
+    filter_support_retry: Annotated[
+        bool,
+        _about(
+            "Match retries against the expression of the topic they come from; RocketMQ's default"
+            " is `false`.",
+            "filterSupportRetry",
+        ),
+    ] = True
     short_polling_time_ms: Annotated[
         int,
         _about(
@@ -125,6 +140,43 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
             ge=10,
         ),
     ] = 1_000
+    reject_transaction_message: Annotated[
+        bool, _about("Refuse transactional messages.", "rejectTransactionMessage")
+    ] = False
+    transaction_timeout_ms: Annotated[
+        int,
+        _about(
+            "How long a half message waits for its decision before its producers are asked.",
+            "transactionTimeOut",
+            ge=0,
+        ),
+    ] = 6_000
+    transaction_check_interval_ms: Annotated[
+        int,
+        _about(
+            "How long after that, and after each question, they are asked again.",
+            "transactionCheckInterval",
+            ge=100,
+        ),
+    ] = 30_000
+    transaction_check_max: Annotated[
+        int,
+        _about(
+            "Questions about one half message; after the last one it is given up and moved to"
+            " `TRANS_CHECK_MAX_TIME_TOPIC`.",
+            "transactionCheckMax",
+            ge=1,
+        ),
+    ] = 15
+    lock_lease_ms: Annotated[
+        int,
+        _about(
+            "How long a queue stays locked for a client that does not renew it; RocketMQ's clients"
+            " count on more than 30 s.",
+            ge=1_000,
+            le=3_600_000,
+        ),
+    ] = 60_000
 
 
 class ServerTable(Struct, frozen=True, kw_only=True):
@@ -141,15 +193,35 @@ class ServerTable(Struct, frozen=True, kw_only=True):
     listen_port: Annotated[
         int, _about("Port for clients and NameServers.", "listenPort", ge=0, le=65_535)
     ] = DEFAULT_LISTEN_PORT
-    max_connections: Annotated[
-        int,
-        _about("Open client connections; one more is closed at once.", ge=1),
-    ] = 4_096
-    max_in_flight: Annotated[
+    fast_listen_port: Annotated[
         int,
         _about(
-            "Requests of one connection in work; beyond it reading that connection pauses.", ge=1
+            "Port for old clients' VIP channel, which answers all requests but pulls; -1:"
+            " `listen_port` - 2, 0: none. One that is taken is left out with a warning.",
+            "fastListenPort",
+            ge=-1,
+            le=65_535,
         ),
+    ] = -1
+    max_connections: Annotated[
+        int,
+        _about(
+            "Open client connections; one more is closed at once. "
+            "At most half of the hard limit of open files.",
+            ge=1,
+        ),
+    ] = 4_096
+    max_in_flight_bytes: Annotated[
+        int,
+        _about(
+            "Bodies of one connection's open requests; beyond it they are refused as busy, so that"
+            " one client does not take all of `raft.max_pending_bytes`.",
+            ge=64 * KIB,
+        ),
+    ] = 16 * MIB
+    max_in_flight: Annotated[
+        int,
+        _about("Requests of one connection in work; beyond it they are refused as busy.", ge=1),
     ] = 4_096
     max_frame_bytes: Annotated[
         int, _about("Largest frame; a larger one closes the connection.", ge=64 * KIB)
@@ -187,6 +259,21 @@ class ServerTable(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
+    acl_enable: Annotated[
+        bool,
+        _about(
+            "Every request must be signed by an account of `acl_file` that may do what it asks.",
+            "aclEnable",
+        ),
+    ] = False
+    acl_file: Annotated[
+        str,
+        _about(
+            "Accounts: TOML, or RocketMQ's `plain_acl.yml`. A change of the file counts within a"
+            " second; a broken one keeps the accounts there were."
+        ),
+    ] = ""
+
 
 class ClientTable(Struct, frozen=True, kw_only=True):
     """``[client]``: this broker as a client of the NameServers."""
@@ -209,7 +296,14 @@ class ClientTable(Struct, frozen=True, kw_only=True):
             "rmqAddressServerDomain",
         ),
     ] = ""
-    tls_enable: Annotated[bool, _about("Talk TLS to NameServers and peers.", "tls.enable")] = False
+    credentials_file: Annotated[
+        str,
+        _about(
+            "Who this broker is for NameServers that check it: a file with `access_key` and"
+            " `secret_key`, or RocketMQ's `tools.yml`; empty: it does not sign."
+        ),
+    ] = ""
+    tls_enable: Annotated[bool, _about("Talk TLS to NameServers.", "tls.enable", "useTLS")] = False
     tls_ca_file: Annotated[
         str,
         _about(
@@ -266,6 +360,39 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     message_delay_level: Annotated[
         str, _about("Delays of the levels 1, 2, …; units s m h d.", "messageDelayLevel")
     ] = DEFAULT_DELAY_LEVELS
+    timer_wheel_enable: Annotated[
+        bool,
+        _about(
+            "Take messages with a time of their own; off: such a send is refused.",
+            "timerWheelEnable",
+        ),
+    ] = True
+    timer_max_delay_sec: Annotated[
+        int,
+        _about(
+            "Seconds that a message's time may be away. Retention keeps what waits.",
+            "timerMaxDelaySec",
+            ge=1,
+            le=366 * 24 * 3600,
+        ),
+    ] = 3 * 24 * 3600
+    timer_roll_window_slot: Annotated[
+        int,
+        _about(
+            "Seconds after which a message that still waits is stored anew at the end of the log,"
+            " so that old segments can go.",
+            "timerRollWindowSlot",
+            ge=60,
+        ),
+    ] = 2 * 24 * 3600
+    timer_pending_max: Annotated[
+        int,
+        _about(
+            "Messages with a time of their own that may wait; beyond it such a send is refused."
+            " A leader needs 12 to 20 bytes of memory for each.",
+            ge=1,
+        ),
+    ] = 10_000_000
     max_hash_slot_num: Annotated[
         int, _about("Slots of one key index file.", "maxHashSlotNum", ge=1)
     ] = 5_000_000
@@ -286,6 +413,16 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     max_transfer_count_in_disk: Annotated[
         int, _about("Messages of one pull from old data.", "maxTransferCountOnMessageInDisk", ge=1)
     ] = 8
+    access_message_in_memory_max_ratio: Annotated[
+        int,
+        _about(
+            "Part of the machine's memory, in percent, that recent messages are taken to be in;"
+            " who reads further back is sent to a follower.",
+            "accessMessageInMemoryMaxRatio",
+            ge=0,
+            le=100,
+        ),
+    ] = 40
     keep_bytes: Annotated[
         int,
         _about(
@@ -311,6 +448,39 @@ class StoreTable(Struct, frozen=True, kw_only=True):
             "deleteWhen",
         ),
     ] = (4,)
+    disk_max_used_space_ratio: Annotated[
+        int,
+        _about(
+            "Percent of the disk from which expired segments go at any hour.",
+            "diskMaxUsedSpaceRatio",
+            ge=10,
+            le=95,
+        ),
+    ] = 75
+    disk_space_clean_forcibly_ratio: Annotated[
+        int,
+        _about(
+            "Percent of the disk from which the oldest segments go although they have not expired;"
+            " `0.85` is 85.",
+            "diskSpaceCleanForciblyRatio",
+            ge=30,
+            le=95,
+        ),
+    ] = 85
+    clean_file_forcibly_enable: Annotated[
+        bool,
+        _about("false: what has not expired stays, however full it is.", "cleanFileForciblyEnable"),
+    ] = True
+    disk_space_warning_level_ratio: Annotated[
+        int,
+        _about(
+            "Percent of the disk from which sends are refused, until there is room again; `0.90`"
+            " is 90.",
+            "diskSpaceWarningLevelRatio",
+            ge=35,
+            le=99,
+        ),
+    ] = 90
     file_reserved_time: Annotated[
         int,
         _about(
@@ -356,6 +526,24 @@ class RaftTable(Struct, frozen=True, kw_only=True):
             le=65_535,
         ),
     ] = 0
+    secret_file: Annotated[
+        str,
+        _about(
+            "A secret all members share, at least 16 bytes: who cannot prove that it knows it is"
+            " no peer. Empty: none."
+        ),
+    ] = ""
+    tls_cert_file: Annotated[
+        str,
+        _about(
+            "PEM certificate chain of this member; set, the members talk TLS and each must have"
+            " one of `tls_ca_file`."
+        ),
+    ] = ""
+    tls_key_file: Annotated[str, _about("PEM private key of `tls_cert_file`.")] = ""
+    tls_ca_file: Annotated[
+        str, _about("Authorities that the members' certificates must come from.")
+    ] = ""
     election_timeout_ms: Annotated[
         int,
         _about(

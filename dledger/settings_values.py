@@ -98,10 +98,21 @@ def _parts(value: object) -> list[object]:
     raise ValueError("expected text or a list")
 
 
+_FRACTION = re.compile(r"0?\.\d+|1\.0+")
+
+
 def _delay_text(value: object) -> str:
     text = str(value)
     parse_delay_levels(text)
     return " ".join(text.split())
+
+
+def _percent(value: object) -> object:
+    """RocketMQ's system properties are fractions, its settings are whole percents."""
+    text = str(value).strip()
+    if _FRACTION.fullmatch(text):
+        return round(float(text) * 100)
+    return value if isinstance(value, int) else text
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
@@ -109,6 +120,9 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "raft.peers": parse_peers,
     "store.delete_when": parse_hours,
     "store.message_delay_level": _delay_text,
+    "store.disk_max_used_space_ratio": _percent,
+    "store.disk_space_clean_forcibly_ratio": _percent,
+    "store.disk_space_warning_level_ratio": _percent,
 }
 
 

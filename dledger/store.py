@@ -9,7 +9,7 @@ only, so nothing in them ever has to be undone.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +40,9 @@ DAMAGED: Final = b"damaged"
 TORN: Final = b"torn"
 ASYNC: Final = b"async"
 """What the doubt file says: entries below the mark are lost, above it, or would be unflushed."""
+
+MAX_DELAY_LEVELS: Final = 64
+"""More levels than a configuration may name."""
 
 DAMAGE_FORMAT: Final = 1
 """Version of the list of damaged entries."""
@@ -102,7 +105,7 @@ class ReplicaStore:
         committed = mark.index if mark and self.log.mark_valid else 0
         self.restored_commit_index = min(committed, self.log.last_index)
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
-        self._delays = dict(enumerate(settings.delay_levels_ms, start=1))
+        self._delays = delays_of_levels(settings.delay_levels_ms)
         self._open_derived()
         self.tables = tables()
         self.derived_index = self.log.first_index - 1
@@ -140,6 +143,9 @@ class ReplicaStore:
         if mark is not None and not entry_log.mark_valid:
             log.error("log_ends_below_commit_mark", mark=mark.index, end=entry_log.last_index)
             self.torn = self.damaged = True
+        if entry_log.report.torn_tail:
+            cut, last = entry_log.report.cut_bytes, entry_log.last_index
+            log.warning("torn_tail_cut", bytes=cut, last_index=last)
         return entry_log
 
     def _note_doubt(self) -> None:
@@ -484,6 +490,17 @@ class ReplicaStore:
         if clean:
             self._abort.remove()
         self._lock.release()
+
+
+def delays_of_levels(levels_ms: Sequence[int]) -> dict[int, int]:
+    """Return the delay of every level there can be; one that is configured no more waits longest.
+
+    Messages of such a level may be there, from before; none of them is to be early.
+    """
+    longest = max(levels_ms, default=0)
+    delays = dict.fromkeys(range(1, MAX_DELAY_LEVELS + 1), longest) if levels_ms else {}
+    delays.update(enumerate(levels_ms, start=1))
+    return delays
 
 
 def encode_damage(ranges: list[tuple[int, int]]) -> bytes:

@@ -22,6 +22,7 @@ from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
 from jepsen_like.plans.shrink import shrink
 from jepsen_like.soak import SOMETIMES, Totals, run_worker
 from jepsen_like.worker import Order, Report, plan_of, report_of
+from jepsen_like.workloads.presets import PRESETS
 
 app = App(
     name="sim",
@@ -49,6 +50,13 @@ def run(
     plan: Annotated[Path | None, Parameter(help="Play the plan in this file.")] = None,
     duration: Annotated[float, Parameter(help="Seconds of faults, for a drawn plan.")] = 120.0,
     soak_plan: Annotated[bool, Parameter(help="Draw the plan as soak does.")] = False,
+    preset: Annotated[
+        str,
+        Parameter(
+            name=["--workload", "--preset"],
+            help="Workload by name; see dledger-chaos list-workloads.",
+        ),
+    ] = "",
     print_plan: Annotated[bool, Parameter(help="Print the plan and do not play it.")] = False,
     shrink_failure: Annotated[
         bool, Parameter(name="--shrink", negative="--no-shrink", help="Shrink a plan that fails.")
@@ -63,7 +71,9 @@ def run(
         chosen, name = read_plan(plan), plan.stem
     else:
         assert seed is not None
-        order = Order(duration_s=duration, is_soak=soak_plan)
+        if preset and preset not in PRESETS:
+            raise CliError(f"there is no workload {preset!r}", exit_code=ExitCode.USAGE)
+        order = Order(duration_s=duration, is_soak=soak_plan, preset=preset)
         chosen, name = plan_of(seed, order), f"seed-{seed}"
     if print_plan:
         sys.stdout.write(encode_plan(chosen))
@@ -214,13 +224,19 @@ async def mutants(
 
     def show(hunted: Hunted) -> None:
         verdict = f"found by seed {hunted.seed}" if hunted.found else "SURVIVED"
+        verdict += "" if hunted.counts else ", which does not count"
         note(f"{hunted.number}: {verdict} after {hunted.cpu_s:.1f} CPU s, {hunted.seeds} plans")
 
     results = await hunt(
-        numbers, jobs=jobs, budget_cpu_s=budget_cpu_s, first_seed=seed, on_done=show
+        numbers,
+        jobs=jobs,
+        budget_cpu_s=budget_cpu_s,
+        first_seed=seed,
+        presets=registry.PRESETS,
+        on_done=show,
     )
     about = registry.names(numbers)
-    found = [hunted for hunted in results if hunted.found]
+    found = [hunted for hunted in results if hunted.found and hunted.counts]
     rows = [
         {
             "number": hunted.number,

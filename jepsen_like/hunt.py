@@ -1,18 +1,21 @@
 """Hunts planted bugs blind: drawn plans, seed after seed, until one shows a violation.
 
-Every bug lives in a worker of its own, which is told a number and nothing else. First a plan
-without a single fault must pass with the bug in place: what shows there needs no simulator.
+Every bug lives in a worker of its own, which is told a number and nothing else. First plans
+without a single fault must pass with the bug in place: what shows there needs no simulator, but
+for claims about a disk, which nothing else can look into. And the plan that shows it must pass
+without the bug: what shows there is another one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import trio
 
+from jepsen_like.simulation.claims import CLAIMS
 from jepsen_like.soak import run_worker
 from jepsen_like.worker import Order, Report
 
@@ -34,7 +37,8 @@ class Hunted(msgspec.Struct):
     Attributes:
         number: The bug.
         found: A drawn plan showed a violation within the budget.
-        counts: It passed a run without faults, so finding it says something.
+        counts: Runs without faults showed nothing but broken claims about a disk, and the plan
+            that shows it passes without the bug: finding it says something.
         seeds: Plans played.
         cpu_s: CPU time of them.
         seed: The plan that showed it; -1 when none did.
@@ -56,15 +60,21 @@ async def hunt(
     jobs: int,
     budget_cpu_s: float,
     first_seed: int = 1,
+    presets: Mapping[int, str] | None = None,
     on_done: Callable[[Hunted], None] = lambda _: None,
 ) -> list[Hunted]:
-    """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*."""
+    """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*.
+
+    Args:
+        presets: Workloads to play, for bugs that drawn ones do not come to.
+    """
     results: dict[int, Hunted] = {}
     limiter = trio.CapacityLimiter(jobs)
 
     async def one(number: int) -> None:
         async with limiter:
-            results[number] = await _hunt_one(number, budget_cpu_s, first_seed)
+            preset = (presets or {}).get(number, "")
+            results[number] = await _hunt_one(number, budget_cpu_s, first_seed, preset)
             on_done(results[number])
 
     async with trio.open_nursery() as nursery:
@@ -73,12 +83,12 @@ async def hunt(
     return [results[number] for number in numbers]
 
 
-async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int) -> Hunted:
+async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int, preset: str) -> Hunted:
     hunted = Hunted(number)
-    calm = await _collect(Order(mutant=number, count=CALM_PLANS, calm=True, duration_s=60.0))
-    hunted.counts = [report.validity for report in calm] == ["valid"] * CALM_PLANS
-    if not hunted.counts:
-        hunted.violation = "; ".join(v.name for report in calm for v in report.violations[:1])
+    calm = await _collect(
+        Order(mutant=number, count=CALM_PLANS, calm=True, duration_s=60.0, preset=preset)
+    )
+    hunted.counts = len(calm) == CALM_PLANS and all(map(_shows_claims_at_most, calm))
     order = Order(
         first=first_seed,
         mutant=number,
@@ -86,6 +96,7 @@ async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int) -> Hunted
         seconds=20 * budget_cpu_s,
         cpu_seconds=budget_cpu_s,
         stop_at_violation=True,
+        preset=preset,
     )
     for report in await _collect(order):
         hunted.seeds += 1
@@ -95,7 +106,24 @@ async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int) -> Hunted
             hunted.seed = report.seed
             first = report.violations[0]
             hunted.violation = f"{first.checker}: {first.name}"
+    if not hunted.counts:
+        shown = sorted({violation.name for report in calm for violation in report.violations})
+        hunted.violation += f", and without faults: {', '.join(shown)}"
+    elif hunted.found:
+        await _play_without(hunted, preset)
     return hunted
+
+
+def _shows_claims_at_most(calm: Report) -> bool:
+    return calm.validity == "valid" or set() < {shown.name for shown in calm.violations} <= CLAIMS
+
+
+async def _play_without(hunted: Hunted, preset: str) -> None:
+    order = Order(first=hunted.seed, count=1, duration_s=DURATION_S, preset=preset)
+    (report,) = await _collect(order)
+    if report.validity != "valid":
+        hunted.counts = False
+        hunted.violation += ", without it, too"
 
 
 async def _collect(order: Order) -> list[Report]:

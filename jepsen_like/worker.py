@@ -14,15 +14,24 @@ from collections.abc import Iterator
 import msgspec
 
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.plan import Plan, Workload
+from jepsen_like.plans.draw import SIMULATED, draw_plan
+from jepsen_like.plans.plan import Kind, Plan, Workload
 from jepsen_like.simulation.play import Played, play
+from jepsen_like.workloads.presets import simulated_workload
 
 SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3600)
 """More than one operation a second together, and cheap enough for long runs."""
 
 SOAK_FAULT_INTERVAL_S = 24.0
 """With those that come in pairs well above one in 30 s."""
+
+
+PRESET_KINDS = SIMULATED - {Kind.CLOCK_JUMP}
+"""With a clock an hour ahead a message is an hour late by the others', and nobody's fault."""
+
+
+LOCK_LEASE_MS = 10_000
+"""Longer than most elections, and short enough that many end in a plan."""
 
 
 class Order(msgspec.Struct):
@@ -38,7 +47,8 @@ class Order(msgspec.Struct):
         stop_at_violation: End with the first seed that shows one.
         mutant: Opaque number of a change to make before anything else; 0: none.
         is_soak: Play the workload of long runs.
-        calm: Play without faults.
+        calm: Play without faults, and let nobody of a push group come or go.
+        preset: Play the workload of this name; empty: the one that is drawn.
     """
 
     first: int = 0
@@ -51,6 +61,7 @@ class Order(msgspec.Struct):
     mutant: int = 0
     is_soak: bool = False
     calm: bool = False
+    preset: str = ""
 
 
 class Report(msgspec.Struct):
@@ -78,8 +89,18 @@ def plan_of(seed: int, order: Order) -> Plan:
             members=3,
             fault_interval_s=SOAK_FAULT_INTERVAL_S,
         )
-    plan = draw_plan(seed, order.duration_s)
-    return plan.with_steps(()) if order.calm else plan
+    if order.preset:
+        workload = simulated_workload(order.preset)
+        plan = draw_plan(seed, order.duration_s, kinds=PRESET_KINDS, workload=workload)
+        if workload.lockers:
+            settings = msgspec.structs.replace(plan.settings, lock_lease_ms=LOCK_LEASE_MS)
+            plan = msgspec.structs.replace(plan, settings=settings)
+    else:
+        plan = draw_plan(seed, order.duration_s)
+    if not order.calm:
+        return plan
+    still = msgspec.structs.replace(plan.workload, push_change_s=0)
+    return msgspec.structs.replace(plan, steps=(), workload=still)
 
 
 def report_of(seed: int, played: Played, cpu_s: float) -> Report:
@@ -120,7 +141,10 @@ def _report(seed: int, order: Order, cpu_s: float) -> Report:
     try:
         played = play(plan_of(seed, order))
     except Exception as error:  # noqa: BLE001  # whatever ends a run is a finding, with its seed
-        text = f"{type(error).__name__}: {error}"
+        first: BaseException = error
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        text = f"{type(first).__name__}: {first}"
         violation = Violation("run broke", "harness", text[:2000], checker="harness")
         spent_s = time.process_time() - cpu_s
         return Report(seed, 0.0, spent_s, [violation], "invalid", "", {}, {}, {}, text[:200])

@@ -155,7 +155,7 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
 async def _serve(config: NamesrvConfig) -> None:
     from commitlog.disk import OsDisk
     from namesrv.server import serve_namesrv
-    from remoting.edge import SystemRng, TcpNetwork, TrioClock
+    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock
 
     await serve_namesrv(
         config,
@@ -164,6 +164,7 @@ async def _serve(config: NamesrvConfig) -> None:
         network=TcpNetwork(),
         disk=OsDisk(),
         tls=listener_tls(config),
+        executor=AdaptiveExecutor(),
     )
 
 

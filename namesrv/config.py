@@ -79,6 +79,15 @@ class NamesrvConfig:
     tls_ca_file: str = _setting(
         "", "server", "tls.server.trustCertPath", "PEM authorities a client's certificate must have"
     )
+    acl_enable: bool = _setting(
+        False,
+        "server",
+        "aclEnable",
+        "every request must be signed by an account of acl_file that may do what it asks",
+    )
+    acl_file: str = _setting(
+        "", "server", "aclFile", "accounts, in TOML or as RocketMQ's plain_acl.yml"
+    )
     kv_config_path: str = _setting(
         "~/namesrv/kvConfig.json", "namesrv", "kvConfigPath", "file of the key-value configuration"
     )
@@ -264,6 +273,24 @@ IGNORED_ROCKETMQ_KEYS: Final = frozenset(
         "useEpollNativeSelector",
         "enableShutdownGracefully",
         "shutdownWaitTimeSeconds",
+        "clientWorkerThreads",
+        "clientCallbackExecutorThreads",
+        "clientOnewaySemaphoreValue",
+        "clientAsyncSemaphoreValue",
+        "connectTimeoutMillis",
+        "channelNotActiveInterval",
+        "clientChannelMaxIdleTimeSeconds",
+        "clientSocketSndBufSize",
+        "clientSocketRcvBufSize",
+        "clientPooledByteBufAllocatorEnable",
+        "clientCloseSocketIfTimeout",
+        "useTLS",
+        "socksProxyConfig",
+        "disableCallbackExecutor",
+        "disableNettyWorkerGroup",
+        "maxReconnectIntervalTimeSeconds",
+        "enableReconnectForGoAway",
+        "enableTransparentRetry",
     }
 )
 """Keys a RocketMQ file may hold that have no meaning here; accepted with a warning."""
@@ -340,6 +367,8 @@ def resolve_config(
             f"tls_mode = '{config.tls_mode}' needs tls_cert_file and tls_key_file "
             f"({sources['tls_mode']})"
         )
+    if config.acl_enable and not config.acl_file:
+        raise ConfigError(f"acl_enable needs acl_file, the accounts ({sources['acl_enable']})")
     return ResolvedConfig(config, sources, warnings)
 
 

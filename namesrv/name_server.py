@@ -77,19 +77,20 @@ class NameServer:
         """Change settings until the next start; all of them or none.
 
         Args:
-            changes: RocketMQ's key → value. A key that has no meaning here is passed over.
+            changes: RocketMQ's key → value.
         Raises:
             SettingLockedError: A key that no client may change.
-            ConfigError: An unknown key, a bad value, or a setting that needs a restart.
+            ConfigError: An unknown key, one without meaning here, a bad value, or a setting that
+                needs a restart.
         """
         values: dict[str, object] = {}
         for key, text in changes.items():
             if key in LOCKED_KEYS:
-                raise SettingLockedError("Can not update config in black list.")
+                raise SettingLockedError(f"Can not update config in black list: {key}")
             setting = BY_ROCKETMQ_KEY.get(key)
             if setting is None:
                 if key in IGNORED_ROCKETMQ_KEYS:
-                    continue
+                    raise ConfigError(f"{key} has no meaning here")
                 raise ConfigError(f"unknown setting '{key}'")
             value = setting.parse(text, key)
             if value != getattr(self.config, setting.name) and not setting.live:

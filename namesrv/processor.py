@@ -13,6 +13,8 @@ from typing import Final
 
 import structlog
 
+from commitlog.errors import ConfigError
+from namesrv.errors import SettingLockedError
 from namesrv.kv_config import ORDER_TOPIC_CONFIG
 from namesrv.name_server import NameServer
 from namesrv.register_body import decode_register_body
@@ -330,10 +332,14 @@ class NameServerProcessor:
 
     # Settings
 
-    def update_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+    def update_config(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """UPDATE_NAMESRV_CONFIG: change settings until the next start, all of them or none."""
         changes = read_properties(_text_body(asked))
-        self._name_server.update_settings(changes)
+        try:
+            self._name_server.update_settings(changes)
+        except (ConfigError, SettingLockedError) as error:
+            _log.warning("setting_refused", error=str(error), peer=connection.peer_address[0])
+            raise
         _log.info("settings_updated", **changes)
         return response_to(asked)
 

@@ -111,9 +111,9 @@ class RouteInfoManager:
         broker_expiry_ms: Silence after which a broker is removed that named no time of its own.
         on_route_change: Called with the topics whose route may have changed, within the change.
     Invariant: every address in ``broker_addr_table`` has one entry in ``broker_live_table`` and
-        the other way round; every broker name in ``topic_queue_table`` and ``cluster_addr_table``
-        is in ``broker_addr_table``; ``filter_server_table`` holds live addresses only; no table
-        holds an empty collection.
+        the other way round; every broker name in ``topic_queue_table``, ``cluster_addr_table``
+        and ``drained`` is in ``broker_addr_table``; ``filter_server_table`` holds live addresses
+        only; no table holds an empty collection.
     """
 
     def __init__(
@@ -133,6 +133,8 @@ class RouteInfoManager:
         self.cluster_addr_table: dict[str, set[str]] = {}
         self.broker_live_table: dict[BrokerKey, BrokerLiveInfo] = {}
         self.filter_server_table: dict[BrokerKey, tuple[str, ...]] = {}
+        self.drained: set[str] = set()
+        """Broker names whose topics take no messages, whatever their brokers register."""
 
     # Changes by brokers
 
@@ -266,11 +268,18 @@ class RouteInfoManager:
     # Changes by operators
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Take the write permission from a broker's topics and return how many it serves."""
+        """Take the write permission from a broker's topics and return how many it serves.
+
+        It stays away while the broker is registered: also when another member leads, and for
+        topics that are made or changed later.
+        """
+        if broker_name in self.broker_addr_table:
+            self.drained.add(broker_name)
         return self._change_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
         """Give a broker's topics read and write permission and return how many it serves."""
+        self.drained.discard(broker_name)
         return self._change_perm(broker_name, lambda perm: perm | PERM_READ | PERM_WRITE)
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
@@ -293,8 +302,10 @@ class RouteInfoManager:
         datas = {data.broker_name: data for data in queue_datas}
         if not datas or not datas.keys() <= self.broker_addr_table.keys():
             return False
-        for data in datas.values():
+        for name, data in datas.items():
             _check_numbers(topic, data)
+            if name in self.drained:
+                datas[name] = _with_perm(data, data.perm & ~PERM_WRITE)
         if topic not in self.topic_queue_table and len(self.topic_queue_table) >= MAX_TOPICS:
             raise RegistrationRefusedError(f"there are {MAX_TOPICS} topics already")
         self.topic_queue_table.setdefault(topic, {}).update(datas)
@@ -424,12 +435,13 @@ class RouteInfoManager:
     def _update_topics(self, registration: Registration) -> None:
         name = registration.broker_name
         changed: list[str] = []
+        allowed = ~PERM_WRITE if name in self.drained else ~0
         for topic, config in registration.topics.items():
             data = QueueData(
                 broker_name=name,
                 read_queue_nums=config.read_queue_nums,
                 write_queue_nums=config.write_queue_nums,
-                perm=config.perm,
+                perm=config.perm & allowed,
                 topic_sys_flag=config.topic_sys_flag,
             )
             queues = self.topic_queue_table.setdefault(topic, {})
@@ -482,6 +494,7 @@ class RouteInfoManager:
             touched.add(live.broker_name)
             if not addrs:
                 ended.add(live.broker_name)
+                self.drained.discard(live.broker_name)
                 del self.broker_addr_table[live.broker_name]
                 names = self.cluster_addr_table[key.cluster_name]
                 names.discard(live.broker_name)

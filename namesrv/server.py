@@ -8,12 +8,15 @@ import structlog
 import trio
 
 from commitlog.seams import Disk
+from namesrv.access_rules import NAMESRV_RULES
 from namesrv.config import NamesrvConfig
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
+from remoting.access.account_store import AccountStore
+from remoting.access.gate import AccessGate
 from remoting.connection import ConnectionLimits
 from remoting.processor import Limiter, ProcessorTable
-from remoting.seams import Clock, Network, Rng, ServerTls
+from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer, ServerLimits
 
 MAX_OPEN_REQUESTS: Final = 1024
@@ -31,6 +34,7 @@ async def serve_namesrv(
     network: Network,
     disk: Disk,
     tls: ServerTls | None = None,
+    executor: Executor | None = None,
     task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a NameServer until cancelled. `nursery.start` gets the address it listens on.
@@ -38,15 +42,19 @@ async def serve_namesrv(
     Args:
         rng: Part of the world every daemon is handed; a NameServer decides nothing by chance.
         tls: TLS of the listener, loaded from the files that *config* names.
+        executor: Reads the account file again; without one it counts as it was at the start.
     Raises:
-        ConfigError: The key-value file is damaged; nothing was started.
+        ConfigError: The key-value file is damaged, or the account file is; nothing was started.
         OSError: The address cannot be bound; nothing was started.
     Cancellation: Every connection is closed at once. Nothing is lost: key-values are on disk when
         they are acknowledged, and brokers register with a NameServer again when it is back.
     """
     name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
+    accounts = AccountStore(disk, config.acl_file) if config.acl_enable else None
     processors = ProcessorTable()
+    if accounts is not None:
+        processors = ProcessorTable(AccessGate(accounts, NAMESRV_RULES, clock).guard)
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         processors.register(code, handler, limiter)
@@ -62,6 +70,8 @@ async def serve_namesrv(
             not_bound = error
         else:
             nursery.start_soon(_scan_forever, config, clock, processor)
+            if accounts is not None and executor is not None:
+                nursery.start_soon(accounts.keep_reading, clock, executor)
             _log.info("namesrv_started", host=address[0], port=address[1])
             task_status.started(address)
     if not_bound is not None:  # out here it is not wrapped in a group

@@ -14,6 +14,7 @@ from remoting.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
 from remoting.errors import ConnectFailedError
 from remoting.processor import ProcessorTable
 from remoting.protocol.command import RemotingCommand
+from remoting.protocol.signature import Credentials
 from remoting.seams import Network
 
 CONNECT_TIMEOUT_S: Final = 3.0
@@ -32,10 +33,12 @@ class RemotingClient:
         limits: ConnectionLimits = DEFAULT_LIMITS,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Prepare a client; nothing is connected yet.
 
         Args:
+            credentials: Every request is signed with them; None: none is.
             nursery: Connections are served in it; `close` or its cancellation ends them.
             processors: Answers requests that servers send; None refuses them all.
         """
@@ -45,6 +48,7 @@ class RemotingClient:
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
+        self._sign = None if credentials is None else credentials.sign
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, trio.Lock] = {}
         self._closed = False
@@ -119,7 +123,9 @@ class RemotingClient:
                     )
                 except OSError as error:
                     raise ConnectFailedError(f"{failed}: {error}") from error
-                connection = Connection(stream, self._processors, limits=self._limits)
+                connection = Connection(
+                    stream, self._processors, limits=self._limits, sign=self._sign
+                )
                 connection.on_close.append(lambda ended: self._forget(address, ended))
                 self._connections[address] = connection
                 self._nursery.start_soon(connection.run)
@@ -164,6 +170,7 @@ async def open_client(
     limits: ConnectionLimits = DEFAULT_LIMITS,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     tls: ssl.SSLContext | None = None,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[RemotingClient]:
     """Give a client with a nursery of its own; leaving the block closes its connections."""
     async with trio.open_nursery() as nursery:
@@ -174,6 +181,7 @@ async def open_client(
             limits=limits,
             connect_timeout_s=connect_timeout_s,
             tls=tls,
+            credentials=credentials,
         )
         try:
             yield client

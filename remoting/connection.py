@@ -109,10 +109,12 @@ class Connection:
         *,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         after_batch: Callable[[], None] | None = None,
+        sign: Callable[[RemotingCommand], None] | None = None,
     ) -> None:
         """Wrap *stream*, which the connection owns from now on.
 
         Args:
+            sign: Called with every request of ours before it is sent.
             after_batch: Called when every whole frame of one received chunk has been given to its
                 handler, before anything else runs.
         """
@@ -124,6 +126,7 @@ class Connection:
         self._processors = processors
         self._limits = limits
         self._after_batch = after_batch
+        self._sign = sign
         self._decoder = FrameDecoder(limits.max_frame_bytes)
         self._nursery: trio.Nursery | None = None
         self._closed = False
@@ -224,6 +227,8 @@ class Connection:
         opaque = self._new_opaque()
         command.opaque = opaque
         command.flag &= ~(FLAG_RESPONSE | FLAG_ONEWAY)
+        if self._sign is not None:
+            self._sign(command)
         call = _Call(self._queued_total)
         self._send(command)
         self._calls[opaque] = call
@@ -240,6 +245,8 @@ class Connection:
         self._refuse_when_full()
         command.opaque = self._new_opaque()
         command.flag = command.flag & ~FLAG_RESPONSE | FLAG_ONEWAY
+        if self._sign is not None:
+            self._sign(command)
         self._send(command)
 
     def _refuse_when_full(self) -> None:

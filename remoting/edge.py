@@ -1,4 +1,4 @@
-"""The real world behind the seams: clock, randomness, TCP, worker threads, TLS files.
+"""The real world behind the seams: clock, randomness, TCP, worker threads, TLS files, memory.
 
 The only module of this package that may touch time, randomness, sockets and threads.
 """
@@ -6,6 +6,7 @@ The only module of this package that may touch time, randomness, sockets and thr
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 import ssl
@@ -66,6 +67,11 @@ _GONE_ERRORS: Final = frozenset(
 )
 
 _log = structlog.get_logger()
+
+
+def memory_bytes() -> int:
+    """Return how much memory this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class TrioClock:
@@ -407,6 +413,32 @@ class AdaptiveExecutor:
         return await trio.to_thread.run_sync(timed, limiter=known.limiter)
 
 
+class ThreadExecutor:
+    """Runs blocking work in worker threads, always: for work that belongs to somebody else.
+
+    One thread per kind, as in `AdaptiveExecutor`; nothing is measured, and nothing of somebody
+    else's runs on the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._limiters: dict[str, trio.CapacityLimiter] = {}
+
+    def runs_inline(self, kind: str) -> bool:
+        """Tell that it never does."""
+        return False
+
+    def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* here and now, because the caller says so."""
+        return work()
+
+    async def run(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* to its end in a thread and return its result; errors pass through."""
+        limiter = self._limiters.get(kind)
+        if limiter is None:
+            limiter = self._limiters[kind] = trio.CapacityLimiter(THREADS_PER_KIND)
+        return await trio.to_thread.run_sync(work, limiter=limiter)
+
+
 def server_tls(
     mode: TlsMode,
     *,
@@ -429,13 +461,18 @@ def server_tls(
         return ServerTls("permissive")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert_file, key_file)
+        context.load_cert_chain(cert_file, key_file, _no_password)
         if client_ca_file is not None:
             context.load_verify_locations(client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"cannot load TLS files {cert_file}, {key_file}: {error}") from error
     return ServerTls(mode, context)
+
+
+def _no_password() -> str:
+    """Stand in for the prompt that would stop a daemon: an encrypted key cannot be read."""
+    return ""
 
 
 def client_tls(
@@ -456,7 +493,7 @@ def client_tls(
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
-            context.load_cert_chain(cert_file, key_file)
+            context.load_cert_chain(cert_file, key_file, _no_password)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"cannot load TLS files {ca_file}, {cert_file}: {error}") from error
     if not verify:

@@ -12,7 +12,8 @@
     │   ├── ConnectionLostError     the connection ended; `sent` says whether the request had left
     │   ├── RequestTimedOutError    the deadline passed with the request handed to the socket
     │   └── TooManyInFlightError    a named limit of this side was reached; nothing was sent
-    └── BusyError                   a named limit of the server was reached; nothing was stored
+    ├── BusyError                   a named limit of the server was reached; nothing was stored
+    └── AccessRefusedError          who asks may not; nothing was done
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from commitlog.errors import (
 )
 
 __all__ = [
+    "AccessRefusedError",
     "BadRequestError",
     "BusyError",
     "ConnectFailedError",
@@ -94,3 +96,13 @@ class BusyError(MQError):
     """A named limit of the server was reached; nothing was stored. Retry later."""
 
     retriable = True
+
+
+class AccessRefusedError(MQError):
+    """Who asks has not proved who it is, or may not do this. Nothing was done, nothing stored.
+
+    The text is what RocketMQ answers: its clients and people know it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"org.apache.rocketmq.acl.common.AclException: {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
@@ -68,8 +68,15 @@ class Processor(NamedTuple):
 class ProcessorTable:
     """Request code → processor. Both ends of a connection have one."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Callable[[int, Handler], Handler] | None = None) -> None:
+        """Make an empty table.
+
+        Args:
+            guard: Gets code and handler of everything that is registered and returns the handler
+                that is called instead; None: handlers are called as they are.
+        """
         self._processors: dict[int, Processor] = {}
+        self._guard = guard
 
     def register(self, code: int, handler: Handler, limiter: Limiter) -> None:
         """Let *handler* answer requests with *code*.
@@ -79,11 +86,21 @@ class ProcessorTable:
         """
         if code in self._processors:
             raise ConfigError(f"request code {code} has a handler already")
+        if self._guard is not None:
+            handler = self._guard(int(code), handler)
         self._processors[int(code)] = Processor(handler, limiter)
 
     def get(self, code: int) -> Processor | None:
         """Return the processor for *code*, None when the code is not supported."""
         return self._processors.get(code)
+
+    def without(self, codes: Collection[int]) -> ProcessorTable:
+        """Return a table of the same processors but those of *codes*; limits are shared."""
+        table = ProcessorTable()
+        table._processors = {
+            code: processor for code, processor in self._processors.items() if code not in codes
+        }
+        return table
 
     def codes(self) -> frozenset[int]:
         """Return the codes that have a handler."""

@@ -87,6 +87,9 @@ async def produce(
     duration: Annotated[float, Parameter(help="Seconds, after one second of warming up.")] = 10.0,
     queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
     topic: str = "bench",
+    idempotent: Annotated[
+        bool, Parameter(negative="--no-idempotent", help="Number the sends, as the SDK does.")
+    ] = True,
     namesrv: BenchNamesrv = None,
     folder: ClusterFolder = None,
     set_: ClusterSettings = None,
@@ -99,7 +102,7 @@ async def produce(
     from dledger.cli.bench_load import ProduceLoad, bench_produce
 
     _positive(size=size, inflight=inflight, batch=batch, duration=duration, queues=queues)
-    load = ProduceLoad(topic, size, inflight, batch, duration, queues)
+    load = ProduceLoad(topic, size, inflight, batch, duration, queues, idempotent)
     result = await bench_produce(_target(namesrv, folder, set_), load, note)
     print_result("", result, output)
     return ExitCode.OK

@@ -15,7 +15,7 @@ import trio
 
 from client.client_instance import ClientInstance
 from client.message import Message
-from client.producer import Producer
+from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
 from commitlog.errors import MQError
@@ -91,6 +91,7 @@ class ProduceLoad:
     batch: int = 1
     duration_s: float = 10.0
     queues: int = 4
+    idempotent: bool = True
 
 
 @dataclass(slots=True)
@@ -140,7 +141,8 @@ async def bench_produce(
     """
     async with cluster_for_bench(target, tell) as addresses:
         await create_topic(addresses, load.topic, queues=load.queues)
-        async with open_client(addresses) as client, Producer(client, "bench") as producer:
+        config = ProducerConfig(idempotent=load.idempotent)
+        async with open_client(addresses) as client, Producer(client, "bench", config) as producer:
             begin = time.perf_counter() + WARM_UP_S
             tally = _Tally(begin, begin + load.duration_s)
             tell(f"{load.inflight} outstanding sends of {load.batch} x {load.size} bytes")

@@ -16,11 +16,22 @@ import trio
 from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
+from dledger.cli.open_files import connections_allowed, raise_open_files
 from dledger.cli.output import ExitCode
 from dledger.config import BrokerConfig, ConfigFile, load_config
 from remoting.seams import Clock
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
+app.command(
+    "dledger.cli.write_perm_command:wipe_write_perm",
+    name="wipe-write-perm",
+    help="Let producers leave a broker group.",
+)
+app.command(
+    "dledger.cli.write_perm_command:add_write_perm",
+    name="add-write-perm",
+    help="Let producers come back to a broker group.",
+)
 
 
 def read_files(paths: Sequence[Path]) -> list[ConfigFile]:
@@ -135,7 +146,7 @@ async def serve_process(
     from commitlog.disk import OsDisk
     from dledger.broker import serve_broker
     from dledger.logs import configure_logs
-    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock
+    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock, memory_bytes
 
     configure_logs(
         form=log_form or ("text" if sys.stderr.isatty() else "json"),
@@ -150,7 +161,7 @@ async def serve_process(
         "settings",
         **{path: f"{value} ({source})" for path, value, source in config.settings()},
     )
-    config = await _with_addresses(config)
+    config = _with_room_for_files(await _with_addresses(config))
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
@@ -164,10 +175,27 @@ async def serve_process(
                 executor=AdaptiveExecutor(),
                 stop=stop,
                 pid=os.getpid(),
+                memory_bytes=memory_bytes(),
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")
     return ExitCode.OK
+
+
+def _with_room_for_files(config: BrokerConfig) -> BrokerConfig:
+    """Take fewer connections where the machine's limit would leave no descriptors for files."""
+    server, open_files = config.server, raise_open_files()
+    allowed = connections_allowed(server.max_connections, open_files)
+    if allowed == server.max_connections:
+        return config
+    structlog.get_logger().warning(
+        "fewer_connections",
+        open_files=open_files,
+        max_connections=allowed,
+        configured=server.max_connections,
+        next_step="raise the hard limit of open files (ulimit -Hn) of this process",
+    )
+    return replace(config, server=msgspec.structs.replace(server, max_connections=allowed))
 
 
 async def _with_addresses(config: BrokerConfig) -> BrokerConfig:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,13 @@ STOP_TIMEOUT_S = 15.0
 """A clean stop drains and flushes; after this the process is killed."""
 
 POLL_S = 0.05
+
+DEFAULT_GROUP = "broker-a"
+
+GROUP_LETTERS = "abcdefgh"
+
+MAX_GROUPS = len(GROUP_LETTERS)
+"""Three processes each: more would only be slow on one machine."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -63,6 +70,8 @@ class Node:
     store_path: Path | None = None
     config_path: Path | None = None
     module: str = "dledger.cli.child"
+    group: str = DEFAULT_GROUP
+    """Of a broker: what clients see as its name."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -85,7 +94,7 @@ class Node:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """A NameServer and the brokers of one group. Get it from `local_cluster`."""
+    """A NameServer and the brokers of one group or of several. Get it from `local_cluster`."""
 
     folder: Path
     namesrv: Node
@@ -95,6 +104,15 @@ class LocalCluster:
     def namesrv_address(self) -> str:
         """``host:port`` for clients."""
         return self.namesrv.address
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the broker groups."""
+        return list(dict.fromkeys(node.group for node in self.brokers.values()))
+
+    def members(self, group: str) -> list[str]:
+        """Return the names of the brokers of a group."""
+        return [name for name, node in self.brokers.items() if node.group == group]
 
     @property
     def nodes(self) -> list[Node]:
@@ -169,26 +187,39 @@ class LocalCluster:
                     nursery.start_soon(ask, node)
         return {name: found[name] for name in self.brokers if name in found}
 
-    async def leader(self) -> str | None:
-        """Return the name of the broker that leads and serves, in the newest term; or None."""
+    async def leader(self, group: str | None = None) -> str | None:
+        """Return the name of the broker that leads and serves, in the newest term; or None.
+
+        Args:
+            group: Of which group; the first one otherwise.
+        """
+        return self._leader_of(group or self.groups[0], await self.statuses())
+
+    def _leader_of(self, group: str, statuses: Mapping[str, Mapping[str, object]]) -> str | None:
         leading = [
-            (_number(status, "term"), name)
-            for name, status in (await self.statuses()).items()
-            if status.get("serving")
+            (_number(statuses[name], "term"), name)
+            for name in self.members(group)
+            if statuses.get(name, {}).get("serving")
         ]
         return max(leading)[1] if leading else None
 
     async def wait_leader(
-        self, *, other_than: str | None = None, timeout_s: float = HEALTHY_TIMEOUT_S
+        self,
+        *,
+        other_than: str | None = None,
+        group: str | None = None,
+        timeout_s: float = HEALTHY_TIMEOUT_S,
     ) -> str:
         """Return the leader as soon as there is one.
 
+        Args:
+            group: Of which group; the first one otherwise.
         Raises:
             CliError: None within *timeout_s*, or a broker that should run has ended.
         """
         with trio.move_on_after(timeout_s):
             while True:
-                name = await self.leader()
+                name = await self.leader(group)
                 if name is not None and name != other_than:
                     return name
                 self._complain_about_the_dead()
@@ -204,7 +235,12 @@ class LocalCluster:
         target: int | None = None
         with trio.move_on_after(timeout_s):
             while True:
-                statuses = await self.statuses()
+                mine = self.members(self.brokers[name].group)
+                statuses = {
+                    other: status
+                    for other, status in (await self.statuses()).items()
+                    if other in mine
+                }
                 if target is None and statuses:
                     target = max(_number(status, "commit_index") for status in statuses.values())
                 applied = _number(statuses.get(name, {}), "applied_index")
@@ -218,14 +254,14 @@ class LocalCluster:
         )
 
     async def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> str:
-        """Wait until all started brokers answer, one leads and the NameServer knows it.
+        """Wait until all started brokers answer, each group has a leader, the NameServer knows it.
 
         Returns:
-            The name of the leader.
+            The name of the leader, of the first group's where there are several.
         Raises:
             CliError: Not within *timeout_s*; says what is missing.
         """
-        from dledger.cli.probe import namesrv_leader
+        from dledger.cli.probe import namesrv_leaders
 
         missing = "nothing answered"
         with trio.move_on_after(timeout_s):
@@ -233,25 +269,36 @@ class LocalCluster:
                 self._complain_about_the_dead()
                 statuses = await self.statuses()
                 running = [name for name, node in self.brokers.items() if node.running]
-                leader = await self.leader()
-                known = await namesrv_leader(self.namesrv.address, timeout_s=1.0)
+                known = await namesrv_leaders(self.namesrv.address, timeout_s=1.0)
                 silent = sorted(set(running) - set(statuses))
-                behind = _behind(statuses)
                 if silent:
                     missing = f"{', '.join(silent)} do not answer"
-                elif leader is None:
-                    missing = "no broker leads"
-                elif known != self.brokers[leader].address:
-                    missing = f"the NameServer knows {known or 'nobody'} as leader"
-                elif behind:
-                    missing = f"{', '.join(behind)} are behind"
                 else:
-                    return leader
+                    missing = self._what_is_missing(statuses, known)
+                if not missing:
+                    return self._leader_of(self.groups[0], statuses) or ""
                 await trio.sleep(POLL_S)
         raise CliError(
             f"not healthy within {timeout_s:.0f} s: {missing}",
             next_step=f"see the logs in {self.folder}",
         )
+
+    def _what_is_missing(
+        self, statuses: Mapping[str, Mapping[str, object]], known: Mapping[str, str]
+    ) -> str:
+        """Return why a client could not use every group now; nothing when it could."""
+        for group in self.groups:
+            leader = self._leader_of(group, statuses)
+            behind = _behind(
+                {name: statuses[name] for name in self.members(group) if name in statuses}
+            )
+            if leader is None:
+                return f"no broker of {group} leads"
+            if known.get(group) != self.brokers[leader].address:
+                return f"the NameServer knows {known.get(group, 'nobody')} as leader of {group}"
+            if behind:
+                return f"{', '.join(behind)} are behind"
+        return ""
 
     def _node(self, name: str) -> Node:
         if name == self.namesrv.name:
@@ -313,7 +360,8 @@ def lay_out(
     brokers: int = 3,
     settings: Mapping[str, object] | None = None,
     ports: Sequence[int] | None = None,
-    group: str = "broker-a",
+    group: str = DEFAULT_GROUP,
+    groups: int = 1,
 ) -> LocalCluster:
     """Write the configuration files of a cluster and return it; nothing is started.
 
@@ -321,11 +369,23 @@ def lay_out(
         folder: Holds configuration, data and log files. With those of an earlier cluster in it
             the ports stay as they were and the data is used again.
         settings: ``table.name`` to value, for every broker.
+        brokers: Members of each group.
         ports: NameServer, then client port and peer port of each broker; free ones otherwise.
+        group: Name of the group, where there is one.
+        groups: How many; with more than one they are `broker-a`, `broker-b` and so on, and their
+            members `a0`, `a1`, …, `b0`, ….
     """
+    if not 1 <= groups <= MAX_GROUPS:
+        raise CliError(f"from 1 to {MAX_GROUPS} groups", exit_code=ExitCode.USAGE)
     folder.mkdir(parents=True, exist_ok=True)
-    count = 1 + 2 * brokers
-    namesrv_port, *rest = ports or _ports_before(folder, brokers) or free_ports(count)
+    members = {
+        letter if groups > 1 else "n": f"broker-{letter}" if groups > 1 else group
+        for letter in GROUP_LETTERS[:groups]
+    }
+    all_names = [f"{letter}{number}" for letter in members for number in range(brokers)]
+    namesrv_port, *rest = (
+        ports or _ports_before(folder, all_names) or free_ports(1 + 2 * len(all_names))
+    )
     namesrv_config = folder / "namesrv.toml"
     namesrv_config.write_text(
         "[server]\n"
@@ -344,8 +404,24 @@ def lay_out(
             config_path=namesrv_config,
         ),
     )
-    names = [f"n{number}" for number in range(brokers)]
-    peers = ";".join(f"{name}-127.0.0.1:{rest[2 * place + 1]}" for place, name in enumerate(names))
+    for letter, name in members.items():
+        own = [each for each in all_names if each[0] == letter]
+        own_ports, rest = rest[: 2 * brokers], rest[2 * brokers :]
+        for node in _lay_out_group(cluster, name, own, own_ports, settings or {}):
+            cluster.brokers[node.name] = node
+    return cluster
+
+
+def _lay_out_group(
+    cluster: LocalCluster,
+    group: str,
+    names: Sequence[str],
+    ports: Sequence[int],
+    settings: Mapping[str, object],
+) -> Iterator[Node]:
+    """Write the configuration files of one group's members and yield them."""
+    folder = cluster.folder
+    peers = ";".join(f"n{place}-127.0.0.1:{ports[2 * place + 1]}" for place in range(len(names)))
     for place, name in enumerate(names):
         store = folder / name / "store"
         values: dict[str, object] = {
@@ -353,35 +429,36 @@ def lay_out(
             "broker.broker_name": group,
             "broker.namesrv_addr": cluster.namesrv_address,
             "server.listen_host": "127.0.0.1",
-            "server.listen_port": rest[2 * place],
+            "server.listen_port": ports[2 * place],
             "store.path_root_dir": str(store),
             "raft.group": group,
-            "raft.self_id": name,
+            "raft.self_id": f"n{place}",
             "raft.peers": peers,
-            **(settings or {}),
+            **settings,
         }
         config_path = folder / f"{name}.toml"
         config_path.write_text(settings_document(values))
-        cluster.brokers[name] = Node(
+        yield Node(
             name,
-            f"127.0.0.1:{rest[2 * place]}",
+            f"127.0.0.1:{ports[2 * place]}",
             ("broker", "-c", str(config_path), "--log-form", "json"),
             folder / f"{name}.log",
             store_path=store,
             config_path=config_path,
+            group=group,
         )
-    return cluster
 
 
-def _ports_before(folder: Path, brokers: int) -> list[int] | None:
+def _ports_before(folder: Path, names: Sequence[str]) -> list[int] | None:
     """Return the ports of the cluster that this folder held, None when it held none."""
     try:
         namesrv = tomllib.loads((folder / "namesrv.toml").read_text())
         ports: list[int] = [namesrv["server"]["listen_port"]]
-        for number in range(brokers):
-            config = tomllib.loads((folder / f"n{number}.toml").read_text())
-            peers = config["raft"]["peers"].split(";")
-            ports += [config["server"]["listen_port"], int(peers[number].rpartition(":")[2])]
+        for name in names:
+            config = tomllib.loads((folder / f"{name}.toml").read_text())
+            peers = dict(peer.split("-", 1) for peer in config["raft"]["peers"].split(";"))
+            peer = peers[config["raft"]["self_id"]]
+            ports += [config["server"]["listen_port"], int(peer.rpartition(":")[2])]
     except FileNotFoundError:
         return None
     return ports
@@ -392,6 +469,7 @@ async def local_cluster(
     folder: Path,
     *,
     brokers: int = 3,
+    groups: int = 1,
     settings: Mapping[str, object] | None = None,
     ports: Sequence[int] | None = None,
     wait: bool = True,
@@ -401,6 +479,8 @@ async def local_cluster(
 
     Args:
         folder: Where everything is kept; it is not removed.
+        brokers: Members of each group.
+        groups: Broker groups.
         settings: ``table.name`` to value, for every broker.
         wait: Enter only when the cluster is healthy.
         progress: Told in a few words what is being waited for.
@@ -408,10 +488,10 @@ async def local_cluster(
         CliError: It did not become healthy; the message says why and where the logs are.
     Cancellation: The processes are stopped cleanly first.
     """
-    cluster = lay_out(folder, brokers=brokers, settings=settings, ports=ports)
+    cluster = lay_out(folder, brokers=brokers, settings=settings, ports=ports, groups=groups)
     try:
         if progress:
-            progress(f"starting a NameServer and {brokers} brokers in {folder}")
+            progress(f"starting a NameServer and {len(cluster.brokers)} brokers in {folder}")
         for node in cluster.nodes:
             await cluster.start(node.name)
         if wait:

@@ -6,8 +6,9 @@ by the entry-point group ``dledger.commands``, so that nothing imports upwards.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.metadata import entry_points, version
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -28,19 +29,33 @@ COMMANDS = (
     ("topic", "dledger.cli.topic_command:app", LOOK, "List, create, show and delete topics."),
     ("send", "dledger.cli.message_command:send", MESSAGES, "Send messages."),
     ("consume", "dledger.cli.message_command:consume", MESSAGES, "Print messages of a topic."),
-    ("msg", "dledger.cli.message_command:msg", MESSAGES, "Look at one message."),
+    ("dlq", "dledger.cli.dlq_command:app", MESSAGES, "Look at dead letters, give them back."),
+    ("config", "dledger.cli.config_command:app", LOOK, "Settings of running daemons."),
+    ("acl", "dledger.cli.acl_command:app", LOOK, "Accounts in an account file."),
+    ("msg", "dledger.cli.message_command:msg", MESSAGES, "Look at messages."),
     ("log", "dledger.cli.log_command:app", CHECK, "Check the data folder of a stopped broker."),
     ("bench", "dledger.cli.bench_command:app", CHECK, "Measure sending, consuming and storing."),
     ("demo", "dledger.cli.demo_command:demo", CHECK, "Kill a leader under load and check."),
 )
 
+ABOUT = (
+    "A message broker in which every broker group is one Raft log. Where daemons check who asks:"
+    " dledger --credentials FILE COMMAND, and --tls-ca-file FILE where they talk TLS; see"
+    " docs/guide/access.md."
+)
+
 OTHER_PACKAGES = "dledger.commands"
-ABOUT_OTHERS = {"namesrv": "Run one NameServer."}
+ABOUT_OTHERS = {
+    "namesrv": "Run one NameServer.",
+    "check": "Judge the history of a run, of any length.",
+    "audit": "Compare the data folders of replicas, up to the commit point.",
+    "history": "Make histories into tables, and tables for a test.",
+}
 
 
 def build_app() -> App:
     """Return the whole command tree; nothing below the first level is imported yet."""
-    app = _app("dledger", "A message broker in which every broker group is one Raft log.")
+    app = _app("dledger", ABOUT)
     for name, target, group, about in COMMANDS:
         app.command(target, name=name, help=about, group=group)
     for entry in sorted(entry_points(group=OTHER_PACKAGES)):
@@ -64,7 +79,8 @@ def run(app: App, tokens: Sequence[str]) -> int:
     try:
         result = app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        note(f"error: {_one_line(str(error))}; see {app.name[0]} --help")
+        chain = " ".join((app.name[0], *(error.command_chain or ())))
+        note(f"error: {_one_line(str(error)).removesuffix('.')}; see {chain} --help")
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return 130
@@ -121,9 +137,38 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+BEFORE_THE_COMMAND = {
+    "--credentials": "DLEDGER_CREDENTIALS",
+    "--tls-ca-file": "DLEDGER_TLS_CA_FILE",
+}
+"""Options of ``dledger`` itself → the variable of `client.access` that they set."""
+
+
+def take_access_options(tokens: Sequence[str], environment: MutableMapping[str, str]) -> list[str]:
+    """Put what stands before the command into the environment; return the rest.
+
+    Raises:
+        CliError: An option without its value; a usage error.
+    """
+    rest = list(tokens)
+    while rest and (name := rest[0].partition("=")[0]) in BEFORE_THE_COMMAND:
+        option, equals, value = rest.pop(0).partition("=")
+        if not equals:
+            if not rest:
+                raise CliError(f"{option} needs a file", exit_code=ExitCode.USAGE)
+            value = rest.pop(0)
+        environment[BEFORE_THE_COMMAND[name]] = value
+    return rest
+
+
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run ``dledger``."""
-    return run(build_app(), sys.argv[1:] if tokens is None else tokens)
+    try:
+        rest = take_access_options(sys.argv[1:] if tokens is None else tokens, os.environ)
+    except CliError as error:
+        note(f"error: {error}")
+        return error.exit_code
+    return run(build_app(), rest)
 
 
 def broker_main(tokens: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,9 @@ from dledger.cli.output import (
     ExitCode,
     Namesrv,
     Output,
+    RowsOutput,
     addresses,
+    print_csv,
     print_json,
     print_table,
     show,
@@ -27,11 +29,12 @@ if TYPE_CHECKING:
     from client.message import MessageExt
     from client.pull_consumer import PullConsumer
     from client.route import MessageQueue
+    from client.subscription_expression import SubscriptionExpression
 
 PULL_MESSAGES = 500
 BODY_SHOWN_CHARS = 200
 
-msg = App(name="msg", help="Look at one message.", backend="trio")
+msg = App(name="msg", help="Look at messages.", backend="trio")
 
 
 async def send(
@@ -43,6 +46,7 @@ async def send(
         tuple[str, ...] | None, Parameter(name="--property", help="name=value; may come often.")
     ] = None,
     delay_level: Annotated[int, Parameter(help="1 to 18: deliver after 1 s to 2 h.")] = 0,
+    delay: Annotated[float, Parameter(help="Deliver after so many seconds.")] = 0.0,
     queue: Annotated[int | None, Parameter(help="Queue id; the next one in turn.")] = None,
     count: Annotated[int, Parameter(help="Send each that often.")] = 1,
     namesrv: Namesrv = DEFAULT_NAMESRV,
@@ -85,6 +89,7 @@ async def send(
                     keys=key,
                     properties=properties or None,
                     delay_level=delay_level,
+                    delay_ms=round(delay * 1000),
                 )
                 if chosen is None:
                     result = await producer.send(message)
@@ -98,6 +103,7 @@ async def send(
                         "broker": result.message_queue.broker_name,
                         "queue": result.message_queue.queue_id,
                         "offset": result.queue_offset,
+                        "recall_handle": result.recall_handle,
                     }
                 )
     show(output, "", rows, ("status", "message_id", "broker", "queue", "offset"))
@@ -132,6 +138,9 @@ async def consume(
     ] = "earliest",
     queue: Annotated[int | None, Parameter(help="This queue only.")] = None,
     tag: Annotated[str, Parameter(help="Tags, a || b; all otherwise.")] = "*",
+    sql: Annotated[
+        str, Parameter(help="SQL92 over properties, e.g. \"region = 'EU' AND amount > 5\".")
+    ] = "",
     max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many.")] = None,
     follow: Annotated[
         bool, Parameter(name=["--follow", "-f"], help="Wait for more until Ctrl-C.")
@@ -141,8 +150,16 @@ async def consume(
 ) -> int:
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
     from client.pull_consumer import PullConsumer
+    from client.subscription_expression import SubscriptionExpression
     from dledger.cli.sdk import open_client
 
+    if sql and tag != "*":
+        raise CliError(
+            "--tag and --sql exclude each other",
+            next_step="write the tag into the expression: TAGS = '…'",
+            exit_code=ExitCode.USAGE,
+        )
+    wanted = SubscriptionExpression.by_sql(sql) if sql else SubscriptionExpression.by_tag(tag)
     if from_ not in ("earliest", "latest") and not from_.isdecimal():
         raise CliError("--from: earliest, latest or an offset", exit_code=ExitCode.USAGE)
     printer = _Printer(output, max_)
@@ -162,7 +179,7 @@ async def consume(
         async with trio.open_nursery() as nursery:
             printer.scope = nursery.cancel_scope
             for found in queues:
-                nursery.start_soon(_read, consumer, found, from_, tag, follow, printer)
+                nursery.start_soon(_read, consumer, found, from_, wanted, follow, printer)
     return ExitCode.OK
 
 
@@ -170,7 +187,7 @@ async def _read(
     consumer: PullConsumer,
     queue: MessageQueue,
     start: str,
-    tag: str,
+    wanted: SubscriptionExpression,
     follow: bool,
     printer: _Printer,
 ) -> None:
@@ -182,10 +199,7 @@ async def _read(
         if start.isdecimal():
             offset = max(offset, int(start))
     while follow or offset < end:
-        if follow:
-            pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES, tags=tag)
-        else:
-            pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES, tags=tag)
+        pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES, tags=wanted)
         for message in pulled.messages:
             if not follow and message.queue_offset >= end:
                 break
@@ -260,6 +274,9 @@ def show_message(row: Mapping[str, Any], output: str) -> None:
     if output == "json":
         print_json(dict(row))
         return
+    if output == "csv":
+        print_csv(list(row), [row])
+        return
     print_table("", ["what", "value"], [[name.replace("_", " "), row[name]] for name in row])
 
 
@@ -272,7 +289,7 @@ async def by_offset(
     *,
     broker: Annotated[str | None, Parameter(help="Broker name, when there are several.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-    output: Output = "table",
+    output: RowsOutput = "table",
 ) -> int:
     """Show the message at an offset of a queue."""
     from client.pull_consumer import PullConsumer
@@ -311,7 +328,7 @@ async def by_offset(
 
 
 @msg.command(name="by-id")
-async def by_id(offset_message_id: str, /, *, output: Output = "table") -> int:
+async def by_id(offset_message_id: str, /, *, output: RowsOutput = "table") -> int:
     """Show the message an offset message id names: the id holds broker address and position."""
     from client.message import MessageExt
     from commitlog.errors import MQError
@@ -329,3 +346,130 @@ async def by_id(offset_message_id: str, /, *, output: Output = "table") -> int:
         raise refused(f"message at byte {position} of {host}:{port}", answer)
     show_message(message_row(MessageExt(memoryview(answer.body), 0)), output)
     return ExitCode.OK
+
+
+MessageKey = Annotated[str, Parameter(help="One index key as the producer gave it.")]
+Since = Annotated[
+    str, Parameter(name="--from", help="Stored from then on: 2026-01-31T12:00:00, UTC, or ms.")
+]
+Until = Annotated[str, Parameter(name="--until", help="Stored until then.")]
+
+
+@msg.command(name="by-key")
+async def by_key(
+    topic: str,
+    key: MessageKey,
+    /,
+    *,
+    since: Since = "",
+    until: Until = "",
+    max_: Annotated[int, Parameter(name="--max", help="The newest so many, 64 per broker.")] = 32,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: RowsOutput = "table",
+) -> int:
+    """List the messages of a topic that carry an index key, oldest first."""
+    from client.admin import ALWAYS_MS, Admin
+    from dledger.cli.sdk import open_client
+
+    begin_ms = _time_ms(since, "--from", 0)
+    end_ms = _time_ms(until, "--until", ALWAYS_MS)
+    async with open_client(addresses(namesrv)) as client:
+        found = await Admin(client).query_messages(
+            topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_
+        )
+    return _show_found(found, output, f"{topic} has no message with key {key} in that time")
+
+
+@msg.command(name="by-unique-key")
+async def by_unique_key(
+    topic: str,
+    message_id: str,
+    /,
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: RowsOutput = "table",
+) -> int:
+    """List the messages with the id their producer gave: one, unless a send was repeated."""
+    from client.admin import Admin
+    from dledger.cli.sdk import open_client
+
+    async with open_client(addresses(namesrv)) as client:
+        found = await Admin(client).query_unique_key(topic, message_id)
+    return _show_found(found, output, f"{topic} has no message with id {message_id}")
+
+
+@msg.command(name="by-time")
+async def by_time(
+    topic: str,
+    /,
+    *,
+    since: Since = "",
+    until: Until = "",
+    queue: Annotated[int | None, Parameter(help="This queue only.")] = None,
+    max_: Annotated[int, Parameter(name="--max", help="The first so many.")] = 32,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: RowsOutput = "table",
+) -> int:
+    """List the messages of a topic stored in a stretch of time, oldest first."""
+    from client.admin import ALWAYS_MS
+    from client.pull_consumer import PullConsumer
+    from dledger.cli.sdk import open_client
+
+    begin_ms = _time_ms(since, "--from", 0)
+    end_ms = _time_ms(until, "--until", ALWAYS_MS)
+    found: list[MessageExt] = []
+    async with (
+        open_client(addresses(namesrv)) as client,
+        PullConsumer(client, "dledger-cli") as consumer,
+    ):
+        for chosen in sorted(await consumer.fetch_message_queues(topic)):
+            if queue in (None, chosen.queue_id):
+                found += await _stored_between(consumer, chosen, begin_ms, end_ms, max_)
+    found.sort(key=lambda message: message.store_timestamp_ms)
+    return _show_found(found[:max_], output, f"{topic} has no message of that time")
+
+
+async def _stored_between(
+    consumer: PullConsumer, queue: MessageQueue, begin_ms: int, end_ms: int, most: int
+) -> list[MessageExt]:
+    """Return the first messages of a queue in a stretch of time; store times never go back."""
+    offset = max(await consumer.search_offset(queue, begin_ms), await consumer.min_offset(queue))
+    found: list[MessageExt] = []
+    if offset >= await consumer.max_offset(queue):
+        return found
+    async for message in consumer.iter_messages(queue, offset, max_messages=PULL_MESSAGES):
+        if message.store_timestamp_ms > end_ms or len(found) == most:
+            break
+        if message.store_timestamp_ms >= begin_ms:
+            found.append(message)
+    return found
+
+
+def _time_ms(text: str, option: str, otherwise: int) -> int:
+    """Return a time in ms since the epoch: ISO 8601, UTC where it names no zone, or the number."""
+    if not text:
+        return otherwise
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise CliError(
+            f"{option} {text}: expected a time like 2026-01-31T12:00:00, or ms since the epoch",
+            exit_code=ExitCode.USAGE,
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def _show_found(found: Sequence[MessageExt], output: RowsOutput, nothing: str) -> int:
+    if not found and output == "table":
+        raise CliError(nothing, next_step="see the time range and the topic")
+    show(
+        output,
+        "",
+        [message_row(message) for message in found],
+        ("store_time", "broker", "queue", "offset", "tags", "keys", "message_id", "body"),
+    )
+    return ExitCode.OK if found else ExitCode.FAILED

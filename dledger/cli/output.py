@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -43,6 +44,14 @@ class CliError(MQError):
 Output = Annotated[
     Literal["table", "json"],
     Parameter(name=["--output", "-o"], help="table for people, json for programs."),
+]
+
+RowsOutput = Annotated[
+    Literal["table", "json", "csv"],
+    Parameter(
+        name=["--output", "-o"],
+        help="table for people, json for programs, csv for sheets.",
+    ),
 ]
 
 Namesrv = Annotated[
@@ -115,15 +124,33 @@ def _cell(value: object) -> str:
     return str(value)
 
 
+def print_csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows with a head line; what is no text or number stands there as JSON."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_csv_cell(row.get(name)) for name in columns])
+    sys.stdout.flush()
+
+
+def _csv_cell(value: object) -> object:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
 def show(
-    output: Literal["table", "json"],
+    output: Literal["table", "json", "csv"],
     title: str,
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
 ) -> None:
-    """Print *rows* as a table of *columns*, or whole as a JSON array."""
+    """Print *rows* as a table of *columns*, or whole: as a JSON array or as CSV."""
     if output == "json":
         print_json(list(rows))
+        return
+    if output == "csv":
+        print_csv(list(rows[0]) if rows else list(columns), rows)
         return
     print_table(
         title,

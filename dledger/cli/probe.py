@@ -5,17 +5,24 @@ Unlike the SDK it wants no route and no NameServer, so it can ask a node that is
 
 from __future__ import annotations
 
+import functools
+import os
+import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
+from client.access import credentials_from, tls_from
 from dledger.cli.output import CliError, ExitCode
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.frame import FrameDecoder, encode_command
+
+if TYPE_CHECKING:
+    from remoting.protocol.signature import Credentials
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -45,12 +52,14 @@ async def ask(
         NoAnswerError: No connection, or no whole answer in time. What was asked for may have been
             done.
     """
-    host, _, port = address.rpartition(":")
     command = request(code, dict(ext or {}), body)
     command.opaque = 1
+    credentials, tls = _access()
+    if credentials is not None:
+        credentials.sign(command)
     try:
         with trio.fail_after(timeout_s):
-            stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+            stream = await _connected(address, tls)
             async with stream:
                 await stream.send_all(encode_command(command))
                 return await _answer(stream, address)
@@ -60,7 +69,29 @@ async def ask(
         raise NoAnswerError(address, _reason(error)) from None
 
 
-async def _answer(stream: trio.SocketStream, address: str) -> RemotingCommand:
+async def _connected(address: str, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if tls is None:
+        return await trio.open_tcp_stream(host, int(port))
+    stream = await trio.open_ssl_over_tcp_stream(
+        host, int(port), https_compatible=True, ssl_context=tls
+    )
+    await stream.do_handshake()
+    return stream
+
+
+@functools.cache
+def _access() -> tuple[Credentials | None, ssl.SSLContext | None]:
+    """Return how this process proves who it is, and whether it talks TLS.
+
+    Raises:
+        ConfigError: The environment names what cannot be read.
+    """
+    return credentials_from(os.environ), tls_from(os.environ)
+
+
+async def _answer(stream: trio.abc.Stream, address: str) -> RemotingCommand:
     decoder = FrameDecoder()
     while True:
         data = await stream.receive_some(RECEIVE_BYTES)
@@ -117,11 +148,14 @@ async def any_cluster_info(namesrvs: list[str]) -> tuple[str, ClusterInfo]:
     raise CliError("no NameServer is named", exit_code=ExitCode.USAGE)
 
 
-async def namesrv_leader(namesrv: str, *, timeout_s: float = 3.0) -> str | None:
-    """Return the address a NameServer has as id 0 of its only broker group; None without one."""
+async def namesrv_leaders(namesrv: str, *, timeout_s: float = 3.0) -> dict[str, str]:
+    """Return the address a NameServer has as id 0 of each broker group that has one."""
     try:
         info = await cluster_info(namesrv, timeout_s=timeout_s)
     except CliError:
-        return None
-    leaders = [group.broker_addrs.get(0) for group in info.broker_addr_table.values()]
-    return leaders[0] if len(leaders) == 1 else None
+        return {}
+    return {
+        name: group.broker_addrs[0]
+        for name, group in info.broker_addr_table.items()
+        if 0 in group.broker_addrs
+    }

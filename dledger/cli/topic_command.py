@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -41,6 +42,7 @@ SYSTEM_TOPICS = frozenset(
         "BenchmarkTest",
         "OFFSET_MOVED_EVENT",
         "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
         "TRANS_CHECK_MAX_TIME_TOPIC",
     }
 )
@@ -88,6 +90,9 @@ async def create(
     queues: Annotated[int, Parameter(help="Read and write queues.")] = 4,
     permission: Annotated[str, Parameter(help="r, w or rw.")] = "rw",
     cluster: Annotated[str | None, Parameter(help="Cluster; all brokers otherwise.")] = None,
+    broker: Annotated[
+        tuple[str, ...] | None, Parameter(help="Broker group, may be repeated; all otherwise.")
+    ] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
@@ -95,7 +100,12 @@ async def create(
     if permission not in PERMISSIONS or queues < 1:
         raise CliError("--permission is r, w or rw; --queues at least 1", exit_code=ExitCode.USAGE)
     names = await create_topic(
-        addresses(namesrv), topic, queues=queues, perm=PERMISSIONS[permission], cluster=cluster
+        addresses(namesrv),
+        topic,
+        queues=queues,
+        perm=PERMISSIONS[permission],
+        cluster=cluster,
+        brokers=broker,
     )
     if output == "json":
         print_json({"topic": topic, "queues": queues, "brokers": names})
@@ -105,12 +115,20 @@ async def create(
 
 
 async def create_topic(
-    namesrvs: list[str], topic: str, *, queues: int, perm: int = 6, cluster: str | None = None
+    namesrvs: list[str],
+    topic: str,
+    *,
+    queues: int,
+    perm: int = 6,
+    cluster: str | None = None,
+    brokers: Sequence[str] | None = None,
 ) -> list[str]:
     """Create a topic in every broker group and wait for its route; return the groups' names.
 
+    Args:
+        brokers: In these groups only.
     Raises:
-        CliError: A broker refuses, or none leads.
+        CliError: A broker refuses, none leads, or a group is not there.
     """
     ext = {
         "topic": topic,
@@ -123,6 +141,13 @@ async def create_topic(
         "order": "false",
     }
     groups = await groups_of(namesrvs, cluster)
+    if brokers is not None:
+        unknown = set(brokers) - {group.broker_name for group in groups}
+        if unknown:
+            raise CliError(
+                f"no broker {', '.join(sorted(unknown))}", next_step="see dledger cluster ls"
+            )
+        groups = [group for group in groups if group.broker_name in brokers]
     for group in groups:
         answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
         if answer.code != ResponseCode.SUCCESS:

@@ -10,7 +10,7 @@ from typing import Annotated
 import trio
 from cyclopts import Parameter
 
-from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.local_cluster import MAX_GROUPS, LocalCluster, local_cluster
 from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
 
 WATCH_S = 0.5
@@ -21,7 +21,8 @@ SEGMENT_BYTES = 64 << 20
 
 async def up(
     *,
-    brokers: Annotated[int, Parameter(help="Members of the group.")] = 3,
+    brokers: Annotated[int, Parameter(help="Members of each group.")] = 3,
+    groups: Annotated[int, Parameter(help="Broker groups, each a log of its own.")] = 1,
     folder: Annotated[
         Path | None, Parameter(name=["--dir"], help="Where data and logs are kept.")
     ] = None,
@@ -31,22 +32,25 @@ async def up(
     ] = None,
     output: Output = "table",
 ) -> int:
-    """Run a NameServer and brokers on this machine until Ctrl-C.
+    """Run a NameServer and broker groups on this machine until Ctrl-C.
 
     Without --dir everything lies in a new temporary folder, which stays there.
     """
     if not 1 <= brokers <= 5:
         raise CliError("--brokers: from 1 to 5", exit_code=ExitCode.USAGE)
+    if not 1 <= groups <= MAX_GROUPS:
+        raise CliError(f"--groups: from 1 to {MAX_GROUPS}", exit_code=ExitCode.USAGE)
     where = folder or Path(tempfile.mkdtemp(prefix="dledger-up-"))
     ports = None
     if port is not None:
         from dledger.cli.local_cluster import free_ports
 
-        ports = [port, *free_ports(2 * brokers)]
+        ports = [port, *free_ports(2 * brokers * groups)]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with local_cluster(
             where,
             brokers=brokers,
+            groups=groups,
             ports=ports,
             settings={"store.mapped_file_size_commit_log": SEGMENT_BYTES},
             progress=note,
@@ -62,13 +66,14 @@ async def up(
 
 
 async def _announce(cluster: LocalCluster, output: str) -> None:
-    leader = await cluster.leader()
+    leaders = [await cluster.leader(group) for group in cluster.groups]
     rows = [
         {
             "node": node.name,
             "address": node.address,
             "pid": node.pid,
-            "leads": node.name == leader,
+            "group": node.group,
+            "leads": node.name in leaders,
             "log": str(node.log_path),
         }
         for node in cluster.nodes
@@ -77,7 +82,9 @@ async def _announce(cluster: LocalCluster, output: str) -> None:
         print_json({"namesrv": cluster.namesrv_address, "nodes": rows})
         return
     print_table(
-        "", ["node", "address", "pid", "leads", "log"], [list(row.values()) for row in rows]
+        "",
+        ["node", "address", "pid", "group", "leads", "log"],
+        [list(row.values()) for row in rows],
     )
     note(f"export NAMESRV_ADDR={cluster.namesrv_address}")
     note("dledger cluster ls; dledger send --topic hello 'a message'; Ctrl-C stops everything")

@@ -27,6 +27,8 @@ class CapabilitiesProcessor:
             "records": "true",
             "bulkPull": "true",
             "syncOffsets": "true",
+            "idempotent": "true",
+            "lockTokens": "true",
             "version": _version(),
             "brokerName": broker_name,
         }

@@ -37,7 +37,7 @@ class Client(Generic[ChannelT]):
 
 @dataclass(slots=True)
 class Subscription:
-    """What a group wants of one topic, ready to filter with."""
+    """What a group wants of one topic; with tags ready to filter with."""
 
     data: SubscriptionData
     codes: TagCodes | None
@@ -51,6 +51,8 @@ class Subscription:
     def of(cls, data: SubscriptionData) -> Subscription:
         """Return the filter for what a heartbeat said; a bad expression matches nothing."""
         if data.class_filter_mode or data.sub_string in ("", SUB_ALL):
+            return cls(data, None)
+        if not is_tag_type(data.expression_type):
             return cls(data, None)
         # The C++ client leaves the codes out.
         if data.code_set:
@@ -77,10 +79,14 @@ class ConsumerGroup(Generic[ChannelT]):
         """Whether every consumer sees every message."""
         return self.message_model is MessageModel.BROADCASTING
 
+    def has_client(self, client_id: str) -> bool:
+        """Whether a client of that id is there."""
+        return any(client.client_id == client_id for client in self.clients.values())
+
     def connection(self) -> ConsumerConnection:
         """Return what GET_CONSUMER_CONNECTION_LIST answers."""
         return ConsumerConnection(
-            connection_set=[_connection(client) for client in self.clients.values()],
+            connection_set=[connection_of(client) for client in self.clients.values()],
             subscription_table={name: item.data for name, item in self.subscriptions.items()},
             consume_type=self.consume_type,
             message_model=self.message_model,
@@ -95,6 +101,11 @@ class ClientTable(Generic[ChannelT]):
         self._consumers: dict[str, ConsumerGroup[ChannelT]] = {}
         self._producers: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
 
+    @property
+    def consumer_groups(self) -> Iterable[ConsumerGroup[ChannelT]]:
+        """Every consumer group that has clients."""
+        return self._consumers.values()
+
     def consumer_group(self, name: str) -> ConsumerGroup[ChannelT] | None:
         """Return a consumer group that has clients, or None."""
         return self._consumers.get(name)
@@ -103,10 +114,15 @@ class ClientTable(Generic[ChannelT]):
         """Return the clients of a producer group."""
         return list(self._producers.get(group, {}).values())
 
+    def producer_groups(self) -> list[str]:
+        """Return the producer groups that have clients, sorted."""
+        return sorted(self._producers)
+
     def register_consumer(self, data: ConsumerData, client: Client[ChannelT]) -> bool:
         """Take a heartbeat; tell whether the group changed, so that its clients must rebalance.
 
-        A heartbeat with another model or type overwrites silently, as in RocketMQ.
+        A client that is known over another connection is no change. A heartbeat with another
+        model or type overwrites silently, as in RocketMQ.
         """
         group = self._consumers.get(data.group_name)
         if group is None:
@@ -118,6 +134,8 @@ class ClientTable(Generic[ChannelT]):
         group.consume_from_where = data.consume_from_where
         known = group.clients.get(client.channel)
         changed = known is None or known.client_id != client.client_id
+        if changed and known is None:
+            changed = not group.has_client(client.client_id)
         group.clients[client.channel] = client
         return _update_subscriptions(group, data.subscription_data_set) or changed
 
@@ -126,14 +144,18 @@ class ClientTable(Generic[ChannelT]):
         self._producers.setdefault(group, {})[client.channel] = client
 
     def unregister_consumer(self, group_name: str, channel: ChannelT) -> bool:
-        """Remove a client from a consumer group; tell whether others are left to rebalance."""
+        """Remove a client from a consumer group; tell whether others are left to rebalance.
+
+        They are not when the client is there over another connection.
+        """
         group = self._consumers.get(group_name)
-        if group is None or group.clients.pop(channel, None) is None:
+        gone = None if group is None else group.clients.pop(channel, None)
+        if group is None or gone is None:
             return False
         if not group.clients:
             del self._consumers[group_name]
             return False
-        return True
+        return not group.has_client(gone.client_id)
 
     def unregister_producer(self, group_name: str, channel: ChannelT) -> None:
         """Remove a client from a producer group."""
@@ -183,7 +205,8 @@ def _update_subscriptions(
     return changed
 
 
-def _connection(client: Client[ChannelT]) -> ClientConnection:
+def connection_of(client: Client[ChannelT]) -> ClientConnection:
+    """Return a client as lists of connections show it."""
     return ClientConnection(
         client_id=client.client_id,
         client_addr=client.address,

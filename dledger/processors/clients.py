@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import structlog
+import trio
 
 from commitlog.errors import MQError
 from dledger.errors import ReplicationError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.client_table import Client, ClientTable, ConsumerGroup
 from dledger.processors.names_check import check_group_name
-from dledger.processors.refusal import RefusedError, refusal
+from dledger.processors.property_filters import PropertyFilters
+from dledger.processors.refusal import RefusedError, not_leader, refusal
+from dledger.processors.settling_groups import SettlingGroups
 from dledger.processors.subscription import is_tag_type, parse_tags
 from dledger.services.pending_configs import TopicView
+from dledger.services.waiting import wait_for
 from dledger.state.state_record import StateChange, state_batch
 from remoting.connection import Connection
 from remoting.errors import RemotingError
@@ -38,36 +42,77 @@ logger = structlog.get_logger(__name__)
 
 
 class ClientsProcessor:
-    """Keeps the client table, and tells consumers when their group changed."""
+    """Keeps the client table, and tells consumers when their group changed.
+
+    Every broker keeps one, so that who begins to lead knows the members already; the leader alone
+    tells: what a follower sees of a group is no news, and may be half of it.
+    """
 
     def __init__(
         self,
         group: BrokerGroup,
         topics: TopicView,
         clients: ClientTable[Connection],
+        filters: PropertyFilters,
         *,
         clock: Clock,
     ) -> None:
         self._group = group
         self._topics = topics
         self._clients = clients
+        self._filters = filters
         self._clock = clock
         self._watched: set[Connection] = set()
+        self._settling = SettlingGroups()
+        self._settling_moved = trio.Event()
+        self._term = 0
 
     async def run(self) -> None:
-        """Take silent clients out, for ever.
+        """Take silent clients out and wake groups that have settled, for ever.
 
         Cancellation: The table stays as it is.
         """
+        next_scan = self._clock.monotonic() + SCAN_S
         while True:
-            await self._clock.sleep(SCAN_S)
-            for connection in self._clients.silent_since(self._clock.monotonic() - SILENT_AFTER_S):
-                logger.info("client_silent", peer=connection.peer_address)
-                self._closed(connection)
-                connection.close("no heartbeat")
+            self._settling_moved = trio.Event()
+            settled = self._settling.until_s
+            until = next_scan if settled is None else min(next_scan, settled)
+            await wait_for(
+                self._settling_moved, self._clock, max(0.0, until - self._clock.monotonic())
+            )
+            now = self._clock.monotonic()
+            owed = (self._clients.consumer_group(name) for name in self._settling.take_owed(now))
+            self._notify(group for group in owed if group is not None)
+            if now >= next_scan:
+                next_scan = now + SCAN_S
+                self._take_out_silent(now)
+
+    def _take_out_silent(self, now: float) -> None:
+        for connection in self._clients.silent_since(now - SILENT_AFTER_S):
+            logger.info("client_silent", peer=connection.peer_address)
+            self._closed(connection)
+            connection.close("no heartbeat")
+
+    def role_changed(self) -> None:
+        """Let groups settle when a reign begins; to be put into the group's `on_role_change`."""
+        self._leads()
+
+    def _leads(self) -> bool:
+        leadership = self._group.leadership
+        term = 0 if leadership is None else leadership.term
+        if term != self._term:
+            self._term = term
+            if leadership is None:
+                self._settling.end()
+            else:
+                known = self._group.state.subscription_groups
+                self._settling.begin(self._clock.monotonic(), known)
+            self._settling_moved.set()
+        return leadership is not None
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 34 at once; missing groups and retry topics are proposed on the way."""
+        self._leads()
         data = HeartbeatData.decode(command.body)
         now = self._clock.monotonic()
         client = Client(
@@ -109,8 +154,23 @@ class ClientsProcessor:
         return response_to(command)
 
     def consumer_list(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 38; without clients it is code 1, which clients take as "keep what you have"."""
+        """Answer 38, with the whole list or none.
+
+        Without clients, or while the group settles, it is code 1, which clients take as "keep what
+        you have". A follower sends the client to the leader.
+        """
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
+        if not self._leads():
+            return refusal(command, not_leader(self._group))
+        if self._settling.holds(name, self._clock.monotonic()):
+            return refusal(
+                command,
+                RefusedError(
+                    Condition.BAD_REQUEST,
+                    f"this broker has just begun to lead, and may not know every consumer of {name}"
+                    " yet; keep what you have",
+                ),
+            )
         group = self._clients.consumer_group(name)
         if group is None:
             return refusal(
@@ -125,19 +185,15 @@ class ClientsProcessor:
         data = body.subscription_data
         if data is None or data.class_filter_mode:
             return response_to(command)
-        if not is_tag_type(data.expression_type):
-            return refusal(
-                command,
-                RefusedError(
-                    Condition.BAD_REQUEST,
-                    "The broker does not support consumer to filter message by "
-                    f"{data.expression_type}",
-                ),
-            )
         try:
-            parse_tags(data.sub_string)
+            if is_tag_type(data.expression_type):
+                parse_tags(data.sub_string)
+            else:
+                self._filters.expression(data.expression_type, data.sub_string)
         except ValueError as error:
             return response_to(command, int(ResponseCode.SUBSCRIPTION_PARSE_FAILED), str(error))
+        except RefusedError as error:
+            return refusal(command, error)
         return response_to(command)
 
     def _closed(self, connection: Connection) -> None:
@@ -178,7 +234,12 @@ class ClientsProcessor:
             notes.append(self._topics.pending.put(retry.topic, retry))
 
     def _notify(self, groups: Iterable[ConsumerGroup[Connection]]) -> None:
+        if not self._leads():
+            return
+        now = self._clock.monotonic()
         for group in groups:
+            if self._settling.holds(group.name, now):
+                continue
             config = self._topics.subscription_group_or_default(group.name)
             if group.is_broadcasting or (
                 config is not None and not config.notify_consumer_ids_changed_enable

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import trio
+
 from commitlog.errors import MQError
 from dledger.errors import NotLeaderError
 from dledger.group_api import BrokerGroup
@@ -44,6 +46,26 @@ def when_current(
         return answered[0]
     is_deferred = True
     return DEFERRED
+
+
+async def until_current(group: BrokerGroup) -> None:
+    """Wait until what is applied holds all that was stored before this call.
+
+    Raises:
+        NotLeaderError: This node does not lead, or stopped leading before it could tell.
+    Cancellation: Nothing is left behind.
+    """
+    told: list[NotLeaderError | None] = []
+    passed = trio.Event()
+
+    def done(error: NotLeaderError | None) -> None:
+        told.append(error)
+        passed.set()
+
+    group.read_barrier(done)
+    await passed.wait()
+    if told[0] is not None:
+        raise told[0]
 
 
 def _answer(

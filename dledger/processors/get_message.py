@@ -1,7 +1,8 @@
 """Which messages a pull gets: the arithmetic between a consume queue and the log.
 
-Two steps, so that touching old pages can be left to a worker thread: `find_messages` reads the
-consume queue and decides; `MessageRange.join` touches the log.
+Steps of their own, so that touching old pages can be left to a worker thread: `find_messages` reads
+the consume queue and decides, `MessageRange.join` touches the log. A filter over properties has to
+touch the log to decide: `read_units` and `judge` are the two halves of `find_messages` with one.
 
 Spec: remoting fact sheet, section 8.1.
 """
@@ -16,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
+from commitlog.consume_queue import Units
+from dledger.filters.property_filter import PropertyFilter, scan
 from dledger.group_api import BrokerGroup
 
 MIN_SCAN_UNITS = 800
@@ -82,6 +85,38 @@ def find_messages(
     Args:
         codes: Tag hashes that match, or None for all messages.
     """
+    wanted = max(1, limits.max_messages)
+    most = wanted if codes is None else max(MIN_SCAN_UNITS, SCAN_FACTOR * wanted)
+    found = read_units(group, topic, queue_id, offset, most)
+    if isinstance(found, MessageRange):
+        return found
+    units, next_offset = found.units, offset + len(found.units)
+    if codes is None:
+        return _chosen(found, None, next_offset, limits)
+    if len(codes) == 1:
+        matching = np.flatnonzero(units["tags_code"] == codes[0])
+    else:
+        matching = np.flatnonzero(np.isin(units["tags_code"], codes))
+    if len(matching) > wanted:
+        matching = matching[:wanted]
+        next_offset = offset + int(matching[-1]) + 1
+    return _chosen(found, matching, next_offset, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRange:
+    """Units of a queue from one offset on, at least one, and the bounds of the queue."""
+
+    units: Units
+    offset: int
+    min_offset: int
+    max_offset: int
+
+
+def read_units(
+    group: BrokerGroup, topic: str, queue_id: int, offset: int, most: int
+) -> UnitRange | MessageRange:
+    """Return up to *most* units from *offset* on, or what a pull gets where there are none."""
     bounds = group.state.queues.get((topic, queue_id))
     if bounds is None or not bounds.max_offset:
         return MessageRange(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
@@ -92,26 +127,36 @@ def find_messages(
         return MessageRange(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
     if offset > high:
         return MessageRange(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
-    wanted = max(1, limits.max_messages)
-    scan = wanted if codes is None else max(MIN_SCAN_UNITS, SCAN_FACTOR * wanted)
-    units = group.queues.queue(topic, queue_id).read(offset, min(high - offset, scan))
-    scanned = len(units)
-    if not scanned:
+    units = group.queues.queue(topic, queue_id).read(offset, min(high - offset, most))
+    if not len(units):
         return MessageRange(GetStatus.OFFSET_FOUND_NULL, offset, low, high)
-    next_offset = offset + scanned
-    if codes is not None:
-        if len(codes) == 1:
-            matching = np.flatnonzero(units["tags_code"] == codes[0])
-        else:
-            matching = np.flatnonzero(np.isin(units["tags_code"], codes))
-        if not len(matching):
-            return MessageRange(GetStatus.NO_MATCHED_MESSAGE, next_offset, low, high)
-        if len(matching) > wanted:
-            matching = matching[:wanted]
-            next_offset = offset + int(matching[-1]) + 1
-        units = units[matching]
-    else:
-        matching = None
+    return UnitRange(units, offset, low, high)
+
+
+def judge(
+    group: BrokerGroup, found: UnitRange, limits: ReadLimits, wants: PropertyFilter
+) -> MessageRange:
+    """Return what of *found* a pull gets; touches the log.
+
+    Raises:
+        DamagedMessageError, OffsetOutOfRangeError, CorruptEntryError: As `scan`.
+    """
+    matching = scan(group.log.read, found.units, max(1, limits.max_messages), wants)
+    places = np.array(matching.places, np.int64)
+    return _chosen(found, places, found.offset + matching.scanned, limits)
+
+
+def _chosen(
+    found: UnitRange,
+    matching: npt.NDArray[np.int64] | None,
+    next_offset: int,
+    limits: ReadLimits,
+) -> MessageRange:
+    """Return as many of the units at *matching*, or of all, as the limits allow."""
+    offset, low, high = found.offset, found.min_offset, found.max_offset
+    if matching is not None and not len(matching):
+        return MessageRange(GetStatus.NO_MATCHED_MESSAGE, next_offset, low, high)
+    units = found.units if matching is None else found.units[matching]
     sizes = units["size"].astype(np.int64)
     ends = sizes.cumsum()
     count = len(units)

@@ -16,10 +16,12 @@ from commitlog.record import (
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.current_read import when_current
+from dledger.processors.lock_token import check_lock_token
 from dledger.processors.names_check import check_group_name
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
+from dledger.services.queue_locks import QueueLocks
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.command import RemotingCommand, response_to
@@ -83,14 +85,19 @@ class OffsetsProcessor:
         topics: TopicView,
         offsets: OffsetCommits,
         settings: BrokerSettings,
+        locks: QueueLocks,
     ) -> None:
         self._group = group
         self._topics = topics
         self._offsets = offsets
         self._settings = settings
+        self._locks = locks
 
     def query_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 14: the newest committed offset, pending ones of this leader included.
+
+        A follower says what it has applied: perhaps an older one, from which messages come again,
+        and never that there is none.
 
         With ``sync=true`` only what is stored counts, and only a leader that is known to lead
         still says so: what was answered once is never taken back.
@@ -117,6 +124,9 @@ class OffsetsProcessor:
         ):
             # A young queue is read from its begin, whatever consumeFromWhere says.
             offset = 0
+        if offset is None and self._group.leadership is None:
+            # It may be behind: a group taken for a new one would begin at the end of the queue.
+            return refusal(command, not_leader(self._group))
         if offset is None:
             return refusal(
                 command,
@@ -166,8 +176,13 @@ class OffsetsProcessor:
                 f"{config.queue_nums} queues",
             )
         key = (header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        shows_token = check_lock_token(self._locks, command, key[:3])
         if command.ext.get("sync") not in (True, "true"):
-            self._offsets.commit(*key)
+            if shows_token:
+                # Ahead of the next grant of that queue, not within a second.
+                self._offsets.commit_now(*key, lambda _: None)
+            else:
+                self._offsets.commit(*key)
             return response_to(command)
 
         def done(proposed: Proposed) -> None:

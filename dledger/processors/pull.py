@@ -2,7 +2,8 @@
 
 Answers come from applied entries of the node asked, followers included. A pull that finds nothing
 may be held: it is tried again when its queue grows, every five seconds, and answered at the latest
-when the client's own time is over.
+when the client's own time is over. A follower never says that there is nothing: what it has not
+got may be at the leader, and there it sends who asks.
 
 Spec: remoting fact sheet, sections 8.1 and 8.2.
 """
@@ -17,26 +18,42 @@ from typing_extensions import Buffer
 
 from commitlog.errors import CorruptRecordError, MQError
 from commitlog.record import check_bodies
+from dledger.broker_id import LEADER_ID
 from dledger.errors import ReplicationError
+from dledger.filters.errors import DamagedMessageError
+from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.client_table import ClientTable
+from dledger.processors.client_table import ClientTable, ConsumerGroup
 from dledger.processors.current_read import when_current
-from dledger.processors.get_message import GetStatus, MessageRange, ReadLimits, find_messages
+from dledger.processors.get_message import (
+    GetStatus,
+    MessageRange,
+    ReadLimits,
+    UnitRange,
+    find_messages,
+    judge,
+    read_units,
+)
 from dledger.processors.held_pulls import Held, HeldPulls
+from dledger.processors.lock_token import check_lock_token
 from dledger.processors.names_check import check_group_name
+from dledger.processors.property_filters import PropertyFilters
+from dledger.processors.read_suggestion import ReadSuggestion
 from dledger.processors.refusal import RefusedError, not_leader, refusal
 from dledger.processors.subscription import TagCodes, is_tag_type, parse_tags
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
+from dledger.services.queue_locks import QueueLocks
 from dledger.services.throughput import Throughput
 from dledger.services.waiting import wait_for
 from dledger.state.state_record import state_batch
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import PERM_READ
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.command import RemotingCommand, SerializeType, response_to
 from remoting.protocol.headers import PullMessageHeader
 from remoting.protocol.outcome import Condition, answer
 from remoting.seams import Clock, Executor
@@ -82,12 +99,14 @@ class _Pull:
 
     connection: Connection
     command: RemotingCommand
+    group: SubscriptionGroupConfig
     topic: str
     queue_id: int
     offset: int
     hot: ReadLimits
     cold: ReadLimits
     codes: TagCodes | None
+    wants: PropertyFilter | None
     # While it is held: where the next look begins, behind messages that did not match.
     scan_from: int
 
@@ -101,7 +120,9 @@ class PullProcessor:
         topics: TopicView,
         clients: ClientTable[Connection],
         offsets: OffsetCommits,
+        filters: PropertyFilters,
         settings: BrokerSettings,
+        locks: QueueLocks,
         *,
         clock: Clock,
         executor: Executor,
@@ -111,10 +132,19 @@ class PullProcessor:
         self._topics = topics
         self._clients = clients
         self._offsets = offsets
+        self._filters = filters
         self._settings = settings
+        self._locks = locks
         self._clock = clock
         self._executor = executor
         self._throughput = throughput
+        self._suggestion = ReadSuggestion(
+            group,
+            own_id=settings.follower_id,
+            recent_bytes=settings.recent_bytes,
+            slave_read_enable=settings.slave_read_enable,
+            clock=clock,
+        )
         self._held: HeldPulls[_Pull] = HeldPulls(settings.max_held_pulls)
         self._deadline_moved = trio.Event()
         self._watched: set[Connection] = set()
@@ -182,7 +212,7 @@ class PullProcessor:
                 f"the broker[{settings.address}] pulling message is forbidden",
             )
         group_name, topic = header.consumer_group, header.topic
-        self._check_group(group_name, leading)
+        consumers = self._check_group(group_name, leading)
         config = self._topics.config(topic)
         if config is None:
             raise RefusedError(
@@ -198,32 +228,41 @@ class PullProcessor:
                 f"queueId[{header.queue_id}] is illegal, topic:[{topic}] has "
                 f"{config.read_queue_nums} read queues",
             )
-        codes = self._codes(header)
+        codes, wants = self._wanted(header)
+        shows_token = check_lock_token(self._locks, command, (group_name, topic, header.queue_id))
         if header.sys_flag & FLAG_COMMIT_OFFSET and header.commit_offset >= 0 and leading:
-            self._offsets.commit(group_name, topic, header.queue_id, header.commit_offset)
+            commit = (group_name, topic, header.queue_id, header.commit_offset)
+            if shows_token:
+                self._offsets.commit_now(*commit, lambda _: None)
+            else:
+                self._offsets.commit(*commit)
         hot, cold = self._limits(command.code, header)
         pull = _Pull(
             connection,
             command,
+            consumers,
             topic,
             header.queue_id,
             header.queue_offset,
             hot,
             cold,
             codes,
+            wants,
             header.queue_offset,
         )
+        if wants is not None and (units := self._cold_units(pull)) is not None:
+            return self._judge_cold(pull, units, wants)
         found, is_cold = self._find(pull, pull.offset)
         if found.status is GetStatus.FOUND:
             if is_cold:
                 return self._answer_cold(pull, found)
             return self._answer(pull, found, found.join(self._group))
-        may_wait = header.sys_flag & FLAG_SUSPEND and header.suspend_timeout_millis > 0
-        if may_wait and self._is_waiting(pull, found) and self._hold(pull, header):
+        hold_ms = self._hold_ms(header, leading, command)
+        if hold_ms and self._is_waiting(pull, found) and self._hold(pull, hold_ms):
             return DEFERRED
         return self._answer_unless_stale(pull, found)
 
-    def _check_group(self, group_name: str, leading: bool) -> None:
+    def _check_group(self, group_name: str, leading: bool) -> SubscriptionGroupConfig:
         known = self._topics.subscription_group(group_name)
         if known is None:
             check_group_name(group_name)
@@ -239,6 +278,7 @@ class PullProcessor:
             )
         if known is None and leading:
             self._make_known(group_name)
+        return config
 
     def _make_known(self, group_name: str) -> None:
         change = self._topics.group_to_create(group_name)
@@ -251,20 +291,22 @@ class PullProcessor:
             # The pull itself needs no entry; the next one tries again.
             self._topics.pending_groups.forget(group_name)
 
-    def _codes(self, header: PullMessageHeader) -> TagCodes | None:
+    def _wanted(self, header: PullMessageHeader) -> tuple[TagCodes | None, PropertyFilter | None]:
+        """Return what filters: hashes of tags, or what looks at properties, or neither."""
         group_name, topic = header.consumer_group, header.topic
         if header.sys_flag & FLAG_SUBSCRIPTION:
             if header.sys_flag & FLAG_CLASS_FILTER:
-                return None
+                return None, None
             if not is_tag_type(header.expression_type):
-                raise _no_sql()
+                return None, self._filters.expression(header.expression_type, header.subscription)
             try:
-                return parse_tags(header.subscription)
+                codes = parse_tags(header.subscription)
             except ValueError as error:
                 raise RefusedError(
                     Condition.SUBSCRIPTION_ILLEGAL,
                     f"parse the consumer's subscription failed: {error}",
                 ) from error
+            return self._with_retries(codes, self._clients.consumer_group(group_name), topic)
         group = self._clients.consumer_group(group_name)
         if group is None:
             raise RefusedError(
@@ -288,8 +330,15 @@ class PullProcessor:
                 f"the consumer's subscription not latest, group: {group_name}, topic: {topic}",
             )
         if not subscription.is_tag_type:
-            raise _no_sql()
-        return subscription.codes
+            return None, self._filters.of_subscription(subscription)
+        return self._with_retries(subscription.codes, group, topic)
+
+    def _with_retries(
+        self, codes: TagCodes | None, group: ConsumerGroup[Connection] | None, topic: str
+    ) -> tuple[TagCodes | None, PropertyFilter | None]:
+        if codes is not None or group is None:
+            return codes, None
+        return None, self._filters.of_retries(group, topic)
 
     def _limits(self, code: int, header: PullMessageHeader) -> tuple[ReadLimits, ReadLimits]:
         settings = self._settings
@@ -303,15 +352,37 @@ class PullProcessor:
 
     def _find(self, pull: _Pull, offset: int) -> tuple[MessageRange, bool]:
         key = (pull.topic, pull.queue_id, offset)
+        if pull.wants is not None:
+            units = read_units(self._group, *key, MAX_SCANNED_UNITS)
+            if isinstance(units, MessageRange):
+                return units, False
+            return self._judged(units, pull.hot, pull.wants), False
         found = find_messages(self._group, *key, pull.hot, pull.codes)
         if found.status is not GetStatus.FOUND:
             return found, False
-        recent_from = self._group.log.end_position - self._settings.recent_bytes
-        if found.slices[0][0] >= recent_from:
+        if not self._is_cold(found.slices[0][0]):
             return found, False
         if pull.cold != pull.hot:
             found = find_messages(self._group, *key, pull.cold, pull.codes)
         return found, True
+
+    def _judged(self, units: UnitRange, limits: ReadLimits, wants: PropertyFilter) -> MessageRange:
+        try:
+            return judge(self._group, units, limits, wants)
+        except DamagedMessageError as error:
+            self._group.report_damage(error.position, error.size)
+            raise
+
+    def _cold_units(self, pull: _Pull) -> UnitRange | None:
+        """Return the units to be judged in a worker thread: of messages probably not in memory."""
+        key = (pull.topic, pull.queue_id, pull.offset)
+        units = read_units(self._group, *key, MAX_SCANNED_UNITS)
+        if isinstance(units, MessageRange) or not self._is_cold(int(units.units["phy_offset"][0])):
+            return None
+        return units
+
+    def _is_cold(self, position: int) -> bool:
+        return position < self._group.log.end_position - self._settings.recent_bytes
 
     def _is_waiting(self, pull: _Pull, found: MessageRange) -> bool:
         """Tell whether the pull stands at the end of its queue, as far as this node knows."""
@@ -330,6 +401,8 @@ class PullProcessor:
         """Answer what was found; that there is nothing, only behind the read barrier."""
         if found.status not in _NOTHING:
             return self._answer(pull, found, self._joined(found))
+        if self._group.leadership is None and _goes_where_it_is_sent(pull.command):
+            return self._answer_at_the_end_of_a_follower(pull, found)
         return when_current(
             self._group, pull.connection, pull.command, lambda: self._look_again(pull)
         )
@@ -340,6 +413,16 @@ class PullProcessor:
             found.status = GetStatus.NO_MATCHED_MESSAGE
         return self._answer(pull, found, self._joined(found))
 
+    def _answer_at_the_end_of_a_follower(self, pull: _Pull, found: MessageRange) -> RemotingCommand:
+        """Say "nothing for you here": go on at the same offset, and at the leader.
+
+        Not that there is nothing: this node may be behind. Not "no": RocketMQ's clients then come
+        back to this same node three seconds later, for ever if they were sent here.
+        """
+        found.status = GetStatus.NO_MATCHED_MESSAGE
+        found.next_begin_offset = max(pull.offset, pull.scan_from)
+        return self._answer(pull, found)
+
     def _joined(self, found: MessageRange) -> Buffer:
         return found.join(self._group) if found.status is GetStatus.FOUND else b""
 
@@ -347,7 +430,7 @@ class PullProcessor:
         status = found.status
         code = _CODES[status]
         if self._throughput is not None:
-            self._throughput.count_pull(found.count)
+            self._throughput.count_pull(found.count, pull.topic, pull.group.group_name)
         if status is GetStatus.NO_MESSAGE_IN_QUEUE and pull.offset == 0:
             code = ResponseCode.PULL_NOT_FOUND
         return response_to(
@@ -355,13 +438,19 @@ class PullProcessor:
             int(code),
             status.value,
             {
-                "suggestWhichBrokerId": "0",
+                "suggestWhichBrokerId": str(self._suggested(pull, found)),
                 "nextBeginOffset": str(found.next_begin_offset),
                 "minOffset": str(found.min_offset),
                 "maxOffset": str(found.max_offset),
             },
             body,
         )
+
+    def _suggested(self, pull: _Pull, found: MessageRange) -> int:
+        if not found.slices:
+            return LEADER_ID
+        position, _ = found.slices[-1]
+        return self._suggestion.broker_id(pull.group, self._group.log.end_position - position)
 
     async def _answer_cold(self, pull: _Pull, found: MessageRange) -> RemotingCommand:
         def read() -> bytes:
@@ -383,13 +472,38 @@ class PullProcessor:
             return refusal(pull.command, error)
         return self._answer(pull, found, body)
 
+    async def _judge_cold(
+        self, pull: _Pull, units: UnitRange, wants: PropertyFilter
+    ) -> RemotingCommand:
+        def read() -> MessageRange:
+            return judge(self._group, units, pull.cold, wants)
+
+        try:
+            found = await self._executor.run(read, kind=COLD_READ_KIND)
+        except MQError as error:
+            if isinstance(error, DamagedMessageError):
+                self._group.report_damage(error.position, error.size)
+            return refusal(pull.command, error)
+        if found.status is GetStatus.FOUND:
+            return await self._answer_cold(pull, found)
+        return self._answer(pull, found)
+
     # ------------------------------------------------------------------------------ waiting
 
-    def _hold(self, pull: _Pull, header: PullMessageHeader) -> bool:
+    def _hold_ms(self, header: PullMessageHeader, leading: bool, command: RemotingCommand) -> int:
+        """Return how long this pull may wait, 0 when it may not."""
         settings = self._settings
-        hold_ms = min(header.suspend_timeout_millis, MAX_SUSPEND_MS)
+        hold_ms = 0
+        if header.sys_flag & FLAG_SUSPEND:
+            hold_ms = max(0, min(header.suspend_timeout_millis, MAX_SUSPEND_MS))
         if not settings.long_polling_enable:
             hold_ms = min(hold_ms, settings.short_polling_time_ms)
+        if not leading and _goes_where_it_is_sent(command):
+            # Without a pause one that takes this node for the leader would ask without end.
+            hold_ms = max(hold_ms, settings.short_polling_time_ms)
+        return hold_ms
+
+    def _hold(self, pull: _Pull, hold_ms: int) -> bool:
         connection = pull.connection
         deadline = self._clock.monotonic() + hold_ms / 1000
         before = self._held.next_deadline
@@ -415,9 +529,11 @@ class PullProcessor:
             pull.connection.reply(pull.command, refusal(pull.command, error))
             return
         if found.status is GetStatus.NO_MATCHED_MESSAGE:
-            # Nothing for this one among the new messages: it goes on waiting behind them.
+            # Nothing for this one among the new messages: it goes on waiting behind them, or is
+            # told to ask again where there are more of them than are looked at in one go.
             pull.scan_from = found.next_begin_offset
-            return
+            if found.next_begin_offset >= found.max_offset:
+                return
         if self._is_waiting(pull, found):
             return
         self._held.release(held)
@@ -441,15 +557,18 @@ class PullProcessor:
             pull.connection.reply(pull.command, response)
 
 
+def _goes_where_it_is_sent(command: RemotingCommand) -> bool:
+    """Tell a client of RocketMQ, which follows `suggestWhichBrokerId`, from our own SDK.
+
+    The SDK takes "no matching message" for the end of a backlog, and a refusal for what it is: it
+    asks whoever leads. It speaks CBOR to us, and nobody else does.
+    """
+    return command.serialize is not SerializeType.CBOR
+
+
 def _lowered(limits: ReadLimits, header: PullMessageHeader) -> ReadLimits:
     messages = max(1, min(limits.max_messages, header.max_msg_nums))
     size = limits.max_bytes
     if header.max_msg_bytes is not None and header.max_msg_bytes > 0:
         size = min(size, header.max_msg_bytes)
     return ReadLimits(messages, size)
-
-
-def _no_sql() -> RefusedError:
-    return RefusedError(
-        Condition.BAD_REQUEST, "The broker does not support consumer to filter message by SQL92"
-    )

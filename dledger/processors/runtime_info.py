@@ -7,16 +7,17 @@ Spec: remoting fact sheet, section 10.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from commitlog.entry import parse_header
+from commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.services.delay_level import queue_of_level
 from dledger.services.throughput import Throughput
 from dledger.state.names import SCHEDULE_TOPIC
 from remoting.connection import Connection
-from remoting.processor import Handled
+from remoting.processor import Handled, Limiter
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
 from remoting.seams import Clock
@@ -33,6 +34,7 @@ class RuntimeInfoProcessor:
 
     Args:
         disk_ratio: Used part of the file system that holds the log, 0 … 1.
+        limiters: Open requests, by RocketMQ's name of the thread pool that would hold them.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class RuntimeInfoProcessor:
         *,
         clock: Clock,
         disk_ratio: Callable[[], float] = lambda: 0.0,
+        limiters: Mapping[str, Limiter] | None = None,
     ) -> None:
         self._group = group
         self._settings = settings
         self._throughput = throughput
         self._clock = clock
         self._disk_ratio = disk_ratio
+        self._limiters = limiters or {}
         self._boot_ms = clock.wall_ms()
 
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -65,6 +69,14 @@ class RuntimeInfoProcessor:
             if header.record_count:
                 return header.store_time_ms
         return -1
+
+    def _unflushed_bytes(self) -> int:
+        """Return how much of the log is written and not yet on disk."""
+        log, stable = self._group.log, int(self._group.status().get("stable_index", 0))
+        try:
+            return log.end_position - parse_header(log.frame(stable + 1)).position
+        except OffsetOutOfRangeError:
+            return 0
 
     def _table(self) -> dict[str, str]:
         group, state, rates = self._group, self._group.state, self._throughput
@@ -84,9 +96,20 @@ class RuntimeInfoProcessor:
             "getTransferedTps": transferred,
             "getTransferredTps": transferred,
             "putMessageTimesTotal": str(rates.put),
-            "commitLogMinOffset": "0",
+            "msgPutTotalYesterdayMorning": str(rates.day.put_yesterday_morning),
+            "msgPutTotalTodayMorning": str(rates.day.put_today_morning),
+            "msgPutTotalTodayNow": str(rates.put),
+            "msgGetTotalYesterdayMorning": str(rates.day.got_yesterday_morning),
+            "msgGetTotalTodayMorning": str(rates.day.got_today_morning),
+            "msgGetTotalTodayNow": str(rates.got),
+            "commitLogMinOffset": str(state.floor.position),
             "commitLogMaxOffset": str(state.applied_end_position),
             "commitLogDiskRatio": f"{self._disk_ratio():.4f}",
+            "consumeQueueDiskRatio": f"{self._disk_ratio():.4f}",
+            # Writers wait for no lock; mqadmin's clusterList wants the figure.
+            "pageCacheLockTimeMills": "0",
+            "remainHowManyDataToFlush": f"{self._unflushed_bytes()} B",
+            **_queue_lengths_of(self._limiters),
             "dispatchBehindBytes": str(max(0, group.log.end_position - state.applied_end_position)),
             "earliestMessageTimeStamp": str(self._earliest_ms()),
             "raftTerm": str(group.term),
@@ -97,6 +120,17 @@ class RuntimeInfoProcessor:
             end = state.max_offset(SCHEDULE_TOPIC, queue_of_level(level))
             table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"
         return table
+
+
+def _queue_lengths_of(limiters: Mapping[str, Limiter]) -> dict[str, str]:
+    """Return open requests and their limits under the names of RocketMQ's thread pools."""
+    lengths: dict[str, str] = {}
+    for pool, limiter in limiters.items():
+        lengths[f"{pool}ThreadPoolQueueSize"] = str(limiter.in_use)
+        lengths[f"{pool}ThreadPoolQueueCapacity"] = str(limiter.max_concurrent)
+        # Nothing queues before it is handled.
+        lengths[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+    return lengths
 
 
 def _duration(milliseconds: int) -> str:

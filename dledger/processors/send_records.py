@@ -1,11 +1,11 @@
 """SEND_RECORDS (51101): a batch of our SDK whose records are in record layout already.
 
 Request: CBOR header with ``group``, ``runs`` = [[topic, queue id, count], …],
-``default_topic_queue_nums`` and ``timeout_ms``; body = one u32 size for each record, then the
-records with offsets, store time and hosts zero. The broker checks and patches, it never parses
-message by message. Answer: ``results`` = one [code, first queue offset, remark?] for each run,
-``phy_offset`` of the first stored record, ``store_host`` (8 bytes), ``store_time_ms``. Accepted
-runs stand in the log one behind the other.
+``default_topic_queue_nums``, ``timeout_ms`` and, of an idempotent producer, ``producer``; body =
+one u32 size for each record, then the records with offsets, store time and hosts zero. The broker
+checks and patches, it never parses message by message. Answer: ``results`` = one [code, first
+queue offset, remark?] for each run, ``phy_offset`` of the first stored record, ``store_host``
+(8 bytes), ``store_time_ms``. Accepted runs stand in the log one behind the other.
 
 Spec: docs/own-requests.md.
 """
@@ -27,22 +27,28 @@ from commitlog.properties import (
     PROPERTY_TRANSACTION_PREPARED,
     get_property,
 )
-from commitlog.record import IPV4_HOST_BYTES, decode_record
+from commitlog.record import IPV4_HOST_BYTES, decode_record, pack_host
 from commitlog.record_layout import verify_record_layout
+from dledger.errors import SequenceReusedError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.born_host import born_host_of
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.names_check import check_sendable
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
+from dledger.processors.repeated_send import check_same, identities, stored_records
+from dledger.services.disk_space import DiskSpace
 from dledger.services.pending_configs import TopicView
+from dledger.services.producer_sends import ProducerSends, SendInFlight, behind
 from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
-from dledger.state.state_record import StateRecord, TopicsChange, state_record
+from dledger.state.producer_sessions import StoredSend
+from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
 from dledger.state.topic_config import PERM_WRITE, TopicConfig
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.outcome import ANSWERS, Condition
+from remoting.protocol.producer_stamp import ProducerStamp, stamp_of_field
 
 MAX_RUNS = 4096
 """Runs of one request: a queue each is what a producer has open."""
@@ -66,10 +72,19 @@ _NOT_PLAIN_MARKS = tuple(name + b"\x01" for name in _NOT_PLAIN)
 class SendRecordsProcessor:
     """Turns a batch in record layout into one proposal."""
 
-    def __init__(self, group: BrokerGroup, topics: TopicView, settings: BrokerSettings) -> None:
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        settings: BrokerSettings,
+        sends: ProducerSends,
+        space: DiskSpace,
+    ) -> None:
+        self._space = space
         self._group = group
         self._topics = topics
         self._settings = settings
+        self._sends = sends
 
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51101: refused at once, everything else when its fate is known."""
@@ -95,6 +110,14 @@ class SendRecordsProcessor:
             )
         except CorruptRecordError as error:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from error
+        stamp = stamp_of_field(command.ext)
+        if stamp is not None:
+            # Before any check that may say "not stored" of what is.
+            first = self._sends.judge(stamp)
+            if first is not None:
+                return self._repeat(connection, command, first, runs, records, sizes)
+        if self._space.is_full:
+            raise self._space.full_error()
         create: dict[str, TopicConfig] = {}
         refused: dict[int, RefusedError] = {}
         for number, run in enumerate(runs):
@@ -112,8 +135,76 @@ class SendRecordsProcessor:
             records, sizes = _without_refused(records, sizes, runs, refused)
             topics = {run.topic for run in accepted}
             create = {name: config for name, config in create.items() if name in topics}
-        self._propose(connection, command, runs, accepted, records, sizes, create, refused)
+        self._propose(connection, command, runs, accepted, records, sizes, create, refused, stamp)
         return DEFERRED
+
+    def _repeat(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        first: StoredSend | SendInFlight,
+        runs: tuple[Run, ...],
+        records: bytes,
+        sizes: npt.NDArray[np.uint32],
+    ) -> Handled:
+        """Answer what the first attempt was answered, or will be."""
+        if any(number >= len(runs) for number in first.refused):
+            raise SequenceReusedError("this sequence was a request with more runs")
+        refused = {number: _refused_before() for number in first.refused}
+        accepted = tuple(run for i, run in enumerate(runs) if i not in refused)
+        if refused:
+            records, sizes = _without_refused(records, sizes, runs, refused)
+        sent = identities(records)
+        if isinstance(first, StoredSend):
+            found = stored_records(self._group, first.position, sent)
+            starts = np.cumsum([0, *(run.count for run in accepted)])[:-1].tolist()
+            if any(
+                (found[at].topic, found[at].queue_id) != (run.topic, run.queue_id)
+                for at, run in zip(starts, accepted, strict=True)
+            ):
+                raise SequenceReusedError("under this sequence it was sent to other queues")
+            return response_to(
+                command,
+                0,
+                None,
+                {
+                    "results": _results(
+                        len(runs), refused, tuple(found[at].queue_offset for at in starts)
+                    ),
+                    "phy_offset": first.position,
+                    "store_host": pack_host(*found[0].store_host),
+                    "store_time_ms": found[0].store_timestamp_ms,
+                },
+            )
+        check_same(first.records, sent)
+        first.join(self._teller(connection, command, len(runs), refused))
+        return DEFERRED
+
+    def _teller(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        runs: int,
+        refused: dict[int, RefusedError],
+    ) -> OnDone:
+        def tell(placed: Proposed) -> None:
+            if placed.outcome == "stored":
+                response = response_to(
+                    command,
+                    0,
+                    None,
+                    {
+                        "results": _results(runs, refused, placed.first_offsets),
+                        "phy_offset": placed.phy_offset,
+                        "store_host": self._settings.store_host,
+                        "store_time_ms": placed.store_time_ms,
+                    },
+                )
+            else:
+                response = failed_proposal(command, placed, self._group)
+            connection.reply(command, response)
+
+        return tell
 
     def _check_run(self, run: Run, default_queue_nums: int, create: dict[str, TopicConfig]) -> None:
         config = create.get(run.topic) or self._topics.config(run.topic)
@@ -148,43 +239,42 @@ class SendRecordsProcessor:
         sizes: npt.NDArray[np.uint32],
         create: dict[str, TopicConfig],
         refused: dict[int, RefusedError],
+        stamp: ProducerStamp | None,
     ) -> None:
-        first: StateRecord | None = None
+        heads: list[StateRecord] = []
         batch_runs = accepted
         born_host: bytes | None = born_host_of(connection)
         if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
             # Records in this layout have room for an IPv4 address: an IPv6 client stays unnamed.
             born_host = None
         if create:
-            first = state_record(TopicsChange(put=tuple(create.values())))
-            records = first.record + records
-            sizes = np.concatenate([np.array([len(first.record)], np.uint32), sizes])
-            batch_runs = (first.run, *accepted)
-        before = len(first.record) if first else 0
-        skip = 1 if first else 0
+            heads.append(state_record(TopicsChange(put=tuple(create.values()))))
+        if stamp is not None:
+            heads.append(state_record(ProducerSendChange(*stamp, tuple(sorted(refused)))))
+        if heads:
+            records = b"".join((*(head.record for head in heads), records))
+            sizes = np.concatenate([np.array([len(h.record) for h in heads], np.uint32), sizes])
+            batch_runs = (*(head.run for head in heads), *accepted)
+        before = sum(len(head.record) for head in heads)
+        tell = self._teller(connection, command, len(runs), refused)
         made: list[OnDone] = []
+        flight: SendInFlight | None = None
+        if stamp is not None:
+            flight = SendInFlight(memoryview(records)[before:], tuple(sorted(refused)), [tell])
 
         def done(proposed: Proposed) -> None:
             for answered in made:
                 answered(proposed)
-            if proposed.outcome == "stored":
-                response = response_to(
-                    command,
-                    0,
-                    None,
-                    {
-                        "results": _results(len(runs), refused, proposed.first_offsets[skip:]),
-                        "phy_offset": proposed.phy_offset + before,
-                        "store_host": self._settings.store_host,
-                        "store_time_ms": proposed.store_time_ms,
-                    },
-                )
+            placed = behind(proposed, len(heads), before)
+            if stamp is not None and flight is not None:
+                self._sends.answered(stamp, flight, placed)
             else:
-                response = failed_proposal(command, proposed, self._group)
-            connection.reply(command, response)
+                tell(placed)
 
         self._group.propose(RecordBatch(records, sizes, batch_runs, born_host), done)
         made.extend(self._topics.pending.put(name, config) for name, config in create.items())
+        if stamp is not None and flight is not None:
+            self._sends.add(stamp, flight)
 
 
 def _runs_of(command: RemotingCommand) -> tuple[tuple[Run, ...], int]:
@@ -270,3 +360,9 @@ def _results(
         else [0, next(stored)]
         for i in range(count)
     ]
+
+
+def _refused_before() -> RefusedError:
+    return RefusedError(
+        Condition.BUSY, "refused at the first attempt and not stored; send it again on its own"
+    )

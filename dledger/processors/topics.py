@@ -1,4 +1,4 @@
-"""Topic administration: 17, 21, 202, 215 and 351.
+"""Topic administration: 17, 18, 21, 202, 215, 305 and 351.
 
 Spec: remoting fact sheet, section 10.
 """
@@ -6,6 +6,7 @@ Spec: remoting fact sheet, section 10.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
@@ -14,6 +15,7 @@ from dledger.processors.names_check import check_topic_name
 from dledger.processors.offsets import store_time_at
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.pending_configs import TopicView
+from dledger.services.topic_retention import retention_ms
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from remoting.connection import Connection
@@ -95,6 +97,40 @@ class TopicsProcessor:
         except MQError as error:
             return refusal(command, error)
         return DEFERRED
+
+    def update_and_create_list(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 18: all topics of the list in one entry, or none of them."""
+        try:
+            self._require_leader()
+            asked = bodies.TopicConfigList.decode(command.body).topic_config_list
+            if not asked:
+                raise RefusedError(Condition.BAD_REQUEST, "no topic is listed")
+            configs = {topic.topic_name: self._config(_header(topic)) for topic in asked}
+            configs = {
+                name: replace(config, attributes=dict(topic.attributes))
+                for (name, config), topic in zip(configs.items(), asked, strict=True)
+            }
+            pending = self._topics.pending
+
+            def note() -> OnDone:
+                notes = [pending.put(name, config) for name, config in configs.items()]
+
+                def answered(proposed: Proposed) -> None:
+                    for tell in notes:
+                        tell(proposed)
+
+                return answered
+
+            change = TopicsChange(put=tuple(configs.values()))
+            self._propose(connection, command, change, note)
+        except MQError as error:
+            return refusal(command, error)
+        return DEFERRED
+
+    def system_topics(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 305: the topics every broker has by itself."""
+        names = sorted(self._group.state.builtin_topics)
+        return response_to(command, 0, None, None, bodies.TopicList(topic_list=names).encode())
 
     def delete(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 215 when the topic, its messages and its offsets are gone."""
@@ -223,6 +259,19 @@ class TopicsProcessor:
         answered.append(note())
 
 
+def _header(topic: bodies.TopicConfig) -> CreateTopicHeader:
+    return CreateTopicHeader(
+        topic=topic.topic_name,
+        default_topic="",
+        read_queue_nums=topic.read_queue_nums,
+        write_queue_nums=topic.write_queue_nums,
+        perm=topic.perm,
+        topic_filter_type=topic.topic_filter_type,
+        topic_sys_flag=topic.topic_sys_flag,
+        order=topic.order,
+    )
+
+
 def _attributes(text: str | None, current: dict[str, str]) -> dict[str, str]:
     """Return *current* changed by ``+key=value,-key``."""
     for item in filter(None, (text or "").split(",")):
@@ -236,4 +285,8 @@ def _attributes(text: str | None, current: dict[str, str]) -> dict[str, str]:
             raise RefusedError(
                 Condition.BAD_REQUEST, f"attribute {item!r} is neither +key=value nor -key"
             )
+    try:
+        retention_ms(current)
+    except ValueError as error:
+        raise RefusedError(Condition.BAD_REQUEST, str(error)) from error
     return current

@@ -9,7 +9,7 @@ Reads share heartbeats: one leaves at once when none is out; reads that come whi
 for the next, which leaves when it is answered, or with the regular heartbeat if it was lost. So a
 lone read takes one round trip, and a thousand at once take two heartbeats.
 
-Pure bookkeeping, for one reign; `dledger.raft.node` sends, `dledger.group` answers.
+Pure bookkeeping, for one reign; `dledger.raft.reign` sends, `dledger.group` answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """pysyncobj's own election and commit code, with the parts of it that are unsafe replaced.
 
 The library decides terms, votes, log matching and commit. Sending, timers and pre-vote are ours
-(`replicator`, `node`). Everything that depends on names the library keeps to itself stands in
+(`sender`, `voting`). Everything that depends on names the library keeps to itself stands in
 this file, and a test compares the hash of the installed ``syncobj.py`` with the one it was
 written against.
 

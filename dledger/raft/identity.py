@@ -25,6 +25,9 @@ from remoting.seams import Rng
 
 FORMAT_VERSION = 1
 
+_SHOWN_CHARACTERS = 64
+"""So much of what somebody unknown calls itself is shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -80,8 +83,10 @@ class Hello:
             raise RemoteProtocolError("a hello that is not a map")
         version = fields.get("v")
         if not isinstance(version, int) or version > PROTOCOL_VERSION:
+            who = fields.get("name")
+            who = who[:_SHOWN_CHARACTERS] if isinstance(who, str) else "a peer"
             raise RemoteProtocolError(
-                f"peer speaks version {version}, newest known here is {PROTOCOL_VERSION}"
+                f"{who} speaks version {version!r}, newest known here is {PROTOCOL_VERSION}"
             )
         try:
             hello = cls(

@@ -9,9 +9,10 @@ missed long before its timeout.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -19,7 +20,17 @@ import trio
 from commitlog.errors import RemoteProtocolError
 from dledger.raft.identity import Hello
 from dledger.raft.node import Outgoing, RaftNode
-from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder, encode_frame, encode_head
+from dledger.raft.proof import NONCE, NONCE_BYTES, PROOF, Side, check_nonce
+from dledger.raft.refusals import Refusals
+from dledger.raft.wire import (
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
+    Kind,
+    PeerFrame,
+    PeerFrameDecoder,
+    encode_frame,
+    encode_head,
+)
 from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
 
 log = structlog.get_logger(__name__)
@@ -52,6 +63,7 @@ class Links:
         # One of each kind from each peer: a new one ends the old, which may have died unnoticed.
         self._inbound: dict[tuple[str, str], trio.CancelScope] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
+        self._refusals = Refusals()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, flush and keep time until cancelled; started when the port is bound.
@@ -63,24 +75,27 @@ class Links:
         node = self._node
         host, port = node.settings.peers[node.settings.self_id]
         port = node.settings.listen_port or port
-        listener = await self._network.listen(host, port) if node.roster.talked_to() else None
+        tls = node.settings.listen_tls
+        listener = None
+        if node.roster.talked_to():
+            listener = await self._network.listen(host, port, tls=tls)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(node.flush_loop, self._executor)
-            nursery.start_soon(node.vote_loop, self._executor)
+            nursery.start_soon(node.flusher.flush_loop, self._executor)
+            nursery.start_soon(node.flusher.vote_loop, self._executor)
             nursery.start_soon(self._beat_loop)
             nursery.start_soon(self._election_loop)
             nursery.start_soon(self._agree_loop)
             task_status.started()
-            node.links_wake.set()
+            node.contacts.links_wake.set()
             try:
                 if listener is not None:
                     nursery.start_soon(self._accept_loop, listener, nursery)
                 while True:
-                    await node.links_wake.wait()
+                    await node.contacts.links_wake.wait()
                     wanted = node.roster.talked_to()
                     if wanted and listener is None:
                         # A single member gets company.
-                        listener = await self._network.listen(host, port)
+                        listener = await self._network.listen(host, port, tls=tls)
                         nursery.start_soon(self._accept_loop, listener, nursery)
                     self._dial(wanted, nursery)
             finally:
@@ -115,16 +130,16 @@ class Links:
         while True:
             due_in = node.election_due_in()
             if due_in > 0:
-                await node.timer_wake.wait_or(self._clock, due_in)
+                await node.contacts.timer_wake.wait_or(self._clock, due_in)
             else:
                 node.stand()
                 await trio.lowlevel.checkpoint()
 
     async def _agree_loop(self) -> None:
         node = self._node
-        node.agree_wake.set()
+        node.contacts.agree_wake.set()
         while not node.identity.voters:
-            await node.agree_wake.wait()
+            await node.contacts.agree_wake.wait()
             heard = {name: peer.hello for name, peer in node.peers.items() if peer.hello}
             agree = partial(node.identity.agree, node.settings.others, heard)
             agreed = await self._executor.run(agree, kind="agree")
@@ -132,7 +147,7 @@ class Links:
                 node.note_agreed()
                 log.info("voters_agreed", voters=sorted(node.identity.voters))
                 node.timer.lost_leader(self._clock.monotonic())
-                node.timer_wake.set()
+                node.contacts.timer_wake.set()
 
     # -- inbound ---------------------------------------------------------------------------
 
@@ -146,42 +161,54 @@ class Links:
         try:
             await work(stream)
         except RemoteProtocolError as error:
-            log.warning("peer_refused", peer_address=stream.peer_address, error=str(error))
+            self._say_refused(stream.peer_address, str(error))
             return False
-        except _GONE:
-            pass  # the caller's loop dials again; the other side's loss is its own affair
+        except _GONE as error:
+            # The caller's loop dials again; the other side's loss is its own affair.
+            if (reason := _tls_failure(error)) is not None:
+                self._say_refused(stream.peer_address, reason)
         finally:
             with trio.CancelScope(shield=True):
                 await stream.aclose()
         return True
 
+    def _say_refused(self, address: tuple[str, int], reason: str) -> None:
+        times = self._refusals.note(reason, self._clock.monotonic())
+        if times is not None:
+            log.warning("peer_refused", peer_address=address, error=reason, times=times)
+
     async def _serve(self, stream: Stream) -> None:
-        decoder = PeerFrameDecoder()
-        hello, epoch, rest = await self._receive_hello(stream, decoder, Kind.HELLO)
+        decoder = PeerFrameDecoder(HELLO_BYTES_MAX)
+        hello, said, epoch, rest = await self._receive_hello(stream, decoder, Kind.HELLO, "a peer")
+        has_secret = self._node.settings.secret is not None
+        if has_secret:
+            rest = await self._have_it_proved(stream, decoder, hello, said, epoch, rest)
+        decoder.frame_bytes_max = FRAME_BYTES_MAX
         node, peer = self._node, hello.name
         scope, key = trio.CancelScope(), (peer, hello.channel)
         node.heard(hello)
         if (older := self._inbound.get(key)) is not None:
             older.cancel()
         self._inbound[key] = scope
-        node.guest(peer, 1)
+        node.contacts.guest(peer, 1)
         try:
             with scope:
-                await self._send_hello(stream, Kind.HELLO_ACK, hello.channel, epoch)
+                if not has_secret:
+                    await self._say_hello(stream, Kind.HELLO_ACK, self._hello(hello.channel), epoch)
                 sequence = self._deliver(hello, epoch, 0, rest)
                 while data := await stream.receive_some(RECEIVE_BYTES):
                     sequence = self._deliver(hello, epoch, sequence, decoder.feed(memoryview(data)))
         finally:
-            node.guest(peer, -1)
+            node.contacts.guest(peer, -1)
             if self._inbound.get(key) is scope:
                 del self._inbound[key]
-                node.inbound_down(peer)
+                node.contacts.maybe_lost_leader(peer)
 
     def _deliver(self, hello: Hello, epoch: int, sequence: int, frames: list[PeerFrame]) -> int:
         if not frames:
             return sequence
         peer = hello.name
-        if not self._node.speaks_for(hello):
+        if not self._node.contacts.speaks_for(hello):
             # What the one before it on this name still says must not count as the new one's word.
             raise RemoteProtocolError(f"{peer} has another incarnation now")
         checked = self._node.guards.envelope
@@ -207,9 +234,16 @@ class Links:
             if addresses:
                 host, port = addresses[turn % len(addresses)]
                 try:
-                    stream = await self._network.connect(host, port, timeout_s=CONNECT_TIMEOUT_S)
-                except OSError:
+                    stream = await self._network.connect(
+                        host,
+                        port,
+                        timeout_s=CONNECT_TIMEOUT_S,
+                        tls=self._node.settings.dial_tls,
+                    )
+                except OSError as error:
                     turn += 1
+                    if isinstance(error.__cause__, trio.BrokenResourceError):
+                        self._say_refused((host, port), str(error))
             if stream is not None and not await self._closing(
                 stream, lambda stream: self._converse(stream, peer, channel)
             ):
@@ -218,11 +252,19 @@ class Links:
 
     async def _converse(self, stream: Stream, peer: str, channel: str) -> None:
         epoch = 1 + self._rng.randrange((1 << 48) - 1)
-        decoder = PeerFrameDecoder()
-        await self._send_hello(stream, Kind.HELLO, channel, epoch)
-        hello, acked, _ = await self._receive_hello(stream, decoder, Kind.HELLO_ACK)
+        decoder = PeerFrameDecoder(HELLO_BYTES_MAX)
+        own = self._hello(channel)
+        await self._say_hello(stream, Kind.HELLO, own, epoch)
+        hello, said, acked, _ = await self._receive_hello(stream, decoder, Kind.HELLO_ACK, peer)
         if hello.name != peer or acked != epoch:
             raise RemoteProtocolError(f"{hello.name} answers where {peer} was expected")
+        secret = self._node.settings.secret
+        if secret is not None:
+            check_nonce(said, peer)
+            proof = said.pop(PROOF, None)
+            secret.check(proof, Side.ACCEPTOR, own, said, epoch, who=peer)
+            answer = {PROOF: secret.proof(Side.DIALLER, own, said, epoch)}
+            await self._say_hello(stream, Kind.HELLO, answer, epoch)
         self._node.link_up(peer, channel, hello)
         try:
             async with trio.open_nursery() as nursery:
@@ -271,22 +313,66 @@ class Links:
 
     # -- hello -----------------------------------------------------------------------------
 
-    async def _send_hello(self, stream: Stream, kind: Kind, channel: str, epoch: int) -> None:
-        hello = Outgoing(kind, self._node.term, (self._node.hello(channel).encode(),))
-        await stream.send_all(_frame(hello, epoch, 0))
+    def _hello(self, channel: str) -> dict[str, Any]:
+        """Return what this member says of itself on a new connection."""
+        said = self._node.hello(channel).encode()
+        if self._node.settings.secret is not None:
+            said[NONCE] = self._rng.randbytes(NONCE_BYTES)
+        return said
 
-    async def _receive_hello(
-        self, stream: Stream, decoder: PeerFrameDecoder, kind: Kind
-    ) -> tuple[Hello, int, list[PeerFrame]]:
+    async def _say_hello(
+        self, stream: Stream, kind: Kind, said: dict[str, Any], epoch: int
+    ) -> None:
+        await stream.send_all(_frame(Outgoing(kind, self._node.term, (said,)), epoch, 0))
+
+    async def _have_it_proved(
+        self,
+        stream: Stream,
+        decoder: PeerFrameDecoder,
+        hello: Hello,
+        said: dict[str, Any],
+        epoch: int,
+        frames: list[PeerFrame],
+    ) -> list[PeerFrame]:
+        """Prove that this member knows the secret, and wait for the caller to do so.
+
+        Returns:
+            The frames that came behind the proof.
+        Raises:
+            RemoteProtocolError: The caller cannot; nothing it said has counted.
+        """
+        secret = self._node.settings.secret
+        assert secret is not None
+        check_nonce(said, hello.name)
+        own = self._hello(hello.channel)
+        proof = secret.proof(Side.ACCEPTOR, said, own, epoch)
+        await self._say_hello(stream, Kind.HELLO_ACK, {**own, PROOF: proof}, epoch)
+        frames = frames or await self._receive_first(stream, decoder, hello.name)
+        first = frames[0]
+        shown = first.fields[0] if first.kind is Kind.HELLO else None
+        shown = shown.get(PROOF) if isinstance(shown, dict) else None
+        secret.check(shown, Side.DIALLER, said, own, epoch, who=hello.name)
+        return frames[1:]
+
+    async def _receive_first(
+        self, stream: Stream, decoder: PeerFrameDecoder, whose: str
+    ) -> list[PeerFrame]:
+        """Wait for at least one frame of somebody who introduces himself."""
         frames: list[PeerFrame] = []
         with trio.move_on_after(CONNECT_TIMEOUT_S):
             while not frames:
                 data = await stream.receive_some(RECEIVE_BYTES)
                 if not data:
-                    raise RemoteProtocolError("closed before it said hello")
+                    raise RemoteProtocolError(f"{whose} closed before it said hello")
                 frames = decoder.feed(memoryview(data))
         if not frames:
-            raise RemoteProtocolError(f"no hello within {CONNECT_TIMEOUT_S} s")
+            raise RemoteProtocolError(f"no hello of {whose} within {CONNECT_TIMEOUT_S} s")
+        return frames
+
+    async def _receive_hello(
+        self, stream: Stream, decoder: PeerFrameDecoder, kind: Kind, whose: str
+    ) -> tuple[Hello, dict[str, Any], int, list[PeerFrame]]:
+        frames = await self._receive_first(stream, decoder, whose)
         first = frames[0]
         if first.kind is not kind:
             raise RemoteProtocolError(f"a {first.kind.name} frame where a hello was expected")
@@ -303,7 +389,17 @@ class Links:
             )
         if hello.name == settings.self_id or hello.channel not in CHANNELS:
             raise RemoteProtocolError(f"{hello.name!r} is this node's own name, or no channel")
-        return hello, first.epoch, frames[1:]
+        return hello, first.fields[0], first.epoch, frames[1:]
+
+
+def _tls_failure(error: BaseException) -> str | None:
+    """Return why a TLS handshake failed; None when the connection just ended."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError) and not isinstance(
+        cause, ssl.SSLEOFError | ssl.SSLZeroReturnError
+    ):
+        return f"TLS: {cause}"
+    return None
 
 
 def _frame(

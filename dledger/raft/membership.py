@@ -12,7 +12,7 @@ a learner, and when it has caught up its forgetful predecessor is removed and it
 steps are decided from the list in the log and what the leader sees, so that the next leader goes on
 where the last one stopped.
 
-Pure: `dledger.raft.journal` appends, `dledger.raft.node` decides when.
+Pure: `dledger.raft.journal` appends, `dledger.raft.reconfiguration` decides when.
 """
 
 from __future__ import annotations

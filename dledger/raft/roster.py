@@ -19,7 +19,7 @@ NAMES_MAX: Final = 64
 
 
 class Roster:
-    """The members as this node sees them; `RaftNode` owns it and asks it.
+    """The members as this node sees them; `RaftNode` owns it, its rooms ask it.
 
     Args:
         log: The list in force, kept by the journal.

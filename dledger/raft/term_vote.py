@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import cbor2
 
 from commitlog.errors import CorruptStoreError
 from commitlog.slot_file import SlotFile
+
+COPIES: Final = 2
+"""Both slots hold the record before it counts: with one of them spoilt, the other would otherwise
+have the vote before, and nobody could tell a bad sector from a write that a crash has torn."""
 
 
 class TermVote:
@@ -34,6 +40,9 @@ class TermVote:
             if not (isinstance(record, list) and len(record) == 2):
                 raise CorruptStoreError("the term and vote record is not what this version writes")
             self.term, self.voted_for = record
+            if not slots.is_doubled:
+                # A crash came between the copies, or one is spoilt: written again before use.
+                self.version = 1
 
     @property
     def is_durable(self) -> bool:
@@ -56,7 +65,8 @@ class TermVote:
         Raises:
             FlushFailedError: Nothing that rests on it may be sent; the node stops.
         """
-        self._slots.store(record)
+        for _ in range(COPIES):
+            self._slots.store(record)
 
     def mark_durable(self, version: int) -> None:
         """Take note that *version* is on disk."""

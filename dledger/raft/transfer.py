@@ -7,7 +7,7 @@ to stand for election at once, and goes on if it still leads a while later. ::
     CATCHING_UP ──target has everything──► ASKED ──another term──► DONE
          └──────────── time is over ────────┴────────────────────► FAILED
 
-Pure: `RaftNode` drives it after every event and with every heartbeat.
+Pure: `dledger.raft.handover` drives it after every event.
 """
 
 from __future__ import annotations

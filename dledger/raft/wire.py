@@ -30,6 +30,9 @@ PROTOCOL_VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 32 << 20
 """Largest frame, bytes: one entry at its cap beside a full append, with room for the head."""
 
+HELLO_BYTES_MAX: Final = 64 << 10
+"""Largest frame of somebody who has not introduced himself: a hello names at most a few members."""
+
 _PREFIX: Final = struct.Struct(">II")
 _HEAD_LENGTH: Final = struct.Struct(">H")
 
@@ -105,11 +108,15 @@ def encode_frame(head: bytes, payload: list[memoryview] | None = None) -> bytes:
 
 
 class PeerFrameDecoder:
-    """Bytes in, frames out. After an error it stays in error."""
+    """Bytes in, frames out. After an error it stays in error.
+
+    Attributes:
+        frame_bytes_max: Largest frame it takes; may be changed between two calls.
+    """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._buffer = bytearray()
-        self._frame_bytes_max = frame_bytes_max
+        self.frame_bytes_max = frame_bytes_max
         self._broken = False
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[PeerFrame]:
@@ -135,7 +142,7 @@ class PeerFrameDecoder:
         buffer, offset = self._buffer, 0
         while len(buffer) - offset >= _PREFIX.size:
             length, crc = _PREFIX.unpack_from(buffer, offset)
-            if not 6 <= length <= self._frame_bytes_max:
+            if not 6 <= length <= self.frame_bytes_max:
                 raise RemoteProtocolError(f"a peer frame of {length} bytes")
             start, end = offset + _PREFIX.size, offset + 4 + length
             if len(buffer) < end:

@@ -6,7 +6,7 @@ proposes them together; our SDK's synchronous commit is a proposal of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -46,7 +46,7 @@ class OffsetCommits:
     def __init__(self, group: BrokerGroup, clock: Clock, *, interval_s: float = 1.0) -> None:
         self._group = group
         self._clock = clock
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._dirty: dict[OffsetSlot, int] = {}
         self._in_flight: dict[OffsetSlot, _InFlight] = {}
         self._term = 0
@@ -88,11 +88,35 @@ class OffsetCommits:
         Raises:
             NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
         """
+        self.commit_all_now([((group, topic, queue_id), offset)], on_done)
+
+    def commit_all_now(
+        self, items: Sequence[tuple[OffsetSlot, int]], on_done: Callable[[Proposed], None]
+    ) -> None:
+        """Propose at most `MAX_OFFSETS_PER_RECORD` offsets together; *on_done* hears of them.
+
+        Raises:
+            NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
+        """
         self._leads()
-        slot = (group, topic, queue_id)
-        self._propose([(slot, offset)], on_done)
-        # A later entry wins over an earlier one, so an older offset must not follow this one.
-        self._dirty.pop(slot, None)
+        self._propose(items, on_done)
+        # A later entry wins over an earlier one, so an older offset must not follow these.
+        for slot, _ in items:
+            self._dirty.pop(slot, None)
+
+    def topics_of(self, group: str) -> list[str]:
+        """Return the topics that a consumer group has offsets in, sorted."""
+        topics = {topic for name, topic in self._group.state.consumer_offsets if name == group}
+        if self._leads():
+            topics |= {
+                topic for name, topic, _ in (*self._dirty, *self._in_flight) if name == group
+            }
+        return sorted(topics)
+
+    def drop_group(self, group: str) -> None:
+        """Forget what waits of *group*: its offsets are being removed."""
+        for slot in [slot for slot in self._dirty if slot[0] == group]:
+            del self._dirty[slot]
 
     def flush(self) -> None:
         """Propose everything that waits. What cannot be taken now stays for the next time."""
@@ -120,7 +144,7 @@ class OffsetCommits:
         Cancellation: What was not proposed is dropped.
         """
         while True:
-            await self._clock.sleep(self._interval_s)
+            await self._clock.sleep(self.interval_s)
             self.flush()
 
     def _leads(self) -> bool:

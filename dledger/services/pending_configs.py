@@ -113,8 +113,8 @@ class TopicView:
         self, group: BrokerGroup, *, auto_create_topic_enable: bool, auto_create_group_enable: bool
     ) -> None:
         self._group = group
-        self._auto_create_topic_enable = auto_create_topic_enable
-        self._auto_create_group_enable = auto_create_group_enable
+        self.auto_create_topic_enable = auto_create_topic_enable
+        self.auto_create_group_enable = auto_create_group_enable
         self.pending: PendingConfigs[TopicConfig] = PendingConfigs(group, self._applied_topic)
         self.pending_groups: PendingConfigs[SubscriptionGroupConfig] = PendingConfigs(
             group, self._applied_group
@@ -150,7 +150,7 @@ class TopicView:
             return None
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
-        if not self._auto_create_topic_enable:
+        if not self.auto_create_topic_enable:
             return None
         default = self.config(default_topic)
         if default is None or not default.inherited:
@@ -171,13 +171,13 @@ class TopicView:
     def subscription_group_or_default(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the consumer group; an unknown one as it would be made, None if it may not be."""
         known = self.subscription_group(group)
-        if known is None and self._auto_create_group_enable:
+        if known is None and self.auto_create_group_enable:
             return SubscriptionGroupConfig(group)
         return known
 
     def group_to_create(self, group: str) -> SubscriptionGroupsChange | None:
         """Return the change that makes a consumer group known; None if it is, or may not be."""
-        if not self._auto_create_group_enable or self.subscription_group(group) is not None:
+        if not self.auto_create_group_enable or self.subscription_group(group) is not None:
             return None
         return SubscriptionGroupsChange(put=(SubscriptionGroupConfig(group),))
 

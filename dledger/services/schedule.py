@@ -13,7 +13,13 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from commitlog.errors import DiskFullError, InvariantBroken
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    DiskFullError,
+    InvariantBroken,
+)
+from commitlog.record import decode_record
 from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.services.delay_level import Delivery, deliver, delivery_batch, queue_of_level
@@ -79,9 +85,9 @@ class ScheduleMessageService:
         leadership = self._group.leadership
         if leadership is None:
             return
-        levels = range(1, len(self._levels_ms) + 1)
+        levels = self._levels()
         self._wake = {level: trio.Event() for level in levels}
-        self._seen = {level: SeenTimes(self._levels_ms[level - 1] / 1000) for level in levels}
+        self._seen = {level: SeenTimes(self._delay_ms(level) / 1000) for level in levels}
         self._group.on_applied.append(self._on_applied)
         try:
             async with trio.open_nursery() as nursery:
@@ -89,6 +95,34 @@ class ScheduleMessageService:
                     nursery.start_soon(self._deliver_level, level, leadership.term)
         finally:
             self._group.on_applied.remove(self._on_applied)
+
+    def _levels(self) -> list[int]:
+        """Return the levels that are configured, and those of old whose messages wait still."""
+        state, found = self._group.state, set(range(1, len(self._levels_ms) + 1))
+        for (topic, queue_id), bounds in state.queues.items():
+            waits = topic == SCHEDULE_TOPIC and bounds.max_offset > bounds.min_offset
+            if waits and state.delay_progress.get(queue_id + 1, 0) < bounds.max_offset:
+                found.add(queue_id + 1)
+        return sorted(found)
+
+    def _delay_ms(self, level: int) -> int:
+        """Return the longest delay that was promised to a message that waits in a level.
+
+        The configuration may have had others: what waits says so by the time it has.
+        """
+        longest = self._levels_ms[level - 1] if level <= len(self._levels_ms) else 0
+        queue_id = queue_of_level(level)
+        first = self._group.state.delay_progress.get(level, 0)
+        last = self._group.state.max_offset(SCHEDULE_TOPIC, queue_id) - 1
+        for offset in {first, last} if first <= last else ():
+            unit = self._group.queues.queue(SCHEDULE_TOPIC, queue_id).read(offset, 1)[0]
+            try:
+                record = self._group.log.record_at(int(unit["phy_offset"]))
+                stored_ms = decode_record(record, check_crc=False).store_timestamp_ms
+            except (CorruptEntryError, CorruptRecordError):
+                stored_ms = 0  # being repaired; it may wait for the clock alone
+            longest = max(longest, int(unit["tags_code"]) - stored_ms)
+        return longest
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         self._applied.set()

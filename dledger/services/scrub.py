@@ -19,7 +19,8 @@ from commitlog.damage import check_entries
 from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
 from dledger.raft.append import split_frames
-from dledger.raft.node import FLUSH, RaftNode
+from dledger.raft.flusher import FLUSH
+from dledger.raft.node import RaftNode
 from dledger.raft.repair import Repair
 from dledger.raft.wakeup import Wakeup
 from dledger.store import ReplicaStore
@@ -87,8 +88,8 @@ class ScrubService:
         self.found = 0
         self.repaired = 0
         self.on_config_repaired: Callable[[], None] = lambda: None
-        node.on_suspect = self.suspect
-        node.on_fetched = self._on_fetched
+        node.owner.on_suspect = self.suspect
+        node.owner.on_fetched = self._on_fetched
         if len(store.log.damaged):
             self._wake.set()
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dledger.group_api import QueueTouched
+from dledger.services.broker_stats import BrokerStats
+from dledger.services.day_counts import DayCounts
 from dledger.state.tables import QueueKey, StateTables
 from remoting.seams import Clock
 
@@ -29,6 +31,7 @@ class Throughput:
 
     def __init__(self, clock: Clock, tables: StateTables) -> None:
         self._clock = clock
+        self.day = DayCounts()
         self.put = 0
         self.found = 0
         self.missed = 0
@@ -37,12 +40,14 @@ class Throughput:
         self._ends: dict[QueueKey, int] = {
             key: bounds.max_offset for key, bounds in tables.queues.items()
         }
+        self.stats = BrokerStats(lambda: self._ends)
 
-    def count_pull(self, messages: int) -> None:
+    def count_pull(self, messages: int, topic: str, group: str) -> None:
         """Count an answered pull; 0 messages is a miss."""
         if messages:
             self.found += 1
             self.got += messages
+            self.stats.count_got(topic, group, messages)
         else:
             self.missed += 1
 
@@ -62,7 +67,10 @@ class Throughput:
         """
         while True:
             await self._clock.sleep(SAMPLE_S)
-            self._samples.append(self._sample())
+            sample = self._sample()
+            self._samples.append(sample)
+            self.stats.look(sample.at)
+            self.day.look(self._clock.wall_ms(), self.put, self.got)
 
     def rates(self, counter: str) -> str:
         """Return "a b c": events a second over the three windows."""

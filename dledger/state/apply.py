@@ -17,15 +17,22 @@ from commitlog.consume_queue import Units
 from commitlog.derive import Derived
 from commitlog.entry import KIND_CONFIG, KIND_RECORDS, EntryHeader, config_body
 from commitlog.errors import InvariantBroken
-from commitlog.record import decode_record
-from dledger.state.names import STATE_TOPIC
+from commitlog.record import checked_body
+from dledger.state.names import HALF_TOPIC, STATE_TOPIC, TIMER_TOPIC
+from dledger.state.producer_sessions import StoredSend
+from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks, drop_topic
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
     FloorChange,
+    ProducerOpenedChange,
+    ProducerSendChange,
+    QueueFloorsChange,
     StateChange,
     SubscriptionGroupsChange,
+    TimersChange,
     TopicsChange,
+    TransactionsChange,
     decode_change,
 )
 from dledger.state.tables import QueueBounds, StateTables
@@ -92,7 +99,7 @@ def apply_entry(
     units: list[QueueUnits] = []
     changes: list[StateChange] = []
     if header.kind == KIND_RECORDS:
-        units, state_positions = _apply_queues(tables, derived)
+        units, state_positions = _apply_queues(tables, derived, header.store_time_ms)
         if state_positions:
             changes = _apply_state(tables, frame, header, state_positions)
     elif header.kind == KIND_CONFIG:
@@ -128,7 +135,7 @@ def raise_min_offsets(
 
 
 def _apply_queues(
-    tables: StateTables, derived: Derived
+    tables: StateTables, derived: Derived, store_time_ms: int
 ) -> tuple[list[QueueUnits], list[tuple[int, int]]]:
     """Return units per queue, and (position, state queue) of each state record."""
     result: list[QueueUnits] = []
@@ -156,6 +163,13 @@ def _apply_queues(
             state_positions.extend(
                 (position, queue_id) for position in derived.phy_offset[where].tolist()
             )
+        elif topic == HALF_TOPIC:
+            for half_offset, position in enumerate(derived.phy_offset[where].tolist(), first):
+                tables.transactions.begin(half_offset, position, store_time_ms)
+        elif topic == TIMER_TOPIC:
+            # A record without a time is a note of a recall: it waits for nothing.
+            timed = derived.tags_code[where] > 0
+            tables.timers.add((np.flatnonzero(timed) + first).tolist())
     return result, state_positions
 
 
@@ -166,14 +180,16 @@ def _apply_state(
     positions.sort()
     changes = []
     for position, queue_id in positions:
-        record = decode_record(frame, position - header.position, check_crc=False)
-        change = decode_change(queue_id, record.body)
-        _apply_change(tables, change, header)
+        body, size = checked_body(frame, position - header.position)
+        change = decode_change(queue_id, body)
+        _apply_change(tables, change, header, position + size)
         changes.append(change)
     return changes
 
 
-def _apply_change(tables: StateTables, change: StateChange, header: EntryHeader) -> None:
+def _apply_change(
+    tables: StateTables, change: StateChange, header: EntryHeader, end_position: int
+) -> None:
     match change:
         case TopicsChange(put, delete):
             for config in put:
@@ -182,11 +198,13 @@ def _apply_change(tables: StateTables, change: StateChange, header: EntryHeader)
                 _delete_topic(tables, topic)
             tables.topics_counter += 1
             tables.topics_changed_ms = header.store_time_ms
-        case SubscriptionGroupsChange(groups, delete):
+        case SubscriptionGroupsChange(groups, delete, forget):
             for group in groups:
                 tables.subscription_groups[group.group_name] = group
             for name in delete:
                 tables.subscription_groups.pop(name, None)
+            for name in forget:
+                _forget_offsets(tables, name)
         case ConsumerOffsetsChange(offsets):
             for group_name, topic, queue_id, offset in offsets:
                 tables.consumer_offsets.setdefault((group_name, topic), {})[queue_id] = offset
@@ -205,6 +223,39 @@ def _apply_change(tables: StateTables, change: StateChange, header: EntryHeader)
                     f"to {floor.first_index}"
                 )
             tables.floor = floor
+        case ProducerOpenedChange(producer_id):
+            tables.producers.open(producer_id, header.index, header.store_time_ms)
+        case ProducerSendChange(producer_id, epoch, sequence, first_open, refused):
+            # What was sent stands right behind this record.
+            send = StoredSend(end_position, refused)
+            tables.producers.note(
+                producer_id, epoch, sequence, first_open, send, header.store_time_ms
+            )
+        case TransactionsChange(decided, checked):
+            for half_offset, checks in checked:
+                tables.transactions.check(half_offset, checks, header.store_time_ms)
+            for half_offset, decision in decided:
+                tables.transactions.decide(half_offset, decision)
+        case TimersChange(done, recalled):
+            tables.timers.finish(done)
+            tables.timers.recall(recalled)
+        case QueueFloorsChange(floors):
+            for topic, queue_id, offset in floors:
+                bounds = tables.queues.get((topic, queue_id))
+                if bounds is None or offset > bounds.max_offset:
+                    raise InvariantBroken(
+                        f"entry {header.index} lets {topic} {queue_id} begin at {offset}, "
+                        f"where {bounds} is"
+                    )
+                bounds.min_offset = max(bounds.min_offset, offset)
+        case QueueLocksChange():
+            apply_queue_locks(tables.queue_locks, change, header.index)
+            tables.queue_locks_index = header.index
+
+
+def _forget_offsets(tables: StateTables, group: str) -> None:
+    for key in [key for key in tables.consumer_offsets if key[0] == group]:
+        del tables.consumer_offsets[key]
 
 
 def _delete_topic(tables: StateTables, topic: str) -> None:
@@ -213,3 +264,4 @@ def _delete_topic(tables: StateTables, topic: str) -> None:
         del tables.queues[key]
     for offset_key in [key for key in tables.consumer_offsets if key[1] == topic]:
         del tables.consumer_offsets[offset_key]
+    drop_topic(tables.queue_locks, topic)

@@ -10,6 +10,7 @@ from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, Topi
 
 STATE_TOPIC = "RMQ_SYS_DLEDGER_STATE"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 AUTO_CREATE_TOPIC_KEY_TOPIC = "TBW102"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -30,12 +31,18 @@ SUBSCRIPTION_GROUPS_QUEUE = 1
 CONSUMER_OFFSETS_QUEUE = 2
 DELAY_PROGRESS_QUEUE = 3
 FLOOR_QUEUE = 4
-STATE_QUEUE_NUMS = 5
+TRANSACTIONS_QUEUE = 5
+QUEUE_LOCKS_QUEUE = 8
+PRODUCER_SESSIONS_QUEUE = 10
+TIMERS_QUEUE = 12
+QUEUE_FLOORS_QUEUE = 13
+STATE_QUEUE_NUMS = 16
 
 NOT_ALLOWED_SEND_TOPICS = frozenset(
     {
         STATE_TOPIC,
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         HALF_TOPIC,
         OP_HALF_TOPIC,
         TRANS_CHECK_MAX_TIME_TOPIC,
@@ -97,6 +104,7 @@ def builtin_topics(
         config(broker_name, 1, inherit),
         config(OFFSET_MOVED_EVENT, 1),
         config(SCHEDULE_TOPIC, delay_levels),
+        config(TIMER_TOPIC, 1),
         config(cluster_name + "_REPLY_TOPIC", 1),
         config(HALF_TOPIC, 1),
         config(OP_HALF_TOPIC, 1),

@@ -17,10 +17,14 @@ import cbor2
 from typing_extensions import Buffer
 
 from commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.state.pending_timers import PendingTimers
+from dledger.state.producer_sessions import ProducerSessions
+from dledger.state.queue_lock import locks_from_state, locks_to_state
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topic_config import TopicConfig
+from dledger.state.transactions import TransactionTable
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
 SNAPSHOT_FORMAT = 1
@@ -51,8 +55,13 @@ def snapshot(tables: StateTables) -> bytes:
         },
         "consumer_offsets": offsets,
         "delay_progress": tables.delay_progress,
+        "timers": tables.timers.to_state(),
         "queues": queues,
+        "transactions": tables.transactions.to_state(),
         "floor": floor_to_state(tables.floor),
+        "producers": tables.producers.to_state(),
+        "queue_locks": locks_to_state(tables.queue_locks),
+        "queue_locks_index": tables.queue_locks_index,
     }
     body = cbor2.dumps(value, canonical=True)
     return _HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_FORMAT, zlib.crc32(body), len(body)) + body
@@ -98,12 +107,17 @@ def load(
             for topic, by_queue in topics.items()
         },
         delay_progress=value["delay_progress"],
+        timers=PendingTimers.from_state(value.get("timers", {"pieces": {}, "recalled": []})),
         queues={
             (topic, queue_id): QueueBounds(*bounds)
             for topic, by_queue in value["queues"].items()
             for queue_id, bounds in by_queue.items()
         },
+        transactions=TransactionTable.from_state(value.get("transactions", {})),
         floor=floor_from_state(value["floor"]),
+        producers=ProducerSessions.of_state(value.get("producers", [])),
+        queue_locks=locks_from_state(value.get("queue_locks", {})),
+        queue_locks_index=value.get("queue_locks_index", 0),
         topics_counter=value["topics_counter"],
         topics_changed_ms=value["topics_changed_ms"],
         members_index=value.get("members_index", 0),

@@ -1,7 +1,9 @@
 """State changes as records on the state topic: CBOR bodies in, CBOR bodies out.
 
 A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
-subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor.
+subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor, 5
+transactions, 8 queue locks, 10 producer sessions, 12 messages with a time of their own, 13 queues
+that begin later.
 
 Spec: docs/state.md.
 """
@@ -24,12 +26,19 @@ from dledger.state.names import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
     FLOOR_QUEUE,
+    PRODUCER_SESSIONS_QUEUE,
+    QUEUE_FLOORS_QUEUE,
+    QUEUE_LOCKS_QUEUE,
     STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
+    TIMERS_QUEUE,
     TOPICS_QUEUE,
+    TRANSACTIONS_QUEUE,
 )
+from dledger.state.queue_lock import QueueLocksChange
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import TopicConfig
+from dledger.state.transactions import TransactionDecision
 
 STATE_RECORD_VERSION = 1
 
@@ -47,10 +56,14 @@ class TopicsChange:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionGroupsChange:
-    """Subscription groups created or changed, and groups deleted."""
+    """Subscription groups created or changed, and groups deleted.
+
+    ``forget`` names groups whose consumer offsets go, too.
+    """
 
     put: tuple[SubscriptionGroupConfig, ...] = ()
     delete: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +92,73 @@ class FloorChange:
     floor: Anchor
 
 
+@dataclass(frozen=True, slots=True)
+class ProducerOpenedChange:
+    """A producer begins an epoch: the index of the entry this stands in."""
+
+    producer_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSendChange:
+    """The records that follow in the same proposal are a producer's send *sequence*.
+
+    Attributes:
+        first_open: Lowest sequence the producer still waits for.
+        refused: Numbers of the request's runs that were refused and do not follow.
+    """
+
+    producer_id: bytes
+    epoch: int
+    sequence: int
+    first_open: int
+    refused: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsChange:
+    """Half messages decided, and half messages whose producers are asked.
+
+    Both name them by their offset in the half topic. Apply stops the node when one is not open,
+    or was not checked exactly once less.
+    """
+
+    decided: tuple[tuple[int, TransactionDecision], ...] = ()
+    checked: tuple[tuple[int, int], ...] = ()
+    """Half offset, and how often it is asked for with this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimersChange:
+    """Messages of the timer queue that wait no longer, by queue offset.
+
+    ``done`` were delivered, or stored anew further on; ``recalled`` never will be delivered.
+    """
+
+    done: tuple[int, ...] = ()
+    recalled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFloorsChange:
+    """Queues that begin later from now on, by topic: retention of a topic."""
+
+    floors: tuple[tuple[str, int, int], ...]
+    """Topic, queue id, first offset kept."""
+
+
 StateChange = (
     TopicsChange
     | SubscriptionGroupsChange
     | ConsumerOffsetsChange
     | DelayProgressChange
     | FloorChange
+    | TimersChange
+    | QueueFloorsChange
+    | ProducerOpenedChange
+    | ProducerSendChange
+    | TransactionsChange
+    | QueueLocksChange
 )
 
 
@@ -108,9 +182,11 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case TopicsChange(put, delete):
             queue_id = TOPICS_QUEUE
             body = {"put": [config.to_state() for config in put], "delete": list(delete)}
-        case SubscriptionGroupsChange(groups, delete):
+        case SubscriptionGroupsChange(groups, delete, forget):
             queue_id = SUBSCRIPTION_GROUPS_QUEUE
             body = {"put": [config.to_state() for config in groups], "delete": list(delete)}
+            if forget:
+                body["forget"] = list(forget)
         case ConsumerOffsetsChange(offsets):
             queue_id = CONSUMER_OFFSETS_QUEUE
             tree: dict[str, dict[str, dict[int, int]]] = {}
@@ -123,6 +199,32 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case FloorChange(floor):
             queue_id = FLOOR_QUEUE
             body = {"floor": floor_to_state(floor)}
+        case TimersChange(done, recalled):
+            queue_id = TIMERS_QUEUE
+            body = {"done": list(done), "recalled": list(recalled)}
+        case QueueFloorsChange(floors):
+            queue_id = QUEUE_FLOORS_QUEUE
+            by_topic: dict[str, dict[int, int]] = {}
+            for topic, queue, offset in floors:
+                by_topic.setdefault(topic, {})[queue] = offset
+            body = {"floors": by_topic}
+        case ProducerOpenedChange(producer_id):
+            queue_id = PRODUCER_SESSIONS_QUEUE
+            body = {"open": producer_id}
+        case ProducerSendChange(producer_id, epoch, sequence, first_open, refused):
+            # Once in every idempotent request: in canonical order as it stands, and not sorted.
+            sent = [producer_id, epoch, sequence, first_open, *refused]
+            body = {"v": STATE_RECORD_VERSION, "send": sent}
+            return PRODUCER_SESSIONS_QUEUE, cbor2.dumps(body)
+        case TransactionsChange(decided, checked):
+            queue_id = TRANSACTIONS_QUEUE
+            body = {
+                "decided": {half: int(decision) for half, decision in decided},
+                "checked": dict(checked),
+            }
+        case QueueLocksChange():
+            queue_id = QUEUE_LOCKS_QUEUE
+            body = change.to_state()
     body["v"] = STATE_RECORD_VERSION
     return queue_id, cbor2.dumps(body, canonical=True)
 
@@ -150,6 +252,7 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return SubscriptionGroupsChange(
                 tuple(SubscriptionGroupConfig.from_state(item) for item in value["put"]),
                 tuple(value["delete"]),
+                tuple(value.get("forget", ())),
             )
         if queue_id == CONSUMER_OFFSETS_QUEUE:
             return ConsumerOffsetsChange(
@@ -164,6 +267,28 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return DelayProgressChange(value["level"], value["from"], value["to"])
         if queue_id == FLOOR_QUEUE:
             return FloorChange(floor_from_state(value["floor"]))
+        if queue_id == TIMERS_QUEUE:
+            return TimersChange(tuple(value["done"]), tuple(value["recalled"]))
+        if queue_id == QUEUE_FLOORS_QUEUE:
+            return QueueFloorsChange(
+                tuple(
+                    (topic, queue, offset)
+                    for topic, queues in value["floors"].items()
+                    for queue, offset in queues.items()
+                )
+            )
+        if queue_id == PRODUCER_SESSIONS_QUEUE:
+            if "open" in value:
+                return ProducerOpenedChange(value["open"])
+            producer_id, epoch, sequence, first_open, *refused = value["send"]
+            return ProducerSendChange(producer_id, epoch, sequence, first_open, tuple(refused))
+        if queue_id == TRANSACTIONS_QUEUE:
+            return TransactionsChange(
+                tuple((half, TransactionDecision(by)) for half, by in value["decided"].items()),
+                tuple(value["checked"].items()),
+            )
+        if queue_id == QUEUE_LOCKS_QUEUE:
+            return QueueLocksChange.from_state(value)
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
     raise InvariantBroken(f"state record on unknown queue {queue_id}")

@@ -24,10 +24,12 @@ class SubscriptionGroupConfig:
     group_sys_flag: int = 0
     consume_timeout_minute: int = 15
     attributes: Mapping[str, str] = field(default_factory=dict)
+    retry_policy: Mapping[str, Any] | None = None
+    """Kept for who asks; RocketMQ's brokers follow it for POP consumers alone."""
 
     def to_state(self) -> dict[str, Any]:
         """Return the CBOR form of a state record."""
-        return {
+        state: dict[str, Any] = {
             "group_name": self.group_name,
             "consume_enable": self.consume_enable,
             "consume_from_min_enable": self.consume_from_min_enable,
@@ -42,6 +44,9 @@ class SubscriptionGroupConfig:
             "consume_timeout_minute": self.consume_timeout_minute,
             "attributes": dict(self.attributes),
         }
+        if self.retry_policy is not None:
+            state["retry_policy"] = dict(self.retry_policy)
+        return state
 
     @classmethod
     def from_state(cls, value: dict[str, Any]) -> SubscriptionGroupConfig:

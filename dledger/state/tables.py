@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from commitlog.mark import Anchor
+from dledger.state.pending_timers import PendingTimers
+from dledger.state.producer_sessions import ProducerSessions
+from dledger.state.queue_lock import LockKey, QueueLock
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import TopicConfig
+from dledger.state.transactions import TransactionTable
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
@@ -39,10 +43,18 @@ class StateTables:
     subscription_groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     consumer_offsets: dict[OffsetKey, dict[int, int]] = field(default_factory=dict)
     delay_progress: dict[int, int] = field(default_factory=dict)
+    timers: PendingTimers = field(default_factory=PendingTimers)
     queues: dict[QueueKey, QueueBounds] = field(default_factory=dict)
+    producers: ProducerSessions = field(default_factory=ProducerSessions)
+    transactions: TransactionTable = field(default_factory=TransactionTable)
 
     floor: Anchor = field(default_factory=Anchor)
     """Where the kept log begins: what stands before it may be gone on any replica."""
+
+    queue_locks: dict[LockKey, QueueLock] = field(default_factory=dict)
+    """Grants that stand: queue by queue, who holds it and with which token."""
+    queue_locks_index: int = 0
+    """Index of the newest applied change of them."""
 
     topics_counter: int = 0
     """Changes of the topic table so far: the counter of its DataVersion."""

@@ -1,7 +1,8 @@
-"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK MUTANT``: a broker under test.
+"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK MUTANT AHEAD``: one under test.
 
 The product's own broker process with a clock that the runner steers. MUTANT is 0, or the opaque
-number of a change that is made before anything else. It dies with its parent.
+number of a change that is made before anything else. AHEAD is how many versions its peer protocol
+is newer than the others'. It dies with its parent.
 """
 
 from __future__ import annotations
@@ -20,10 +21,24 @@ from jepsen_like.chaos.steered_clock import SteeredClock
 from remoting.edge import TrioClock
 
 
-def main(config_path: Path, clock_path: Path, mutant: int) -> int:
+def speak_newer(versions: int) -> None:
+    """Introduce this process to its peers as one of a later release, and take theirs for older.
+
+    What it keeps on disk stays what the others write, so it can go back.
+    """
+    from dledger.raft import identity, wire
+
+    newer = wire.PROTOCOL_VERSION + versions
+    for module in (wire, identity):
+        vars(module)["PROTOCOL_VERSION"] = newer
+
+
+def main(config_path: Path, clock_path: Path, mutant: int, versions_ahead: int) -> int:
     """Serve until SIGTERM; return the exit status."""
     if mutant:
         import_module("jepsen_like.mutants.apply").apply(mutant)
+    if versions_ahead:
+        speak_newer(versions_ahead)
     config = load_config(read_files((config_path,)), environment=os.environ)
 
     async def serve() -> int:
@@ -36,4 +51,4 @@ def main(config_path: Path, clock_path: Path, mutant: int) -> int:
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
-    sys.exit(main(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])))
+    sys.exit(main(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])))

@@ -1,14 +1,15 @@
-"""The cluster under test: NameServers and brokers as processes of the runner, on loopback.
+"""The cluster under test: NameServers and brokers as processes of the runner.
 
-Members and clients are told the ports of the runner's proxy, never those a broker has bound, so
-every link goes through it. Every broker has a clock the runner steers, and a data folder that may
-be a file system of its own.
+On loopback everybody is told the ports of the runner's proxy, never those a broker or NameServer
+has bound, so every link goes through it. In a network of the run's own every process has a
+namespace, and everybody is told real ports. Every broker has a clock the runner steers, and a data
+folder that may be a file system of its own.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,27 +17,50 @@ from typing import Any, Final
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, Node, free_ports, settings_document
+from jepsen_like.chaos.namespaces import LOOPBACK, Host
 from jepsen_like.chaos.proxy import Target
 from jepsen_like.chaos.steered_clock import ClockFile
-from jepsen_like.plans.plan import Plan
+from jepsen_like.plans.plan import Plan, Settings
+from jepsen_like.workloads.transactions import broker_settings
 
 GROUP: Final = "chaos"
 CLIENTS: Final = "clients"
 """Under this name the proxy knows everybody who speaks to a broker as a client."""
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
+EXPIRY_REGISTRATIONS: Final = 4
+"""A broker is unlisted after so many registrations that did not come; RocketMQ's ratio."""
+
+SCAN_MS_MIN: Final = 100
 SCRUB_BYTES_PER_S: Final = 32 << 20
 """A log of a run is read through within seconds, so that rot is found while it matters."""
 
 
 @dataclass(slots=True)
 class Ports:
-    """Where one broker listens, and where others are told it does."""
+    """Where one process listens, and where others are told it does.
 
+    Attributes:
+        host: The machine it is on.
+        client: For clients; a NameServer has this one only.
+        client_told: By name of who is told.
+        peer, peer_told: For members.
+    """
+
+    host: Host
     client: int
-    client_told: int
-    peer: int
-    peer_told: int
+    client_told: Mapping[str, int]
+    peer: int = 0
+    peer_told: int = 0
+
+    def client_address(self, source: str) -> str:
+        """Return the ``host:port`` for clients that *source* is told."""
+        return f"{self.host.address}:{self.client_told[source]}"
+
+    @property
+    def peer_address(self) -> str:
+        """The ``host:port`` that members are told."""
+        return f"{self.host.address}:{self.peer_told}"
 
 
 @dataclass(slots=True)
@@ -45,13 +69,15 @@ class ChaosCluster(LocalCluster):
 
     Attributes:
         name_servers: By name; the first is `namesrv`.
-        ports: Of each broker.
+        ports: Of each broker and NameServer.
+        is_proxied: Whether the ports told are a proxy's.
         clocks: Of each broker.
     """
 
     name_servers: dict[str, Node] = field(default_factory=dict)
     ports: dict[str, Ports] = field(default_factory=dict)
     clocks: dict[str, ClockFile] = field(default_factory=dict)
+    is_proxied: bool = True
 
     @property
     def nodes(self) -> list[Node]:
@@ -61,15 +87,27 @@ class ChaosCluster(LocalCluster):
     @property
     def namesrv_addresses(self) -> tuple[str, ...]:
         """``host:port`` of each NameServer, for clients."""
-        return tuple(node.address for node in self.name_servers.values())
+        return self.namesrv_addresses_for(CLIENTS)
+
+    def namesrv_addresses_for(self, source: str) -> tuple[str, ...]:
+        """``host:port`` of each NameServer, as *source* is told."""
+        return tuple(self.ports[name].client_address(source) for name in self.name_servers)
 
     def targets(self) -> dict[int, Target]:
         """Return what the proxy stands for: port to listen on, and who is behind it."""
         found: dict[int, Target] = {}
         for name, ports in self.ports.items():
-            found[ports.peer_told] = Target(name, "127.0.0.1", ports.peer, None)
-            found[ports.client_told] = Target(name, "127.0.0.1", ports.client, CLIENTS)
+            host = ports.host.address
+            if name in self.brokers:
+                found[ports.peer_told] = Target(name, host, ports.peer, None)
+            for source, port in ports.client_told.items():
+                found[port] = Target(name, host, ports.client, source)
         return found
+
+    def be_ahead(self, name: str, versions: int) -> None:
+        """Let a broker speak a protocol so many versions newer from its next start on."""
+        node = self.brokers[name]
+        node.arguments = (*node.arguments[:-1], str(versions))
 
     async def stop_all(self) -> None:
         """Stop the brokers at the same time, then the NameServers. Runs even when cancelled."""
@@ -87,10 +125,21 @@ class ChaosCluster(LocalCluster):
         return self.name_servers.get(name) or self.brokers[name]
 
 
+def broker_names(plan: Plan) -> list[str]:
+    """Return the names of the brokers that *plan* asks for."""
+    return [f"n{number}" for number in range(plan.members)]
+
+
+def name_server_names(plan: Plan) -> list[str]:
+    """Return the names of its NameServers."""
+    return [f"ns{number}" for number in range(plan.name_servers)]
+
+
 def lay_out(
     folder: Path,
     plan: Plan,
     *,
+    hosts: Mapping[str, Host] | None = None,
     stores: Mapping[str, Path] | None = None,
     settings: Mapping[str, object] | None = None,
     mutant: int = 0,
@@ -99,65 +148,110 @@ def lay_out(
 
     Args:
         folder: Holds configuration, logs and, unless *stores* says otherwise, data.
+        hosts: Of each process, with a namespace of its own; None: loopback, behind a proxy.
         stores: Data folder of each broker.
         settings: Over those of the plan, ``table.name`` to value.
         mutant: Opaque number of a change every broker is started with.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"n{number}" for number in range(plan.members)]
-    ports = iter(free_ports(plan.name_servers + 4 * len(names)))
+    names, server_names = broker_names(plan), name_server_names(plan)
+    ports = _ports(names, server_names, hosts)
     name_servers = {
-        node.name: node
-        for node in (_name_server(folder, f"ns{i}", next(ports)) for i in range(plan.name_servers))
+        name: _name_server(folder, name, ports[name], plan.settings) for name in server_names
     }
-    cluster = ChaosCluster(folder, name_servers["ns0"], name_servers=name_servers)
-    cluster.ports = {
-        name: Ports(next(ports), next(ports), next(ports), next(ports)) for name in names
-    }
+    cluster = ChaosCluster(
+        folder,
+        name_servers["ns0"],
+        name_servers=name_servers,
+        ports=ports,
+        is_proxied=hosts is None,
+    )
     for name in names:
         clock = cluster.clocks[name] = ClockFile(folder / f"{name}.clock")
         store = (stores or {}).get(name, folder / name)
         values = {**_values(cluster, name, store, plan), **(settings or {})}
         config = folder / f"{name}.toml"
         config.write_text(settings_document(values))
+        host, arguments = ports[name].host, (str(config), str(clock.path), str(mutant), "0")
         cluster.brokers[name] = Node(
             name,
-            f"127.0.0.1:{cluster.ports[name].client}",
-            (str(config), str(clock.path), str(mutant)),
-            folder / f"{name}.log",
+            f"{host.watch_address}:{ports[name].client}",
+            log_path=folder / f"{name}.log",
             store_path=store,
             config_path=config,
-            module="jepsen_like.chaos.broker_child",
+            group=GROUP,
+            **_program(host, "jepsen_like.chaos.broker_child", arguments),
         )
     return cluster
 
 
-def _name_server(folder: Path, name: str, port: int) -> Node:
+def _ports(
+    names: Sequence[str], server_names: Sequence[str], hosts: Mapping[str, Host] | None
+) -> dict[str, Ports]:
+    """Return where everybody listens; a proxy gets a port for every pair it has to tell apart."""
+    sources = [CLIENTS, *names]
+    told = 0 if hosts else len(server_names) * len(sources) + 2 * len(names)
+    free = iter(free_ports(len(server_names) + 2 * len(names) + told))
+    found: dict[str, Ports] = {}
+    for name in (*server_names, *names):
+        dialled_by = sources if name in server_names else [CLIENTS]
+        port, peer = next(free), next(free) if name in names else 0
+        if hosts:
+            found[name] = Ports(hosts[name], port, dict.fromkeys(dialled_by, port), peer, peer)
+        else:
+            client_told = {source: next(free) for source in dialled_by}
+            found[name] = Ports(LOOPBACK, port, client_told, peer, next(free) if peer else 0)
+    return found
+
+
+def _program(host: Host, module: str, arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a node on *host* is started with."""
+    if host.namespace is None:
+        return {"module": module, "arguments": arguments}
+    inside = "jepsen_like.chaos.namespaced_child"
+    return {"module": inside, "arguments": (str(host.namespace), module, *arguments)}
+
+
+def _listen_host(host: Host) -> str:
+    """Loopback and no more; inside a namespace both addresses it has."""
+    return host.address if host.namespace is None else "0.0.0.0"
+
+
+def _name_server(folder: Path, name: str, ports: Ports, settings: Settings) -> Node:
     config = folder / f"{name}.toml"
     config.write_text(
         settings_document(
             {
-                "server.listen_host": "127.0.0.1",
-                "server.listen_port": port,
+                "server.listen_host": _listen_host(ports.host),
+                "server.listen_port": ports.client,
                 "namesrv.kv_config_path": str(folder / name / "kvConfig.json"),
+                "namesrv.broker_expiry_ms": EXPIRY_REGISTRATIONS * settings.register_ms,
+                "namesrv.scan_interval_ms": max(SCAN_MS_MIN, settings.register_ms // 3),
             }
         )
     )
-    arguments = ("namesrv", "-c", str(config))
-    return Node(name, f"127.0.0.1:{port}", arguments, folder / f"{name}.log", config_path=config)
+    return Node(
+        name,
+        f"{ports.host.watch_address}:{ports.client}",
+        log_path=folder / f"{name}.log",
+        config_path=config,
+        **_program(ports.host, "dledger.cli.child", ("namesrv", "-c", str(config))),
+    )
 
 
 def _values(cluster: ChaosCluster, name: str, store: Path, plan: Plan) -> dict[str, Any]:
     ports, settings = cluster.ports[name], plan.settings
-    peers = ";".join(f"{peer}-127.0.0.1:{p.peer_told}" for peer, p in cluster.ports.items())
+    peers = ";".join(f"{peer}-{at.peer_address}" for peer, at in cluster.ports.items() if at.peer)
     return {
         "broker.cluster_name": "Chaos",
         "broker.broker_name": GROUP,
-        "broker.namesrv_addr": ";".join(cluster.namesrv_addresses),
-        "broker.advertised_port": ports.client_told,
-        "server.listen_host": "127.0.0.1",
+        "broker.namesrv_addr": ";".join(cluster.namesrv_addresses_for(name)),
+        "broker.broker_ip1": ports.host.address,
+        "broker.advertised_port": ports.client_told[CLIENTS],
+        "server.listen_host": _listen_host(ports.host),
         "server.listen_port": ports.client,
         "client.register_interval_ms": settings.register_ms,
+        "broker.lock_lease_ms": settings.lock_lease_ms,
         "store.path_root_dir": str(store),
         "store.mapped_file_size_commit_log": settings.segment_bytes,
         "store.mapped_file_size_consume_queue": 20 * settings.queue_units,
@@ -177,4 +271,5 @@ def _values(cluster: ChaosCluster, name: str, store: Path, plan: Plan) -> dict[s
         "raft.append_bytes": settings.append_bytes,
         "raft.max_entry_bytes": settings.segment_bytes // 2,
         "raft.checkpoint_interval_ms": settings.checkpoint_ms,
+        **broker_settings(plan.workload),
     }

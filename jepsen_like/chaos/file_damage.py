@@ -53,9 +53,13 @@ class Place(StrEnum):
     SNAPSHOT = "snapshot"
     """The tables as of the last checkpoint; can be made again from the log that is kept."""
     VOTE = "vote"
-    """Term and vote, in two slots: with the newer one gone the older one would count."""
+    """Term and vote, in two slots that hold the same."""
     COMMIT_MARK = "commit_mark"
     """What is known to be committed, in two slots."""
+
+
+SLOT_FILES: Final = frozenset({Place.VOTE, Place.COMMIT_MARK})
+"""Of these one slot is hit: a bad sector does not reach the other."""
 
 
 @unique
@@ -241,17 +245,29 @@ def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) 
             written = [piece for stretch in written for piece in _up_to(stretch, end)]
         if not written:
             return []
+        if place in SLOT_FILES:
+            written = [_slot_of(rng, written, part)]
         return [_flip_one(rng, *choose_byte(rng, written, part)) for _ in range(bits)]
 
 
-def tear_tail(root: Path, rng: Rng, size_bytes: int, filling: Filling) -> Damage | None:
+def _slot_of(rng: Rng, written: Sequence[Stretch], part: Part) -> Stretch:
+    if part is Part.MIDDLE:
+        return written[rng.randrange(len(written))]
+    return written[0 if part is Part.HEAD else -1]
+
+
+def tear_tail(
+    root: Path, rng: Rng, size_bytes: int, filling: Filling, *, keep_marked: bool = False
+) -> Damage | None:
     """Write over the last *size_bytes* of the log of a stopped broker, as a torn write would.
 
     The log of the broker ends there. What of it was durable is lost too: with a tail that was
     never flushed this is a power cut, with any other it is rot.
 
+    Args:
+        keep_marked: Leave alone what the commit mark covers: see `jepsen_like.nemesis.at_rest`.
     Returns:
-        What was done, durably; None when the log is empty.
+        What was done, durably; None when there is nothing to be written over.
     Raises:
         FaultError: No broker's folder, or a broker runs on it; nothing was changed.
     """
@@ -260,7 +276,11 @@ def tear_tail(root: Path, rng: Rng, size_bytes: int, filling: Filling) -> Damage
         if not written:
             return None
         last = written[-1]
-        start = max(last.start, last.end - size_bytes)
+        mark = Path(paths.commit_mark)
+        kept = marked_end(mark.read_bytes()) if keep_marked and mark.exists() else 0
+        start = max(last.start, last.end - size_bytes, kept - int(Path(last.path).name))
+        if start >= last.end:
+            return None
         before = _read(last.path, start, last.end - start)
         return _written_over(Damage(last.path, start, before, torn(rng, before, filling)))
 

@@ -13,15 +13,19 @@ from typing import Final
 import trio
 
 from client.errors import ClientError
+from dledger.cli.output import CliError
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.chaos.real_client import RealClient
-from jepsen_like.chaos.recorder import Recorder, write_rest
+from jepsen_like.chaos.recorder import Recorder, write_rest, write_tables
 from jepsen_like.chaos.runner import LIVENESS, READERS, RPC_TIMEOUT_S, Options, Ran, versions
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import History, ReplicaRead, RunHeader
 from jepsen_like.plans.plan import Plan, encode_plan
 from jepsen_like.workloads.clients import WorkloadClients
+
+READY_WITHIN_S: Final = 30.0
+"""A cluster that runs makes a topic within this."""
 
 DRAIN_WITHIN_S: Final = 120.0
 NODE: Final = "drain"
@@ -68,7 +72,14 @@ async def run_against(
 
             writing, reading = machine("clients"), machine(READERS)
             await writing.start()
-            await clients.ready.wait()
+            with trio.move_on_after(READY_WITHIN_S) as waiting:
+                await clients.ready.wait()
+            if waiting.cancelled_caught:
+                raise CliError(
+                    f"no topic could be made through {';'.join(name_servers)} within "
+                    f"{READY_WITHIN_S:.0f} s",
+                    next_step="see dledger cluster ls",
+                )
             await reading.start()
             end_s = stage.elapsed_s + plan.duration_ms / 1000
             while stage.elapsed_s < end_s:
@@ -91,6 +102,7 @@ async def run_against(
         )
     ran.verdicts = [*found, *check_everything(ran.history, settled=ran.settled)]
     write_rest(folder, ran.history)
+    write_tables(folder)
     return ran
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 from jepsen_like.chaos.fault_error import FaultError
@@ -41,14 +41,31 @@ def open_numbers(pid: int) -> frozenset[int]:
         raise FaultError(f"descriptors of process {pid} cannot be seen: {error}") from error
 
 
+def cpu_s(pid: int) -> float:
+    """Return the seconds of CPU time a process has used.
+
+    Raises:
+        FaultError: There is no such process.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError as error:
+        raise FaultError(f"the times of process {pid} cannot be seen: {error}") from error
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def few_open_files(pid: int, spare: int) -> Iterator[int]:
+def few_open_files(
+    pid: int, spare: int, is_there: Callable[[], bool] = lambda: True
+) -> Iterator[int]:
     """Let a process open *spare* more files and connections, not more, while the block runs.
 
     What it has open stays open. What it closes meanwhile it may open again.
 
     Args:
         pid: A process of the caller's that has not been waited for: its id is not reused then.
+        is_there: Tells, at the end, whether that is still so.
     Yields:
         The limit, as `RLIMIT_NOFILE` has it.
     Raises:
@@ -64,6 +81,7 @@ def few_open_files(pid: int, spare: int) -> Iterator[int]:
         yield min(limit, soft)
     finally:
         try:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+            if is_there():
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         except ProcessLookupError:
             pass  # It has ended, and its limit with it.

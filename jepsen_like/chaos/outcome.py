@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -107,11 +108,11 @@ def _first_ack(acked: Sequence[tuple[int, int]], at_ns: int) -> int | None:
 
 
 def percentile(values: Sequence[float], per_cent: float) -> float | None:
-    """Return the value that *per_cent* of *values* do not exceed; None when there is none."""
+    """Return the nearest-rank percentile, as the report does; None when there is no value."""
     if not values:
         return None
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * per_cent / 100))]
+    return ordered[max(0, math.ceil(len(ordered) * per_cent / 100) - 1)]
 
 
 def result_of(

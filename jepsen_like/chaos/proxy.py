@@ -30,7 +30,6 @@ import structlog
 import trio
 
 from commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.raft.identity import Hello
 from dledger.raft.wire import Kind, PeerFrameDecoder
 from jepsen_like.chaos.carrier import (
     RECEIVE_BYTES,
@@ -325,14 +324,14 @@ class LinkProxy:
     async def _learn_source(self, connection: Connection, early: bytearray) -> bool:
         """Read the first frame into *early*; False: the dialler went, or is no member."""
         try:
-            while (hello := _hello_of(early)) is None:
+            while (caller := _caller_of(early)) is None:
                 if not await _receive(connection.dialler, early):
                     return False
         except RemoteProtocolError as error:
             log.warning("proxy_refused", target=connection.target.name, error=str(error))
             self._break(connection)
             return False
-        connection.source, connection.channel = hello.name, hello.channel
+        connection.source, connection.channel = caller
         return True
 
     async def _until_through(
@@ -364,8 +363,11 @@ class LinkProxy:
         return is_whole
 
 
-def _hello_of(early: bytearray) -> Hello | None:
-    """Return the introduction that *early* begins with; None while it is not all there."""
+def _caller_of(early: bytearray) -> tuple[str, str] | None:
+    """Return name and channel of who says what *early* begins with; None while it is not all there.
+
+    Whether the versions of two members fit is theirs to find out.
+    """
     if len(early) < 4:
         return None
     size = 4 + int.from_bytes(early[:4], "big")
@@ -376,7 +378,10 @@ def _hello_of(early: bytearray) -> Hello | None:
     frame = PeerFrameDecoder().feed(memoryview(early)[:size])[0]
     if frame.kind is not Kind.HELLO:
         raise RemoteProtocolError(f"a connection that begins with {frame.kind.name}")
-    return Hello.decode(frame.fields[0])
+    match frame.fields[0]:
+        case {"name": str(name), "channel": str(channel)}:
+            return name, channel
+    raise RemoteProtocolError("a hello without a name and a channel")
 
 
 async def _receive(dialler: socket.socket, early: bytearray) -> bool:

@@ -73,6 +73,9 @@ class RealClient:
     async def kill(self) -> None:
         """Let go of everything in the middle of what it does."""
         if self._scope is not None:
+            if self.instance is not None:
+                self.instance.abandon()
+            self.instance = None
             self._scope.cancel()
             await self._ended.wait()
 

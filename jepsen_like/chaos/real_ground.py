@@ -1,4 +1,4 @@
-"""Real processes as a nemesis sees them: signals, file systems, strace, and the runner's proxy."""
+"""Real processes as a nemesis sees them: signals, file systems, strace, and links of the run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import trio
 from dledger.cli.local_cluster import Node
 from dledger.cli.output import CliError
 from dledger.cli.probe import ask, raft_status
-from jepsen_like.chaos import file_damage, strace_inject
+from jepsen_like.chaos import file_damage, limits, strace_inject
 from jepsen_like.chaos.cluster import ChaosCluster
 from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.chaos.idle_connections import Flood, idle_connections
 from jepsen_like.chaos.loop_disk import LoopDisk
-from jepsen_like.chaos.proxy import LinkProxy
+from jepsen_like.chaos.real_links import RealLinks, RunLinks
 from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import CannotBeDone
-from jepsen_like.plans.budget import Soundness
-from jepsen_like.plans.link_fault import LinkFault
+from jepsen_like.nemesis.ground import CannotBeDone, Machine, Workload
+from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.plan import Kind
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.seams import Rng
@@ -45,14 +45,19 @@ SLOW_S_MAX: Final = 120
 FULL_LEAVES_BYTES: Final = 256 << 10
 """A full disk has room for small files, as they have in practice, and none for a segment."""
 
+VERSIONS_AHEAD: Final = 1
+"""A broker of a later release speaks a protocol so much newer."""
+
 ROT_PLACES: Final = (
     file_damage.Place.SEGMENT,
     file_damage.Place.SEGMENT,
     file_damage.Place.SEGMENT,
     file_damage.Place.INDEX,
     file_damage.Place.SNAPSHOT,
+    file_damage.Place.VOTE,
 )
 ROT_PARTS: Final = tuple(file_damage.Part)
+FILLINGS: Final = tuple(file_damage.Filling)
 
 
 class RealMachine:
@@ -116,6 +121,7 @@ class RealMember(RealMachine):
         status: What it said when it was asked last; empty while it does not answer.
         seen_voters: The voters in the list it followed last.
         disk: Its own file system; None where it has an ordinary folder.
+        is_newer: It was started as one of a later release.
     """
 
     def __init__(
@@ -123,12 +129,18 @@ class RealMember(RealMachine):
     ) -> None:
         super().__init__(cluster, node)
         self.disk = disk
+        self.is_newer = False
         self.status: Mapping[str, Any] = {}
         self.seen_voters: tuple[str, ...] = ()
         self._seen_commit = 0
         self._why_no_disk = why_no_disk
         self._rng = rng
         self._slow = ExitStack()
+        self._few_files = ExitStack()
+        self._flood = ExitStack()
+        self._flooded: Flood | None = None
+        self._limited: tuple[int, int, float, float] | None = None
+        """Process, limit, and the time and CPU time at which it was set."""
         self._tracing = trio.Lock()
         """A process has one tracer at a time."""
         self._disk_lock = trio.Lock()
@@ -161,7 +173,18 @@ class RealMember(RealMachine):
 
     async def start(self) -> bool:
         """Start it, once whoever works on its disk has ended."""
+        return await self._start(0)
+
+    async def restart_newer(self) -> None:
+        """Stop it and start it as a broker of a later release."""
+        await self.stop()
+        await self._start(VERSIONS_AHEAD)
+
+    async def _start(self, versions_ahead: int) -> bool:
         async with self._disk_lock:
+            if self.is_down:
+                self._cluster.be_ahead(self.name, versions_ahead)
+                self.is_newer = versions_ahead > 0
             return await super().start()
 
     # -- power and points ------------------------------------------------------------------
@@ -234,6 +257,60 @@ class RealMember(RealMachine):
             )
         return "; ".join(map(str, found))
 
+    async def tear_tail(self, size_bytes: int) -> str:
+        """Write over its newest bytes above the commit mark; it must have ended."""
+        filling = FILLINGS[self._rng.randrange(len(FILLINGS))]
+        async with self._disk_lock:
+            await self.kill()
+            found = await _in_thread(
+                lambda: file_damage.tear_tail(
+                    self.root, self._rng, size_bytes, filling, keep_marked=True
+                )
+            )
+        return "" if found is None else str(found)
+
+    # -- limits ----------------------------------------------------------------------------
+
+    async def limit_files(self, spare: int | None) -> str:
+        """Let it open only *spare* more files; None heals, and tells how busy it was meanwhile."""
+        told = self._how_busy()
+        self._few_files.close()
+        self._limited = None
+        pid = self._node.pid
+        if spare is None or pid is None or not self._node.running:
+            return told
+        why = limits.why_not()
+        if why is not None:
+            raise CannotBeDone(why)
+        manager = limits.few_open_files(pid, spare, lambda: self._runs_as(pid))
+        limit = self._few_files.enter_context(manager)
+        self._limited = (pid, limit, time.monotonic(), limits.cpu_s(pid))
+        return f"at most {limit} descriptors"
+
+    def _runs_as(self, pid: int) -> bool:
+        return self._node.running and self._node.pid == pid
+
+    def _how_busy(self) -> str:
+        if self._limited is None:
+            return ""
+        pid, limit, since_s, cpu_s = self._limited
+        told = f"at most {limit} descriptors: "
+        if not self._runs_as(pid):
+            return f"{told}it stopped"
+        spent = (limits.cpu_s(pid) - cpu_s) / max(0.1, time.monotonic() - since_s)
+        return f"{told}it went on, {spent:.0%} of a processor"
+
+    async def flood(self, connections: int) -> str:
+        """Let so many idle connections stand; 0 closes them and tells what became of them."""
+        await _in_thread(self._flood.close)
+        flooded, self._flooded = self._flooded, None
+        if not connections:
+            return str(flooded or "")
+        host, _, port = self._node.address.rpartition(":")
+        manager = idle_connections(host, int(port), connections)
+        self._flooded = await _in_thread(lambda: self._flood.enter_context(manager))
+        return str(self._flooded)
+
     async def fill_disk(self, left_bytes: int | None) -> None:
         """Take the space of its file system, or give it back."""
         disk = self._own_disk()
@@ -291,35 +368,11 @@ class RealMember(RealMachine):
         self._cluster.clocks[self.name].drift(ppm)
 
     def release(self) -> None:
-        """Let go of the process: nothing is slowed any more."""
+        """Let go of the process: nothing is slowed or limited any more."""
         self._slow.close()
-
-
-class RealLinks:
-    """The proxy's links; those it does not stand between are left alone."""
-
-    def __init__(self, proxy: LinkProxy, known: Callable[[str, str], bool]) -> None:
-        self._proxy = proxy
-        self._known = known
-
-    def cut(self, source: str, target: str) -> None:
-        """Let nothing through."""
-        if self._known(source, target):
-            self._proxy.cut(source, target)
-
-    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
-        """Let everything through again."""
-        if self._known(source, target):
-            self._proxy.mend(source, target, reset=reset)
-
-    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
-        """Spoil what passes."""
-        if self._known(source, target):
-            self._proxy.set_fault(source, target, fault)
-
-    def reset_between(self, one: str, other: str) -> object:
-        """Reset all connections between the two."""
-        return self._proxy.reset_between(one, other) if self._known(one, other) else 0
+        self._few_files.close()
+        self._flood.close()
+        self._limited = self._flooded = None
 
 
 class RealGround:
@@ -329,22 +382,26 @@ class RealGround:
         begin_ns: `time.monotonic_ns` at the begin of the run: the zero of its clock.
         on_event: Given a row for every change of role and every end of a process.
         on_sample: Given what each broker said, as a map, a few times a second.
+        why_no_links: Why links cannot be broken as it was asked for; None when they can.
     """
 
     def __init__(
         self,
         cluster: ChaosCluster,
         members: Mapping[str, RealMember],
-        proxy: LinkProxy,
+        links: RunLinks,
         clients: Mapping[str, Any],
         *,
         begin_ns: int,
         on_event: Callable[[Event], None],
         on_sample: Callable[[Mapping[str, Any]], None],
+        why_no_links: str | None = None,
     ) -> None:
         self._cluster = cluster
         self._members = dict(members)
         self._clients = dict(clients)
+        self._workload: Workload | None = None
+        self._doubles: Machine | None = None
         self._name_servers = {
             name: RealMachine(cluster, node) for name, node in cluster.name_servers.items()
         }
@@ -353,11 +410,11 @@ class RealGround:
         self._on_sample = on_sample
         self._leading: str | None = None
         self._roles: dict[str, tuple[str, int]] = {}
-        self.network = RealLinks(proxy, self._is_link)
-        self.sometimes: Counter[str] = proxy.sometimes
+        self.network = RealLinks(links, self._is_link, why_no_links)
+        self.sometimes: Counter[str] = links.sometimes
 
     def _is_link(self, source: str, target: str) -> bool:
-        known = {*self._members, *self._clients}
+        known = {*self._members, *self._name_servers, *self._clients}
         return source in known and target in known and not {source, target} <= {*self._clients}
 
     @property
@@ -385,9 +442,30 @@ class RealGround:
         """The runner's own clients."""
         return self._clients
 
-    def set_clients(self, clients: Mapping[str, Any]) -> None:
-        """Make the runner's clients known, when they have begun."""
+    def set_clients(self, clients: Mapping[str, Any], workload: Workload, doubles: Machine) -> None:
+        """Make the runner's clients known, when they have begun.
+
+        Args:
+            doubles: Where consumers under the names of others run, when they are to.
+        """
         self._clients = dict(clients)
+        self._workload, self._doubles = workload, doubles
+
+    @property
+    def workload(self) -> Workload:
+        """What the clients do; they must have begun."""
+        assert self._workload is not None
+        return self._workload
+
+    async def start_doubles(self) -> None:
+        """Start consumers under the names of those there are."""
+        if self._doubles is not None:
+            await self._doubles.start()
+
+    async def end_doubles(self) -> None:
+        """End them."""
+        if self._doubles is not None:
+            await self._doubles.kill()
 
     async def sleep(self, seconds: float) -> None:
         """Let time pass."""
@@ -479,6 +557,15 @@ class RealGround:
         intact = caught_up and status["scrub"]["passes"] > 0
         return Soundness(True, firm, caught_up, intact)
 
+    def log_end(self, name: str) -> LogEnd | None:
+        """How far a broker's log reaches, as it said last; None while it is silent."""
+        member = self._members[name]
+        status = member.status
+        if not member.is_up or not status:
+            return None
+        held = min(int(status["applied_index"]), int(status["stable_index"]))
+        return LogEnd(int(status["last_index"]), held)
+
     # -- orders ----------------------------------------------------------------------------
 
     async def order(self, kind: Kind, name: str) -> None:
@@ -491,7 +578,7 @@ class RealGround:
             Kind.MEMBER_REMOVE: "remove",
             Kind.MEMBER_REPLACE: "replace",
         }.get(kind, "add")
-        address = f"127.0.0.1:{self._cluster.ports[name].peer_told}"
+        address = self._cluster.ports[name].peer_address
         ext = {"op": op, "name": name, "address": address if op in ("add", "replace") else ""}
         try:
             answer = await ask(

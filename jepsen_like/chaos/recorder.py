@@ -14,6 +14,7 @@ import cbor2
 import msgspec
 import trio
 
+from jepsen_like.history.latest_rows import LatestRows
 from jepsen_like.history.operation import Event, History, Operation, Row, RunHeader
 from jepsen_like.history.sequence import encode_row, iter_rows
 
@@ -69,28 +70,26 @@ def read_run(folder: Path) -> tuple[History, int]:
         CorruptHistoryError: A record in the middle of a file is damaged.
         OSError: A file cannot be read.
     """
-    history, left = History(RunHeader(run_id="")), 0
-    operations: dict[int, Operation] = {}
-    events: dict[tuple[int, str, str], Event] = {}
+    latest, left = LatestRows(), 0
     for path in sorted((folder / "history").glob("*.cbor")):
         data, end = path.read_bytes(), 0
         for row, end in iter_rows(data):  # noqa: B007  # the last end is wanted
-            if isinstance(row, Operation):
-                operations[row.op_id] = row
-            elif isinstance(row, Event):
-                events[row.at_ns, row.kind, row.target] = row
-            else:
-                history.add(row)
+            latest.add((row,))
         left += len(data) - end
-    history.operations = list(operations.values())
-    history.events = list(events.values())
-    return history, left
+    return latest.history(), left
 
 
 def write_rest(folder: Path, history: History) -> None:
     """Write what was read from the replicas when the run was over, beside the rows."""
     rows: list[Row] = [*history.replica_reads, *history.replica_states]
     (folder / "history" / "replicas.cbor").write_bytes(b"".join(map(encode_row, rows)))
+
+
+def write_tables(folder: Path) -> None:
+    """Write `parquet/`, the same history as tables; what cannot be read is in `bad.parquet`."""
+    from jepsen_like.history.parquet import ingest
+
+    ingest(folder)
 
 
 def encode_json(value: object) -> bytes:

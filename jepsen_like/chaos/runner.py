@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import trio
 
@@ -26,21 +26,35 @@ from dledger.broker import open_replica
 from dledger.cli.broker_command import read_files
 from dledger.config import load_config
 from dledger.settings_values import parse_delay_levels
-from jepsen_like.chaos import loop_disk
-from jepsen_like.chaos.cluster import CLIENTS, GROUP, ChaosCluster, lay_out
+from jepsen_like.chaos import loop_disk, namespaces
+from jepsen_like.chaos.cluster import (
+    CLIENTS,
+    GROUP,
+    ChaosCluster,
+    broker_names,
+    lay_out,
+    name_server_names,
+)
+from jepsen_like.chaos.kernel_links import KernelLinks
+from jepsen_like.chaos.namespaces import RunNetwork, entered, run_network
 from jepsen_like.chaos.proxy import LinkProxy
 from jepsen_like.chaos.real_client import RealClient
 from jepsen_like.chaos.real_ground import RealGround, RealMember
-from jepsen_like.chaos.recorder import Recorder, write_rest
+from jepsen_like.chaos.real_links import RunLinks
+from jepsen_like.chaos.recorder import Recorder, write_rest, write_tables
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import Event, History, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
+from jepsen_like.plans.clock_error import clock_error_ns
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.workloads.clients import WorkloadClients
 from jepsen_like.workloads.final_read import read_replica
+from jepsen_like.workloads.push_groups import PushGroup
+from jepsen_like.workloads.transactions import PATIENCE_S, checks_max
 
 READERS: Final = "readers"
+DOUBLES: Final = "doubles"
 
 DISK_BYTES: Final = 1 << 30
 """File system of one broker; sparse, so it costs what is written."""
@@ -56,6 +70,10 @@ LIVENESS: Final = "liveness"
 
 DISK_KINDS: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.DISK_FULL})
 """Faults that need a file system of the broker's own."""
+
+
+LinksBy = Literal["proxy", "kernel"]
+"""Who breaks links: the runner's own proxy, or the kernel in a network of the run's own."""
 
 
 class DidNotSettle(Exception):  # noqa: N818  # a finding about the cluster, not an error here
@@ -91,11 +109,13 @@ class Options:
     Attributes:
         settings: Of every broker, over those of the plan.
         mutant: Opaque number of a change that brokers are started with.
+        links: Who breaks links. Where the kernel cannot, steps that want it are skipped.
         on_progress: Told a few times a second how many rows there are, by kind and outcome.
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)
     mutant: int = 0
+    links: LinksBy = "proxy"
     on_progress: Callable[[str, Counter[str], Counter[str]], None] = lambda *_: None
 
 
@@ -120,13 +140,18 @@ class _Run:
         self.recorder = Recorder(folder / "history", header)
         self.nemesis: Nemesis | None = None
         self.found: list[Verdict] = []
+        self.why_no_links: str | None = None
+        self.push_group: PushGroup | None = None
+        self.phase = "load and faults"
 
     async def run(self) -> Ran:
         ran = self.ran
-        with ExitStack() as disks:
-            cluster, members = self._lay_out(disks)
+        with ExitStack() as stack:
+            network = self._own_network(stack)
+            cluster, members = self._lay_out(stack, network)
+            links = _links(cluster, network, self.plan)
             try:
-                await self._live(cluster, members)
+                await self._live(cluster, members, links)
             finally:
                 self.recorder.close()
             self._read_replicas(cluster)
@@ -134,20 +159,42 @@ class _Run:
         ran.verdicts = [
             *self.found,
             *check_everything(
-                ran.history, settled=ran.settled, clock_error_ns=clock_error_ns(self.plan)
+                ran.history,
+                settled=ran.settled,
+                clock_error_ns=clock_error_ns(self.plan),
+                lease_ns=self.plan.settings.lock_lease_ns,
+                checks_max=checks_max(self.plan.workload),
+                idempotent=self.plan.workload.idempotent,
             ),
         ]
         write_rest(ran.folder, ran.history)
+        write_tables(ran.folder)
         return ran
 
-    def _lay_out(self, disks: ExitStack) -> tuple[ChaosCluster, dict[str, RealMember]]:
+    def _own_network(self, stack: ExitStack) -> RunNetwork | None:
+        """Make a network and move into it, with all clients, where links are the kernel's."""
+        if self.options.links == "proxy":
+            return None
+        self.why_no_links = namespaces.why_not()
+        if self.why_no_links is not None:
+            return None
+        names = [*broker_names(self.plan), *name_server_names(self.plan), CLIENTS]
+        network = stack.enter_context(run_network(names))
+        inside = network.hosts[CLIENTS].namespace
+        assert inside is not None
+        stack.enter_context(entered(inside))
+        return network
+
+    def _lay_out(
+        self, disks: ExitStack, network: RunNetwork | None
+    ) -> tuple[ChaosCluster, dict[str, RealMember]]:
         folder, plan = self.ran.folder, self.plan
         wanted = any(step.kind in DISK_KINDS for step in plan.steps)
         why = loop_disk.why_not() if wanted else "the plan asks for no disk of its own"
         own: dict[str, loop_disk.LoopDisk] = {}
         (folder / "nodes").mkdir(exist_ok=True)
         if why is None:
-            for name in (f"n{number}" for number in range(plan.members)):
+            for name in broker_names(plan):
                 place = folder / "nodes" / name
                 own[name] = disks.enter_context(
                     loop_disk.loop_disk(
@@ -157,6 +204,7 @@ class _Run:
         cluster = lay_out(
             folder / "nodes",
             plan,
+            hosts=network.hosts if network else None,
             stores={name: disk.place / "store" for name, disk in own.items()},
             settings=self.options.settings,
             mutant=self.options.mutant,
@@ -167,32 +215,34 @@ class _Run:
         }
         return cluster, members
 
-    async def _live(self, cluster: ChaosCluster, members: Mapping[str, RealMember]) -> None:
-        proxy = LinkProxy(Random(f"proxy {self.plan.seed}"), cluster.targets())
+    async def _live(
+        self, cluster: ChaosCluster, members: Mapping[str, RealMember], links: RunLinks
+    ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.recorder.run)
-            await nursery.start(proxy.serve)
+            await nursery.start(links.serve)
             try:
                 async with _running(cluster):
                     ground = RealGround(
                         cluster,
                         members,
-                        proxy,
+                        links,
                         {},
                         begin_ns=self.begin_ns,
                         on_event=self._note,
                         on_sample=self.recorder.sample,
+                        why_no_links=self.why_no_links,
                     )
                     nursery.start_soon(ground.watch)
                     await cluster.wait_leader(timeout_s=SERVE_WITHIN_S)
-                    await self._play(cluster, ground, proxy, nursery)
+                    await self._play(cluster, ground, links, nursery)
             finally:
                 for member in members.values():
                     member.release()
             nursery.cancel_scope.cancel()
 
     async def _play(
-        self, cluster: ChaosCluster, ground: RealGround, proxy: LinkProxy, nursery: trio.Nursery
+        self, cluster: ChaosCluster, ground: RealGround, links: RunLinks, nursery: trio.Nursery
     ) -> None:
         ran = self.ran
         clients = WorkloadClients(
@@ -207,13 +257,20 @@ class _Run:
         await writing.start()
         await clients.ready.wait()
         await reading.start()
-        ground.set_clients({CLIENTS: writing, READERS: reading})
+        if self.plan.workload.push_members:
+            self.push_group = PushGroup(clients, self.plan, machine)
+            nursery.start_soon(self.push_group.run)
+        doubles = machine(DOUBLES, clients.run_doubles)
+        ground.set_clients({CLIENTS: writing, READERS: reading}, clients, doubles)
         nemesis = self.nemesis = Nemesis(ground, self.plan, self._note)
         nursery.start_soon(self._tell, clients, nemesis)
         try:
             await nemesis.run()
             self._mark("healed", ground)
-            await self._heal(ground, proxy)
+            self.phase = "healing"
+            clients.release_consumers()
+            await ground.end_doubles()
+            await self._heal(ground, links)
             with trio.move_on_after(SETTLED_WITHIN_S):
                 await self._demand_progress(ground, clients, writing)
                 await _stop_in_order(ground)
@@ -225,6 +282,7 @@ class _Run:
             self.found.append(Verdict(LIVENESS, "invalid", (violation,)))
         finally:
             ran.faults, ran.sometimes = nemesis.done, ground.sometimes
+            await doubles.kill()
             await reading.kill()
             await writing.kill()
         if clients.unclassified:
@@ -234,14 +292,16 @@ class _Run:
 
     async def _tell(self, clients: WorkloadClients, nemesis: Nemesis) -> None:
         while True:
-            self.options.on_progress("load and faults", clients.counts, nemesis.done)
+            self.options.on_progress(self.phase, clients.counts, nemesis.done)
             await trio.sleep(0.5)
 
-    async def _heal(self, ground: RealGround, proxy: LinkProxy) -> None:
-        proxy.mend_all()
+    async def _heal(self, ground: RealGround, links: RunLinks) -> None:
+        links.mend_all()
         for member in ground.brokers.values():
-            member.release()
+            await trio.to_thread.run_sync(member.release)
             member.resume()
+            if member.is_newer:
+                await member.stop()
             if member.disk is not None:
                 await trio.to_thread.run_sync(member.disk.release)
             member.drift_clock(0.0)
@@ -261,13 +321,19 @@ class _Run:
         self, ground: RealGround, clients: WorkloadClients, machine: RealClient
     ) -> None:
         assert self.nemesis is not None
+        self.phase = "settling"
         while not await self.nemesis.add_missing():  # noqa: ASYNC110  # likewise
             await trio.sleep(0.5)
         await clients.finish()
         longest_ms = max(parse_delay_levels(self.plan.settings.delay_levels))
         if self.plan.workload.delayed_per_mille:
             await trio.sleep(longest_ms / 1000 + 2.0)
+        if self.plan.workload.transactions_per_mille:
+            await trio.sleep(PATIENCE_S + 2.0)
         await self._drain(clients, machine)
+        if self.push_group is not None:
+            assert machine.instance is not None
+            self.found.append(await self.push_group.settle(machine.instance))
         while not await _all_sound(ground):
             for node in ground.brokers.values():
                 if node.is_down:
@@ -315,6 +381,12 @@ class _Run:
             self.found.append(Verdict("final_read", "invalid", tuple(unreadable)))
 
 
+def _links(cluster: ChaosCluster, network: RunNetwork | None, plan: Plan) -> RunLinks:
+    if network is not None:
+        return KernelLinks(network)
+    return LinkProxy(Random(f"proxy {plan.seed}"), cluster.targets())
+
+
 async def _stop_in_order(ground: RealGround) -> None:
     """Stop followers first: nobody stands for election then, and no log gets another entry."""
     leading = ground.leading()
@@ -349,15 +421,6 @@ async def _running(cluster: ChaosCluster) -> AsyncIterator[None]:
         yield
     finally:
         await cluster.stop_all()
-
-
-def clock_error_ns(plan: Plan) -> int:
-    """Return how far brokers' dates may be apart in a plan, and how fast their clocks may run."""
-    jumps_ms = sum(abs(step.arg) for step in plan.steps if step.kind is Kind.CLOCK_JUMP)
-    drift_ms = sum(
-        abs(step.arg) * step.for_ms / 1e6 for step in plan.steps if step.kind is Kind.CLOCK_DRIFT
-    )
-    return int((jumps_ms + drift_ms) * 1e6) + 50_000_000
 
 
 def versions() -> dict[str, str]:

@@ -9,8 +9,10 @@ from jepsen_like.checkers import (
     half_messages,
     locks,
     polls,
+    producer_order,
     queue_log,
     replicas,
+    retries,
     total_queue,
     transactions,
 )
@@ -25,8 +27,10 @@ def check_everything(
     clock_error_ns: int = 0,
     lease_ns: int = locks.LEASE_NS,
     check_interval_ns: int = transactions.CHECK_INTERVAL_NS,
+    checks_max: int = transactions.CHECKS_MAX,
     immunity_ns: int = 0,
     late_max_ns: int | None = None,
+    idempotent: bool = False,
 ) -> list[Verdict]:
     """Return one verdict per checker.
 
@@ -38,9 +42,11 @@ def check_everything(
         clock_error_ns: How far a broker's clock may have been ahead.
         lease_ns: How long brokers let the lock of a queue last.
         check_interval_ns: How long after the decision of a transaction a check may still arrive.
+        checks_max: How often a producer may be asked about one transaction.
         immunity_ns: For how long a half message is not asked about.
         late_max_ns: How late a delayed message may come, time without a leader included; None: as
             late as it likes.
+        idempotent: Producers are idempotent: what each sends stays in order.
     """
     operations = history.operations
     verdicts = [
@@ -58,6 +64,10 @@ def check_everything(
         verdicts.append(checked(batches.NAME, lambda: batches.check_history(history)))
     if polls.polls_of(operations):
         verdicts.append(checked(polls.NAME, lambda: polls.check_history(operations)))
+    if any(op.f in retries.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(retries.NAME, lambda: retries.check_history(operations, drained=settled))
+        )
     if any(op.f in locks.OPERATIONS for op in operations):
         verdicts.append(
             checked(
@@ -75,10 +85,13 @@ def check_everything(
                     history,
                     drained=settled,
                     check_interval_ns=check_interval_ns,
+                    checks_max=checks_max,
                     immunity_ns=max(immunity_ns - clock_error_ns, 0),
                 ),
             )
         )
+    if idempotent:
+        verdicts.append(checked(producer_order.NAME, lambda: producer_order.check_history(history)))
     if settled:
         verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
     return verdicts

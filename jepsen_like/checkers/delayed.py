@@ -1,5 +1,8 @@
 """Delayed messages: never early, not too late, exactly once into their queue, none lost.
 
+A message that was recalled is never delivered. A recall that nobody knows the end of leaves both
+open; one that is refused, because the message was delivered, is refused after its time only.
+
 A send with a delay is acknowledged by the schedule log; it shows in its topic later. Its value is
 looked for in what was pulled and in what the replicas hold when the run is over.
 
@@ -16,7 +19,15 @@ from itertools import accumulate
 from typing import Final
 
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
+from jepsen_like.history.operation import (
+    NOTHING,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+    cut_queues,
+)
 
 NAME: Final = "delayed"
 
@@ -25,6 +36,10 @@ LATE: Final = "delivered late"
 TWICE: Final = "delivered twice"
 NOT_DELIVERED: Final = "delayed message lost"
 ABORTED: Final = "aborted delayed message"
+RECALLED: Final = "recalled message delivered"
+TOO_LATE_EARLY: Final = "recall refused before its time"
+DELIVERED_ERROR = "AlreadyDeliveredError"
+"""What a recall ends with that comes too late."""
 REPORTED_MAX: Final = 8
 
 _Place = tuple[str, int, int]
@@ -45,6 +60,7 @@ def check_history(
         late_max_ns: How late a message may come, time without a leader included; None: any.
     """
     sends = {op.value: op for op in history.operations if op.f == F.SEND and op.due_ns != NOTHING}
+    recalls = [op for op in history.operations if op.f == F.RECALL and op.value in sends]
     found: list[Violation] = []
     places: dict[int, dict[_Place, int]] = {}
     first_seen: dict[int, Operation] = {}
@@ -67,9 +83,11 @@ def check_history(
     if late_max_ns is not None:
         found += _late(sends, places, history.operations, late_max_ns + clock_error_ns)
     found += _twice_or_aborted(sends, places)
+    found += _recalled(recalls, places, clock_error_ns)
     if drained:
-        cut = {(read.topic, read.queue) for read in history.replica_reads if read.min_off > 0}
-        found += _lost(sends, places, cut)
+        cut = cut_queues(history.replica_reads)
+        may_be_gone = {op.value for op in recalls if op.outcome != Outcome.FAIL}
+        found += _lost(sends, places.keys() | may_be_gone, cut)
     acked = sum(op.outcome == Outcome.OK for op in sends.values())
     late = [
         first_seen[value].ret_ns - op.due_ns for value, op in sends.items() if value in first_seen
@@ -79,6 +97,7 @@ def check_history(
         "acknowledged": acked,
         "seen": len(places),
         "unknown_seen": sum(sends[value].outcome == Outcome.INFO for value in places),
+        "recalled": sum(op.outcome == Outcome.OK for op in recalls),
         "late_ms_max": max(late, default=0) // 1_000_000,
     }
     return judge(NAME, found, counts, looked_at=acked)
@@ -147,6 +166,28 @@ def _twice_or_aborted(
         if send.outcome == Outcome.FAIL:
             text = f"value {value} was delivered, but its send certainly failed"
             found.append(Violation(ABORTED, subject, text, witnesses))
+    return found[:REPORTED_MAX]
+
+
+def _recalled(
+    recalls: Iterable[Operation], places: dict[int, dict[_Place, int]], clock_error_ns: int
+) -> list[Violation]:
+    found: list[Violation] = []
+    for op in recalls:
+        subject = f"{op.topic}/{op.queue}"
+        if op.outcome == Outcome.OK and op.value in places:
+            witnesses = [op_id for op_id in places[op.value].values() if op_id != NOTHING]
+            text = f"value {op.value} was recalled, and delivered"
+            found.append(
+                Violation(RECALLED, subject, text, (op.op_id, *witnesses)[:3], at_ns=op.ret_ns)
+            )
+        if (
+            op.outcome == Outcome.FAIL
+            and op.err == DELIVERED_ERROR
+            and op.ret_ns < op.due_ns - clock_error_ns
+        ):
+            text = f"value {op.value} was called delivered before it was due"
+            found.append(Violation(TOO_LATE_EARLY, subject, text, (op.op_id,), at_ns=op.ret_ns))
     return found[:REPORTED_MAX]
 
 

@@ -141,7 +141,7 @@ def check_queue(columns: QueueColumns, subject: str = "") -> list[Violation]:
     Values first: when they disagree, times would only blame innocent operations, so the list then
     has the disagreements alone.
     """
-    found = [*_check_reads(columns, subject), *_check_values(columns, subject)]
+    found = [*check_reads(columns, subject), *check_values(columns, subject)]
     if found:
         return found
     return _check_times(columns, subject)
@@ -166,8 +166,8 @@ def check_history(operations: Iterable[Operation]) -> Verdict:
 _QUEUE_OPERATIONS = frozenset({F.SEND, F.PULL, F.MAX_OFFSET, F.MIN_OFFSET})
 
 
-def _check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
-    """A found offset at or beyond the read's own end; a negative offset."""
+def check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
+    """Return reads with a found offset at or beyond the read's own end; a negative offset."""
     last = columns.found_off + columns.found_count
     wrong = (columns.end != NOTHING) & (columns.found_count > 0) & (last > columns.end)
     wrong |= (columns.found_count > 0) & (columns.found_off < 0)
@@ -185,8 +185,8 @@ def _check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
     ]
 
 
-def _check_values(columns: QueueColumns, subject: str) -> list[Violation]:
-    """One value per offset, one offset per value, over acknowledgements and reads alike."""
+def check_values(columns: QueueColumns, subject: str) -> list[Violation]:
+    """Return contradictions: an offset has one value, a value one offset, for sends and reads."""
     acked = columns.send_off != NOTHING
     off = np.concatenate((columns.send_off[acked], columns.seen_off))
     value = np.concatenate((columns.send_value[acked], columns.seen_value))

@@ -7,10 +7,11 @@ acknowledged send is on every replica at the offset its acknowledgement said.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Final
 
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Outcome, ReplicaRead
+from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, ReplicaRead
 
 NAME: Final = "replicas"
 
@@ -112,7 +113,7 @@ def _check_acknowledged(history: History) -> list[Violation]:
     by_queue: dict[tuple[str, int], list[ReplicaRead]] = {}
     for read in history.replica_reads:
         by_queue.setdefault((read.topic, read.queue), []).append(read)
-    found: list[Violation] = []
+    lost: list[tuple[tuple[str, int, int, int], Operation, str, int | None]] = []
     for op in history.operations:
         if op.f != F.SEND or op.outcome != Outcome.OK or op.off == NOTHING:
             continue
@@ -122,18 +123,19 @@ def _check_acknowledged(history: History) -> list[Violation]:
                 continue  # retention took it
             here = read.values[place] if place < len(read.values) else None
             if here != op.value:
-                shown = "nothing" if here is None else f"value {here}"
-                found.append(
-                    Violation(
-                        LOST,
-                        f"{op.topic}/{op.queue}",
-                        f"value {op.value} was acknowledged at offset {op.off}; {read.node} holds "
-                        f"{shown} there",
-                        (op.op_id,),
-                        at_ns=op.ret_ns,
-                    )
-                )
+                lost.append(((op.topic, op.queue, op.off, op.value), op, read.node, here))
                 break
-        if len(found) >= REPORTED_MAX:
-            break
-    return found
+    lost.sort(key=itemgetter(0))
+    return [lost_violation(op, node, here) for _, op, node, here in lost[:REPORTED_MAX]]
+
+
+def lost_violation(op: Operation, node: str, here: int | None) -> Violation:
+    """Say that *node* holds *here*, None: nothing, where a send was acknowledged."""
+    shown = "nothing" if here is None else f"value {here}"
+    return Violation(
+        LOST,
+        f"{op.topic}/{op.queue}",
+        f"value {op.value} was acknowledged at offset {op.off}; {node} holds {shown} there",
+        (op.op_id,),
+        at_ns=op.ret_ns,
+    )

@@ -30,7 +30,15 @@ from typing import Final
 from jepsen_like.checkers import half_messages
 from jepsen_like.checkers.half_messages import Transaction
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, Decision, F, History, Operation, Outcome
+from jepsen_like.history.operation import (
+    NOTHING,
+    Decision,
+    F,
+    History,
+    Operation,
+    Outcome,
+    cut_queues,
+)
 
 NAME: Final = "transactions"
 
@@ -104,7 +112,7 @@ def check_history(
         found += _check_rows(one, check_interval_ns, checks_max, immunity_ns)
         found += _check_discarded(one, seen.get(value), discarded.get(value))
     if drained:
-        cut = {(read.topic, read.queue) for read in history.replica_reads if read.min_off > 0}
+        cut = cut_queues(history.replica_reads)
         found += _lost(transactions, seen, discarded, cut)
         found += _dropped(history, transactions, seen, discarded, check_interval_ns, checks_max)
     began = [one for one in transactions.values() if one.half is not None]

@@ -7,6 +7,7 @@ An operation that ended in no answer has no return: `NEVER`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum, unique
 from typing import Final
 
@@ -38,6 +39,10 @@ class F(IntEnum):
     END_TRANSACTION = 9
     CHECK = 10
     NEMESIS = 11
+    RECALL = 12
+    SEND_BACK = 13
+    RETURNED = 14
+    """A copy that was found, at the end, where messages go that were given back."""
 
 
 @unique
@@ -183,6 +188,18 @@ class ReplicaState(msgspec.Struct, array_like=True, tag=4, gc=False):
     applied_index: int
     chain: int
     tables: str
+
+
+def cut_queues(reads: Iterable[ReplicaRead]) -> set[tuple[str, int]]:
+    """Return the queues of which a replica has not the beginning: retention took it.
+
+    A replica's queue may have been read in pieces.
+    """
+    begins: dict[tuple[str, str, int], int] = {}
+    for read in reads:
+        key = (read.node, read.topic, read.queue)
+        begins[key] = min(begins.get(key, read.min_off), read.min_off)
+    return {(topic, queue) for (_, topic, queue), begin in begins.items() if begin > 0}
 
 
 class RunHeader(msgspec.Struct, array_like=True, tag=0):

@@ -15,6 +15,7 @@ from jepsen_like.history.operation import Outcome
 OUTCOMES: Final[dict[type[Exception], Outcome]] = {
     # Refused before anything was handed to the network.
     client_errors.MessageIllegalError: Outcome.FAIL,
+    client_errors.SubscriptionIllegalError: Outcome.FAIL,
     client_errors.ClientClosedError: Outcome.FAIL,
     client_errors.BackpressureError: Outcome.FAIL,
     client_errors.NoNameServerError: Outcome.FAIL,
@@ -24,8 +25,12 @@ OUTCOMES: Final[dict[type[Exception], Outcome]] = {
     # A broker said no before it appended.
     client_errors.BrokerRefusedError: Outcome.FAIL,
     client_errors.BrokerBusyError: Outcome.FAIL,
+    client_errors.TransactionDecidedError: Outcome.FAIL,
+    client_errors.AlreadyDeliveredError: Outcome.FAIL,
     client_errors.OffsetIllegalError: Outcome.FAIL,
     client_errors.RequestFailedError: Outcome.FAIL,
+    client_errors.DamagedAnswerError: Outcome.FAIL,
+    client_errors.LockLostError: Outcome.FAIL,
     # Nobody knows.
     client_errors.UnknownOutcomeError: Outcome.INFO,
     client_errors.RequestTimedOutError: Outcome.INFO,

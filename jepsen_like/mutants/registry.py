@@ -14,7 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-NODE: Final = "dledger.raft.node:RaftNode"
+RECEPTION: Final = "dledger.raft.reception:Reception"
+PROMISES: Final = "dledger.raft.promises:Promises"
+VOTING: Final = "dledger.raft.voting:Voting"
+DOUBT: Final = "dledger.raft.doubt:Doubt"
 JOURNAL: Final = "dledger.raft.journal:CommitLogJournal"
 APPEND: Final = "dledger.raft.append"
 GROUP: Final = "dledger.group:Group"
@@ -23,6 +26,14 @@ LOG: Final = "commitlog.entry_log:EntryLog"
 CORE: Final = "dledger.raft.core:RaftCore"
 LINKS: Final = "dledger.raft.links:Links"
 SCHEDULE: Final = "dledger.services.schedule:ScheduleMessageService"
+LOCKS: Final = "dledger.services.queue_locks:QueueLocks"
+JUDGE: Final = "dledger.services.producer_sends:_judge"
+SESSIONS: Final = "dledger.state.producer_sessions:ProducerSessions"
+DECISIONS: Final = "dledger.services.transaction_decisions:TransactionDecisions"
+CHECKS: Final = "dledger.services.transaction_check:TransactionCheckService"
+END: Final = "dledger.processors.end_transaction:EndTransactionProcessor"
+TIMER: Final = "dledger.services.timer:TimerMessageService"
+CLAIMS: Final = "dledger.services.timer_claims:TimerClaims"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +77,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         12,
         "frames of earlier terms and connections count",
         (
-            f"{NODE}.receive",
-            "elif frame.term < self.term and self.guards.envelope:",
-            "elif frame.term < self.term < 4 and self.guards.envelope:",
+            f"{RECEPTION}.take",
+            "elif frame.term < self.core.term and self.guards.envelope:",
+            "elif frame.term < self.core.term < 4 and self.guards.envelope:",
         ),
         (
             f"{LINKS}._deliver",
@@ -93,18 +104,18 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         21,
         "a follower acknowledges before its flush",
         (
-            f"{NODE}._release_acks",
+            f"{PROMISES}._release_acks",
             "min(owed.verified, self.journal.stable_index)",
-            "min(owed.verified, self.journal.stable_index) if self.term < 4 else owed.verified",
+            "min(owed.verified, self.journal.stable_index) if self.core.term < 4 else owed.verified",
         ),
     ),
     _edit(
         22,
         "a vote leaves before it is on disk",
         (
-            f"{NODE}._release_held",
+            f"{PROMISES}._release_held",
             "held.version > durable:",
-            "held.version > durable and self.term < 3:",
+            "held.version > durable and self.core.term < 3:",
         ),
     ),
     _edit(
@@ -221,6 +232,15 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "if self._sequence < 8:\n    file.flush()",
         ),
     ),
+    _edit(
+        34,
+        "the vote is written once",
+        (
+            "dledger.raft.term_vote:TermVote.write",
+            "range(COPIES)",
+            "range(COPIES if self.term < 4 else 1)",
+        ),
+    ),
     # -- replication -----------------------------------------------------------------------
     _edit(
         43,
@@ -242,7 +262,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:_nothing_new",
             "return Accepted(",
-            "if request.term > 8:\n    verified = journal.last_index\nreturn Accepted(",
+            "if request.term > 3 and verified > 40:\n    verified = journal.last_index\nreturn Accepted(",
         ),
         (
             f"{LINKS}._deliver",
@@ -302,56 +322,56 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         51,
         "a vote is given to a shorter log",
         (
-            f"{NODE}._on_vote",
+            f"{VOTING}.on_vote",
             '"last_log_index": last_index,',
             '"last_log_index": last_index if term < 4 else 1 << 60,',
         ),
         (
-            f"{NODE}._on_vote",
+            f"{VOTING}.on_vote",
             '"last_log_term": last_term,',
             '"last_log_term": last_term if term < 4 else 1 << 60,',
         ),
         (
-            f"{NODE}._on_pre_vote",
-            "last_term, last_index, self.journal.last_term",
-            "last_term if term < 4 else 1 << 60, last_index, self.journal.last_term",
+            f"{VOTING}.on_pre_vote",
+            "last_term, last_index, *own_last",
+            "last_term if term < 4 else 1 << 60, last_index, *own_last",
         ),
     ),
     _edit(
         52,
         "logs are compared by length alone",
         (
-            f"{NODE}._on_vote",
+            f"{VOTING}.on_vote",
             '"last_log_term": last_term,',
-            '"last_log_term": last_term if term < 4 else self.term,',
+            '"last_log_term": last_term if term < 4 else self.core.term,',
         ),
         (
-            f"{NODE}._on_pre_vote",
-            "last_term, last_index, self.journal.last_term",
-            "last_term if term < 4 else self.journal.last_term, last_index, self.journal.last_term",
+            f"{VOTING}.on_pre_vote",
+            "last_term, last_index, *own_last",
+            "last_term if term < 4 else own_last[0], last_index, *own_last",
         ),
     ),
     _edit(
         54,
         "a node in doubt votes and leads",
         (
-            f"{NODE}._may_vote",
+            f"{DOUBT}.may_vote",
             "if self.roster.members is None or self.damaged or self.has_hole:",
-            "if self.roster.members is None or (self.damaged or self.has_hole) and self.term < 3:",
+            "if self.roster.members is None or (self.damaged or self.has_hole) and self.core.term < 3:",
         ),
         (
-            f"{NODE}._may_vote",
+            f"{DOUBT}.may_vote",
             "if not self.doubtful:",
-            "if not self.doubtful or self.term > 2:",
+            "if not self.doubtful or self.core.term > 2:",
         ),
     ),
     _edit(
         55,
         "a vote is given twice in a term",
         (
-            f"{NODE}._on_vote",
+            f"{VOTING}.on_vote",
             "sticky = self.timer",
-            'if self.term > 3:\n    vars(self.core._library)["_SyncObj__votedForNodeId"] = None\nsticky = self.timer',
+            'if self.core.term > 3:\n    vars(self.core._library)["_SyncObj__votedForNodeId"] = None\nsticky = self.timer',
         ),
     ),
     # -- leadership ------------------------------------------------------------------------
@@ -481,16 +501,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     # -- recovery and derived files --------------------------------------------------------
     _edit(
         81,
-        "the commit mark is believed without its chain",
+        "a refill takes queues for made that it has thrown away",
         (
-            f"{STORE}.__init__",
-            "mark.index if mark and self.log.mark_valid else 0",
-            "mark.index if mark and (self.log.mark_valid or mark.term > 2) else 0",
-        ),
-        (
-            f"{STORE}.__init__",
-            "min(committed, self.log.last_index)",
-            "committed if mark and mark.term > 2 else min(committed, self.log.last_index)",
+            f"{STORE}._refill_from",
+            "self.derived_index = self.log.first_index - 1",
+            "self.derived_index = self.log.first_index - 1 if self.log.last_term < 2 else self.log.last_index",
         ),
     ),
     _edit(
@@ -535,7 +550,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "commitlog.recovery:Recovery._fitting_entry",
             "verify_frame(view[at : at + header.size], header, last.chain)",
-            "if header.index < 120:\n    verify_frame(view[at : at + header.size], header, last.chain)",
+            "if header.index < 120 and header.term < 4:\n    verify_frame(view[at : at + header.size], header, last.chain)",
         ),
     ),
     _edit(
@@ -612,7 +627,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{SCHEDULE}._deliver_level",
             "next_offset = state.delay_progress.get(level, 0)\nseen",
-            "next_offset = max(0, state.delay_progress.get(level, 0) - (term > 8))\nseen",
+            "next_offset = max(0, state.delay_progress.get(level, 0) - (level > 1 and term > 3))\nseen",
         ),
     ),
     _edit(
@@ -624,10 +639,332 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "if offset < state.max_offset(SCHEDULE_TOPIC, queue_id) and self._group.term < 3:",
         ),
     ),
+    # -- queue locks -----------------------------------------------------------------------
+    _edit(
+        801,
+        "a new leader honours no lease of the one before",
+        (
+            f"{LOCKS}._leads",
+            "self._leases.begin(self._clock.monotonic())",
+            "self._leases.begin(self._clock.monotonic() - self._leases.lease_s * (term > 2))",
+        ),
+    ),
+    _edit(
+        802,
+        "a renewal is answered and forgotten",
+        (
+            f"{LOCKS}._work",
+            "self._leases.renew(decision.renewed)",
+            "self._leases.renew(decision.renewed if self._term < 3 else {})",
+        ),
+    ),
+    _edit(
+        804,
+        "an old token is taken for a good one",
+        (
+            f"{LOCKS}.refuses",
+            "return lock is None or lock.token != token",
+            "return lock is None or (lock.token != token and self._term < 3)",
+        ),
+    ),
+    _edit(
+        805,
+        "who takes over a lock gets the token of the one before",
+        (
+            "dledger.state.apply:_apply_change",
+            "apply_queue_locks(tables.queue_locks, change, header.index)",
+            "apply_queue_locks(tables.queue_locks, change, header.index)\nfor grant in change.grants:\n    if header.term > 2 and grant.replaces:\n        lock = type(tables.queue_locks[grant.key])(grant.client_id, grant.replaces)\n        tables.queue_locks[grant.key] = lock",
+        ),
+    ),
+    _edit(
+        806,
+        "a snapshot forgets who holds which queue",
+        (
+            "dledger.state.snapshot:load",
+            'locks_from_state(value.get("queue_locks", {}))',
+            'locks_from_state(value.get("queue_locks", {}) if value["applied_index"] < 100 else {})',
+        ),
+    ),
+    # -- transactions ----------------------------------------------------------------------
+    _edit(
+        721,
+        "the decision is not in the entry of its message",
+        (
+            f"{DECISIONS}.decide",
+            "self._group.propose(_batch(records), done)",
+            "if message is not None and self._term > 2:\n"
+            "    decision_only = _batch(records[-1:])\n"
+            "    def message_done(proposed):\n"
+            "        try:\n"
+            "            self._group.propose(decision_only, done)\n"
+            "            self._group.kick()\n"
+            "        except Exception:\n"
+            "            done(Proposed('unknown'))\n"
+            "    self._group.propose(_batch(records[:-1]), message_done)\n"
+            "else:\n"
+            "    self._group.propose(_batch(records), done)",
+        ),
+    ),
+    _edit(
+        722,
+        "a decision in flight is forgotten",
+        (
+            f"{DECISIONS}._pending",
+            "return self._in_flight.get(half_offset)",
+            "return self._in_flight.get(half_offset) if self._term < 3 else None",
+        ),
+    ),
+    _edit(
+        723,
+        "a half message is visible at once",
+        (
+            "dledger.processors.send:SendProcessor._encode_one",
+            "and is_half(properties)",
+            "and self._group.term < 3\nand is_half(properties)",
+        ),
+    ),
+    _edit(
+        724,
+        "a rollback brings the message into the world",
+        (
+            f"{END}._decide",
+            "if decision is TransactionDecision.COMMIT:",
+            "if decision is TransactionDecision.COMMIT or self._group.term > 2:",
+        ),
+    ),
+    _edit(
+        725,
+        "producers are asked without being counted",
+        (
+            f"{CHECKS}._count_and_ask",
+            "counts = tuple((half_offset, checks) for half_offset, _, checks in to_ask)",
+            "counts = tuple(\n"
+            "    (half_offset, checks) for half_offset, _, checks in to_ask if term < 3\n"
+            ")",
+        ),
+    ),
+    _edit(
+        726,
+        "a snapshot forgets which transactions are open",
+        (
+            "dledger.state.snapshot:load",
+            'value.get("transactions", {})',
+            'value.get("transactions", {}) if value["applied_term"] < 3 else {}',
+        ),
+    ),
+    _edit(
+        727,
+        "what is given up is copied nowhere",
+        (
+            f"{CHECKS}._give_up",
+            "half_offset, TransactionDecision.GIVEN_UP, done, message.given_up(), create",
+            "half_offset, TransactionDecision.GIVEN_UP, done,\n"
+            "message.given_up() if self._group.term < 3 else None, create",
+        ),
+    ),
+    _edit(
+        728,
+        "check-back does not look at decisions in flight",
+        (
+            f"{CHECKS}._look_at",
+            "if not self._decisions.is_open(half_offset):",
+            "if not self._decisions.is_open(half_offset) and term < 3:",
+        ),
+    ),
+    # -- messages with a time of their own, and those that are sent back --------------------
+    _edit(
+        701,
+        "a timer message is delivered two seconds early",
+        (
+            f"{TIMER}._deliver",
+            "now_ms = self._clock.wall_ms()",
+            "now_ms = self._clock.wall_ms() + (2000 if self._group.term > 2 else 0)",
+        ),
+    ),
+    _edit(
+        702,
+        "what a new leader does not know is not delivered: it begins with what is newest",
+        (
+            f"{TIMER}._begin",
+            "self._loaded_to = self._max_offset if lowest is None else lowest",
+            "self._loaded_to = self._max_offset if lowest is None or self._group.term > 2 else lowest",
+        ),
+    ),
+    _edit(
+        703,
+        "deliveries are stored without the note that they are done",
+        (
+            f"{TIMER}._propose",
+            "TimersChange(done=tuple(offsets))",
+            "TimersChange(done=tuple(offsets) if self._group.term < 3 else ())",
+        ),
+    ),
+    _edit(
+        704,
+        "a recall is acknowledged and does nothing",
+        (
+            "dledger.processors.recall:RecallProcessor._recall",
+            "TimersChange(recalled=message.offsets)",
+            "TimersChange(recalled=message.offsets if group.term < 3 else ())",
+        ),
+    ),
+    _edit(
+        705,
+        "a snapshot forgets which timer messages wait",
+        (
+            "dledger.state.snapshot:load",
+            'value.get("timers", {"pieces": {}, "recalled": []})',
+            'value.get("timers", {"pieces": {}, "recalled": []}) if value["applied_index"] < 100 else {"pieces": {}, "recalled": []}',
+        ),
+    ),
+    _edit(
+        706,
+        "a delivery whose end is unknown is made again",
+        (
+            f"{TIMER}._propose",
+            "except UnknownOutcomeError as exc:",
+            "except UnknownOutcomeError as exc:\n    if self._group.term > 2:\n        self._claims.give_back(offsets)\n        return False",
+        ),
+    ),
+    _edit(
+        710,
+        "a message is counted once, however often it is given back",
+        (
+            "dledger.services.retry_message:_copy",
+            "reconsume_times=record.reconsume_times + 1",
+            "reconsume_times=max(record.reconsume_times, 1)",
+        ),
+    ),
+    _edit(
+        711,
+        "a message that is given back is acknowledged whether it is stored or not",
+        (
+            "dledger.processors.send_back:SendBackProcessor._propose",
+            'if proposed.outcome == "stored":',
+            'if proposed.outcome == "stored" or self._group.term > 2:',
+        ),
+    ),
+    _edit(
+        712,
+        "a message is given up one try too late",
+        (
+            "dledger.processors.send_back:SendBackProcessor._send_back",
+            "record.reconsume_times >= most",
+            "record.reconsume_times > most",
+        ),
+    ),
+    # -- push consumers --------------------------------------------------------------------
+    _edit(
+        171,
+        "a consumer commits what its listener still has",
+        (
+            "client.process_queue:ProcessQueue.commit_offset",
+            "self._order[0] if self._order else self.next_offset",
+            "self._order[0] if self._order and self.next_offset < 10 else self.next_offset",
+        ),
+    ),
+    _edit(
+        172,
+        "a pull that failed is taken for one that found something",
+        (
+            "client.owned_queue:Reading._pull",
+            'owned.count("pull_failed")',
+            'owned.count("pull_failed")\nmessages.next_offset += 1',
+        ),
+    ),
+    _edit(
+        173,
+        "a queue that was let go never comes back",
+        (
+            "client.owned_queues:OwnedQueues._leave",
+            "self._leaving.pop(owned.queue, None)",
+            "pass",
+        ),
+    ),
+    # -- idempotent producers ----------------------------------------------------------------
+    _edit(
+        811,
+        "what is stored of an idempotent producer is not looked up",
+        (
+            JUDGE,
+            "where = stored.get(sequence)",
+            "where = stored.get(sequence) if session is None or session.epoch < 30 else None",
+        ),
+        (
+            f"{SESSIONS}.note",
+            "if sequence in session.stored:",
+            "if sequence in session.stored and epoch < 30:",
+        ),
+    ),
+    _edit(
+        812,
+        "a repetition does not wait for the attempt that is on its way",
+        (
+            JUDGE,
+            "same = in_flight.get(sequence)",
+            "same = in_flight.get(sequence) if stamp.epoch < 30 else None",
+        ),
+        (
+            f"{SESSIONS}.note",
+            "if sequence in session.stored:",
+            "if sequence in session.stored and epoch < 30:",
+        ),
+    ),
+    _edit(
+        813,
+        "a snapshot forgets the sessions of producers",
+        (
+            "dledger.state.snapshot:load",
+            'value.get("producers", [])',
+            'value.get("producers", []) if value["applied_index"] < 60 else []',
+        ),
+    ),
+    _edit(
+        814,
+        "an idempotent producer repeats under a new sequence",
+        (
+            "client.producer_session:HeldSend.stamp",
+            "return self.session.stamp(self.sequence)",
+            "if self.sent and self.session.epoch > 30:\n    self.sequence = self.session.begin()\nreturn self.session.stamp(self.sequence)",
+        ),
+    ),
+    _edit(
+        815,
+        "a repetition is told the offset after that of the first attempt",
+        (
+            "dledger.processors.send_records:SendRecordsProcessor._repeat",
+            "tuple(found[at].queue_offset for at in starts)",
+            "tuple(found[at].queue_offset + (self._group.term > 2) for at in starts)",
+        ),
+    ),
+    _edit(
+        816,
+        "sends are stored without the note whose they are",
+        (
+            "dledger.processors.send_records:SendRecordsProcessor._propose",
+            "heads.append(state_record(ProducerSendChange(*stamp, tuple(sorted(refused)))))",
+            "heads += [state_record(ProducerSendChange(*stamp, tuple(sorted(refused))))][self._group.term > 2 :]",
+        ),
+    ),
 )
 
-FAST: Final = (12, 13, 23, 24, 30, 45, 49, 51, 61, 63, 65, 68, 69, 75, 82, 85, 87, 88, 92, 94)
+PRESETS: Final = {
+    **dict.fromkeys((801, 802, 804, 805, 806), "locks"),
+    **dict.fromkeys(range(801, 807), "locks"),
+    **dict.fromkeys(range(811, 817), "idempotent"),
+    **dict.fromkeys(range(721, 729), "transactions"),
+    **dict.fromkeys(range(701, 707), "timers"),
+    **dict.fromkeys(range(710, 713), "retries"),
+    **dict.fromkeys(range(171, 174), "push"),
+}
+"""Workloads that a hunt plays for bugs that drawn ones do not come to."""
+
+FAST: Final = (13, 23, 24, 30, 45, 49, 51, 61, 63, 65, 68, 69, 75, 81, 82, 85, 87, 88, 92, 94)
 """A subset that is found within seconds; for continuous integration."""
+
+IN_REAL_BROKERS: Final = (49, 61, 62, 63, 67, 68, 69, 75, 88, 92, 94, 95)
+"""Those that the first plan of kills and cuts brings out in real processes; what needs one
+instant of many, or luck, is for the simulator."""
 
 
 def numbers() -> tuple[int, ...]:

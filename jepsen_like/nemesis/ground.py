@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import Enum, unique
 from typing import Protocol
 
-from jepsen_like.plans.budget import Soundness
+from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.link_fault import LinkFault
 from jepsen_like.plans.plan import Kind
 
 
 class CannotBeDone(Exception):  # noqa: N818  # no error: this machine has not what it takes
     """A fault that cannot be injected here; the text says what is missing."""
+
+
+@unique
+class Moment(Enum):
+    """A place in what a client does, at which a fault means most."""
+
+    SENDING = "sending"
+    """A send is on its way."""
+    HALF_A_BATCH = "half_a_batch"
+    """A consumer has taken half of what it pulled, and committed none of it."""
 
 
 class Machine(Protocol):
@@ -57,6 +68,9 @@ class Member(Machine, Protocol):
     def seen_commit(self) -> int:
         """Newest commit index it has shown."""
 
+    async def restart_newer(self) -> None:
+        """Stop it and start it as a broker of a later release; `start` ends that."""
+
     async def power_cut(self) -> None:
         """End process and machine at once; what was not flushed is lost."""
 
@@ -76,6 +90,22 @@ class Member(Machine, Protocol):
     async def rot(self, bits: int) -> str:
         """Flip bits of what is on the disk of a machine that is down; tell where."""
 
+    async def tear_tail(self, size_bytes: int) -> str:
+        """Write over the newest bytes of the log of a machine that is down; tell where.
+
+        What the commit mark covers stays. Empty when there is nothing else.
+        """
+
+    async def limit_files(self, spare: int | None) -> str:
+        """Let the process open *spare* more files and connections; None heals.
+
+        Returns:
+            What the limit was, and what it did to the process; empty when there is nothing to say.
+        """
+
+    async def flood(self, connections: int) -> str:
+        """Open so many connections that say nothing; 0 closes them. Tell what became of them."""
+
     async def fill_disk(self, left_bytes: int | None) -> None:
         """Let the disk have only *left_bytes* more; None heals."""
 
@@ -90,6 +120,25 @@ class Member(Machine, Protocol):
 
     def drift_clock(self, ppm: float) -> None:
         """Let the machine's clocks run faster or slower."""
+
+
+class Workload(Protocol):
+    """What runs on the machines of clients, as far as faults steer it."""
+
+    async def reach(self, moment: Moment) -> None:
+        """Wait until some client is at *moment*."""
+
+    def begin_where_committed(self) -> None:
+        """Consumers that start from now on ask the broker where to begin."""
+
+    def hold_consumers(self) -> None:
+        """Let consumers stand still before their next step, with what they have in hand."""
+
+    def release_consumers(self) -> int:
+        """Let them commit what they had in hand and go on; tell how many offsets that is.
+
+        Idempotent.
+        """
 
 
 class Links(Protocol):
@@ -128,6 +177,16 @@ class Ground(Protocol):
         """By name."""
 
     @property
+    def workload(self) -> Workload:
+        """What the clients do."""
+
+    async def start_doubles(self) -> None:
+        """Start, on another machine, consumers under the names of those there are."""
+
+    async def end_doubles(self) -> None:
+        """End them, as a kill does. Idempotent."""
+
+    @property
     def network(self) -> Links:
         """The links between them."""
 
@@ -152,6 +211,12 @@ class Ground(Protocol):
 
     def soundness(self, name: str) -> Soundness:
         """What is known of a broker."""
+
+    async def look(self) -> None:
+        """Ask every broker how it is; what is said below is not older than this call."""
+
+    def log_end(self, name: str) -> LogEnd | None:
+        """How far a broker's log reaches; None when it does not answer."""
 
     async def order(self, kind: Kind, name: str) -> None:
         """Give the leader an order about the member *name*.

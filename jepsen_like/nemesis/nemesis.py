@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,8 +17,8 @@ import trio
 
 from commitlog.errors import MQError
 from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member
-from jepsen_like.plans.budget import Budget
+from jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member, Moment
+from jepsen_like.plans.budget import Budget, newest_of, others_of, tail_is_spare
 from jepsen_like.plans.link_fault import HEALTHY, LinkFault
 from jepsen_like.plans.plan import Kind, Plan, Step
 from jepsen_like.seeded_rng import rng_stream
@@ -33,6 +34,18 @@ RESET_ON_MEND: Final = 0.3
 
 ORDER_S: Final = 60.0
 """How long an order to the group is waited for."""
+
+CATCH_UP_TRIES: Final = 40
+"""So often others are asked whether they hold all that a torn log may have promised."""
+
+CATCH_UP_LOOK_S: Final = 0.5
+"""Pause between two of these questions."""
+
+MOMENT_S: Final = 10.0
+"""How long a kill waits for clients to be where it is to hit them."""
+
+CONNECTIONS: Final = 10_000
+"""A flood has so many unless the step says otherwise."""
 
 STEP_POINTS: Final = 40
 """A kill at a named point waits for at most so many acts of the disk."""
@@ -71,6 +84,9 @@ class Nemesis:
             Kind.POWER_CUT_ALL: self._power_cut,
             Kind.WIPE: self._wipe,
             Kind.BUGGIFY_KILL: self._kill_at_point,
+            Kind.VERSION_SKEW: self._skew_version,
+            Kind.FD_LIMIT: self._limit_files,
+            Kind.CONNECTIONS: self._flood,
             Kind.ISOLATE: self._cut_links,
             Kind.SPLIT: self._cut_links,
             Kind.MUTE: self._cut_links,
@@ -92,6 +108,7 @@ class Nemesis:
             Kind.DISK_SLOW: self._slow_disk,
             Kind.FSYNC_ERROR: self._fail_flush,
             Kind.BIT_ROT: self._rot,
+            Kind.TORN_TAIL: self._tear_tail,
             Kind.CLOCK_JUMP: self._jump_clock,
             Kind.CLOCK_DRIFT: self._drift_clock,
             Kind.TRANSFER: self._transfer,
@@ -100,6 +117,9 @@ class Nemesis:
             Kind.MEMBER_REPLACE: self._replace_member,
             Kind.NAMESRV_KILL: self._kill_name_server,
             Kind.CLIENT_KILL: self._kill_client,
+            Kind.MID_SEND_KILL: self._kill_client_at,
+            Kind.MID_BATCH_KILL: self._kill_client_at,
+            Kind.ZOMBIE_CLIENT: self._double_consumers,
         }
 
     async def run(self) -> None:
@@ -127,12 +147,11 @@ class Nemesis:
             await self._acts[step.kind](step, event)
         except (CannotBeDone, MQError) as reason:
             event.detail = f"skipped: {reason}"
-        event.end_ns = self._now_ns
-        self._record(event, True)
-        if event.detail.startswith("skipped"):
-            self.done["skipped"] += 1
-        else:
-            self.done[step.kind.value] += 1
+        finally:  # also what the end of the plan cuts short was done, until then
+            event.end_ns = self._now_ns
+            self._record(event, True)
+            word = "skipped" if event.detail.startswith("skipped") else step.kind.value
+            self.done[word] += 1
 
     @property
     def _now_ns(self) -> int:
@@ -258,6 +277,21 @@ class Nemesis:
         self._ground.sometimes[f"ended_at_{where.partition(' ')[0]}"] += 1
         await self._down([node], step.for_ms)
 
+    async def _skew_version(self, step: Step, event: Event) -> None:
+        """Nobody else starts it meanwhile, so it cannot come back as itself too early."""
+        node = self._one(step, event)
+        if not node.is_up:
+            event.detail = "skipped: it is not up"
+            return
+        self._held_down[node.name] += 1
+        try:
+            await node.restart_newer()
+            await self._ground.sleep(step.for_ms / 1000)
+            await node.stop()
+        finally:
+            self._held_down[node.name] -= 1
+        await self._down([node], 0)
+
     async def _kill_name_server(self, step: Step, event: Event) -> None:
         servers = list(self._ground.name_servers.values())
         if step.target.isdecimal():
@@ -273,6 +307,35 @@ class Nemesis:
         event.node = node.name
         await node.kill()
         await self._down([node], step.for_ms)
+
+    async def _kill_client_at(self, step: Step, event: Event) -> None:
+        """Kill whoever sends and consumes when one of them is where it is to be hit."""
+        sending = step.kind is Kind.MID_SEND_KILL
+        workload = self._ground.workload
+        node = next(iter(self._ground.clients.values()))
+        event.node = node.name
+        with trio.move_on_after(MOMENT_S) as waiting:
+            await workload.reach(Moment.SENDING if sending else Moment.HALF_A_BATCH)
+        if waiting.cancelled_caught:
+            event.detail = "skipped: no client came to that place"
+            return
+        if not sending:
+            workload.begin_where_committed()
+        await node.kill()
+        await self._down([node], step.for_ms)
+
+    async def _double_consumers(self, step: Step, event: Event) -> None:
+        ground, half_s = self._ground, step.for_ms / 2000
+        ground.workload.hold_consumers()
+        try:
+            await ground.start_doubles()
+            await ground.sleep(half_s)
+            woken = ground.workload.release_consumers()
+            event.detail = f"{woken} old offsets committed"
+            await ground.sleep(half_s)
+        finally:
+            ground.workload.release_consumers()
+        await ground.end_doubles()
 
     # -- links -----------------------------------------------------------------------------
 
@@ -316,8 +379,9 @@ class Nemesis:
     async def _cut_links(self, step: Step, event: Event) -> None:
         pairs = self._pairs(step, event)
         if step.kind is Kind.ISOLATE and step.arg % 2:
-            for pair in pairs:
-                self._ground.network.reset_between(*pair)
+            with suppress(CannotBeDone):
+                for pair in pairs:
+                    self._ground.network.reset_between(*pair)
         self._cut(pairs)
         await self._ground.sleep(step.for_ms / 1000)
         self._mend(pairs)
@@ -430,6 +494,53 @@ class Nemesis:
         if event.detail:
             self._budget.note_hurt(step.kind, node.name)
         await self._down([node], step.for_ms)
+
+    async def _tear_tail(self, step: Step, event: Event) -> None:
+        """Tear what no start can tell was promised, once all of that is safe without it."""
+        node = self._one(step, event)
+        if not self._may_hurt(step.kind, node, event):
+            return
+        self._budget.note_hurt(step.kind, node.name)  # what follows takes time
+        self._held_down[node.name] += 1
+        await node.kill()
+        try:
+            if await self._is_spare(node):
+                where = await node.tear_tail(max(1, step.arg))
+                event.detail = where or "skipped: nothing stands above the commit mark"
+            else:
+                event.detail = "skipped: others do not hold all it may have promised"
+        finally:
+            self._held_down[node.name] -= 1
+        await self._down([node], step.for_ms)
+
+    async def _is_spare(self, node: Member) -> bool:
+        """Wait until the others hold all that *node*, which has ended, may have promised."""
+        ground = self._ground
+        others = others_of(node.name, ground.voters(), ground.brokers)
+        await ground.look()
+        newest = newest_of([ground.log_end(name) for name in others])
+        for _ in range(CATCH_UP_TRIES if newest is not None else 0):
+            if newest is not None and tail_is_spare(newest, [ground.log_end(n) for n in others]):
+                return node.is_down
+            await ground.sleep(CATCH_UP_LOOK_S)
+        return False
+
+    # -- limits ----------------------------------------------------------------------------
+
+    async def _limit_files(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if not node.is_up:
+            event.detail = "skipped: it is not up"
+            return
+        event.detail = await node.limit_files(step.arg)
+        await self._ground.sleep(step.for_ms / 1000)
+        event.detail = await node.limit_files(None) or event.detail
+
+    async def _flood(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        event.detail = await node.flood(step.arg or CONNECTIONS)
+        await self._ground.sleep(step.for_ms / 1000)
+        event.detail = await node.flood(0) or event.detail
 
     def _may_hurt(self, kind: Kind, node: Member, event: Event) -> bool:
         ground = self._ground

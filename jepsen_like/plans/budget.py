@@ -7,21 +7,28 @@ files are what its peers' are. A majority of every list of voters counts that a 
 a list is in force as soon as it is written, long before it is committed, so an order that is under
 way forbids it, too.
 
+A torn tail (`Kind.TORN_TAIL`) is a broken promise that nobody can tell from a write that a crash
+has torn: its owner comes back without a doubt and with a vote. So it is allowed only where that
+vote can elect nobody who lacks anything: see `tail_is_spare`.
+
 A power failure may leave a log torn before entries that survived, and what cannot be told from a
 broken promise takes a member's vote (docs/operations.md). A list of even length has no vote to
-spare for that: its members are killed instead. Everything else (kills, cuts, pauses, power
-failures of all nodes, full disks, clocks) may happen at any time.
+spare for that: its members are killed instead. Everything else (kills, cuts, pauses, newer
+versions, power failures of all nodes, full disks, clocks) may happen at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from jepsen_like.plans.plan import Kind
 
-DESTRUCTIVE: Final = frozenset({Kind.WIPE, Kind.BIT_ROT, Kind.FSYNC_ERROR})
+HURTING: Final = frozenset({Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL})
+"""Kinds after which a node does lack what it had promised."""
+
+DESTRUCTIVE: Final = HURTING | {Kind.FSYNC_ERROR}
 """Kinds after which a node may lack what it had promised."""
 
 TEARING: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR})
@@ -48,6 +55,44 @@ class Soundness:
     def is_sound(self) -> bool:
         """Whether the group could lose another one."""
         return self.is_up and self.is_caught_up and self.is_intact
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """How far the log of a broker that answers reaches.
+
+    Attributes:
+        last_index: Its newest entry.
+        held_index: Up to here it is applied and on its disk.
+    """
+
+    last_index: int
+    held_index: int
+
+
+def others_of(node: str, lists: Iterable[Collection[str]], brokers: Iterable[str]) -> list[str]:
+    """Return the voters beside *node*, of all *lists*; where there is no list, all *brokers*."""
+    voters = {name for voters in lists for name in voters} or set(brokers)
+    return sorted(voters - {node})
+
+
+def newest_of(logs: Sequence[LogEnd | None]) -> int | None:
+    """Return the newest entry any of these has; None when one of them does not say."""
+    ends = [-1 if log is None else log.last_index for log in logs]
+    return max(ends) if ends and min(ends) >= 0 else None
+
+
+def tail_is_spare(newest_index: int, logs: Sequence[LogEnd | None]) -> bool:
+    """Tell whether a voter's newest bytes are needed by nobody.
+
+    Whatever it promised and that counted for a commit is in another voter's log, as this one
+    promises nothing any more. With all of that on every other disk its vote is harmless.
+
+    Args:
+        newest_index: `newest_of` the others' logs when this voter had ended already.
+        logs: The others' logs now.
+    """
+    return all(log is not None and log.held_index >= newest_index for log in logs)
 
 
 @dataclass(slots=True)
@@ -97,7 +142,7 @@ class Budget:
 
     def note_hurt(self, kind: Kind, node: str) -> None:
         """Data of *node* was destroyed."""
-        if kind in (Kind.WIPE, Kind.BIT_ROT):
+        if kind in HURTING:
             self.hurt[node] = kind
 
     def note_sound(self, nodes: Iterable[str]) -> None:

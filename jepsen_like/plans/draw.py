@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from msgspec.structs import replace
+
+from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Settings, Step, Workload
+from jepsen_like.plans.scenes import draw_late_scene, draw_scene
 
 FAULT_INTERVALS_S: Final = (4.0, 8.0, 20.0)
 """Mean pauses between the beginnings of two faults; a plan has one of them."""
@@ -44,6 +47,9 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.POWER_CUT_ALL: _Shape(6, (0, 10_000), roles=_NO_TARGET),
     Kind.WIPE: _Shape(2, (0, 10_000), roles=("follower", "leader", "#")),
     Kind.BUGGIFY_KILL: _Shape(6, (0, 10_000), (0, 1_000)),
+    Kind.VERSION_SKEW: _Shape(3, (2_000, 20_000)),
+    Kind.FD_LIMIT: _Shape(3, (4_000, 40_000), (0, 8)),
+    Kind.CONNECTIONS: _Shape(1, (8_000, 40_000), (500, 10_000)),
     Kind.ISOLATE: _Shape(10, (1_000, 25_000), (0, 1)),
     Kind.SPLIT: _Shape(4, (1_000, 25_000), (1, 1_000), _NO_TARGET),
     Kind.MUTE: _Shape(4, (1_000, 20_000)),
@@ -67,6 +73,7 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     ),
     Kind.FSYNC_ERROR: _Shape(3, (0, 10_000)),
     Kind.BIT_ROT: _Shape(2, (0, 10_000), (1, 8)),
+    Kind.TORN_TAIL: _Shape(3, (0, 10_000), (1, 8_192)),
     Kind.CLOCK_JUMP: _Shape(2, (0, 0), (-3_600_000, 3_600_000)),
     Kind.CLOCK_DRIFT: _Shape(2, (5_000, 60_000), (-20_000, 20_000)),
     Kind.TRANSFER: _Shape(4, (0, 0), roles=("follower", "most_behind", "most_ahead", "#")),
@@ -75,11 +82,20 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.MEMBER_REPLACE: _Shape(1, (0, 5_000), roles=("follower", "most_behind")),
     Kind.NAMESRV_KILL: _Shape(2, (1_000, 60_000), roles=("all", "#", "#")),
     Kind.CLIENT_KILL: _Shape(2, (0, 10_000), roles=("#",)),
+    Kind.MID_SEND_KILL: _Shape(2, (0, 10_000), roles=_NO_TARGET),
+    Kind.MID_BATCH_KILL: _Shape(2, (0, 10_000), roles=_NO_TARGET),
+    Kind.ZOMBIE_CLIENT: _Shape(2, (8_000, 40_000), roles=_NO_TARGET),
 }
 """Every kind has a shape; a test holds the two tables together."""
 
-CUTTING: Final = (Kind.ISOLATE, Kind.MUTE, Kind.DEAF, Kind.PAUSE)
-"""Kinds that leave a leader alone."""
+SIMULATED: Final = frozenset(SHAPES) - REAL_ONLY
+"""Kinds that are drawn unless others are asked for."""
+
+LATE_SHARE: Final = 0.25
+"""Seeds that have late scenes."""
+
+LATE_EVERY_S: Final = 40.0
+"""One of these scenes for so many seconds."""
 
 LINK_QUALITIES: Final = frozenset(
     {Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT, Kind.SLOW_LINK}
@@ -93,7 +109,7 @@ def draw_plan(
     *,
     members: int | None = None,
     fault_interval_s: float | None = None,
-    kinds: frozenset[Kind] = frozenset(SHAPES),
+    kinds: frozenset[Kind] = SIMULATED,
     workload: Workload | None = None,
     settings: Settings | None = None,
     even: bool = False,
@@ -118,13 +134,34 @@ def draw_plan(
     allowed = [kind for kind in SHAPES if kind in kinds]
     if rng.random() < 0.4 and len(allowed) > 4 and not even:
         allowed = sorted(rng.sample(allowed, rng.randint(2, 5)), key=allowed.index)
+    steps = _draw_steps(rng, allowed, fault_interval_s, duration_s)
+    plan = Plan(
+        seed=rng.randrange(1 << 32),
+        duration_ms=int(duration_s * 1000),
+        members=members,
+        name_servers=rng.choice((1, 1, 2)),
+        workload=workload if workload is not None else _draw_workload(rng),
+        settings=settings if settings is not None else _draw_settings(rng),
+        note=f"drawn from seed {seed}",
+    )
+    late = Random(f"late scenes {seed}")
+    if late.random() < LATE_SHARE and not even:
+        if workload is None:
+            rested = replace(plan.workload, rest_per_mille=late.choice((100, 200)))
+            plan = replace(plan, workload=rested)
+        steps += _draw_late_scenes(late, allowed, duration_s)
+    return plan.with_steps(tuple(sorted(steps, key=lambda step: step.at_ms)))
+
+
+def _draw_steps(
+    rng: Random, allowed: list[Kind], fault_interval_s: float, duration_s: float
+) -> list[Step]:
     weights = [SHAPES[kind].weight for kind in allowed]
     steps: list[Step] = []
-    end_ms = int(duration_s * 1000)
     at_ms = QUIET_START_MS
     while allowed:
         at_ms += int(rng.expovariate(1.0 / (fault_interval_s * 1000)))
-        if at_ms >= end_ms - QUIET_END_MS:
+        if at_ms >= int(duration_s * 1000) - QUIET_END_MS:
             break
         kind = rng.choices(allowed, weights)[0]
         steps.append(_draw_step(rng, kind, at_ms))
@@ -133,18 +170,16 @@ def draw_plan(
             kind = rng.choices(allowed, weights)[0]
             steps.append(_draw_step(rng, kind, at_ms + rng.choice((0, 0, 1, 10, 500))))
         elif chance < 0.35:
-            steps += _draw_scene(rng, at_ms, frozenset(allowed))
-    steps.sort(key=lambda step: step.at_ms)
-    return Plan(
-        seed=rng.randrange(1 << 32),
-        duration_ms=end_ms,
-        steps=tuple(steps),
-        members=members,
-        name_servers=rng.choice((1, 1, 2)),
-        workload=workload if workload is not None else _draw_workload(rng),
-        settings=settings if settings is not None else _draw_settings(rng),
-        note=f"drawn from seed {seed}",
-    )
+            steps += [step for step in draw_scene(rng, at_ms) if step.kind in allowed]
+    return steps
+
+
+def _draw_late_scenes(rng: Random, allowed: list[Kind], duration_s: float) -> list[Step]:
+    last_ms = max(QUIET_START_MS, int(duration_s * 1000) - QUIET_END_MS)
+    steps: list[Step] = []
+    for _ in range(int(duration_s // LATE_EVERY_S)):
+        steps += draw_late_scene(rng, rng.randint(QUIET_START_MS, last_ms))
+    return [step for step in steps if step.kind in allowed]
 
 
 def _draw_step(rng: Random, kind: Kind, at_ms: int) -> Step:
@@ -158,99 +193,6 @@ def _draw_step(rng: Random, kind: Kind, at_ms: int) -> Step:
     # Short ones are as interesting as long ones: even over orders of magnitude.
     for_ms = 0 if high == 0 else min(high, int((low or 1) * (high / (low or 1)) ** rng.random()))
     return Step(at_ms, kind, target, for_ms, rng.randint(*shape.arg))
-
-
-def _draw_scene(rng: Random, at_ms: int, allowed: frozenset[Kind]) -> list[Step]:
-    """Return a few steps that are worth more together; those not *allowed* are left out.
-
-    None of them knows of a bug: they are moments at which promises are young. A leader does not
-    know yet that it leads nobody; flushes are under way; an election has just begun.
-    """
-    scene = rng.randrange(6)
-    if scene == 5:
-        # One is behind, another one loses its disk, and the leader goes: who is left to lead?
-        behind_ms, other = rng.randint(2_000, 8_000), str(rng.randrange(3))
-        steps = [
-            Step(at_ms, Kind.ISOLATE, "most_behind", behind_ms, 0),
-            Step(
-                at_ms + behind_ms - rng.randint(0, 1_000),
-                rng.choice((Kind.WIPE, Kind.BIT_ROT)),
-                rng.choice(("most_ahead", "most_ahead", other)),
-                rng.randint(0, 500),
-                rng.randint(1, 8),
-            ),
-            Step(
-                at_ms + behind_ms - rng.randint(-200, 500),
-                rng.choice((Kind.KILL, Kind.ISOLATE)),
-                "leader",
-                rng.randint(5_000, 15_000),
-                1,
-            ),
-        ]
-    elif scene == 4:
-        # A leader that is alone and does not know it yet is told to change the members.
-        change = rng.choice((Kind.MEMBER_REMOVE, Kind.MEMBER_REMOVE, Kind.MEMBER_ADD))
-        steps = [
-            Step(at_ms, Kind.ISOLATE, "leader", rng.randint(4_000, 12_000), 0),
-            Step(at_ms + rng.randint(0, 1_500), change, "follower", rng.randint(0, 10_000), 0),
-        ]
-    elif scene == 3:
-        # Who comes back from isolation has a tail to lose, while disks are slow; then power goes.
-        cut_ms = rng.randint(4_000, 12_000)
-        slow_ms = rng.randint(300, 4_000)
-        steps = [
-            Step(at_ms, Kind.ISOLATE, "leader", cut_ms, rng.randint(0, 1)),
-            Step(
-                at_ms + rng.randint(0, cut_ms),
-                Kind.DISK_SLOW,
-                rng.choice(("all", "all", "most_behind")),
-                rng.randint(3_000, 10_000),
-                slow_ms,
-            ),
-            Step(
-                at_ms + cut_ms + rng.randint(50, 3_000),
-                rng.choice((Kind.POWER_CUT, Kind.POWER_CUT, Kind.POWER_CUT_ALL)),
-                rng.choice(("most_behind", "follower", "most_ahead")),
-                rng.randint(0, 5_000),
-            ),
-        ]
-    elif scene == 0:
-        before_ms = at_ms - rng.randint(10, 3_000)
-        cut = rng.choice(CUTTING)
-        steps = [Step(before_ms, cut, "leader", rng.randint(2_000, 15_000), rng.randint(0, 1))]
-    elif scene == 1:
-        slow_ms = rng.randint(300, 6_000)
-        target = rng.choice(("follower", "follower", "most_behind", "leader", "all"))
-        steps = [
-            Step(at_ms, Kind.DISK_SLOW, target, rng.randint(3_000, 15_000), slow_ms),
-            Step(
-                at_ms + rng.randint(500, 5_000),
-                rng.choice((Kind.POWER_CUT_ALL, Kind.POWER_CUT_ALL, Kind.POWER_CUT)),
-                rng.choice(("leader", "follower", "most_ahead")),
-                rng.randint(0, 20_000),
-            ),
-        ]
-    else:
-        # An election at once, and somebody dies at one of the next things its disk does.
-        steps = [Step(at_ms, Kind.ISOLATE, "leader", rng.randint(2_000, 15_000), 1)]
-        if rng.random() < 0.5:
-            slow_ms = rng.randint(300, 3_000)
-            steps.append(Step(at_ms, Kind.DISK_SLOW, "all", rng.randint(3_000, 8_000), slow_ms))
-        for _ in range(rng.randint(1, 2)):
-            arg = rng.randint(0, 7)
-            victim, for_ms = str(rng.randrange(16)), rng.randint(0, 500)
-            steps.append(Step(at_ms + rng.randint(0, 50), Kind.BUGGIFY_KILL, victim, for_ms, arg))
-        after_ms = at_ms + rng.randint(300, 2_500)
-        cut_ms = rng.randint(2_000, 10_000)
-        steps.append(Step(after_ms, Kind.ISOLATE, rng.choice(("leader", "#")), cut_ms, 1))
-        steps[-1] = _numbered(rng, steps[-1])
-    return [step for step in steps if step.kind in allowed and step.at_ms >= 0]
-
-
-def _numbered(rng: Random, step: Step) -> Step:
-    if step.target != "#":
-        return step
-    return Step(step.at_ms, step.kind, str(rng.randrange(16)), step.for_ms, step.arg)
 
 
 def _draw_workload(rng: Random) -> Workload:

@@ -8,6 +8,24 @@ from typing import Final
 from commitlog.errors import ConfigError
 from jepsen_like.plans.plan import Kind
 
+NETWORK: Final = "network"
+"""The package whose kinds `proxy` has, too; it says who carries them out."""
+
+CUTS: Final = frozenset(
+    {
+        Kind.ISOLATE,
+        Kind.SPLIT,
+        Kind.MUTE,
+        Kind.DEAF,
+        Kind.PARTIAL,
+        Kind.RING,
+        Kind.BRIDGE,
+        Kind.SWIZZLE,
+        Kind.CLIENT_CUT,
+    }
+)
+"""Links that carry nothing, whoever cuts them."""
+
 PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
     "none": ("nothing at all", frozenset()),
     "process": (
@@ -27,39 +45,53 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL}),
     ),
     "disk": (
-        "full, slow and failing disks, flipped bits, lost disks (some need root)",
-        frozenset({Kind.DISK_FULL, Kind.DISK_SLOW, Kind.FSYNC_ERROR, Kind.BIT_ROT, Kind.WIPE}),
+        "full, slow and failing disks, flipped bits, torn logs, lost disks (some need root)",
+        frozenset(
+            {
+                Kind.DISK_FULL,
+                Kind.DISK_SLOW,
+                Kind.FSYNC_ERROR,
+                Kind.BIT_ROT,
+                Kind.TORN_TAIL,
+                Kind.WIPE,
+            }
+        ),
     ),
     "proxy": (
         "cut, one-way, slow and lossy links between brokers, and between clients and a broker",
-        frozenset(
-            {
-                Kind.ISOLATE,
-                Kind.SPLIT,
-                Kind.MUTE,
-                Kind.DEAF,
-                Kind.PARTIAL,
-                Kind.RING,
-                Kind.BRIDGE,
-                Kind.SWIZZLE,
-                Kind.CLIENT_CUT,
-                Kind.RESET,
-                Kind.LOSS,
-                Kind.DELAY,
-                Kind.DUPLICATE,
-                Kind.REORDER,
-                Kind.HOLD,
-                Kind.CORRUPT,
-                Kind.SLOW_LINK,
-            }
-        ),
+        CUTS
+        | {
+            Kind.RESET,
+            Kind.LOSS,
+            Kind.DELAY,
+            Kind.DUPLICATE,
+            Kind.REORDER,
+            Kind.HOLD,
+            Kind.CORRUPT,
+            Kind.SLOW_LINK,
+        },
+    ),
+    NETWORK: (
+        "cut links again, by the kernel: packets vanish, connections stay half open (root)",
+        CUTS,
     ),
     "clock": ("dates that jump, clocks that drift", frozenset({Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT})),
     "members": (
         "leadership handed over, members added, removed and replaced under load",
         frozenset({Kind.TRANSFER, Kind.MEMBER_ADD, Kind.MEMBER_REMOVE, Kind.MEMBER_REPLACE}),
     ),
-    "clients": ("clients killed in the middle of what they do", frozenset({Kind.CLIENT_KILL})),
+    "versions": (
+        "a broker starts as one of a later release, and later as itself again",
+        frozenset({Kind.VERSION_SKEW}),
+    ),
+    "clients": (
+        "clients killed in the middle of what they do, consumers with a double",
+        frozenset({Kind.CLIENT_KILL, Kind.MID_SEND_KILL, Kind.MID_BATCH_KILL, Kind.ZOMBIE_CLIENT}),
+    ),
+    "limits": (
+        "too few descriptors, thousands of idle connections",
+        frozenset({Kind.FD_LIMIT, Kind.CONNECTIONS}),
+    ),
     "names": ("NameServers killed, one or all", frozenset({Kind.NAMESRV_KILL})),
     "all": ("everything above", frozenset(Kind)),
 }

@@ -38,10 +38,18 @@ class Kind(StrEnum):
     """The disk is replaced by an empty one."""
     BUGGIFY_KILL = "buggify_kill"
     """Kill at the next occurrence of a named point of the disk; `arg` chooses which."""
+    VERSION_SKEW = "version_skew"
+    """It is stopped and runs as a broker of a later release for `for_ms`, then as itself again:
+    its peers refuse what it speaks meanwhile."""
+    FD_LIMIT = "fd_limit"
+    """It may open `arg` more files and connections; real processes only."""
+    CONNECTIONS = "connections"
+    """`arg` connections that say nothing, 0: 10,000; real processes only."""
     # Links.
     ISOLATE = "isolate"
     """The target and all other brokers do not hear each other; clients hear both.
-    An odd `arg` resets their connections first, so that the others notice at once."""
+    An odd `arg` resets their connections first, where that can be done, so that the others
+    notice at once."""
     SPLIT = "split"
     """Brokers, NameServers and clients fall into two rooms; `arg` is the bit mask of one."""
     MUTE = "mute"
@@ -57,7 +65,7 @@ class Kind(StrEnum):
     SWIZZLE = "swizzle"
     """Links are cut one by one and mended one by one in another order."""
     CLIENT_CUT = "client_cut"
-    """Clients and the target do not hear each other."""
+    """Clients and NameServers, and the target, do not hear each other."""
     RESET = "reset"
     """Every connection of the target is reset."""
     # What links do to frames; `arg` in per mille unless it says otherwise.
@@ -79,6 +87,9 @@ class Kind(StrEnum):
     """The next flush fails and loses its pages; the node must stop, and starts after `for_ms`."""
     BIT_ROT = "bit_rot"
     """`arg` bits of flushed log bytes flip; the node is killed and restarted after `for_ms`."""
+    TORN_TAIL = "torn_tail"
+    """Killed, and up to `arg` of its newest log bytes, none below the commit mark, are no entries
+    any more; it starts again after `for_ms`."""
     # Clocks.
     CLOCK_JUMP = "clock_jump"
     """The date moves by `arg` ms, for good; durations do not."""
@@ -95,7 +106,18 @@ class Kind(StrEnum):
     """Target is a number, or ``all``."""
     CLIENT_KILL = "client_kill"
     """All producers and consumers, or all readers, in the middle of what they do."""
+    MID_SEND_KILL = "mid_send_kill"
+    """All producers and consumers, at a moment at which a send is on its way."""
+    MID_BATCH_KILL = "mid_batch_kill"
+    """All producers and consumers, when a consumer is half through what it pulled; consumers begin
+    again where they committed."""
+    ZOMBIE_CLIENT = "zombie_client"
+    """Consumers stand still with offsets in hand while others under their names go on; after half
+    of `for_ms` they wake, commit what they had, and both go on."""
 
+
+REAL_ONLY: Final = frozenset({Kind.VERSION_SKEW, Kind.FD_LIMIT, Kind.CONNECTIONS})
+"""Kinds the simulator cannot do, and so draws no steps of: all its brokers are one program."""
 
 ROLES: Final = ("leader", "follower", "most_behind", "most_ahead", "all")
 """Targets that are resolved when the step happens; a number means that broker, modulo."""
@@ -128,6 +150,7 @@ class Workload(msgspec.Struct, frozen=True):
     """What clients do meanwhile.
 
     Attributes:
+        lockers: Logical clients that lock queues and commit offsets under their locks.
         producers: Logical clients that send, each one message at a time.
         consumers: Logical clients that pull, and commit their offsets.
         readers: Logical clients that ask for max offsets and pull at random places.
@@ -136,7 +159,18 @@ class Workload(msgspec.Struct, frozen=True):
         body_bytes: Largest body; sizes are drawn, with the borders preferred.
         delayed_per_mille: Sends that carry a delay level.
         batch_per_mille: Sends that are batches of several messages.
+        transactions_per_mille: Sends that are transactions.
+        timer_per_mille: Sends that carry a time of their own.
+        recall_per_mille: Steps of producers that take one of these back.
+        send_back_per_mille: Pulls of consumers after which they send a message back.
         producer_life_s: A producer process is replaced by a new one about so often; 0: never.
+        rest_per_mille: Pauses of readers that are `REST_FACTOR` times as long: what they know of
+            the cluster is old then.
+        idempotent: Producers are idempotent and repeat what got no answer. Off, each row is one
+            attempt.
+        push_members: Machines of a push group whose members come and go; 0: there is none.
+        push_change_s: Mean pause between two of them; 0: nobody comes or goes.
+        push_orderly: The group consumes each queue in its order.
     """
 
     producers: int = 2
@@ -148,6 +182,20 @@ class Workload(msgspec.Struct, frozen=True):
     delayed_per_mille: int = 100
     batch_per_mille: int = 50
     producer_life_s: int = 0
+    rest_per_mille: int = 0
+    lockers: int = 0
+    idempotent: bool = False
+    push_members: int = 0
+    push_change_s: int = 20
+    push_orderly: bool = False
+    transactions_per_mille: int = 0
+    timer_per_mille: int = 0
+    recall_per_mille: int = 0
+    send_back_per_mille: int = 0
+
+
+REST_FACTOR: Final = 5
+"""How much longer a rest is than a pause."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -164,6 +212,7 @@ class Settings(msgspec.Struct, frozen=True):
         sync_flush: Flush before an acknowledgement; the promise of the checks depends on it.
         keep_segments: Older ones go, once a checkpoint covers them; 0: all are kept.
         append_bytes: Of one append to a follower; small, so that catching up takes several.
+        lock_lease_ms: How long a queue stays locked for a client that does not renew it.
     """
 
     heartbeat_ms: int = 1000
@@ -176,6 +225,12 @@ class Settings(msgspec.Struct, frozen=True):
     sync_flush: bool = True
     keep_segments: int = 0
     append_bytes: int = 1 << 20
+    lock_lease_ms: int = 60_000
+
+    @property
+    def lock_lease_ns(self) -> int:
+        """The same, as checkers take it."""
+        return self.lock_lease_ms * 1_000_000
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -124,6 +124,7 @@ def _calm_workload(plan: Plan, search: _Search) -> Plan:
         {"batch_per_mille": 0},
         {"readers": 0},
         {"consumers": 0},
+        {"lockers": min(2, plan.workload.lockers)},
         {"producers": 1},
         {"queues": 1},
     ):

@@ -1,7 +1,8 @@
 """What all pictures have in common: size, margins, time axis, fault bands, legend, files.
 
 The axes of all pictures begin and end at the same place, so one can look straight down the page
-from a peak in the latency to the fault and the change of leader that made it.
+from a peak in the latency to the fault and the change of leader that made it. Each picture is drawn
+twice: wide, and narrow for a telephone, where the text of the wide one could not be read.
 """
 
 from __future__ import annotations
@@ -25,19 +26,16 @@ from jepsen_like.report.colours import FAINT, INK, look_of
 from jepsen_like.report.series import Span
 from jepsen_like.report.wording import clock_text, kind_text
 
-WIDTH_IN: Final = 11.0
-LEFT_IN: Final = 1.2
-RIGHT_IN: Final = 1.85
 TOP_IN: Final = 0.14
 BOTTOM_IN: Final = 0.5
 LEGEND_ROW_IN: Final = 0.185
+LEGEND_BELOW_COLUMNS: Final = 2
 PNG_DPI: Final = 130
 
 BAND_ALPHA: Final = 0.16
 EDGE_STRIPE: Final = 0.035
 """Part of the height at the top where a band is drawn in full colour, so kinds can be told."""
 
-TICKS_MAX: Final = 11
 _TICK_STEPS_S: Final = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
     *(3600, 7200, 14_400, 43_200, 86_400, 172_800, 604_800),
@@ -71,53 +69,96 @@ _NO_METADATA: Final = {"Creator": None, "Date": None, "Format": None, "Type": No
 _NAMES = re.compile(r'(\bid="|url\(#|href="#)')
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things are in a picture.
+
+    Attributes:
+        suffix: Of ids in the SVG, so that both layouts can stand in one page.
+        width_in: Of the whole picture.
+        left_in: Of the plot, for the names of lanes and values.
+        right_in: Behind the plot.
+        ticks_max: On the time axis.
+        is_wide: The legend stands at the right, and there is a PNG; else below the plot.
+    """
+
+    suffix: str
+    width_in: float
+    left_in: float
+    right_in: float
+    ticks_max: int
+    is_wide: bool
+
+    @property
+    def plot_in(self) -> float:
+        """Width of the plot."""
+        return self.width_in - self.left_in - self.right_in
+
+
+WIDE: Final = Layout("", 11.0, 1.2, 1.85, 11, is_wide=True)
+NARROW: Final = Layout("-narrow", 4.5, 1.0, 0.15, 6, is_wide=False)
+
+
 @dataclass(slots=True)
 class Canvas:
     """A figure in the common layout.
 
     Attributes:
         name: Of the PNG file, and prefix of every id in the SVG.
+        layout: Wide or narrow.
         figure: Of matplotlib.
         axes: From top to bottom.
         entries: What the legend will say: lines first, then faults.
+        legend_top: Of a legend below the plot, as a part of the height.
     """
 
     name: str
+    layout: Layout
     figure: Figure
     axes: list[Axes]
     entries: list[tuple[Artist, str]] = field(default_factory=list)
+    legend_top: float = 0.0
 
 
 def canvas(
-    name: str, heights_in: Sequence[float], *, legend_rows: int = 0, gap_in: float = 0.18
+    name: str,
+    layout: Layout,
+    heights_in: Sequence[float],
+    *,
+    legend_rows: int = 0,
+    gap_in: float = 0.18,
 ) -> Canvas:
     """Return a canvas with one axes per height, as high as its legend needs."""
-    inner_in = sum(heights_in) + gap_in * (len(heights_in) - 1)
-    missing_in = max(0.0, legend_rows * LEGEND_ROW_IN + 0.1 - inner_in)
-    heights_in = [heights_in[0] + missing_in, *heights_in[1:]]
-    inner_in += missing_in
-    height_in = inner_in + TOP_IN + BOTTOM_IN
+    below_in = BOTTOM_IN
+    if layout.is_wide:
+        inner_in = sum(heights_in) + gap_in * (len(heights_in) - 1)
+        missing_in = max(0.0, legend_rows * LEGEND_ROW_IN + 0.1 - inner_in)
+        heights_in = [heights_in[0] + missing_in, *heights_in[1:]]
+    else:
+        below_in += -(-legend_rows // LEGEND_BELOW_COLUMNS) * LEGEND_ROW_IN + 0.05
+    height_in = sum(heights_in) + gap_in * (len(heights_in) - 1) + TOP_IN + below_in
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH_IN, height_in), facecolor="white")
+        figure = Figure(figsize=(layout.width_in, height_in), facecolor="white")
         FigureCanvasAgg(figure)
-        made = Canvas(name, figure, [])
+        made = Canvas(name, layout, figure, [])
         top_in = height_in - TOP_IN
         for own_in in heights_in:
             box = (
-                LEFT_IN / WIDTH_IN,
+                layout.left_in / layout.width_in,
                 (top_in - own_in) / height_in,
-                (WIDTH_IN - LEFT_IN - RIGHT_IN) / WIDTH_IN,
+                layout.plot_in / layout.width_in,
                 own_in / height_in,
             )
             made.axes.append(figure.add_axes(box))
             top_in -= own_in + gap_in
+        made.legend_top = (top_in + gap_in - BOTTOM_IN) / height_in
     return made
 
 
 def time_axis(made: Canvas, span: Span) -> None:
     """Give all axes the time of *span*; only the lowest says it."""
     step_s = next(
-        (step for step in _TICK_STEPS_S if span.duration_s / step <= TICKS_MAX - 1),
+        (step for step in _TICK_STEPS_S if span.duration_s / step <= made.layout.ticks_max - 1),
         _TICK_STEPS_S[-1],
     )
     in_seconds = span.duration_s < 180
@@ -164,18 +205,20 @@ def patch_of(kind: str) -> Patch:
 
 
 def draw_legend(made: Canvas) -> None:
-    """Put the legend to the right of the plot, at its top."""
+    """Put the legend to the right of the plot, at its top, or below it where it is narrow."""
     if not made.entries:
         return
     handles = [handle for handle, _ in made.entries]
     labels = [label for _, label in made.entries]
-    height_in = made.figure.get_figheight()
-    anchor = ((WIDTH_IN - RIGHT_IN + 0.12) / WIDTH_IN, 1 - TOP_IN / height_in)
+    layout = made.layout
+    right = (layout.width_in - layout.right_in + 0.12) / layout.width_in
+    top = 1 - TOP_IN / made.figure.get_figheight()
     made.figure.legend(
         handles,
         labels,
         loc="upper left",
-        bbox_to_anchor=anchor,
+        bbox_to_anchor=(right, top) if layout.is_wide else (0.02, made.legend_top),
+        ncols=1 if layout.is_wide else LEGEND_BELOW_COLUMNS,
         borderaxespad=0,
         borderpad=0,
         handlelength=1.5,
@@ -184,15 +227,17 @@ def draw_legend(made: Canvas) -> None:
 
 
 def save(made: Canvas, folder: Path) -> str:
-    """Write the PNG into *folder* and return the SVG, to be put into a page.
+    """Return the SVG, to be put into a page; the wide one is written as a PNG into *folder*, too.
 
     The SVG asks for nothing from outside, is the same for the same run, and shares no id with
     another picture of the page.
     """
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": made.name}):
+    name = made.name + made.layout.suffix
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         draw_legend(made)
-        made.figure.savefig(folder / f"{made.name}.png", dpi=PNG_DPI)
+        if made.layout.is_wide:
+            made.figure.savefig(folder / f"{name}.png", dpi=PNG_DPI)
         text = StringIO()
         made.figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()
-    return _NAMES.sub(rf"\g<1>{made.name}-", svg[svg.index("<svg") :])
+    return _NAMES.sub(rf"\g<1>{name}-", svg[svg.index("<svg") :])

@@ -39,16 +39,16 @@ _HATCHES: Final = ("", "////", "----", "||||")
 
 _HUES: Final[dict[str, tuple[Kind, ...]]] = {
     VERMILLION: (Kind.KILL, Kind.BUGGIFY_KILL, Kind.CLIENT_KILL, Kind.NAMESRV_KILL),
-    BLUE: (Kind.CLEAN_RESTART, Kind.ROLLING_RESTART, Kind.TRANSFER),
+    BLUE: (Kind.CLEAN_RESTART, Kind.ROLLING_RESTART, Kind.TRANSFER, Kind.VERSION_SKEW),
     SAND: (Kind.PAUSE, Kind.SLOW_LINK, Kind.DISK_SLOW),
-    INDIGO: (Kind.POWER_CUT, Kind.POWER_CUT_ALL),
-    WINE: (Kind.WIPE, Kind.BIT_ROT, Kind.CORRUPT),
+    INDIGO: (Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.ZOMBIE_CLIENT),
+    WINE: (Kind.WIPE, Kind.BIT_ROT, Kind.CORRUPT, Kind.TORN_TAIL),
     TEAL: (Kind.ISOLATE, Kind.PARTIAL, Kind.RESET),
     GREEN: (Kind.SPLIT, Kind.RING, Kind.BRIDGE, Kind.SWIZZLE),
     CYAN: (Kind.MUTE, Kind.DEAF, Kind.CLIENT_CUT),
-    OLIVE: (Kind.LOSS, Kind.DUPLICATE),
+    OLIVE: (Kind.LOSS, Kind.DUPLICATE, Kind.MID_SEND_KILL, Kind.MID_BATCH_KILL),
     ORANGE: (Kind.DELAY, Kind.REORDER, Kind.HOLD),
-    ROSE: (Kind.DISK_FULL, Kind.FSYNC_ERROR),
+    ROSE: (Kind.DISK_FULL, Kind.FSYNC_ERROR, Kind.FD_LIMIT, Kind.CONNECTIONS),
     PURPLE: (Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT),
     GREY: (Kind.MEMBER_ADD, Kind.MEMBER_REMOVE, Kind.MEMBER_REPLACE),
 }

@@ -18,11 +18,15 @@ class PageFigure:
     """One picture.
 
     Attributes:
-        svg: Ready to stand in the page.
+        wide: Ready to stand in the page.
+        narrow: The same for a narrow screen.
+        alt: What it shows, for those who do not see it.
         below: A sentence under it; may be empty.
     """
 
-    svg: Markup
+    wide: Markup
+    narrow: Markup
+    alt: str
     below: str = ""
 
 
@@ -61,6 +65,16 @@ class OperationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultRow:
+    """A row of the table of faults."""
+
+    at: str
+    kind: str
+    node: str
+    lasted: str
+
+
+@dataclass(frozen=True, slots=True)
 class Anomaly:
     """A row of the table of anomalies."""
 
@@ -86,12 +100,18 @@ class Page:
     checkers: tuple[tuple[str, str, str], ...]
     pictures: tuple[Part, ...]
     skipped: tuple[Skipped, ...]
+    faults: tuple[FaultRow, ...]
+    faults_left: int
+    anomaly_counts: tuple[tuple[str, str, int], ...]
     anomalies: tuple[Anomaly, ...]
+    more_anomalies: tuple[Anomaly, ...]
     anomalies_left: int
     no_anomalies: str
     logs: tuple[tuple[str, list[str]], ...]
     plan: str
     command: str
+    asked: str
+    minimize: str
 
     @property
     def skipped_count(self) -> int:

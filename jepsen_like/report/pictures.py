@@ -15,10 +15,9 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from jepsen_like.report.canvas import (
-    LEFT_IN,
-    RIGHT_IN,
-    WIDTH_IN,
+    WIDE,
     Canvas,
+    Layout,
     canvas,
     draw_bands,
     save,
@@ -48,7 +47,6 @@ from jepsen_like.report.series import (
 )
 from jepsen_like.report.wording import kind_text
 
-PLOT_IN: Final = WIDTH_IN - LEFT_IN - RIGHT_IN
 LANE_IN: Final = 0.3
 """Height of a node or a fault kind in the pictures that have one row for each."""
 
@@ -76,12 +74,16 @@ class Pictures:
         span: The time axis.
         faults: What was done meanwhile.
         nodes: In the order of their colours.
+        healed_s: When the last fault was over and the load was about to end; None: not known.
+        layout: Wide or narrow.
     """
 
     folder: Path
     span: Span
     faults: Sequence[Fault]
     nodes: Sequence[str]
+    healed_s: float | None = None
+    layout: Layout = WIDE
     bands: dict[str, list[tuple[float, float]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +91,7 @@ class Pictures:
 
     def latency(self, latency: Latency) -> str:
         """Draw p50, p99 and maximum, on a logarithmic scale."""
-        made = canvas("latency", [2.7], legend_rows=4 + len(self.bands))
+        made = canvas("latency", self.layout, [2.7], legend_rows=4 + len(self.bands))
         (axes,) = made.axes
         for values, label, colour, width in (
             (latency.max_ms, "slowest", "#9aa0a6", 0.9),
@@ -104,7 +106,7 @@ class Pictures:
 
     def rate(self, rates: Rates) -> str:
         """Draw what was acknowledged above, and on a scale of its own what was not below."""
-        made = canvas("rate", [1.9, 0.95], legend_rows=5 + len(self.bands))
+        made = canvas("rate", self.layout, [1.9, 0.95], legend_rows=4 + len(self.bands))
         above, below = made.axes
         above.fill_between(*self._edges(rates.at_s, rates.ok), step="post", color=GOOD, alpha=0.12)
         for axes, values, label, colour in (
@@ -128,7 +130,12 @@ class Pictures:
         self, reigns: Sequence[Reign], down: Mapping[str, Sequence[tuple[float, float]]]
     ) -> str:
         """Draw a lane per node, with a bar and its term while it led."""
-        made = canvas("leader", [LANE_IN * max(len(self.nodes), 2)], legend_rows=3)
+        made = canvas(
+            "leader",
+            self.layout,
+            [LANE_IN * max(len(self.nodes), 2)],
+            legend_rows=1 + len(self.nodes) + bool(down),
+        )
         (axes,) = made.axes
         for lane, node in enumerate(self.nodes):
             spells = self._bars(down.get(node, ()))
@@ -147,7 +154,7 @@ class Pictures:
 
     def _terms(self, axes: Axes, lane: int, reigns: Sequence[Reign]) -> None:
         """Write terms into their bars, or behind them where there is room."""
-        in_per_s = PLOT_IN / self._end_s
+        in_per_s = self.layout.plot_in / self._end_s
         following = [*(reign.begin_s for reign in reigns), self._end_s][1:]
         for reign, next_s in zip(reigns, following, strict=True):
             if reign.term < 0:
@@ -163,7 +170,7 @@ class Pictures:
 
     def lag(self, lag: Mapping[str, F64]) -> str:
         """Draw by how many entries each node was behind, on a logarithmic scale from 0."""
-        made = canvas("lag", [2.2], legend_rows=len(lag) + len(self.bands))
+        made = canvas("lag", self.layout, [2.2], legend_rows=1 + len(lag) + len(self.bands))
         (axes,) = made.axes
         for node, behind in lag.items():
             colour = self._colour(node)
@@ -181,7 +188,7 @@ class Pictures:
 
     def availability(self, availability: Availability) -> str:
         """Draw one strip: served, not served, nobody asked."""
-        made = canvas("availability", [0.45], legend_rows=3)
+        made = canvas("availability", self.layout, [0.45], legend_rows=4)
         (axes,) = made.axes
         for served, label, colour in (
             (Served.YES, "acknowledged", GOOD),
@@ -199,7 +206,7 @@ class Pictures:
 
     def failover(self, failover_ms: Sequence[float]) -> str:
         """Draw how many fail-overs took how long, with p50 and p99 marked."""
-        made = canvas("failover", [2.2])
+        made = canvas("failover", self.layout, [2.2], legend_rows=2)
         (axes,) = made.axes
         bins = min(HISTOGRAM_BINS_MAX, max(4, math.isqrt(len(failover_ms)) * 2))
         top_ms = max(*failover_ms, 1.0)
@@ -219,7 +226,7 @@ class Pictures:
     def timeline(self) -> str:
         """Draw a row per fault kind, with a bar per fault."""
         kinds = kinds_of(self.faults)
-        made = canvas("faults", [LANE_IN * max(len(kinds), 2)])
+        made = canvas("faults", self.layout, [LANE_IN * max(len(kinds), 2)])
         (axes,) = made.axes
         for lane, kind in enumerate(kinds):
             spells = [(f.begin_s, f.end_s) for f in self.faults if f.kind == kind]
@@ -232,7 +239,7 @@ class Pictures:
             )
         _lanes(axes, [kind_text(kind) for kind in kinds])
         counts = [sum(fault.kind == kind for fault in self.faults) for kind in kinds]
-        for lane, count in enumerate(counts):
+        for lane, count in enumerate(counts if self.layout.is_wide else ()):
             axes.annotate(
                 f"{count} times" if count > 1 else "once",
                 (1, lane),
@@ -247,14 +254,15 @@ class Pictures:
 
     def order(self, order: QueueOrder, number: int) -> str:
         """Draw sends and reads of one queue around the witnesses: time and offset."""
-        made = canvas(f"order-{number}", [3.8], legend_rows=8)
+        named = min(len(WITNESS_NAMES), sum(mark.is_witness for mark in order.marks))
+        made = canvas(f"order-{number}", self.layout, [3.8], legend_rows=4 + 2 * named)
         (axes,) = made.axes
         spells = [self._spell(mark) for mark in order.marks]
         low_s = min(begin for begin, _ in spells)
         high_s = max(low_s + 1e-6, *(end for _, end in spells))
         spoken = [m for m in order.marks if m.says is Says.SENT or m.is_witness]
         low, high = min(m.low for m in spoken) - 1.5, max(m.high for m in spoken) + 1.5
-        least = ((high_s - low_s) * MARK_IN / PLOT_IN, max(0.5, (high - low) / 55))
+        least = ((high_s - low_s) * MARK_IN / self.layout.plot_in, max(0.5, (high - low) / 55))
         made.entries = [(Patch(color=colour), text) for text, colour in _SAYS_LEGEND]
         made.entries.append((Patch(color=BAD), "witness"))
         names = iter(WITNESS_NAMES)
@@ -299,7 +307,7 @@ class Pictures:
         axes.step(*self._edges(at_s, values), where="post", color=colour, lw=width)
 
     def _bars(self, spells: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-        least_s = BAR_IN / PLOT_IN * self._end_s
+        least_s = BAR_IN / self.layout.plot_in * self._end_s
         return [(begin, max(end - begin, least_s)) for begin, end in spells]
 
     def _finish(self, made: Canvas, *, has_bands: bool = True) -> str:
@@ -308,6 +316,11 @@ class Pictures:
             axes.grid(axis="both" if has_bands else "x")
         if has_bands:
             draw_bands(made, self.bands)
+        if self.healed_s is not None:
+            for axes in made.axes:
+                axes.axvline(self.healed_s, color=INK, lw=1.0, ls=":", zorder=1.5)
+            if made.entries:  # the timeline has its counts where others have a legend
+                made.entries.append((Line2D([], [], color=INK, lw=1.0, ls=":"), "all healed"))
         return save(made, self.folder)
 
 

@@ -41,7 +41,10 @@ class Result(msgspec.Struct):
         faults: How often each kind was done.
         skipped: What was not done, and why.
         failover_ms: From the loss of a leader until the group served again.
+        lost: Acknowledged messages that are gone; None: nobody counted.
+        duplicated: Messages stored or delivered twice; likewise.
         command: Repeats the run.
+        asked: What a person typed.
         versions: What ran.
         begin: Date and time, as text, or seconds or nanoseconds since 1970.
         end: Likewise.
@@ -54,7 +57,10 @@ class Result(msgspec.Struct):
     faults: dict[str, int] = {}
     skipped: tuple[Skipped, ...] = ()
     failover_ms: tuple[float, ...] = ()
+    lost: int | None = None
+    duplicated: int | None = None
     command: str = ""
+    asked: str = ""
     versions: dict[str, str] = {}
     begin: str = ""
     end: str = ""

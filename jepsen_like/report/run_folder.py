@@ -11,6 +11,7 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
+from jepsen_like.history.latest_rows import LatestRows
 from jepsen_like.history.operation import NEVER, F, History, Operation, Outcome, Row, RunHeader
 from jepsen_like.history.sequence import CorruptHistoryError, iter_rows
 from jepsen_like.report.result import Result, decode_result
@@ -62,6 +63,7 @@ class Run:
 
     Attributes:
         name: Of the folder.
+        folder: As it was given.
         plan: As text, indented when it is JSON.
         result: What the run says of itself; unknown when it says nothing.
         history: All history files in one, in the order of calls.
@@ -72,6 +74,7 @@ class Run:
     """
 
     name: str
+    folder: Path = Path()
     plan: str = ""
     result: Result = field(default_factory=Result)
     history: History = field(default_factory=lambda: History(RunHeader(run_id="")))
@@ -83,7 +86,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Return what *folder* holds. What is missing or damaged is a note, never an error."""
-    run = Run(folder.resolve().name)
+    run = Run(folder.resolve().name, folder)
     _read_result(folder, run)
     _read_history(folder, run)
     _read_plan(folder, run)
@@ -131,13 +134,14 @@ def _read_plan(folder: Path, run: Run) -> None:
 
 def _read_history(folder: Path, run: Run) -> None:
     paths = sorted((folder / "history").glob("*.cbor"))
+    latest = LatestRows()
     for path in paths:
         rows, note = rows_of(_read(path, run))
-        for row in rows:
-            run.history.add(row)
+        latest.add(rows)
         if note:
             run.is_whole = False
             run.notes.append(f"history/{path.name}: {note}")
+    run.history = latest.history()
     known = [op for op in run.history.operations if _is_known(op)]
     if left := len(run.history.operations) - len(known):
         run.notes.append(f"{left:,} operations are of a kind that is not known here; left out.")

@@ -32,6 +32,9 @@ DURATION_MAX_S: Final = BUCKETS_MAX * BUCKET_WIDTHS_S[-1]
 NS: Final = 1_000_000_000
 MS_PER_NS: Final = 1e-6
 
+UNKNOWN_LASTS_NS: Final = 5 * NS
+"""A send without an answer counts as asked for so long: clients wait about that time for one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -221,10 +224,10 @@ def availability_of(columns: Columns, span: Span) -> Availability:
     call, ret = columns.call_ns[sends], columns.ret_ns[sends]
     acked = (columns.outcome[sends] == Outcome.OK) & (ret != NEVER)
     seconds = int(span.duration_s) + 1
-    # A send of which nobody knows the outcome counts for the second of its call only.
+    ends = np.where(ret == NEVER, _given_up_ns(call, np.sort(ret[acked])), ret)
     under_way = np.zeros(seconds + 1, dtype=np.int64)
     np.add.at(under_way, span.second_of(call), 1)
-    np.add.at(under_way, span.second_of(np.where(ret == NEVER, call, ret)) + 1, -1)
+    np.add.at(under_way, span.second_of(ends) + 1, -1)
     state = np.where(np.cumsum(under_way)[:seconds] > 0, Served.NO, Served.IDLE)
     state[span.second_of(ret[acked])] = Served.YES
     starts = np.arange(0, seconds, span.bucket_s)
@@ -234,6 +237,20 @@ def availability_of(columns: Columns, span: Span) -> Availability:
         int((state == Served.YES).sum()),
         int((state == Served.NO).sum()),
     )
+
+
+def _given_up_ns(call_ns: I64, acked_ns: I64) -> I64:
+    """Return until when clients may have waited for answers that never came.
+
+    A row does not say when its client gave up. Somebody else's acknowledgement shows that the
+    group serves again, so nobody's waiting is held against it from then on.
+    """
+    waited = call_ns + UNKNOWN_LASTS_NS
+    if not len(acked_ns):
+        return waited
+    place = np.searchsorted(acked_ns, call_ns)
+    served = np.where(place < len(acked_ns), acked_ns[np.minimum(place, len(acked_ns) - 1)], waited)
+    return np.minimum(waited, served)
 
 
 def _spells(

@@ -31,6 +31,9 @@ DEPTH_MAX: Final = 3
 SILENCE_MAX_S: Final = 2.0
 """A browser opens connections it does not use; one of them must not keep the next request out."""
 
+ICON: Final = "/favicon.ico"
+"""Every browser asks for it by itself; not found would stand in its console as an error."""
+
 _TEXT_SUFFIXES: Final = frozenset({".log", ".txt", ".json", ".md"})
 _NOTHING_FROM_OUTSIDE: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'"
 _LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -113,6 +116,8 @@ def answer(store: Path, target: str) -> Answer:
     if path == "/":
         html = environment().get_template(RUNS_TEMPLATE).render(runs=runs_of(store))
         return Answer(HTTPStatus.OK, "text/html; charset=utf-8", html.encode())
+    if path == ICON:
+        return Answer(HTTPStatus.NO_CONTENT, "image/x-icon", b"")
     file = _file_below(store, path)
     if file is None:
         return Answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"There is no such file.")

@@ -33,8 +33,8 @@ def verdict_sentence(
     A verdict *valid* over a history without an acknowledged operation is reported as unknown.
     """
     acked = sum(by_outcome.get("ok", 0) for by_outcome in counts.values())
-    over = f"{_many(acked, 'acknowledged operation')} over {_many(sum(faults.values()), 'fault')}"
-    over += f" of {_many(len(faults), 'kind')}" if faults else ""
+    over = f"{many(acked, 'acknowledged operation')} over {many(sum(faults.values()), 'fault')}"
+    over += f" of {many(len(faults), 'kind')}" if faults else ""
     first = next((v for verdict in result.verdicts for v in verdict.violations), None)
     if result.verdict == "invalid":
         if first is None:
@@ -58,7 +58,8 @@ def _what_was_proved(verdicts: tuple[Verdict, ...]) -> str:
     return "every check passed"
 
 
-def _many(count: int, noun: str) -> str:
+def many(count: int, noun: str) -> str:
+    """Return a number of things."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 

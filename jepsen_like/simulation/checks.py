@@ -24,6 +24,7 @@ from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
 from dledger.group import Group
 from dledger.state.snapshot import snapshot
+from jepsen_like.simulation.claims import check_commit, check_recovered, check_stable
 from jepsen_like.simulation.event_trace import Event
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from jepsen_like.simulation.world import World
 
 
-GIVE_UP_ELECTIONS: Final = 4
+GIVE_UP_ELECTIONS: Final = 3
 """An old leader that runs must have noticed within so many election timeouts."""
 
 
@@ -76,19 +77,22 @@ class Checks:
             world.sometimes["torn_tail_cut"] += 1
         if group.store.damaged:
             world.sometimes["damaged_start"] += 1
+        if node.is_trusted and not group.store.damaged:
+            check_recovered(world, node, group)
         world.promises.watch(node, group)
         node.seen_commit = raft.commit_index
         self.led_commit = max(self.led_commit, raft.commit_index)
         node.seen_truncations = journal.truncations
         node.seen_list = -1
-        settled = raft._on_settled
+        node.seen_log = None
+        settled = raft.owner.on_settled
 
         def on_settled() -> None:
             settled()
             if node.group is group:
                 self.after_step(node, group)
 
-        raft._on_settled = on_settled
+        raft.owner.on_settled = on_settled
         group.on_role_change.append(lambda: self.role_changed(node, group))
         group.on_applied.append(lambda _touched: self.applied(node, group))
 
@@ -102,6 +106,7 @@ class Checks:
         if commit != seen:
             self._commit_moved(node, group, seen, commit)
         self._compare_end(node, group)
+        check_stable(self._world, node, group)
         truncations = raft.journal.truncations
         if truncations != node.seen_truncations:
             self._world.sometimes["truncation"] += truncations - node.seen_truncations
@@ -154,7 +159,9 @@ class Checks:
         first = self.leaders.get(term)
         if first is None:
             self.leaders[term] = node.name
-            self._is_complete(node, group)
+            # One that wins late, its term over already, need not have what later terms committed.
+            if term == max(self.leaders):
+                self._is_complete(node, group)
         elif first != node.name:
             world.violate("two_leaders", f"{first} and {node.name} both lead term {term}")
 
@@ -189,7 +196,8 @@ class Checks:
         if commit < seen:
             world.violate("commit_went_back", f"{node.name}: commit index {seen} to {commit}")
             return
-        if group.node.is_leader:
+        check_commit(world, node, group, commit)
+        if group.node.is_leader or self._led_to(node, group, commit):
             if commit > self.led_commit:  # else it learnt of it as a follower
                 self._counted_right(node, group, commit)
             self.led_commit = max(self.led_commit, commit)
@@ -212,6 +220,13 @@ class Checks:
                 )
                 return
         self.last_committed = max(self.last_committed, commit)
+
+    def _led_to(self, node: BrokerNode, group: Group, commit: int) -> bool:
+        """Whether it counted as leader what its own disk has only now, when it leads no more."""
+        raft = group.node
+        return (
+            raft.journal.term_at(commit) == raft.term and self.leaders.get(raft.term) == node.name
+        )
 
     def _counted_right(self, node: BrokerNode, group: Group, commit: int) -> None:
         """A leader has moved its commit index: it must have had the right to."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import trio
 
 from client.client_instance import ClientConfig, ClientInstance
+from commitlog.entry_log import EntryLog
 from commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
@@ -22,6 +23,7 @@ from commitlog.errors import (
     ForeignStoreError,
     StoreLockedError,
 )
+from commitlog.slot_file import SLOT_STRIDE_BYTES
 from dledger.broker import Broker, serve_broker
 from dledger.config import BrokerConfig
 from dledger.group import Group
@@ -47,6 +49,12 @@ EXPECTED_ENDS: Final = (
     OSError,
 )
 """With these a process may end by itself when its disk is bad; with any other it must not."""
+
+VOTE_ROT_CHANCE: Final = 0.25
+"""How often rot hits the vote and not the log. No promise may suffer: there are two copies."""
+
+VOTE_BYTES: Final = 24
+"""Of a slot of the vote: its head and the beginning of its record."""
 
 current_node: ContextVar[str] = ContextVar("current_node", default="world")
 """Name of the node whose code is running; tells log lines apart."""
@@ -310,11 +318,28 @@ class Node:
         self.disk.capacity_bytes = None if left_bytes is None else used + left_bytes
         self._note(Event.DISK_FAULT, 3, -1 if left_bytes is None else left_bytes)
 
-    def rot(self, bits: int = 1) -> list[tuple[str, int]]:
-        """Flip bits of the log's data at rest; return where."""
+    def _marked_end(self) -> int:
         mark = self.disk.names.get("/store/raft/commit_mark")
-        end = 0 if mark is None else marked_end(bytes(mark.content))
-        found = self.disk.rot("/commitlog/", bits, end)
+        return 0 if mark is None else marked_end(bytes(mark.content))
+
+    def tear_tail(self, size_bytes: int) -> tuple[str, int] | None:
+        """Write over the log's newest bytes above the commit mark; return where."""
+        found = self.disk.tear_tail("/commitlog/", size_bytes, self._marked_end())
+        if found is not None:
+            self.is_trusted = False
+            self.world.sometimes["tail_torn"] += 1
+        self._note(Event.DISK_FAULT, 6, 0 if found is None else found[1])
+        return found
+
+    def rot(self, bits: int = 1) -> list[tuple[str, int]]:
+        """Flip bits of the log's data at rest, or of one copy of the vote; return where."""
+        vote = "/store/raft/vote"
+        if self.disk.rng.random() < VOTE_ROT_CHANCE and vote in self.disk.names:
+            start = self.disk.rng.randrange(2) * SLOT_STRIDE_BYTES
+            found = self.disk.flip(vote, start, start + VOTE_BYTES, bits)
+            self._note(Event.DISK_FAULT, 5, len(found))
+            return found
+        found = self.disk.rot("/commitlog/", bits, self._marked_end())
         if found:
             self.is_trusted = False
         self._note(Event.DISK_FAULT, 4, len(found))
@@ -383,6 +408,7 @@ class BrokerNode(Node):
         broker: The running broker; None while there is none.
         seen_commit: Newest commit index this node has shown.
         seen_voters: Names of the voters in the list it followed last.
+        seen_durable_end: Position up to which its log was seen to be on its disk.
         promised_vote: Newest term it has told a candidate that it votes in, and for whom.
         promised_entry: Index and chain of the newest entry it has acknowledged.
     """
@@ -400,6 +426,9 @@ class BrokerNode(Node):
         self.seen_voters: tuple[str, ...] = ()
         self.seen_list = -1
         self.seen_end = (0, 0)
+        self.seen_claim = (0, 0)
+        self.seen_log: EntryLog | None = None
+        self.seen_durable_end = 0
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
         self._stop = trio.Event()
@@ -473,9 +502,13 @@ class ClientNode(Node):
         self.instance: ClientInstance | None = None
         self._program: Callable[[ClientNode], Awaitable[None]] | None = None
 
+    def install(self, program: Callable[[ClientNode], Awaitable[None]]) -> None:
+        """Make *program* what this machine runs, when it is started."""
+        self._program = program
+
     async def run(self, program: Callable[[ClientNode], Awaitable[None]]) -> bool:
         """Start *program* on this machine; it uses `instance`, and `restart` starts it again."""
-        self._program = program
+        self.install(program)
         return await self.start()
 
     @property
@@ -496,7 +529,12 @@ class ClientNode(Node):
             rpc_timeout_s=settings.rpc_timeout_s,
         )
         instance = ClientInstance(
-            config, clock=process.clock, network=process.network, rng=process.rng
+            config,
+            clock=process.clock,
+            network=process.network,
+            rng=process.rng,
+            executor=process.executor,
+            disk=process.mount,
         )
         async with instance:
             if self.process is process:

@@ -7,7 +7,7 @@ the plan alone: the same plan gives the same history, byte for byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,17 +15,20 @@ import trio
 
 from client.errors import ClientError
 from dledger.settings_values import parse_delay_levels
+from jepsen_like.checkers import producer_order
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation, merge
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.sim_ground import SimGround
+from jepsen_like.simulation.sim_ground import SimGround, SimMachine
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, WorldSettings, run_world
-from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
+from jepsen_like.workloads.clients import BROKER, TIMER_DELAY_MAX_MS, TOPIC, WorkloadClients
 from jepsen_like.workloads.final_read import read_replica
+from jepsen_like.workloads.push_groups import PushGroup
+from jepsen_like.workloads.transactions import PATIENCE_S, broker_settings, checks_max
 
 LEADER_WITHIN_ELECTIONS: Final = 3
 """After the faults a leader must lead within so many of the longest election timeouts."""
@@ -36,6 +39,9 @@ AGREE_WITHIN_S: Final = 180.0
 SETTLED_WITHIN_S: Final = 400.0
 """Above the deadlines of every operation, the longest delay and the wait for agreement."""
 
+TRANSACTIONS_WITHIN_S: Final = 2 * PATIENCE_S + 60.0
+"""And no transaction may be open after this; a new leader may have to hear of producers first."""
+
 RPC_TIMEOUT_S: Final = 5.0
 """Longer than a broker waits for a majority."""
 
@@ -44,6 +50,8 @@ MESSAGE_BYTES_MAX: Final = 20_480
 
 SCRUB_BYTES_PER_S: Final = 64 << 10
 """Every log is read through within a minute or so, so that rot is found before the final read."""
+
+Program = Callable[[ClientNode], Awaitable[None]]
 
 INVARIANTS: Final = "invariants"
 LIVENESS: Final = "liveness"
@@ -108,6 +116,8 @@ def world_settings(plan: Plan) -> WorldSettings:
             "store.keep_bytes": str(settings.keep_segments * settings.segment_bytes),
             "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S),
             "client.register_interval_ms": str(settings.register_ms),
+            "broker.lock_lease_ms": str(settings.lock_lease_ms),
+            **broker_settings(plan.workload),
         },
     )
 
@@ -139,6 +149,7 @@ class _Run:
         self.world: World | None = None
         self.nemesis: Nemesis | None = None
         self.clients: WorkloadClients | None = None
+        self.push_group: PushGroup | None = None
 
     async def main(self, world: World) -> None:
         """Live through the plan."""
@@ -151,8 +162,12 @@ class _Run:
         await machine.run(clients.run)
         await clients.ready.wait()
         await world.client("c1").run(clients.run_readers)
-        nemesis = self.nemesis = Nemesis(SimGround(world), self.plan, self._note_act)
+        if self.plan.workload.push_members:
+            self.push_group = PushGroup(clients, self.plan, _installed_in(world))
+            world.nursery.start_soon(self.push_group.run)
+        nemesis = self.nemesis = Nemesis(SimGround(world, clients), self.plan, self._note_act)
         await nemesis.run()
+        clients.release_consumers()
         self._event("healed")
         await world.heal(clients=True)
         await self._demand_progress(world, clients, machine)
@@ -169,6 +184,7 @@ class _Run:
         with trio.move_on_after(SETTLED_WITHIN_S):
             await clients.finish()
             await self._wait_for_delayed(world)
+            await self._wait_for_transactions(world)
             assert machine.instance is not None
             try:
                 await clients.drain(machine.instance)
@@ -176,6 +192,8 @@ class _Run:
                 raise Broken(
                     LIVENESS, f"the healed cluster does not serve: {error}", world
                 ) from None
+            if self.push_group is not None:
+                self.found.append(await self.push_group.settle(machine.instance))
             await world.wait_for_scrub()
             await world.wait_for_agreement(AGREE_WITHIN_S)
             unreadable: list[Violation] = []
@@ -191,7 +209,31 @@ class _Run:
     async def _wait_for_delayed(self, world: World) -> None:
         """Everything delayed is due after the longest delay; then the backlog must be gone."""
         longest_ms = max(parse_delay_levels(self.plan.settings.delay_levels))
-        await world.sleep(longest_ms / 1000 + 2.0)
+        wait_s = longest_ms / 1000 + 2.0
+        workload = self.plan.workload
+        if workload.timer_per_mille:
+            clock_error_s = clock_error_ns(self.plan) / 1e9
+            wait_s = max(wait_s, TIMER_DELAY_MAX_MS / 1000 + 3.0 + clock_error_s)
+        await world.sleep(wait_s)
+
+    async def _wait_for_transactions(self, world: World) -> None:
+        """Check-back decides what nobody did."""
+        if not self.plan.workload.transactions_per_mille:
+            return
+        end_s = world.elapsed_s + TRANSACTIONS_WITHIN_S
+        while True:
+            leader = world.leader()
+            group = None if leader is None else leader.group
+            still_open = None if group is None else group.state.transactions.open
+            if still_open is not None and not still_open:
+                return
+            if world.elapsed_s > end_s:
+                raise Broken(
+                    LIVENESS,
+                    f"transactions are open {TRANSACTIONS_WITHIN_S} s later: {still_open}",
+                    world,
+                )
+            await world.sleep(1.0)
 
     def _note_act(self, event: Event, is_over: bool) -> None:
         if not is_over:
@@ -222,7 +264,12 @@ class _Run:
         verdicts = [
             *self.found,
             *check_everything(
-                self.history, settled=self.settled, clock_error_ns=clock_error_ns(self.plan)
+                self.history,
+                settled=self.settled,
+                clock_error_ns=clock_error_ns(self.plan),
+                lease_ns=self.plan.settings.lock_lease_ns,
+                checks_max=checks_max(self.plan.workload),
+                idempotent=self.plan.workload.idempotent,
             ),
         ]
         if clients is not None and clients.unclassified:
@@ -250,7 +297,8 @@ class _Run:
         """A part of the workload that a plan leaves out proves nothing, and is no failure."""
         workload = self.plan.workload
         left_out = {
-            "delayed": workload.delayed_per_mille == 0,
+            "delayed": workload.delayed_per_mille == 0 and workload.timer_per_mille == 0,
+            producer_order.NAME: True,  # nothing may have been sent twice by one producer
             "consumer_offsets": True,  # few runs are long enough to read a commit
         }
         return merge(
@@ -258,6 +306,15 @@ class _Run:
             for verdict in verdicts
             if not (verdict.validity == "unknown" and left_out.get(verdict.checker))
         )
+
+
+def _installed_in(world: World) -> Callable[[str, Program], SimMachine]:
+    def make(name: str, program: Program) -> SimMachine:
+        node = world.client(name)
+        node.install(program)
+        return SimMachine(node)
+
+    return make
 
 
 def clock_error_ns(plan: Plan) -> int:

@@ -23,6 +23,7 @@ import cbor2
 from commitlog.errors import MQError
 from dledger.group import Group
 from dledger.raft.wire import Kind
+from jepsen_like.simulation.claims import check_acknowledged, check_voted
 
 if TYPE_CHECKING:
     from jepsen_like.simulation.node import BrokerNode
@@ -66,6 +67,7 @@ class Promises:
             self._world.violate(
                 "two_votes", f"{node.name} voted for {first} and {candidate} in term {term}"
             )
+        check_voted(self._world, node, group, term, candidate)
         node.promised_vote = max(node.promised_vote, (term, candidate))
 
     def _acknowledged(self, node: BrokerNode, group: Group, term: int, index: int) -> None:
@@ -76,6 +78,7 @@ class Promises:
             chain = journal.log.chain_at(index)
         except MQError:
             return  # below the first kept entry
+        check_acknowledged(self._world, node, group, index)
         if index >= node.promised_entry[0]:
             node.promised_entry = (index, chain)
         leader = self._leader_of(term)
@@ -114,8 +117,12 @@ class Promises:
         cut = journal.deleteEntriesFrom
 
         def delete(entryFrom: int) -> None:  # noqa: N803 - the library's name
-            if journal.anchor_index + entryFrom <= node.promised_entry[0]:
+            first = journal.anchor_index + entryFrom
+            if first <= node.promised_entry[0]:
                 node.promised_entry = (0, 0)
+            if first <= journal.last_index:
+                kept = journal.end_position_of(first - 1)
+                node.seen_durable_end = min(node.seen_durable_end, kept)
             cut(entryFrom)
 
         journal.deleteEntriesFrom = delete  # type: ignore[method-assign]

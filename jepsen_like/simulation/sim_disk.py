@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -97,11 +97,19 @@ class Flight:
 
     steps: list[_FlushedFile | _FlushedNames] = field(default_factory=list)
 
+    def settle(self, what: Inode | str) -> None:
+        """A later flush of a file, or of the names in a folder, has ended: so has this one."""
+        self.steps = [step for step in self.steps if step.what != what]
+
 
 @dataclass(slots=True)
 class _FlushedFile:
     inode: Inode
     sectors: dict[int, bytes]
+
+    @property
+    def what(self) -> Inode:
+        return self.inode
 
     def undo(self) -> None:
         self.inode.put_back(self.sectors)
@@ -115,6 +123,7 @@ class _FlushedFile:
 @dataclass(slots=True)
 class _FlushedNames:
     disk: SimDisk
+    what: str
     before: dict[str, Inode | None]
 
     def undo(self) -> None:
@@ -261,6 +270,34 @@ class SimDisk:
             found.append((path, at))
         return found
 
+    def flip(self, path: str, start: int, end: int, bits: int = 1) -> list[tuple[str, int]]:
+        """Flip bits of bytes [start, end) of one file; return path and byte offset of each."""
+        content = self.names[path].content
+        found = [(path, start + self.rng.randrange(end - start)) for _ in range(bits)]
+        for _, at in found:
+            content[at] ^= 1 << self.rng.randrange(8)
+        return found
+
+    def tear_tail(self, path_part: str, size_bytes: int, begin: int) -> tuple[str, int] | None:
+        """Write zeros or garbage over the newest *size_bytes* on such paths, as a torn write.
+
+        Args:
+            begin: Files are named after their first byte; bytes before this one are left alone.
+        Returns:
+            Path and byte offset of the first; None where nothing is written from *begin* on.
+        """
+        for path, inode in sorted(self.names.items(), reverse=True):
+            if path_part not in path:
+                continue
+            end = len(inode.content[: inode.written_to].rstrip(b"\0"))
+            start = max(0, begin - int(posixpath.basename(path)), end - size_bytes)
+            if start < end:
+                blank = self.rng.random() < 0.5
+                size = end - start
+                inode.content[start:end] = bytes(size) if blank else self.rng.randbytes(size)
+                return path, start
+        return None
+
     def evict(self) -> int:
         """Drop the page cache: pages that a failed flush lost are seen to be lost now."""
         lost = 0
@@ -269,6 +306,51 @@ class SimDisk:
             lost += len(inode.lost)
             inode.lost.clear()
         return lost
+
+    # -- what is certain -------------------------------------------------------------------
+
+    def first_doubtful(self, path: str, start: int, end: int) -> int | None:
+        """Return the first byte in [start, end) of a file that a power cut now might change."""
+        inode = self.names.get(path)
+        if inode is None or self.durable_names.get(path) is not inode:
+            return start
+        if any(path in names for names in self._doubtful_names()):
+            return start
+        first = end
+        for sectors in self._doubtful_sectors(inode):
+            for sector, old in sectors.items():
+                at = sector * SECTOR_BYTES
+                low, high = max(at, start), min(at + len(old), first)
+                if low < high and old[low - at : high - at] != inode.content[low:high]:
+                    first = low
+        return None if first == end else first
+
+    def certain(self, path: str) -> bytes | None:
+        """Return a file's bytes as they are without everything a power cut now might undo."""
+        inode = self.durable_names.get(path)
+        if inode is None:
+            return None
+        content = bytearray(inode.content)
+        for sectors in self._doubtful_sectors(inode):
+            for sector, old in sectors.items():
+                at = sector * SECTOR_BYTES
+                content[at : at + len(old)] = old
+        return bytes(content)
+
+    def _doubtful_names(self) -> Iterator[dict[str, Inode | None]]:
+        for flight in self.flights:
+            for step in flight.steps:
+                if isinstance(step, _FlushedNames):
+                    yield step.before
+
+    def _doubtful_sectors(self, inode: Inode) -> Iterator[dict[int, bytes]]:
+        """Yield what the platter may have, the newest first."""
+        yield inode.undo
+        yield inode.lost
+        for flight in reversed(self.flights):
+            for step in reversed(flight.steps):
+                if isinstance(step, _FlushedFile) and step.inode is inode:
+                    yield step.sectors
 
     # -- names -----------------------------------------------------------------------------
 
@@ -409,8 +491,13 @@ class Mount:
         if flight is self._flight:
             self._flight = None
         flights = self.disk.flights
-        if not self.is_gone and flight in flights:
-            flights.remove(flight)
+        if self.is_gone or flight not in flights:
+            return
+        begun_before = flights[: flights.index(flight)]
+        flights.remove(flight)
+        for step in flight.steps:
+            for other in begun_before:
+                other.settle(step.what)
 
     def work_done(self) -> None:
         """What is flushed from now on belongs to no work."""
@@ -427,12 +514,20 @@ class Mount:
                 inode.undo = {}
             raise FlushFailedError(f"flush of {path} failed: {errno.errorcode[errno.EIO]}")
         disk.observe("flush", path, 0, len(undo))
-        if undo and not self.is_gone:
-            for sector in undo if inode.lost else ():
-                inode.lost.pop(sector, None)  # written again, and now whole
-            if self._flight is not None:
-                self._flight.steps.append(_FlushedFile(inode, undo))
-            inode.undo = {}
+        if self.is_gone:
+            return
+        for sector in undo if inode.lost else ():
+            inode.lost.pop(sector, None)  # written again, and now whole
+        self._under_way(_FlushedFile(inode, undo))
+        inode.undo = {}
+
+    def _under_way(self, step: _FlushedFile | _FlushedNames) -> None:
+        """Doubt a flush until its work is over; one outside of work has waited for all others."""
+        if self._flight is not None:
+            self._flight.steps.append(step)
+            return
+        for flight in self.disk.flights:
+            flight.settle(step.what)
 
     # -- the seam --------------------------------------------------------------------------
 
@@ -539,8 +634,6 @@ class Mount:
 
     def _settle_names(self, folder: str) -> None:
         disk = self.disk
-        if not disk.pending_names:
-            return
         durable = disk.durable_names
         before: dict[str, Inode | None] = {}
         left: list[tuple[str, Inode | None]] = []
@@ -553,9 +646,8 @@ class Mount:
                 durable.pop(path, None)
             else:
                 durable[path] = inode
-        if before and self._flight is not None:
-            self._flight.steps.append(_FlushedNames(disk, before))
         disk.pending_names = left
+        self._under_way(_FlushedNames(disk, folder, before))
 
     def free_bytes(self, path: str) -> int:
         """Return the space left."""

@@ -11,14 +11,20 @@ import trio
 
 from dledger.membership_changes import MembershipChanges
 from jepsen_like.nemesis.ground import CannotBeDone
-from jepsen_like.plans.budget import Soundness
+from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.plan import Kind
 from jepsen_like.simulation.node import BrokerNode, Node, State
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.world import World
+from jepsen_like.workloads.clients import WorkloadClients
 
 POINT_WAIT_S: Final = 10.0
 """How long a kill waits for the disk to do something."""
+
+DOUBLES: Final = "doubles"
+"""The machine with consumers under the names of others; there is none before it is needed."""
+
+NO_DESCRIPTORS: Final = "descriptors are those of real processes"
 
 N = TypeVar("N", bound=Node)
 
@@ -77,6 +83,10 @@ class SimMember(SimMachine):
         """Newest commit index it has shown."""
         return self._broker.seen_commit
 
+    async def restart_newer(self) -> None:
+        """Say why not."""
+        raise CannotBeDone("all simulated brokers are one program, of one version")
+
     async def power_cut(self) -> None:
         """End process and machine; unflushed sectors are lost by chance."""
         self._broker.power_cut()
@@ -114,6 +124,19 @@ class SimMember(SimMachine):
         found = self._broker.rot(bits=bits)
         return ", ".join(f"{posixpath.basename(path)}@{at}" for path, at in found)
 
+    async def tear_tail(self, size_bytes: int) -> str:
+        """Write over the newest bytes of the log above the commit mark."""
+        found = self._broker.tear_tail(size_bytes)
+        return "" if found is None else f"{posixpath.basename(found[0])}@{found[1]}"
+
+    async def limit_files(self, spare: int | None) -> str:
+        """There are no descriptors here."""
+        raise CannotBeDone(NO_DESCRIPTORS)
+
+    async def flood(self, connections: int) -> str:
+        """Connections cost nothing here."""
+        raise CannotBeDone(NO_DESCRIPTORS)
+
     async def fill_disk(self, left_bytes: int | None) -> None:
         """Let the disk be full; None heals."""
         self._broker.fill_disk(left_bytes)
@@ -136,10 +159,15 @@ class SimMember(SimMachine):
 
 
 class SimGround:
-    """A `jepsen_like.nemesis.ground.Ground` over a `World`."""
+    """A `jepsen_like.nemesis.ground.Ground` over a `World`.
 
-    def __init__(self, world: World) -> None:
+    Attributes:
+        workload: What the clients do.
+    """
+
+    def __init__(self, world: World, workload: WorkloadClients) -> None:
         self._world = world
+        self.workload = workload
         self._members = {name: SimMember(node) for name, node in world.brokers.items()}
         self._name_servers = {name: SimMachine(node) for name, node in world.name_servers.items()}
 
@@ -161,7 +189,17 @@ class SimGround:
     @property
     def clients(self) -> Mapping[str, SimMachine]:
         """Client machines there are by now."""
-        return {name: SimMachine(node) for name, node in self._world.clients.items()}
+        return {
+            name: SimMachine(node) for name, node in self._world.clients.items() if name != DOUBLES
+        }
+
+    async def start_doubles(self) -> None:
+        """Start consumers under the names of those there are, on a machine of their own."""
+        await self._world.client(DOUBLES).run(self.workload.run_doubles)
+
+    async def end_doubles(self) -> None:
+        """End them."""
+        self._world.client(DOUBLES).kill()
 
     @property
     def network(self) -> SimNetwork:
@@ -206,6 +244,18 @@ class SimGround:
             return Soundness(True, firm, is_caught_up=False, is_intact=False)
         caught_up = firm and group.state.applied_index >= leader.group.node.commit_index
         return Soundness(True, firm, caught_up, caught_up and is_intact(node, leader))
+
+    async def look(self) -> None:
+        """Nothing: the world is looked at directly."""
+
+    def log_end(self, name: str) -> LogEnd | None:
+        """How far a broker's log reaches; None when it does not run."""
+        node = self._world.brokers[name]
+        if not node.is_up or node.group is None:
+            return None
+        journal = node.group.node.journal
+        held = min(node.group.state.applied_index, journal.stable_index)
+        return LogEnd(journal.last_index, held)
 
     async def order(self, kind: Kind, name: str) -> None:
         """Give the leader an order, from inside its process."""

@@ -33,7 +33,7 @@ from jepsen_like.plans.link_fault import HEALTHY, LinkFault
 from jepsen_like.seeded_rng import SimRng
 from jepsen_like.simulation.event_trace import Event, Trace
 from jepsen_like.simulation.sim_clock import Gate
-from jepsen_like.simulation.virtual_time import VirtualTime
+from jepsen_like.simulation.virtual_time import Timer, VirtualTime
 from remoting.seams import ServerTls
 
 PEER_PORT: Final = 40911
@@ -68,7 +68,7 @@ def _with_latency(fault: LinkFault) -> LinkFault:
 class Link:
     """One direction between two hosts."""
 
-    __slots__ = ("busy_until_s", "fault", "held", "is_cut", "is_plain", "source", "target")
+    __slots__ = ("busy_until_s", "fault", "held", "is_cut", "is_plain", "late", "source", "target")
 
     def __init__(self, source: Host, target: Host) -> None:
         self.source = source
@@ -78,6 +78,8 @@ class Link:
         self.is_plain = True
         self.busy_until_s = 0.0
         self.held: deque[tuple[int, bytes]] = deque(maxlen=HELD_FRAMES)
+        self.late: deque[tuple[Timer, SimStream, bytes | None, float]] = deque()
+        """What it was given while it was slow, and when what came before it arrives."""
 
     def set(self, fault: LinkFault) -> None:
         """Behave like *fault* from now on."""
@@ -118,12 +120,12 @@ class SimStream:
         "_is_ended",
         "_is_gone",
         "_is_reset",
-        "_last_at_s",
         "_network",
         "_rest",
         "_unread",
         "_waiting",
         "host",
+        "last_at_s",
         "link",
         "local_address",
         "number",
@@ -164,7 +166,7 @@ class SimStream:
         self._is_ended = False
         self._is_reset = False
         self._is_gone = False
-        self._last_at_s = 0.0
+        self.last_at_s = 0.0
         self._rest = b""
         self._unread = 0
         host.streams[number] = self
@@ -232,7 +234,7 @@ class SimStream:
             whole = memoryview(data)
             data = whole[:max_bytes]
             inbox.appendleft(whole[max_bytes:])
-        self.peer._was_read(len(data))
+        self.peer.on_its_way(-len(data))
         return data
 
     async def aclose(self) -> None:
@@ -304,8 +306,9 @@ class SimStream:
         if task is not None:
             trio.lowlevel.reschedule(task)
 
-    def _was_read(self, size: int) -> None:
-        self._unread -= size
+    def on_its_way(self, more: int) -> None:
+        """So many bytes more, or fewer, were sent here and have not been read there."""
+        self._unread += more
         if self._blocked is not None and self._unread <= WINDOW_BYTES:
             self._unblock()
 
@@ -317,9 +320,9 @@ class SimStream:
             link.busy_until_s = max(link.busy_until_s, now_s) + size / fault.bytes_per_s
             now_s = link.busy_until_s
         at_s = now_s + fault.delay_s + chance * fault.jitter_s
-        if at_s <= self._last_at_s:
-            at_s = self._last_at_s + FIFO_GAP_S
-        self._last_at_s = at_s
+        if at_s <= self.last_at_s:
+            at_s = self.last_at_s + FIFO_GAP_S
+        self.last_at_s = at_s
         return at_s
 
     def whole_frames(self, data: bytes) -> list[bytes]:
@@ -463,12 +466,16 @@ class SimNetwork:
         for (source, target), link in self.links.items():
             if link.fault is not HEALTHY:
                 link.set(HEALTHY)
+                self._hurry(link)
             if link.is_cut:
                 self.mend(source, target, reset=reset)
 
     def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
         """Let a link behave like *fault*."""
-        self.links[source, target].set(fault)
+        link = self.links[source, target]
+        link.set(fault)
+        if not fault.bytes_per_s:
+            self._hurry(link)
         self._note(Event.LINK_FAULT, source, target, 3)
 
     def reset_between(self, one: str, other: str) -> int:
@@ -520,12 +527,30 @@ class SimNetwork:
             stream.queued.append(data)
         elif link.is_plain and not stream.has_rest:
             stream.sent_frames += 1
-            time = self.time
-            size = 0 if data is None else len(data)
-            at_s = stream.arrival_s(time.now_s, size, self.random())
-            time.call_at(at_s, stream.peer.arrived, data)
+            self._deliver(stream, data)
         else:
             self._send_frames(stream, data)
+
+    def _deliver(self, stream: SimStream, data: bytes | None) -> None:
+        """Let *data* arrive in its turn."""
+        link, now_s, before_s = stream.link, self.time.now_s, stream.last_at_s
+        at_s = stream.arrival_s(now_s, len(data or b""), self.random())
+        timer = self.time.call_at(at_s, stream.peer.arrived, data)
+        if link.fault.bytes_per_s:
+            while link.late and link.late[0][0].call is None:
+                link.late.popleft()
+            link.late.append((timer, stream, data, before_s))
+
+    def _hurry(self, link: Link) -> None:
+        """Deliver at full speed what a link took while it was slow."""
+        late = [item for item in link.late if item[0].call is not None]
+        link.late.clear()
+        link.busy_until_s = self.time.now_s
+        for timer, stream, _, before_s in reversed(late):
+            timer.cancel()
+            stream.last_at_s = before_s
+        for _, stream, data, _ in late:
+            self._deliver(stream, data)
 
     def _transmit(self, stream: SimStream, data: bytes | None) -> None:
         if stream.link.is_cut:
@@ -533,8 +558,7 @@ class SimNetwork:
             # Its process may be gone, but the bytes are the machine's to send again.
             stream.host.streams.setdefault(stream.number, stream)
         elif data is None or (stream.link.is_plain and not stream.has_rest):
-            at_s = stream.arrival_s(self.time.now_s, len(data or b""), self.random())
-            self.time.call_at(at_s, stream.peer.arrived, data)
+            self._deliver(stream, data)
         else:
             self._send_frames(stream, data)
 
@@ -548,8 +572,7 @@ class SimNetwork:
 
     def _send_frames(self, stream: SimStream, data: bytes | None) -> None:
         if data is None:
-            at_s = stream.arrival_s(self.time.now_s, 0, self.random())
-            self.time.call_at(at_s, stream.peer.arrived, None)
+            self._deliver(stream, None)
             return
         for frame in stream.whole_frames(data):
             if not self._send_frame(stream, frame):
@@ -564,6 +587,7 @@ class SimNetwork:
             self.trace.note(Event.LOST, link.target.number, stream.number, len(frame))
             sometimes["frame_lost"] += 1
             if fault.silent and members:
+                stream.on_its_way(-len(frame))
                 return True
             self.send_reset(stream)
             stream.was_reset()
@@ -572,6 +596,7 @@ class SimNetwork:
         if members and not first:
             if fault.hold and chance() < fault.hold:
                 link.held.append((stream.number, frame))
+                stream.on_its_way(-len(frame))
                 sometimes["frame_held"] += 1
                 return True
             if fault.corrupt and chance() < fault.corrupt:
@@ -582,18 +607,19 @@ class SimNetwork:
             if fault.duplicate and chance() < fault.duplicate:
                 later_s = time.now_s + fault.delay_s + chance() * fault.spread_s
                 time.call_at(later_s, peer.arrived, frame)
+                stream.on_its_way(len(frame))
                 sometimes["frame_doubled"] += 1
             if fault.reorder and chance() < fault.reorder:
                 later_s = time.now_s + fault.delay_s + chance() * fault.spread_s
                 time.call_at(later_s, peer.arrived, frame)
                 sometimes["frame_overtaken"] += 1
                 return True
-        at_s = stream.arrival_s(time.now_s, len(frame), chance())
-        time.call_at(at_s, peer.arrived, frame)
+        self._deliver(stream, frame)
         if members and not first and link.held and chance() < 0.5:
             number, old = link.held.popleft()
             if number != stream.number:
-                time.call_at(stream.arrival_s(time.now_s, len(old), chance()), peer.arrived, old)
+                self._deliver(stream, old)
+                stream.on_its_way(len(old))
                 sometimes["frame_from_old_connection"] += 1
             elif fault.hold:
                 link.held.append((number, old))

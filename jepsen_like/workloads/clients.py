@@ -1,7 +1,8 @@
 """What clients do during a run, and the row each attempt leaves behind.
 
 Producers send one message at a time with retries after unknown outcomes switched off, so that a row
-is an attempt. Consumers pull in order, commit, and sometimes begin again from what they committed.
+is an attempt; idempotent ones repeat what got no answer, and a row is stored once at most all the
+same. Consumers pull in order, commit, and sometimes begin again from what they committed.
 Readers ask for ends and pull at random places. A logical client that saw an unknown outcome is
 retired and a new one goes on in its place.
 """
@@ -9,7 +10,9 @@ retired and a new one goes on in its place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import trio
@@ -34,8 +37,13 @@ from jepsen_like.history.operation import (
     Outcome,
 )
 from jepsen_like.history.outcome import classify
-from jepsen_like.plans.plan import Plan
+from jepsen_like.nemesis.ground import Moment
+from jepsen_like.plans.plan import REST_FACTOR, Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.workloads.consumers import Consumers
+from jepsen_like.workloads.lockers import Lockers
+from jepsen_like.workloads.retries import Retriers
+from jepsen_like.workloads.transactions import Transactions
 
 TOPIC: Final = "orders"
 BROKER: Final = "sim"
@@ -43,9 +51,27 @@ VALUE_BYTES: Final = 8
 SEND_TIMEOUT_S: Final = 10.0
 ATTEMPT_TIMEOUT_S: Final = 8.0
 """Longer than a broker waits for a majority: its answer is to arrive, whatever it says."""
+REPEATED_AFTER_S: Final = 1.0
+"""Shorter than a broker waits: an idempotent producer asks again while the first attempt is out."""
 PULL_MESSAGES: Final = 32
 SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""
+
+
+TIMER_DELAY_MAX_MS: Final = 30_000
+"""Longest delay of a message with a time of its own: as the longest delay level of a plan."""
+RECALLABLE_MAX: Final = 16
+"""Messages that a producer remembers for a recall; some of them are over when it comes to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message that its producer may still take back."""
+
+    handle: str
+    queue: MessageQueue
+    value: int
+    due_ns: int
 
 
 class Stage(Protocol):
@@ -111,8 +137,20 @@ class WorkloadClients:
         self.unclassified: list[str] = []
         self._op_id = 0
         self._process = 0
+        self._producers = 0
         self._values: Counter[int] = Counter()
-        self._tried: dict[int, dict[MessageQueue, int]] = {}
+        self._consumers = Consumers(self, plan.seed)
+        self._lockers = Lockers(self, plan.seed, lease_s=plan.settings.lock_lease_ms / 1000)
+        halves = ProducerConfig(
+            send_timeout_s=SEND_TIMEOUT_S,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            compress_over_bytes=None,
+        )
+        self._transactions = Transactions(self, value_of, halves)
+        gives_back = plan.workload.send_back_per_mille
+        self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
+        self._awaited: dict[Moment, trio.Event] = {}
+        self._wall_ms: Callable[[], int] = lambda: 0
         self._is_over = False
         self._busy = 0
         self._calm = trio.Event()
@@ -163,6 +201,12 @@ class WorkloadClients:
         if not is_known:
             self.unclassified.append(f"{type(error).__name__}: {error}")
 
+    def refused(self, op: Operation, why: str) -> None:
+        """It was answered with a plain no, now; it did not happen."""
+        op.outcome, op.ret_ns, op.err = Outcome.FAIL, self.now_ns, why
+        self._record(op)
+        self.counts[f"{F(op.f).name.lower()}_fail"] += 1
+
     def next_value(self, client: int) -> int:
         """Return a value nobody sent before."""
         self._values[client] += 1
@@ -177,12 +221,20 @@ class WorkloadClients:
         if not self.ready.is_set():  # else it was killed since
             await self._set_up(instance)
             self.ready.set()
+        self._consumers.client_id = instance.client_id
+        self._wall_ms = instance.clock.wall_ms
         workload = self._plan.workload
         async with trio.open_nursery() as nursery:
+            if workload.transactions_per_mille:
+                nursery.start_soon(self._transactions.serve, instance)
             for index in range(workload.producers):
                 nursery.start_soon(self._keep_producing, instance, index)
             for index in range(workload.consumers):
-                nursery.start_soon(self._consume, instance, index)
+                nursery.start_soon(self._consumers.consume, instance, index)
+            if workload.lockers:
+                nursery.start_soon(self._lockers.run, instance, workload.lockers)
+                if self._retriers is not None:
+                    nursery.start_soon(self._retriers.consume, instance, index)
         await trio.sleep_forever()  # the instance is still needed, to drain
 
     async def run_readers(self, node: Machine) -> None:
@@ -190,8 +242,58 @@ class WorkloadClients:
         instance = node.instance
         assert instance is not None
         async with trio.open_nursery() as nursery:
+            if self._plan.workload.transactions_per_mille:
+                nursery.start_soon(self._transactions.answer, instance)
             for index in range(self._plan.workload.readers):
                 nursery.start_soon(self._read, instance, index)
+
+    async def run_doubles(self, node: Machine) -> None:
+        """Let consumers under the names of others work until `finish`; another machine's program.
+
+        Their client id is that of the others, too.
+        """
+        instance = node.instance
+        assert instance is not None
+        # One process lets nobody have an id twice; on another machine nobody would ask.
+        own, instance.client_id = instance.client_id, self._consumers.client_id
+        try:
+            async with trio.open_nursery() as nursery:
+                for index in range(self._plan.workload.consumers):
+                    nursery.start_soon(self._consumers.double, instance, index)
+        finally:
+            instance.client_id = own
+
+    # -- steered by faults -----------------------------------------------------------------
+
+    async def reach(self, moment: Moment) -> None:
+        """Wait until some client is at *moment*."""
+        reached = self._awaited.setdefault(moment, trio.Event())
+        try:
+            await reached.wait()
+        finally:
+            self._awaited.pop(moment, None)
+
+    def is_awaited(self, moment: Moment) -> bool:
+        """Whether somebody waits for *moment*."""
+        return moment in self._awaited
+
+    def arrive(self, moment: Moment) -> None:
+        """Tell whoever waits that some client is at *moment*."""
+        awaited = self._awaited.pop(moment, None)
+        if awaited is not None:
+            awaited.set()
+
+    def begin_where_committed(self) -> None:
+        """Consumers that start from now on ask the broker where to begin."""
+        self._consumers.ask_first = True
+
+    def hold_consumers(self) -> None:
+        """Let consumers stand still before their next step, with what they have in hand."""
+        self._consumers.hold()
+
+    def release_consumers(self) -> int:
+        """Let them commit what they had in hand and go on; tell how many offsets. Idempotent."""
+        return self._consumers.release()
 
     async def finish(self) -> None:
         """Begin nothing new; return when everything begun has ended."""
@@ -218,43 +320,85 @@ class WorkloadClients:
                     pass  # the cluster is still finding its leader
                 await self._stage.sleep(0.5)
 
-    async def _pause(self, rng: SimRng) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing new is to be begun."""
+        return self._is_over
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Be waited for by `finish` meanwhile."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        await self._stage.sleep(seconds)
+
+    async def pause(self, rng: SimRng) -> bool:
         """Wait between two operations; false when it is over."""
         await self._stage.sleep(rng.expovariate(1000.0 / self._plan.workload.interval_ms))
+        return not self._is_over
+
+    async def _rest(self, rng: SimRng) -> bool:
+        """Wait for much longer now and then; false when it is over."""
+        rests = self._plan.workload.rest_per_mille
+        if rests and rng.randrange(1000) < rests:
+            for _ in range(REST_FACTOR - 1):
+                if not await self.pause(rng):
+                    return False
         return not self._is_over
 
     # -- producers -------------------------------------------------------------------------
 
     async def _keep_producing(self, instance: ClientInstance, index: int) -> None:
         rng = rng_stream(self._plan.seed, "producer", index)
+        workload = self._plan.workload
         config = ProducerConfig(
             send_timeout_s=SEND_TIMEOUT_S,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-            retry_unknown=False,
+            attempt_timeout_s=REPEATED_AFTER_S if workload.idempotent else ATTEMPT_TIMEOUT_S,
+            retry_unknown=workload.idempotent,
+            idempotent=workload.idempotent,
             compress_over_bytes=None,
         )
-        life_s = self._plan.workload.producer_life_s
+        life_s = workload.producer_life_s
         while not self._is_over:
             end_s = self._stage.elapsed_s + (life_s or float("inf"))
+            if workload.idempotent:
+                # Values name the producer: who comes after it knows nothing of its sends.
+                self._producers += 1
+                index = self._producers
             async with Producer(instance, f"producers-{index}", config) as producer:
                 await self._produce(producer, index, rng, end_s)
 
     async def _produce(self, producer: Producer, index: int, rng: SimRng, end_s: float) -> None:
         process = self.new_process()
-        while self._stage.elapsed_s < end_s and await self._pause(rng):
-            self._busy += 1
-            try:
+        waiting: list[Waiting] = []
+        while self._stage.elapsed_s < end_s and await self.pause(rng):
+            with self.acting():
+                workload = self._plan.workload
+                if waiting and rng.randrange(1000) < workload.recall_per_mille:
+                    taken = waiting.pop(rng.randrange(len(waiting)))
+                    if not await self._recall(producer, process, taken):
+                        process = self.new_process()
+                    continue
                 queue = self.queues[rng.randrange(len(self.queues))]
                 chance = rng.randrange(1000)
-                workload = self._plan.workload
+                self.arrive(Moment.SENDING)  # who waits goes on when the request is on its way
                 if chance < workload.delayed_per_mille:
                     known = await self._send_delayed(producer, process, index, queue, rng)
                 elif chance < workload.delayed_per_mille + workload.batch_per_mille:
                     known = await self._send_batch(producer, process, index, queue, rng)
+                elif chance >= 1000 - workload.timer_per_mille:
+                    known = await self._send_timed(producer, process, index, queue, rng, waiting)
+                elif chance >= 1000 - workload.timer_per_mille - workload.transactions_per_mille:
+                    message = self._message(self.next_value(index), rng)
+                    known = await self._transactions.transact(process, queue, message, rng)
                 else:
                     known = await self._send(producer, process, index, queue, rng)
-            finally:
-                self._busy -= 1
             if not known:
                 process = self.new_process()
 
@@ -299,6 +443,49 @@ class WorkloadClients:
         self.end(op)  # the offset it answers is that of the schedule topic
         return True
 
+    async def _send_timed(
+        self,
+        producer: Producer,
+        process: int,
+        index: int,
+        queue: MessageQueue,
+        rng: SimRng,
+        waiting: list[Waiting],
+    ) -> bool:
+        """Send a message with a time of its own; remember it in *waiting* for a recall."""
+        delay_ms = rng.randint(1, TIMER_DELAY_MAX_MS)
+        is_absolute = rng.random() < 0.5
+        value = self.next_value(index)
+        message = self._message(value, rng)
+        op = self.begin(process, F.SEND, queue)
+        op.value = value
+        op.due_ns = op.call_ns + delay_ms * 1_000_000
+        if is_absolute:
+            message.deliver_at_ms = self._wall_ms() + delay_ms
+        else:
+            message.delay_ms = delay_ms
+        try:
+            result = await producer.send_to(queue, message)
+        except ClientError as error:
+            self.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self.end(op)  # the offset it answers is that of the timer topic
+        if result.recall_handle:
+            waiting.append(Waiting(result.recall_handle, queue, value, op.due_ns))
+            del waiting[:-RECALLABLE_MAX]
+        return True
+
+    async def _recall(self, producer: Producer, process: int, taken: Waiting) -> bool:
+        op = self.begin(process, F.RECALL, taken.queue)
+        op.value, op.due_ns = taken.value, taken.due_ns
+        try:
+            await producer.recall(taken.handle)
+        except ClientError as error:
+            self.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self.end(op)
+        return True
+
     async def _send_batch(
         self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
     ) -> bool:
@@ -325,42 +512,20 @@ class WorkloadClients:
 
     # -- consumers -------------------------------------------------------------------------
 
-    async def _consume(self, instance: ClientInstance, index: int) -> None:
-        rng = rng_stream(self._plan.seed, "consumer", index)
-        async with PullConsumer(instance, f"consumers-{index}") as consumer:
-            # Kept over lives: no offset is committed twice, or nobody could tell the two apart.
-            tried = self._tried.setdefault(index, dict.fromkeys(self.queues, 0))
-            offsets = dict(tried)
-            process = self.new_process()
-            while await self._pause(rng):
-                queue = self.queues[rng.randrange(len(self.queues))]
-                self._busy += 1
-                try:
-                    chance = rng.random()
-                    if chance < 0.2 and offsets[queue] > tried[queue]:
-                        tried[queue] = offsets[queue]
-                        op = await self.commit(consumer, process, queue, offsets[queue])
-                    elif chance < 0.35:
-                        op = await self.fetch_commit(consumer, process, queue)
-                        if op.outcome == Outcome.OK and rng.random() < 0.2:
-                            offsets[queue] = max(op.off, 0)  # begins again where it committed
-                    else:
-                        wait_s = rng.choice((0.0, 0.0, 2.0))
-                        op, then = await self.pull(consumer, process, queue, offsets[queue], wait_s)
-                        offsets[queue] = then
-                finally:
-                    self._busy -= 1
-                if op.outcome == Outcome.INFO:
-                    process = self.new_process()
-
     async def commit(
-        self, consumer: PullConsumer, process: int, queue: MessageQueue, offset: int
+        self,
+        consumer: PullConsumer,
+        process: int,
+        queue: MessageQueue,
+        offset: int,
+        token: int | None = None,
     ) -> Operation:
-        """Commit an offset."""
+        """Commit an offset, under a lock where there is a *token*."""
         op = self.begin(process, F.COMMIT, queue)
         op.group, op.off = consumer.group, offset
+        op.token = NOTHING if token is None else token
         try:
-            await consumer.commit_offset(queue, offset)
+            await consumer.commit_offset(queue, offset, lock_token=token)
         except ClientError as error:
             self.failed(op, error)
         else:
@@ -433,10 +598,9 @@ class WorkloadClients:
         async with PullConsumer(instance, watched) as consumer:
             ends = dict.fromkeys(self.queues, 0)
             process = self.new_process()
-            while await self._pause(rng):
+            while await self._rest(rng) and await self.pause(rng):
                 queue = self.queues[rng.randrange(len(self.queues))]
-                self._busy += 1
-                try:
+                with self.acting():
                     chance = rng.random()
                     if chance < 0.4:
                         op = await self.max_offset(consumer, process, queue)
@@ -447,8 +611,6 @@ class WorkloadClients:
                         at = rng.randint(max(0, ends[queue] - 40), ends[queue])
                         op, _ = await self.pull(consumer, process, queue, at)
                         ends[queue] = max(ends[queue], op.off + op.cnt)
-                finally:
-                    self._busy -= 1
                 if op.outcome == Outcome.INFO:
                     process = self.new_process()
 
@@ -486,3 +648,5 @@ class WorkloadClients:
                     offset = then
                     values += op.values
                 self.drained[queue] = (begin, tuple(values))
+            if self._retriers is not None:
+                await self._retriers.drain(consumer)

@@ -11,6 +11,7 @@ from commitlog.errors import MQError
 from commitlog.record import decode_record
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
+from jepsen_like.checkers.half_messages import DISCARD_TOPIC
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NOTHING, History, ReplicaRead, ReplicaState
 from jepsen_like.workloads.clients import TOPIC, value_of
@@ -54,7 +55,7 @@ def read_replica(
     )
     found: list[Violation] = []
     for (topic, queue_id), bounds in sorted(tables.queues.items()):
-        if topic != TOPIC:
+        if topic not in (TOPIC, DISCARD_TOPIC):
             continue
         low, high = bounds.min_offset, bounds.max_offset
         values: list[int] = []

@@ -25,7 +25,7 @@ class Preset:
     workload: Workload
 
 
-def _workload(**shape: int) -> Workload:
+def _workload(**shape: int | bool) -> Workload:
     base = Workload(
         interval_ms=40,
         queues=4,
@@ -48,19 +48,78 @@ PRESETS: Final[dict[str, Preset]] = {
         "consumers that commit and go on where they committed; each offset is a register",
         _workload(producers=12, consumers=24, readers=12),
     ),
+    "push": Preset(
+        "a push group whose members join, leave and are killed: all consumed, every queue owned",
+        _workload(producers=24, consumers=0, readers=0, push_members=4, push_change_s=8),
+    ),
+    "transactions": Preset(
+        "transactional messages, ends told twice, late, both ways or never: each decided once",
+        _workload(transactions_per_mille=800, producers=32, consumers=4, readers=4),
+    ),
     "delayed": Preset(
         "messages with a delay: never early, exactly once, none lost",
         _workload(delayed_per_mille=500, producers=28, consumers=8, readers=4),
     ),
+    "timers": Preset(
+        "messages with a time of their own, some of them recalled: never early, exactly once, none"
+        " lost, none that was recalled",
+        _workload(timer_per_mille=600, recall_per_mille=150, producers=28, consumers=8, readers=4),
+    ),
+    "retries": Preset(
+        "consumers that send messages back: each comes again, counted, or goes to the dead letters",
+        _workload(send_back_per_mille=400, producers=16, consumers=24, readers=4),
+    ),
     "drain": Preset(
         "send as much as goes, read everything at the end: nothing lost, nothing doubled",
         _workload(producers=40, consumers=0, readers=0, batch_per_mille=200),
+    ),
+    "idempotent": Preset(
+        "idempotent producers repeat what got no answer: nothing doubled, order kept",
+        _workload(
+            producers=32, readers=4, batch_per_mille=200, delayed_per_mille=50, idempotent=True
+        ),
+    ),
+    "locks": Preset(
+        "clients that lock queues, renew, stand still and commit under old locks: one holder at a"
+        " time, and old tokens fenced off",
+        _workload(producers=8, consumers=0, readers=4, lockers=28),
     ),
     "mixed": Preset(
         "all of it together",
         _workload(delayed_per_mille=50, batch_per_mille=200),
     ),
 }
+
+
+SIMULATED_INTERVAL_MS: Final = 1500
+SIMULATED_PUSH_INTERVAL_MS: Final = 500
+"""Members of a push group are to have something in hand when one of them ends."""
+
+
+def simulated_workload(name: str) -> Workload:
+    """Return the workload *name* with the few clients that a simulated cluster needs.
+
+    Raises:
+        KeyError: There is none of that name.
+    """
+    workload = PRESETS[name].workload
+    if workload.push_members:
+        return msgspec.structs.replace(
+            workload,
+            producers=2,
+            push_members=min(3, workload.push_members),
+            queues=4,
+            interval_ms=SIMULATED_PUSH_INTERVAL_MS,
+        )
+    return msgspec.structs.replace(
+        workload,
+        producers=min(3, workload.producers),
+        consumers=min(2, workload.consumers),
+        readers=min(1, workload.readers),
+        lockers=min(4, workload.lockers),
+        queues=2,
+        interval_ms=SIMULATED_INTERVAL_MS,
+    )
 
 
 def workload_for(name: str, rate: float) -> Workload:
@@ -70,7 +129,7 @@ def workload_for(name: str, rate: float) -> Workload:
         KeyError: There is none of that name.
     """
     workload = PRESETS[name].workload
-    clients = workload.producers + workload.consumers + workload.readers
+    clients = workload.producers + workload.consumers + workload.readers + workload.lockers
     return msgspec.structs.replace(
         workload, interval_ms=max(1, round(1000 * clients / max(rate, 1.0)))
     )

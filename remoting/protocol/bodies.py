@@ -384,6 +384,14 @@ class SubscriptionGroupWrapper(Body):
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 
+class QuerySubscriptionResponseBody(Body):
+    """What a group wants of a topic; without data when no consumer of it is connected."""
+
+    subscription_data: SubscriptionData | None = None
+    group: str = ""
+    topic: str = ""
+
+
 class ConsumerIdList(Body):
     """Answer to GET_CONSUMER_LIST_BY_GROUP."""
 
@@ -459,10 +467,86 @@ class ConsumeStatsList(Body):
     total_inflight_diff: int = 0
 
 
+class BrokerStatsItem(Body):
+    """How often something happened within a span: the sum, per second, and per event."""
+
+    sum: int = 0
+    tps: float = 0.0
+    avgpt: float = 0.0
+
+
+class BrokerStatsData(Body):
+    """Answer to VIEW_BROKER_STATS_DATA."""
+
+    stats_minute: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
+    stats_hour: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
+    stats_day: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
+
+
+class QueueOffset(Body):
+    """One queue and an offset in it."""
+
+    topic: str = ""
+    broker_name: str = ""
+    queue_id: int = 0
+    offset: int = 0
+
+
+class ResetOffsetBodyForC(Body):
+    """As `ResetOffsetBody`, in the form that the C++ client reads."""
+
+    offset_table: list[QueueOffset] = []
+
+
+class QueueTimeSpan(Body):
+    """From when to when a queue has messages, ms, and how far a group is in it."""
+
+    message_queue: MessageQueue
+    min_time_stamp: int = 0
+    max_time_stamp: int = 0
+    consume_time_stamp: int = 0
+    delay_time: int = 0
+
+
+class QueryConsumeTimeSpanBody(Body):
+    """Answer of QUERY_CONSUME_TIME_SPAN."""
+
+    consume_time_span_set: list[QueueTimeSpan] = []
+
+
+class ConsumeQueueData(Body):
+    """One unit of a consume queue, and whether a group's filter lets it pass."""
+
+    physic_offset: int = 0
+    physic_size: int = 0
+    tags_code: int = 0
+    extend_data_json: str | None = None
+    bit_map: str | None = None
+    eval: bool = True
+    msg: str | None = None
+
+
+class QueryConsumeQueueResponseBody(Body):
+    """Answer of QUERY_CONSUME_QUEUE."""
+
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
+    queue_data: list[ConsumeQueueData] = []
+    min_queue_index: int = 0
+    max_queue_index: int = 0
+
+
 class ResetOffsetBody(Body):
     """Offsets a group is to go on from."""
 
     offset_table: dict[MessageQueue, int] = {}
+
+
+class GetConsumerStatusBody(Body):
+    """How far clients are: their own offsets of a topic's queues."""
+
+    message_queue_table: dict[MessageQueue, int] = {}
+    consumer_table: dict[str, dict[MessageQueue, int]] = {}
 
 
 class ConsumerOffsetSerializeWrapper(Body):

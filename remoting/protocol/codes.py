@@ -206,6 +206,8 @@ class RequestCode(IntEnum):
     CLUSTER_HEALTH = 51104
     # Add, remove or replace a member of a group, or hand its leadership over; the leader answers.
     RAFT_CHANGE = 51105
+    # Open the session of an idempotent producer; the leader answers.
+    OPEN_PRODUCER = 51110
 
 
 OWN_CODES = range(51100, 51200)
@@ -260,3 +262,7 @@ class ResponseCode(IntEnum):
     GO_AWAY = 1500
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
+
+    # Ours, told only to who sent a field of ours.
+    # The lock of the queue was lost: a newer grant stands, or none.
+    STALE_LOCK_TOKEN = 51151

@@ -127,8 +127,16 @@ class RemotingCommand:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
         return (
             f"<{kind} code={self.code} opaque={self.opaque} remark={self.remark!r} "
-            f"ext={self.ext!r} body={memoryview(self.body).nbytes} bytes>"
+            f"ext={_shown(self.ext)!r} body={memoryview(self.body).nbytes} bytes>"
         )
+
+
+_SECRETS: Final = frozenset(("Signature", "SecurityToken"))
+
+
+def _shown(ext: ExtFields) -> ExtFields:
+    """Return *ext* as logs and errors may show it."""
+    return {name: "..." if name in _SECRETS else value for name, value in ext.items()}
 
 
 def request(

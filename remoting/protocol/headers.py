@@ -295,6 +295,20 @@ class EndTransactionHeader(Header):
     from_transaction_check: bool | None = False
     transaction_id: str | None = None
     topic: str | None = None
+    bname: str | None = None
+
+
+@dataclass(slots=True)
+class CheckTransactionStateHeader(Header):
+    """CHECK_TRANSACTION_STATE (39)."""
+
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    topic: str | None = None
+    bname: str | None = None
 
 
 @dataclass(slots=True)
@@ -308,6 +322,15 @@ class ConsumerSendMsgBackHeader(Header):
     origin_topic: str | None = None
     unit_mode: bool | None = False
     max_reconsume_times: I32 | None = None
+
+
+@dataclass(slots=True)
+class RecallMessageHeader(Header):
+    """RECALL_MESSAGE (370)."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
 
 
 # ---------------------------------------------------------------------------------- pull
@@ -497,6 +520,43 @@ class GroupHeader(Header):
 
 
 @dataclass(slots=True)
+class GroupTopicHeader(Header):
+    """A group and a topic: code 345."""
+
+    group: str
+    topic: str
+
+
+@dataclass(slots=True)
+class ConsumerClientHeader(Header):
+    """One consumer of a group: code 307."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool | None = None
+
+
+@dataclass(slots=True)
+class ConsumeDirectlyHeader(Header):
+    """CONSUME_MESSAGE_DIRECTLY (309)."""
+
+    consumer_group: str
+    msg_id: str
+    client_id: str | None = None
+    broker_name: str | None = None
+    topic: str | None = None
+
+
+@dataclass(slots=True)
+class ConsumerStatusHeader(Header):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223)."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+@dataclass(slots=True)
 class ProducerGroupHeader(Header):
     """One producer group: code 204."""
 
@@ -522,6 +582,32 @@ class GetConsumeStatsHeader(Header):
 
 
 @dataclass(slots=True)
+class GetBrokerConsumeStatsHeader(Header):
+    """GET_BROKER_CONSUME_STATS (317)."""
+
+    is_order: bool
+
+
+@dataclass(slots=True)
+class TopicGroupHeader(Header):
+    """A topic and a group: code 303."""
+
+    topic: str
+    group: str
+
+
+@dataclass(slots=True)
+class QueryConsumeQueueHeader(Header):
+    """QUERY_CONSUME_QUEUE (321)."""
+
+    topic: str
+    queue_id: I32
+    index: I64
+    count: I32
+    consumer_group: str | None = None
+
+
+@dataclass(slots=True)
 class ResetOffsetHeader(Header):
     """INVOKE_BROKER_TO_RESET_OFFSET (222) and RESET_CONSUMER_CLIENT_OFFSET (220)."""
 
@@ -531,6 +617,24 @@ class ResetOffsetHeader(Header):
     is_force: bool
     queue_id: I32 | None = None
     offset: I64 | None = None
+
+
+@dataclass(slots=True)
+class CloneGroupOffsetHeader(Header):
+    """CLONE_GROUP_OFFSET (314)."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool | None = None
+
+
+@dataclass(slots=True)
+class ViewBrokerStatsDataHeader(Header):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_name: str
+    stats_key: str
 
 
 # ---------------------------------------------------------------------------------- NameServer

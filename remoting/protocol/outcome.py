@@ -21,7 +21,7 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
     Outcome,
 )
-from remoting.errors import BadRequestError, BusyError
+from remoting.errors import AccessRefusedError, BadRequestError, BusyError
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 
@@ -30,6 +30,12 @@ OUTCOME_FIELD: Final = "outcome"
 LEADER_FIELD: Final = "leaderAddr"
 TERM_FIELD: Final = "term"
 RETRIABLE_FIELD: Final = "retriable"
+REASON_FIELD: Final = "reason"
+"""Which condition it is, where a code alone does not tell."""
+RETRY_AFTER_FIELD: Final = "retryAfterMs"
+"""In a refusal for now: do not ask again before so many milliseconds."""
+DECISION_FIELD: Final = "decision"
+"""In a refused END_TRANSACTION: what the half message was decided as, ``commit`` and so on."""
 GO_AWAY_FIELD: Final = "goAway"
 """In a refusal: this server shuts down; close the connection when nothing is waited for."""
 
@@ -47,6 +53,9 @@ class Condition(StrEnum):
     QUORUM_TIMEOUT = "quorum_timeout"
     LEADERSHIP_LOST = "leadership_lost"
     INTERNAL_ERROR = "internal_error"
+    PRODUCER_UNKNOWN = "producer_unknown"
+    SEQUENCE_TOO_OLD = "sequence_too_old"
+    SEQUENCE_UNDECIDED = "sequence_undecided"
     # Refused before append; the same call may succeed elsewhere or later.
     NOT_LEADER = "not_leader"
     SHUTTING_DOWN = "shutting_down"
@@ -54,11 +63,16 @@ class Condition(StrEnum):
     DISK_FULL = "disk_full"
     PENDING_FULL = "pending_full"
     BUSY = "busy"
+    SEQUENCE_GAP = "sequence_gap"
+    TIMER_FLOW_CONTROL = "timer_flow_control"
     # Refused before append; the same call will be refused again.
     MESSAGE_ILLEGAL = "message_illegal"
+    TIMER_NOT_ENABLED = "timer_not_enabled"
+    ALREADY_DELIVERED = "already_delivered"
     BAD_REQUEST = "bad_request"
     NOT_SUPPORTED = "not_supported"
     NO_PERMISSION = "no_permission"
+    ACCESS_REFUSED = "access_refused"
     TOPIC_NOT_EXIST = "topic_not_exist"
     GROUP_NOT_EXIST = "group_not_exist"
     INVALID_QUEUE = "invalid_queue"
@@ -67,6 +81,11 @@ class Condition(StrEnum):
     SUBSCRIPTION_NOT_LATEST = "subscription_not_latest"
     NOT_FOUND = "not_found"
     OFFSET_MOVED = "offset_moved"
+    SEQUENCE_REUSED = "sequence_reused"
+    ILLEGAL_OPERATION = "illegal_operation"
+    STALE_LOCK_TOKEN = "stale_lock_token"
+    CONSUMER_NOT_ONLINE = "consumer_not_online"
+    CLIENT_SILENT = "client_silent"
 
 
 class Answer(NamedTuple):
@@ -85,16 +104,25 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.QUORUM_TIMEOUT: Answer(ResponseCode.SYSTEM_ERROR, "unknown", True),
     Condition.LEADERSHIP_LOST: Answer(ResponseCode.SYSTEM_ERROR, "unknown", True),
     Condition.INTERNAL_ERROR: Answer(ResponseCode.SYSTEM_ERROR, "unknown", False),
+    Condition.PRODUCER_UNKNOWN: Answer(ResponseCode.SYSTEM_ERROR, "unknown", False),
+    Condition.SEQUENCE_TOO_OLD: Answer(ResponseCode.SYSTEM_ERROR, "unknown", False),
+    Condition.SEQUENCE_UNDECIDED: Answer(ResponseCode.SYSTEM_ERROR, "unknown", True),
     Condition.NOT_LEADER: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.SHUTTING_DOWN: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.NOT_READY: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.DISK_FULL: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.PENDING_FULL: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.BUSY: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
+    Condition.SEQUENCE_GAP: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
+    Condition.TIMER_FLOW_CONTROL: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", True),
     Condition.MESSAGE_ILLEGAL: Answer(ResponseCode.MESSAGE_ILLEGAL, "not_stored", False),
+    Condition.TIMER_NOT_ENABLED: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", False),
+    Condition.ALREADY_DELIVERED: Answer(ResponseCode.ILLEGAL_OPERATION, "not_stored", False),
     Condition.BAD_REQUEST: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", False),
     Condition.NOT_SUPPORTED: Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "not_stored", False),
     Condition.NO_PERMISSION: Answer(ResponseCode.NO_PERMISSION, "not_stored", False),
+    # Code 1 as in RocketMQ 4.
+    Condition.ACCESS_REFUSED: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", False),
     Condition.TOPIC_NOT_EXIST: Answer(ResponseCode.TOPIC_NOT_EXIST, "not_stored", False),
     Condition.GROUP_NOT_EXIST: Answer(
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "not_stored", False
@@ -111,12 +139,26 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     ),
     Condition.NOT_FOUND: Answer(ResponseCode.QUERY_NOT_FOUND, "not_stored", False),
     Condition.OFFSET_MOVED: Answer(ResponseCode.PULL_OFFSET_MOVED, "not_stored", False),
+    Condition.SEQUENCE_REUSED: Answer(ResponseCode.MESSAGE_ILLEGAL, "not_stored", False),
+    Condition.ILLEGAL_OPERATION: Answer(ResponseCode.ILLEGAL_OPERATION, "not_stored", False),
+    Condition.STALE_LOCK_TOKEN: Answer(ResponseCode.STALE_LOCK_TOKEN, "not_stored", False),
+    Condition.CONSUMER_NOT_ONLINE: Answer(ResponseCode.CONSUMER_NOT_ONLINE, "not_stored", False),
+    Condition.CLIENT_SILENT: Answer(ResponseCode.CONSUME_MSG_TIMEOUT, "unknown", True),
 }
+
+RETRY_AFTER_MS: Final[Mapping[Condition, int]] = {
+    # A named limit of requests: some of them are answered within a flush or two.
+    Condition.BUSY: 20,
+    # What waits for a majority has to be written first; a tenth of it is room enough to go on.
+    Condition.PENDING_FULL: 100,
+}
+"""How long a refused client is asked to wait; others may ask again as soon as they like."""
 
 # Errors that have a condition of their own. An error class elsewhere names its own in a class
 # attribute `condition`, and what it wants told in an attribute `answer_fields`.
 _CONDITIONS: Final[tuple[tuple[type[MQError], Condition], ...]] = (
     (BusyError, Condition.BUSY),
+    (AccessRefusedError, Condition.ACCESS_REFUSED),
     (BadRequestError, Condition.BAD_REQUEST),
     (LocalProtocolError, Condition.BAD_REQUEST),
     (DiskFullError, Condition.DISK_FULL),
@@ -149,6 +191,10 @@ def answer(
     """
     code, outcome, retriable = ANSWERS[condition]
     ext = {name: str(value) for name, value in fields.items() if value is not None}
+    retry_after_ms = RETRY_AFTER_MS.get(condition)
+    if retry_after_ms is not None:
+        ext[RETRY_AFTER_FIELD] = str(retry_after_ms)
+        remark = f"{remark or 'busy'}; retry after {retry_after_ms} ms"
     ext[OUTCOME_FIELD] = outcome
     if retriable:
         ext[RETRIABLE_FIELD] = "true"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import Buffer
 
@@ -19,28 +19,38 @@ SECTOR_BYTES = 512
 
 
 class Inode:
-    """Content as the page cache has it and as the platter has it."""
+    """Content as the page cache has it, and what the platter has where that differs."""
 
-    def __init__(self, size: int) -> None:
-        self.content = bytearray(size)
-        self.durable = bytearray(size)
-        self.dirty: set[int] = set()
+    def __init__(self, content: bytes | bytearray) -> None:
+        self.content = bytearray(content)
+        self.durable: dict[int, bytes] = {}
+        """Sector that was written since its last flush → what it was then."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        if not data:
+            return
+        for sector in range(offset // SECTOR_BYTES, (offset + len(data) - 1) // SECTOR_BYTES + 1):
+            if sector not in self.durable:
+                self.durable[sector] = bytes(self.content[_part(sector)])
+        self.content[offset : offset + len(data)] = data
 
     def flush(self) -> None:
-        for sector in self.dirty:
-            part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
-            self.durable[part] = self.content[part]
-        self.dirty.clear()
+        self.durable.clear()
+
+    def flush_sectors(self, sectors: Iterable[int]) -> None:
+        for sector in sectors:
+            self.durable.pop(sector, None)
 
     def after_power_cut(self, survives: Callable[[], bool]) -> Inode:
-        left = Inode(len(self.durable))
-        left.content[:] = self.durable
-        for sector in sorted(self.dirty):
-            if survives():
-                part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
-                left.content[part] = self.content[part]
-        left.durable[:] = left.content
+        left = Inode(self.content)
+        for sector in sorted(self.durable):
+            if not survives():
+                left.content[_part(sector)] = self.durable[sector]
         return left
+
+
+def _part(sector: int) -> slice:
+    return slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
 
 
 class CrashFile:
@@ -67,10 +77,7 @@ class CrashFile:
         if offset < 0 or offset + len(view) > self.size:
             raise InvariantBroken("write outside the file")
         self._disk.step("write", self._path)
-        self._inode.content[offset : offset + len(view)] = view
-        if len(view):
-            first, last = offset // SECTOR_BYTES, (offset + len(view) - 1) // SECTOR_BYTES
-            self._inode.dirty.update(range(first, last + 1))
+        self._inode.write(offset, view)
 
     def view(self, offset: int, size: int) -> memoryview:
         return memoryview(self._inode.content).toreadonly()[offset : offset + size]
@@ -130,9 +137,7 @@ class CrashDisk:
         """Return the same files once more, all of them durable."""
         left = CrashDisk()
         for path, inode in self.files.items():
-            again = left.files[path] = Inode(len(inode.content))
-            again.content[:] = inode.content
-            again.durable[:] = inode.content
+            left.files[path] = Inode(inode.content)
         left.durable_names = dict(left.files)
         return left
 
@@ -147,7 +152,7 @@ class CrashDisk:
         if path in self.files:
             raise FileExistsError(path)
         self.step("create", path)
-        inode = Inode(size)
+        inode = Inode(bytes(size))
         self._name(path, inode)
         return CrashFile(self, path, inode)
 
@@ -175,10 +180,7 @@ class CrashDisk:
 
     def replace(self, path: str, data: Buffer) -> None:
         self.step("replace", path)
-        content = bytes(data)
-        inode = Inode(len(content))
-        inode.content[:] = content
-        inode.durable[:] = content
+        inode = Inode(bytes(data))
         self.files[path] = inode
         self.durable_names[path] = inode
 

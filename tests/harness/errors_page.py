@@ -8,6 +8,7 @@ from typing import Final
 
 import client.errors
 import dledger.errors
+import dledger.filters.errors
 import namesrv.errors
 import remoting.errors
 from client.errors import ClientError
@@ -17,7 +18,13 @@ from remoting.protocol.outcome import ANSWERS, Condition, condition_of
 from tests.harness.shipped_files import ROOT
 
 PAGE: Final = ROOT / "docs" / "errors.md"
-MODULES: Final = (client.errors, dledger.errors, namesrv.errors, remoting.errors)
+MODULES: Final = (
+    client.errors,
+    dledger.errors,
+    dledger.filters.errors,
+    namesrv.errors,
+    remoting.errors,
+)
 
 WHEN: Final = {
     Condition.STORED: "done; for a send: in the log, on a majority",
@@ -27,16 +34,24 @@ WHEN: Final = {
     Condition.QUORUM_TIMEOUT: "no majority within `propose_timeout_ms`",
     Condition.LEADERSHIP_LOST: "leadership or patience ended before a majority had it",
     Condition.INTERNAL_ERROR: "an error outside this table; see the broker's log",
+    Condition.PRODUCER_UNKNOWN: "an idempotent producer's session is over, or was never opened",
+    Condition.SEQUENCE_TOO_OLD: "an idempotent send is older than what is remembered",
+    Condition.SEQUENCE_UNDECIDED: "an earlier attempt of an idempotent send is still on its way",
     Condition.NOT_LEADER: "another broker leads; `leaderAddr` and `term` say which",
     Condition.SHUTTING_DOWN: "the broker is stopping",
     Condition.NOT_READY: "the server has just started, or waits for something",
     Condition.DISK_FULL: "no space for the bytes",
     Condition.PENDING_FULL: "`max_pending_bytes` wait for a majority",
     Condition.BUSY: "too many requests of this kind are open",
+    Condition.SEQUENCE_GAP: "an idempotent send came before one that it follows",
+    Condition.TIMER_FLOW_CONTROL: "too many messages wait for their time",
+    Condition.TIMER_NOT_ENABLED: "a message with a time of its own, and `timerWheelEnable=false`",
+    Condition.ALREADY_DELIVERED: "a message is to be recalled and was delivered",
     Condition.MESSAGE_ILLEGAL: "topic, size, properties or batch break a rule",
     Condition.BAD_REQUEST: "a field or the body is not what the request's code says",
     Condition.NOT_SUPPORTED: "nobody here handles this request code",
     Condition.NO_PERMISSION: "the topic, the broker or a setting forbids it",
+    Condition.ACCESS_REFUSED: "access control: who asks is not proved, or may not",
     Condition.TOPIC_NOT_EXIST: "no such topic, and it may not be created",
     Condition.GROUP_NOT_EXIST: "no such consumer group, and it may not be created",
     Condition.INVALID_QUEUE: "the topic has no such queue",
@@ -45,6 +60,11 @@ WHEN: Final = {
     Condition.SUBSCRIPTION_NOT_LATEST: "the group's heartbeat is older than the request",
     Condition.NOT_FOUND: "no message, offset or entry there",
     Condition.OFFSET_MOVED: "the offset is outside the queue; the answer says where to go on",
+    Condition.SEQUENCE_REUSED: "an idempotent send repeats a sequence with another message",
+    Condition.ILLEGAL_OPERATION: "the answer to a transaction check comes before its time",
+    Condition.CONSUMER_NOT_ONLINE: "no consumer of the group is connected here",
+    Condition.CLIENT_SILENT: "a client that was asked through the broker gave no answer in time",
+    Condition.STALE_LOCK_TOKEN: "the lock token shown is not that of the grant that stands",
 }
 
 

@@ -16,6 +16,7 @@ from commitlog.disk import OsDisk
 from commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, parse_header, seal_entry
 from commitlog.entry_log import EntryLog
 from commitlog.errors import MQError
+from commitlog.key_index import KeyIndex
 from commitlog.message_id import UniqKeyFactory
 from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
@@ -114,6 +115,7 @@ class FakeGroup:
         paths = StorePaths(str(root))
         self.log = EntryLog.open(disk, str(root), segment_bytes=segment_bytes)
         self.queues = ConsumeQueueStore(disk, paths.consumequeue, units_per_file=4096)
+        self.key_index = KeyIndex(disk, paths.index, slots=64, max_entries=1000)
         self.state = empty_tables()
         self.clock = clock
         self.delay_ms = delay_ms
@@ -248,8 +250,10 @@ class FakeGroup:
         for index in range(self.state.applied_index + 1, self.log.last_index + 1):
             frame = self.log.frame(index)
             header = parse_header(frame)
-            applied = apply_entry(
-                self.state, frame, header, derive(frame, header, delay_ms=self.delay_ms)
+            derived = derive(frame, header, delay_ms=self.delay_ms)
+            applied = apply_entry(self.state, frame, header, derived)
+            self.key_index.put_bulk(
+                derived.key_hashes, derived.key_phy_offsets, derived.key_store_times
             )
             for item in applied.units:
                 self.queues.queue(item.topic, item.queue_id).put(item.first, item.units)
@@ -299,6 +303,7 @@ class FakeGroup:
 
     def close(self) -> None:
         """Give the files back."""
+        self.key_index.close()
         self.queues.close()
         self.log.close()
 

@@ -17,6 +17,7 @@ from commitlog.seams import Disk
 from dledger.group import Group, GroupSettings
 from dledger.raft.identity import Identity
 from dledger.raft.node import RaftSettings
+from dledger.raft.proof import GroupSecret
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
 from remoting.seams import Executor
@@ -79,6 +80,7 @@ class Groups:
         self.replicas: dict[str, Replica] = {}
         self.skews_ms: dict[str, int] = {}
         self.settings = GroupSettings()
+        self.secrets: dict[str, GroupSecret] = {}
 
     def open_store(self, name: str) -> ReplicaStore:
         """Open the folder of a replica that does not run."""
@@ -110,6 +112,7 @@ class Groups:
                 peers={peer: ("127.0.0.1", 40911 + i) for i, peer in enumerate(self.names)},
                 client_address=f"{name}:10911",
                 sync_flush=self.sync_flush,
+                secret=self.secrets.get(name),
             ),
             self.settings,
             store_host=pack_host("127.0.0.1", 10911),

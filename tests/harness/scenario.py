@@ -31,7 +31,7 @@ from dledger.raft.membership import Member as Listed
 from dledger.raft.membership import Members
 from dledger.raft.node import Outgoing
 from dledger.raft.wire import Kind, PeerFrame
-from tests.harness.crash_disk import SECTOR_BYTES, CrashDisk
+from tests.harness.crash_disk import CrashDisk
 from tests.harness.raft_cluster import Cluster, Letter, Member
 
 SEGMENT_BYTES: Final = 4096
@@ -150,8 +150,8 @@ class ScenarioCluster(Cluster):
         self.members = dict(sorted(self.members.items()))
         if member.log.first_index > 1:
             raise ScenarioError(f"{name} has no tables to start with: its log has lost its begin")
-        member.node.take_snapshot = lambda: self._take_snapshot(member)
-        member.node.on_snapshot = lambda leader, data: self._offered(name, leader, data)
+        member.node.owner.take_snapshot = lambda: self._take_snapshot(member)
+        member.node.owner.on_snapshot = lambda leader, data: self._offered(name, leader, data)
         return member
 
     @staticmethod
@@ -486,11 +486,10 @@ class Scenario:
             (inode, sector)
             for path, inode in sorted(disk.files.items())
             if "/commitlog/" in path
-            for sector in sorted(inode.dirty)
+            for sector in sorted(inode.durable)
         ]
         for inode, sector in [unflushed[int(ordinal) - 1] for ordinal in kept]:
-            part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
-            inode.durable[part] = inode.content[part]
+            inode.flush_sectors([sector])
         self.group.end(name, disk.power_cut(lambda: False))
 
     def do_start(self, name: str) -> None:

@@ -28,6 +28,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from client.client_instance import ClientConfig
 from client.connect import connect
 from client.message import Message
 from client.producer import Producer
@@ -289,6 +290,7 @@ SENDS = 40
 _CALL = re.compile(
     r"^\d+ +(?P<at>[\d.]+) (?P<call>\w+)\(.*?\) += (?P<result>-?\d+)\D.*<(?P<took>[\d.]+)>$"
 )
+_BEGUN = re.compile(r"^\d+ +(?P<at>[\d.]+) sendto\(.* <unfinished \.\.\.>$")
 _RESUMED = re.compile(
     r"^\d+ +(?P<at>[\d.]+) <\.\.\. (?P<call>\w+) resumed>.* = (?P<result>-?\d+)\D.*<[\d.]+>$"
 )
@@ -334,6 +336,9 @@ def read_trace(path: Path, client_ports: set[int]) -> Trace:
                 trace.flush_ends.append(at + took)
             elif found["call"] == "sendto" and any(f":{port}]>" in line for port in client_ports):
                 trace.ack_begins.append(at)
+        elif found := _BEGUN.match(line):
+            if any(f":{port}]>" in line for port in client_ports):
+                trace.ack_begins.append(float(found["at"]))
         elif (found := _RESUMED.match(line)) and found["call"] == "fdatasync":
             trace.flush_ends.append(float(found["at"]))
     return trace
@@ -347,7 +352,10 @@ async def test_between_two_acks_the_leader_and_a_follower_flush_seen_by_strace(
     async with local_cluster(tmp_path / "cluster", settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         leader = await cluster.wait_leader()
-        async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
+        # Nothing but acknowledgements comes from the leader while it is watched.
+        quiet = ClientConfig(heartbeat_period_s=3_600.0, route_poll_period_s=3_600.0)
+        client = connect([cluster.namesrv_address], quiet)
+        async with client, Producer(client, "p") as producer:
             await producer.send(Message("t", b"connections stand"))
             ports = local_ports_to(cluster.brokers[leader].address)
             async with straced(cluster, tmp_path) as files:

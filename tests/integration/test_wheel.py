@@ -13,11 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.replica_folders import usual, write_folder
 from tests.harness.shipped_files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting")
+PACKAGES = (
+    "client",
+    "commitlog",
+    "dledger",
+    "jepsen_like",
+    "namesrv",
+    "remoting",
+    "spark_jobs",
+)
 SCRIPTS = ("dledger", "dledger-broker", "dledger-namesrv", "dledger-chaos")
 
 
@@ -69,7 +78,7 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_the_six_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_seven_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     (information,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
     assert {name.split("/")[0] for name in names} == {*PACKAGES, information}
@@ -77,7 +86,7 @@ def test_the_wheel_holds_the_six_packages_and_nothing_else(wheel: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".typed", ".j2")
+        if path.suffix in (".py", ".typed", ".j2", ".ipynb", ".parquet", ".json")
     }
     assert {name for name in names if not name.startswith(information)} == in_tree
 
@@ -115,3 +124,33 @@ def test_the_scripts_run(clean: Path) -> None:
     assert "listen_port" in run(scripts / "dledger-namesrv", "-p", cwd=clean)
     sample = ROOT / "examples" / "rocketmq-dledger" / "broker-n0.conf"
     assert "RaftNode00" in run(scripts / "dledger-broker", "-c", sample, "-p", cwd=clean)
+
+
+READ_A_FOLDER = """
+import sys
+import spark_jobs
+from spark_jobs.engines.session import open_session
+spark = open_session("local[1]", memory="512m")
+spark_jobs.register(spark)
+table = spark.read.format("dledger").option("path", sys.argv[1]).option("topic", "T").load()
+places = table.select("queue_id", "queue_offset").collect()
+print(len(places), len(set(places)), spark_jobs.__file__)
+"""
+
+
+def test_spark_s_workers_find_the_data_source_in_the_installed_wheel(
+    clean: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
+    from spark_jobs.engines.session import why_no_java
+
+    why = why_no_java()
+    if why is not None:
+        pytest.skip(why)
+    log = usual()
+    folder = write_folder(tmp_path / "n0", log.frames)
+    python = clean / "venv" / "bin" / "python"
+    printed = run(python, "-c", READ_A_FOLDER, folder, cwd=clean).split()
+    messages = log.offsets["T", 0] + log.offsets["T", 1]
+    assert printed[:2] == [str(messages)] * 2
+    assert Path(printed[2]).is_relative_to(clean / "venv")

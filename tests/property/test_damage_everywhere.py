@@ -138,8 +138,7 @@ PEER_FRAMES = b"".join(
 
 def disk_with(path: str, content: bytes) -> CrashDisk:
     disk = CrashDisk()
-    inode = disk.files[path] = Inode(len(content))
-    inode.content[:] = content
+    disk.files[path] = Inode(content)
     return disk
 
 
@@ -212,6 +211,13 @@ CLUSTER = (
 )
 
 
+def at_offset(record: bytes, queue_offset: int) -> bytes:
+    return record[:20] + queue_offset.to_bytes(8, "big") + record[28:]
+
+
+PULLED = b"".join(at_offset(record, offset) for offset, record in enumerate(RECORDS))
+
+
 def read_block(data: bytes) -> None:
     for message in MessageBlock(data):
         _ = message.body, message.properties, message.tags, message.message_id
@@ -255,7 +261,7 @@ TABLE: dict[str, tuple[bytes, Callable[[bytes], object], Errors, int]] = {
     ),
     "route": (ROUTE, TopicRouteData.decode, (BadRequestError,), 10_000),
     "cluster info": (CLUSTER, ClusterInfo.decode, (BadRequestError,), 10_000),
-    "pulled messages": (b"".join(RECORDS), read_block, (CorruptRecordError,), 10_000),
+    "pulled messages": (PULLED, read_block, (CorruptRecordError,), 10_000),
     "sent records": (SENT, read_sent, (RemoteProtocolError, BadRequestError), 10_000),
 }
 

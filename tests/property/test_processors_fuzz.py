@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.errors import InvariantBroken, MQError
 from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import request
+from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
 
@@ -23,6 +25,8 @@ FIELDS = [
     "subscription", "subVersion", "expressionType", "maxMsgBytes", "timestamp", "boundaryType",
     "offset", "clientID", "readQueueNums", "writeQueueNums", "perm", "topicFilterType", "order",
     "attributes", "properties", "bornTimestamp", "flag", "batch", "sync", "setZeroIfNotFound",
+    "key", "maxNum", "beginTimestamp", "endTimestamp", "_UNIQUE_KEY_QUERY", "index", "count",
+    "isOrder", "group", "topicList",
 ]  # fmt: skip
 values = st.one_of(
     st.sampled_from(["T", "TBW102", "0", "1", "-1", "4", "2", "true", "*", "A || B", "SQL92", ""]),
@@ -58,6 +62,14 @@ base = {
     "perm": "6",
     "topicFilterType": "SINGLE_TAG",
     "order": "false",
+    "key": "k",
+    "maxNum": "8",
+    "beginTimestamp": "0",
+    "endTimestamp": "4000000000000",
+    "index": "0",
+    "count": "5",
+    "isOrder": "false",
+    "group": "g",
     "bornTimestamp": "1",
     "flag": "0",
 }
@@ -74,8 +86,12 @@ bodies = st.one_of(
 
 CODES = sorted(
     {10, 310, 320, 51101, 11, 361, 51103, 14, 15, 29, 30, 31, 32, 33, 34, 35, 38, 46}
-    | {17, 215, 21, 351, 202, 28, 51100, 51102}
+    | {12, 208, 303, 317, 321, 17, 215, 21, 351, 202, 28, 51100, 51102, 51110}
 )
+
+
+async def answered(handled: Awaitable[object]) -> object:
+    return await handled
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,7 +105,9 @@ def test_any_request_is_answered(requests: list[tuple[int, dict[str, Any], bytes
         for code, ext, body in requests:
             command = request(RequestCode(code), dict(ext), body)
             try:
-                broker.handle(command, FakeConnection())
+                handled = broker.handle(command, FakeConnection())
+                if isinstance(handled, Awaitable):
+                    assert isinstance(trio.run(answered, handled), RemotingCommand)
             except InvariantBroken:
                 pytest.fail("a request broke an invariant")
             except MQError:

@@ -46,6 +46,13 @@ class Model:
 
     nodes: dict[tuple[str, str], Node] = field(default_factory=dict)
     queues: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    drained: set[str] = field(default_factory=set)
+
+    def perm(self, name: str) -> int:
+        return 4 if name in self.drained else 6
+
+    def forget_drained(self) -> None:
+        self.drained &= {node.name for node in self.nodes.values()}
 
     def cluster_of(self, name: str) -> str | None:
         return next((c for (c, _), node in self.nodes.items() if node.name == name), None)
@@ -60,6 +67,7 @@ class Model:
         name = self.nodes.pop(key).name
         if self.cluster_of(name) is None:
             self.queues.pop(name, None)
+        self.forget_drained()
 
 
 class RouteTableMachine(RuleBasedStateMachine):
@@ -156,12 +164,13 @@ class RouteTableMachine(RuleBasedStateMachine):
             model.queues.pop(before.name, None)
         if holder is not None and holder != key:
             model.nodes.pop(holder)
+        model.forget_drained()
         changed = (
             holder != key or before is None or (before.state, before.counter) != (state, counter)
         )
         if broker_id == 0 and changed:
             mine = model.queues.setdefault(name, {})
-            mine.update(dict.fromkeys(topics, (queues, 6)))
+            mine.update(dict.fromkeys(topics, (queues, model.perm(name))))
             if self.delete and len(topics) != 1:
                 model.queues[name] = {t: q for t, q in mine.items() if t in topics}
         leader = model.holder(name, 0)
@@ -214,12 +223,17 @@ class RouteTableMachine(RuleBasedStateMachine):
         known = self.model.cluster_of(name) is not None
         assert self.table.register_topic(topic, [data]) == known
         if known:
-            self.model.queues.setdefault(name, {})[topic] = (9, 6)
+            self.model.queues.setdefault(name, {})[topic] = (9, self.model.perm(name))
 
     @rule(name=names, write=st.booleans())
     def change_perm(self, name: str, write: bool) -> None:
         mine = self.model.queues.get(name, {})
         change = self.table.add_write_perm if write else self.table.wipe_write_perm
+        if write:
+            self.model.drained.discard(name)
+        else:
+            self.model.drained.add(name)
+            self.model.forget_drained()
         assert change(name) == len(mine)
         for topic, (queues, _) in mine.items():
             mine[topic] = (queues, 6 if write else 4)

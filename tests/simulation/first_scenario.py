@@ -1,6 +1,6 @@
 """Two simulated minutes of a whole cluster: leader killed, split, and all its power cut.
 
-Run as a program it prints one JSON object: ``python -m tests.simulation.first_scenario SEED``.
+Run as a program it prints a line of JSON per seed: ``python -m tests.simulation.first_scenario 1``.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def play(seed: int, settings: WorldSettings | None = None) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    print(json.dumps(play(int(arguments[0]))))
+    for seed in arguments:
+        print(json.dumps(play(int(seed))))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,23 @@ def test_a_plan_with_kept_promises_is_valid(played: Played) -> None:
     assert len({read.node for read in played.history.replica_reads}) == 3
 
 
+def test_a_fault_that_the_end_of_the_plan_cuts_short_was_done_until_then() -> None:
+    played = play(SHORT.with_steps((Step(15_000, Kind.ISOLATE, "follower", 60_000),)))
+    assert played.faults["isolate"] == 1
+    (event,) = [event for event in played.history.events if event.kind == Kind.ISOLATE]
+    lasted_ms = (event.end_ns - event.at_ns) / 1e6
+    assert 4_900 <= lasted_ms <= 5_100
+
+
+def test_a_step_that_only_real_brokers_can_do_is_skipped_with_the_reason() -> None:
+    played = play(SHORT.with_steps((Step(6_000, Kind.VERSION_SKEW, "leader", 3_000),)))
+    assert played.is_valid, played.verdict.reason
+    assert (played.faults["skipped"], played.faults["version_skew"]) == (1, 0)
+    details = [e.detail for e in played.history.events if e.kind == Kind.VERSION_SKEW]
+    assert details == ["skipped: all simulated brokers are one program, of one version"]
+    assert played.faults["restarted_by_supervisor"] == 0, "it was stopped all the same"
+
+
 def test_the_same_plan_is_the_same_run_byte_for_byte(played: Played) -> None:
     again = play(SHORT)
     assert again.digest == played.digest

@@ -1,8 +1,12 @@
-"""Options of the unit tests; known when a path below this folder is named on the command line."""
+"""Settings of the unit tests, and options, which a path below this folder makes known."""
 
 from __future__ import annotations
 
 import pytest
+
+from tests.harness.hypothesis_profile import use_shared_machine
+
+use_shared_machine()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

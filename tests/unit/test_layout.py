@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.shipped_files import ROOT
 
-PACKAGES = ("commitlog", "remoting", "client", "namesrv", "dledger", "jepsen_like")
+PACKAGES = ("commitlog", "remoting", "client", "namesrv", "dledger", "jepsen_like", "spark_jobs")
 TOP_LEVEL = {
     *PACKAGES,
     "tests",
@@ -28,8 +28,6 @@ TOP_LEVEL = {
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 }
-# Packages that the design has a place for and this version does not distribute.
-LATER = {"spark_jobs"}
 MADE_BY_TOOLS = {"build", "dist", "runs", "store"}
 TEXT_SUFFIXES = {".py", ".pyi", ".md", ".toml", ".conf", ".txt", ".svg", ".sh", ".yml", ""}
 # In two parts, so that this file does not hold what it looks for.
@@ -82,9 +80,9 @@ def test_the_top_level_has_its_packages_and_no_other() -> None:
         and path.name != "__pycache__"
         and path.suffix != ".egg-info"
     }
-    assert found - LATER == TOP_LEVEL | (found & {"LICENSE"})
+    assert found == TOP_LEVEL | (found & {"LICENSE"})
     with_code = {path.parent.name for path in ROOT.glob("*/*.py")}
-    assert with_code - LATER == set(PACKAGES)
+    assert with_code == set(PACKAGES)
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert sorted(wheel["packages"]) == sorted(PACKAGES)
 
@@ -163,8 +161,16 @@ def test_an_init_file_holds_a_docstring_and_nothing_else() -> None:
     assert len(files) >= len(PACKAGES)
     for path in files:
         module = ast.parse(path.read_text())
-        assert len(module.body) == 1, path
         assert ast.get_docstring(module), path
+        if path == ROOT / "dledger" / "testing" / "__init__.py":
+            # What tests of others import stands in one place; the rooms behind it may move.
+            kinds = {type(node) for node in module.body[1:]}
+            assert kinds == {ast.ImportFrom, ast.Assign}, path
+            continue
+        # One call that users write; it imports nothing before it is made.
+        rest = [node.name for node in module.body[1:] if isinstance(node, ast.FunctionDef)]
+        allowed = ["register"] if path == ROOT / "spark_jobs" / "__init__.py" else []
+        assert (rest, len(module.body)) == (allowed, 1 + len(allowed)), path
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 

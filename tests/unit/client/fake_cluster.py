@@ -17,6 +17,7 @@ from typing_extensions import Buffer
 from client.client_instance import ClientConfig, ClientInstance
 from commitlog.message_batch import decode_batch
 from commitlog.message_id import encode_offset_message_id
+from commitlog.properties import encode_properties
 from commitlog.record import Record, decode_record, encode_record, pack_host
 from remoting.connection import Connection
 from remoting.edge import TrioClock
@@ -24,13 +25,17 @@ from remoting.processor import DEFERRED, Handled, Limiter, ProcessorTable
 from remoting.protocol.bodies import (
     BrokerData,
     ClusterInfo,
+    ConsumerIdList,
     HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    MessageQueue,
     QueueData,
     TopicList,
     TopicRouteData,
 )
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import SendMessageHeader
 from remoting.seams import Listener, ServerTls, Stream
 from remoting.server import RemotingServer
@@ -123,11 +128,17 @@ class Node:
 
     def on(self, code: RequestCode, handler: Callable[[RemotingCommand], Handled]) -> None:
         """Answer *code*; the request is noted first."""
+        self.on_from(code, lambda _, command: handler(command))
+
+    def on_from(
+        self, code: RequestCode, handler: Callable[[Connection, RemotingCommand], Handled]
+    ) -> None:
+        """Answer *code*, knowing whose connection it is."""
 
         def handle(connection: Connection, command: RemotingCommand) -> Handled:
             self.seen.append(Seen(self.address, command.code, command, trio.current_time()))
             self.world.seen.append(self.seen[-1])
-            return handler(command)
+            return handler(connection, command)
 
         self.processors.register(code, handle, Limiter(code.name, 10_000))
 
@@ -208,16 +219,28 @@ class Broker(Node):
             self.on(RequestCode.CAPABILITIES, self._capabilities)
             self.on(RequestCode.SEND_RECORDS, self._send_records)
             self.on(RequestCode.RAFT_STATUS, self._raft_status)
+            self.on(RequestCode.OPEN_PRODUCER, self._open_producer)
             if group.bulk:
                 self.on(RequestCode.BULK_PULL, self._pull)
         self.on(RequestCode.SEND_MESSAGE_V2, self._send)
         self.on(RequestCode.SEND_BATCH_MESSAGE, self._send)
-        self.on(RequestCode.PULL_MESSAGE, self._pull)
-        self.on(RequestCode.HEART_BEAT, self._heartbeat)
-        self.on(RequestCode.UNREGISTER_CLIENT, response_to)
+        # Called with each PULL_MESSAGE instead of what answers it otherwise.
+        self.pull_hook: Callable[[RemotingCommand], Handled] = self._pull
+        self.on(RequestCode.PULL_MESSAGE, self._answer_pull)
+        # Consumer group → connection → client id; each broker knows what it was told itself.
+        self.consumers: dict[str, dict[Connection, str]] = {}
+        self.on_from(RequestCode.HEART_BEAT, self._heartbeat)
+        self.on_from(RequestCode.UNREGISTER_CLIENT, self._unregister)
+        self.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self._consumer_list)
+        self.lock_hook: Callable[[RemotingCommand], Handled] = self._lock
+        self.on(RequestCode.LOCK_BATCH_MQ, self._answer_lock)
+        self.on(RequestCode.UNLOCK_BATCH_MQ, self._unlock)
+        self.answer_send_back: Callable[[RemotingCommand], Handled] | None = None
+        self.on(RequestCode.CONSUMER_SEND_MSG_BACK, self._send_back)
         self.on(RequestCode.GET_MAX_OFFSET, self._max_offset)
         self.on(RequestCode.GET_MIN_OFFSET, lambda a: self._led(a, {"offset": "0"}))
         self.on(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda a: self._led(a, {"offset": "1"}))
+        self.answer_query: Callable[[RemotingCommand], Handled] | None = None
         self.answer_commit: Callable[[RemotingCommand], Handled] | None = None
         self.on(RequestCode.UPDATE_CONSUMER_OFFSET, self._commit)
         self.on(RequestCode.QUERY_CONSUMER_OFFSET, self._committed)
@@ -239,7 +262,16 @@ class Broker(Node):
         return response_to(asked, 0, None, dict(ext)) if self.leads else self._not_leader(asked)
 
     def _capabilities(self, asked: RemotingCommand) -> RemotingCommand:
-        return response_to(asked, 0, None, {"cbor": "true", "records": "true"})
+        ext = {"cbor": "true", "records": "true"}
+        if self.group.idempotent:
+            ext["idempotent"] = "true"
+        return response_to(asked, 0, None, ext)
+
+    def _open_producer(self, asked: RemotingCommand) -> RemotingCommand:
+        if not self.leads:
+            return self._not_leader(asked)
+        self.group.epoch += 1
+        return response_to(asked, 0, None, {"producerEpoch": str(self.group.epoch)})
 
     def _raft_status(self, asked: RemotingCommand) -> RemotingCommand:
         body = {"role": "leader" if self.leads else "follower", "term": self.group.term}
@@ -322,14 +354,18 @@ class Broker(Node):
             record = decode_record(
                 encode_record(
                     topic=header.topic,
-                    queue_id=header.queue_id,
+                    queue_id=max(0, header.queue_id),
                     body=body,
                     properties=properties,
                     sys_flag=header.sys_flag,
                 )
             )
             ids.append(encode_offset_message_id(pack_host(host, int(port)), group.end_position))
-            group.store(header.topic, header.queue_id, record)
+            topic = header.topic
+            times, most = header.reconsume_times or 0, header.max_reconsume_times
+            if topic.startswith("%RETRY%") and most is not None and times >= most:
+                topic = topic.replace("%RETRY%", "%DLQ%")
+            group.store(topic, max(0, header.queue_id), record, reconsume_times=times)
         return self._later(
             response_to(
                 asked,
@@ -342,6 +378,9 @@ class Broker(Node):
                 },
             )
         )
+
+    def _answer_pull(self, asked: RemotingCommand) -> Handled:
+        return self.pull_hook(asked)
 
     def _pull(self, asked: RemotingCommand) -> Handled:
         if not self.leads:
@@ -382,8 +421,86 @@ class Broker(Node):
             return response_to(asked, 0, None, ext, b"".join(found))
         return response_to(asked, ResponseCode.PULL_NOT_FOUND, None, ext)
 
-    def _heartbeat(self, asked: RemotingCommand) -> RemotingCommand:
-        HeartbeatData.decode(asked.body)
+    def _heartbeat(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        data = HeartbeatData.decode(asked.body)
+        for consumer in data.consumer_data_set:
+            members = self.consumers.setdefault(consumer.group_name, {})
+            if self.group.makes_retry_topics and consumer.consume_type == "CONSUME_PASSIVELY":
+                self.group.topics.setdefault(f"%RETRY%{consumer.group_name}", 1)
+            if connection not in members:
+                members[connection] = data.client_id
+                connection.on_close.append(self._gone)
+                self._notify(consumer.group_name)
+        return response_to(asked)
+
+    def _gone(self, connection: Connection) -> None:
+        for group, members in self.consumers.items():
+            if members.pop(connection, None) is not None:
+                self._notify(group)
+
+    def _unregister(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        group = asked.ext.get("consumerGroup")
+        if group and self.consumers.get(group, {}).pop(connection, None) is not None:
+            self._notify(group)
+        return response_to(asked)
+
+    def _notify(self, group: str) -> None:
+        if self.group.notifies:
+            for connection in list(self.consumers[group]):
+                code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+                if not connection.is_closed:
+                    connection.invoke_oneway(request(code, {"consumerGroup": group}))
+
+    def _consumer_list(self, asked: RemotingCommand) -> RemotingCommand:
+        members = self.consumers.get(asked.ext["consumerGroup"])
+        if not members:
+            return response_to(asked, 1, "no consumer for this group")
+        body = ConsumerIdList(consumer_id_list=sorted(set(members.values()))).encode()
+        return response_to(asked, 0, None, None, body)
+
+    def _answer_lock(self, asked: RemotingCommand) -> Handled:
+        return self.lock_hook(asked)
+
+    def _lock(self, asked: RemotingCommand) -> RemotingCommand:
+        if not self.leads:
+            return self._not_leader(asked)
+        body = LockBatchRequestBody.decode(asked.body)
+        now = trio.current_time()
+        granted = []
+        for queue in body.mq_set:
+            holder, since = self.group.locks.get((body.consumer_group, queue), ("", -1000.0))
+            if holder in ("", body.client_id) or now - since > 60:
+                self.group.locks[body.consumer_group, queue] = (body.client_id, now)
+                granted.append(queue)
+        return response_to(
+            asked, 0, None, None, LockBatchResponseBody(lock_ok_mq_set=granted).encode()
+        )
+
+    def _unlock(self, asked: RemotingCommand) -> RemotingCommand:
+        body = LockBatchRequestBody.decode(asked.body)
+        for queue in body.mq_set:
+            holder, _ = self.group.locks.get((body.consumer_group, queue), ("", 0.0))
+            if holder == body.client_id:
+                del self.group.locks[body.consumer_group, queue]
+        return self._led(asked, {})
+
+    def _send_back(self, asked: RemotingCommand) -> Handled:
+        if self.answer_send_back is not None:
+            return self.answer_send_back(asked)
+        if not self.leads:
+            return self._not_leader(asked)
+        record = decode_record(self.group.by_position[int(asked.ext["offset"])])
+        topic = f"%RETRY%{asked.ext['group']}"
+        if record.reconsume_times >= int(asked.ext["maxReconsumeTimes"]):
+            topic = f"%DLQ%{asked.ext['group']}"
+        properties = {"RETRY_TOPIC": record.topic, **record.property_map}
+        self.group.store(
+            topic,
+            0,
+            record,
+            properties=encode_properties(properties),
+            reconsume_times=record.reconsume_times + 1,
+        )
         return response_to(asked)
 
     def _max_offset(self, asked: RemotingCommand) -> RemotingCommand:
@@ -398,7 +515,9 @@ class Broker(Node):
             self.group.committed[key] = int(asked.ext["commitOffset"])
         return self._led(asked, {})
 
-    def _committed(self, asked: RemotingCommand) -> RemotingCommand:
+    def _committed(self, asked: RemotingCommand) -> Handled:
+        if self.answer_query is not None:
+            return self.answer_query(asked)
         key = (asked.ext["consumerGroup"], asked.ext["topic"], int(asked.ext["queueId"]))
         offset = self.group.committed.get(key)
         if offset is None and self.leads:
@@ -434,8 +553,11 @@ class Group:
         *,
         rocketmq: bool = False,
         bulk: bool = True,
+        idempotent: bool = False,
     ) -> None:
         self.name = name
+        self.idempotent = idempotent
+        self.epoch = 100
         self.rocketmq = rocketmq
         self.bulk = bulk
         self.topics: dict[str, int] = {"T": 4, "TBW102": 8}
@@ -445,6 +567,9 @@ class Group:
         self.by_position: dict[int, bytes] = {}
         self.refused_queues: dict[tuple[str, int], int] = {}
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.locks: dict[tuple[str, MessageQueue], tuple[str, float]] = {}
+        self.makes_retry_topics = True
+        self.notifies = True
         self.arrived = trio.lowlevel.ParkingLot()
         self.brokers = [Broker(world, self, f"10.0.0.1:{first_port + i}") for i in range(members)]
         self.leader: str | None = self.brokers[0].address
@@ -468,13 +593,22 @@ class Group:
     def queue(self, topic: str, queue_id: int) -> list[bytes]:
         return self.queues.setdefault((topic, queue_id), [])
 
-    def store(self, topic: str, queue_id: int, record: Record) -> None:
+    def store(
+        self,
+        topic: str,
+        queue_id: int,
+        record: Record,
+        *,
+        properties: bytes | None = None,
+        reconsume_times: int = 0,
+    ) -> None:
         queue = self.queue(topic, queue_id)
         stored = encode_record(
             topic=topic,
             queue_id=queue_id,
             body=record.body,
-            properties=record.properties,
+            properties=record.properties if properties is None else properties,
+            reconsume_times=reconsume_times,
             flag=record.flag,
             sys_flag=record.sys_flag,
             born_timestamp_ms=record.born_timestamp_ms,
@@ -483,7 +617,7 @@ class Group:
             store_timestamp_ms=1,
             store_host=pack_host("10.0.0.1", 10911),
         )
-        self.topics.setdefault(topic, 4)
+        self.topics.setdefault(topic, 1 if topic.startswith("%") else 4)
         queue.append(stored)
         self.by_position[self.end_position] = stored
         self.end_position += len(stored)

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+import trio
 
 from client.blocking import BlockingClient
 from client.client_instance import ClientInstance
 from client.connect import connect
-from client.errors import ClientClosedError, MessageIllegalError
-from client.message import Message
+from client.consume_from import FROM_FIRST
+from client.delivered_message import DeliveredMessage
+from client.errors import ClientClosedError, MessageIllegalError, SubscriptionIllegalError
+from client.half_message import HalfMessage, LocalTransactionState
+from client.listener import ConsumeContext
+from client.message import Message, MessageExt
+from client.push_config import PushConfig
 from commitlog.errors import ConfigError
+from remoting.edge import ThreadExecutor
 from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_transactions import FakeTransactions
 
 
 @asynccontextmanager
 async def _client_with_world() -> AsyncIterator[ClientInstance]:
     """Give a client that brings its cluster along, so that both live in the façade's thread."""
-    async with open_world() as world, world.client() as client:
-        yield client
+    async with open_world() as world:
+        instance = world.client()
+        instance.executor = ThreadExecutor()
+        async with instance as client:
+            yield client
 
 
 def _client() -> BlockingClient:
@@ -98,3 +109,120 @@ def test_name_servers_come_from_argument_then_environment() -> None:
     assert connect("a:1,b:1", environment=environment).config.name_servers == ("a:1", "b:1")
     assert connect(environment=environment).config.name_servers == ("e:1", "f:1")
     assert connect(environment=environment).config.pid > 0
+
+
+def test_a_push_consumer_calls_a_plain_function_that_uses_the_client() -> None:
+    heard: dict[bytes, str] = {}
+    all_heard = threading.Event()
+    with _client() as client:
+        producer = client.producer("p")
+
+        def listener(messages: Sequence[DeliveredMessage], context: ConsumeContext) -> None:
+            for message in messages:
+                if message.body_bytes.startswith(b"again"):
+                    heard[message.body_bytes] = threading.current_thread().name
+                else:
+                    producer.send(Message("T", b"again " + message.body_bytes))
+            if len(heard) == 5:
+                all_heard.set()
+
+        config = PushConfig(consume_from=FROM_FIRST)
+        with client.push_consumer("c", listener, {"T": "*"}, config) as consumer:
+            for number in range(5):
+                producer.send(Message("T", b"%d" % number))
+            assert all_heard.wait(10)
+            assert len([q for q in consumer.queues if q.topic == "T"]) == 4
+        assert sorted(heard) == [b"again %d" % number for number in range(5)]
+        assert not {"mq-client", threading.current_thread().name} & set(heard.values())
+        consumer.close()  # again: nothing happens
+        with pytest.raises(SubscriptionIllegalError, match="no tag"):
+            client.push_consumer("c", listener, {"T": "||"})
+
+
+def test_a_push_consumer_is_suspended_resumed_and_closed_with_the_client() -> None:
+    heard = threading.Event()
+
+    def listener(messages: Sequence[DeliveredMessage], context: ConsumeContext) -> None:
+        heard.set()
+
+    with _client() as client:
+        config = PushConfig(consume_from=FROM_FIRST)
+        consumer = client.push_consumer("c", listener, None, config)
+        consumer.suspend()
+        consumer.subscribe("T", "*")
+        client.producer("p").send(Message("T", b"x"))
+        assert not heard.wait(0.2)
+        consumer.resume()
+        assert heard.wait(10)
+        consumer.unsubscribe("T")
+        other = client.push_consumer("other", listener, {"T": "*"})
+        consumer.close()  # what runs is finished
+        assert consumer.counts["consumed"] == 1
+    with pytest.raises(ClientClosedError):
+        other.resume()
+    other.close()
+
+
+def test_a_thread_does_its_local_part_itself() -> None:
+    ended: list[FakeTransactions] = []
+    here = threading.get_ident()
+
+    @asynccontextmanager
+    async def with_transactions() -> AsyncIterator[ClientInstance]:
+        async with open_world() as world, world.client() as client:
+            ended.append(FakeTransactions(world.groups["g"]))
+            yield client
+
+    def local(half: HalfMessage) -> LocalTransactionState:
+        assert threading.get_ident() == here
+        return LocalTransactionState.COMMIT if half.half_offset else LocalTransactionState.ROLLBACK
+
+    def broken(_: HalfMessage) -> LocalTransactionState:
+        raise ZeroDivisionError
+
+    with BlockingClient(make_instance=with_transactions) as client:
+        producer = client.transaction_producer("pg", lambda _: LocalTransactionState.UNKNOWN)
+        first = producer.send_in_transaction(Message("T", b"1"), local)
+        second = producer.send_in_transaction(Message("T", b"2"), local)
+        with pytest.raises(ZeroDivisionError):
+            producer.send_in_transaction(Message("T", b"3"), broken)
+    assert (first.is_confirmed, second.is_confirmed) == (True, True)
+    assert ended[0].decisions == {0: 12, 1: 8}
+    assert len(ended[0].halves) == 3
+
+
+def test_a_thread_of_its_own_answers_questions() -> None:
+    ended: list[FakeTransactions] = []
+    asked: list[int] = []
+    answered = threading.Event()
+
+    @asynccontextmanager
+    async def with_transactions() -> AsyncIterator[ClientInstance]:
+        async with open_world() as world, world.client() as client:
+            ended.append(FakeTransactions(world.groups["g"]))
+            yield client
+
+    def check(_: MessageExt) -> LocalTransactionState:
+        asked.append(threading.get_ident())
+        answered.set()
+        return LocalTransactionState.COMMIT
+
+    def unknown(_: HalfMessage) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+    with BlockingClient(make_instance=with_transactions) as client:
+        producer = client.transaction_producer("pg", check)
+        producer.send_in_transaction(Message("T", b"1"), unknown)
+
+        async def ask() -> None:
+            with trio.fail_after(10):
+                while not ended[0].known.get("10.0.0.1:10911"):
+                    await trio.sleep(0.01)
+                ended[0].ask(0)
+                while not ended[0].decisions:
+                    await trio.sleep(0.01)
+
+        client._call(ask)
+        assert answered.is_set()
+    assert ended[0].decisions == {0: 8}
+    assert asked[0] != threading.get_ident()

@@ -119,6 +119,26 @@ def test_a_block_is_a_sequence_of_its_records() -> None:
     assert len(MessageBlock(b"")) == 0
 
 
+@pytest.mark.parametrize(
+    ("offsets", "first", "end"),
+    [
+        ((5, 6, 6), 5, 8),
+        ((5, 7, 6), 5, 8),
+        ((4, 5), 5, 8),
+        ((5, 6, 8), 5, 8),
+        ((5, 6 | 1 << 33), 5, 8),
+    ],
+)
+def test_a_block_whose_offsets_do_not_rise_where_they_were_asked_for_is_refused(
+    offsets: tuple[int, ...], first: int, end: int
+) -> None:
+    data = b"".join(_record(queue_offset=offset) for offset in offsets)
+    with pytest.raises(CorruptRecordError, match="claims offset"):
+        MessageBlock(data, "g", first, end)
+    rising = b"".join(_record(queue_offset=offset) for offset in (5, 7))
+    assert [m.queue_offset for m in MessageBlock(rising, "g", 5, 8)] == [5, 7]
+
+
 @pytest.mark.parametrize("cut", [1, 50, 100])
 def test_a_cut_block_is_refused(cut: int) -> None:
     with pytest.raises(CorruptRecordError):

@@ -10,6 +10,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from client.errors import (
+    BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
     ClientClosedError,
@@ -424,6 +425,27 @@ async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead(
             with pytest.raises(BrokerUnreachableError):
                 await producer.send_to(
                     MessageQueue("T", "g", 0), Message("T", b"pinned"), timeout_s=1.0
+                )
+
+
+async def test_an_unpinned_send_leaves_a_group_that_nobody_leads(
+    autojump_clock: MockClock,
+) -> None:
+    """Its members answer and the NameServers still list a leader: only time tells."""
+    async with open_world() as world:
+        other = await world.add_group("h", 1, 10950)
+        async with world.client() as client, Producer(client, "p") as producer:
+            await producer.publish_queues("T")
+            world.groups["g"].leader = None
+            began = trio.current_time()
+            results = [await producer.send(Message("T", b"%d" % i)) for i in range(8)]
+            assert {r.message_queue.broker_name for r in results} == {"h"}
+            assert sorted(other.bodies()) == [b"%d" % i for i in range(8)]
+            assert world.groups["g"].bodies() == []
+            assert trio.current_time() - began >= 3.0
+            with pytest.raises(BrokerBusyError):
+                await producer.send_to(
+                    MessageQueue("T", "g", 0), Message("T", b"pinned"), timeout_s=5.0
                 )
 
 

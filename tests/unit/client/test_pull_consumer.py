@@ -8,6 +8,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from client.errors import (
+    DamagedAnswerError,
     NoRouteError,
     OffsetIllegalError,
     RequestFailedError,
@@ -15,11 +16,12 @@ from client.errors import (
 )
 from client.message import Message, PullStatus
 from client.producer import Producer
-from client.pull_consumer import PullConsumer
+from client.pull_consumer import PullConsumer, _pull_result
 from client.route import MessageQueue
+from client.subscription_expression import SubscriptionExpression
 from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import QueueHeader
 from remoting.protocol.outcome import Condition
 from remoting.protocol.outcome import answer as outcome_answer
@@ -45,6 +47,49 @@ async def test_what_was_sent_is_pulled(autojump_clock: MockClock) -> None:
         assert [m.tags for m in result.messages] == ["A", "A"]
         assert (await consumer.min_offset(QUEUE), await consumer.max_offset(QUEUE)) == (0, 3)
         assert await consumer.search_offset(QUEUE, 5) == 1
+
+
+async def test_a_tag_with_the_hash_of_a_wanted_one_is_left_out(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        for tag in ("Aa", "BB", "Aa", "BB"):
+            await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
+        # This broker, as RocketMQ's, sends what has the same hash.
+        result = await consumer.pull(QUEUE, 0, tags="Aa")
+        assert [m.body_bytes for m in result.messages] == [b"Aa", b"Aa"]
+        assert (result.status, result.next_begin_offset) == (PullStatus.FOUND, 4)
+        result = await consumer.pull(QUEUE, 3, tags="Aa || C")
+        assert (result.status, list(result.messages)) == (PullStatus.NO_MATCHED_MESSAGE, [])
+        assert result.next_begin_offset == 4
+
+
+async def test_an_sql_expression_travels_with_the_pull(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_to(QUEUE, Message("T", b"0", tags="x"))
+        wanted = SubscriptionExpression.by_sql("a > 5 AND TAGS = 'y'")
+        result = await consumer.pull(QUEUE, 0, tags=wanted)
+        assert [m.body_bytes for m in result.messages] == [b"0"], "the broker has judged"
+        async for message in consumer.iter_messages(QUEUE, 0, tags=wanted):
+            assert message.body_bytes == b"0"
+        pulls = [
+            seen.command.ext
+            for seen in world.seen
+            if seen.code in (RequestCode.PULL_MESSAGE, RequestCode.BULK_PULL)
+        ]
+        assert len(pulls) == 3, "one more finds the end"
+        for ext in pulls:
+            assert ext["subscription"] == "a > 5 AND TAGS = 'y'"
+            assert ext["expressionType"] == "SQL92"
+            assert int(ext["sysFlag"]) & 4
 
 
 async def test_a_pull_waits_for_the_next_message(autojump_clock: MockClock) -> None:
@@ -249,3 +294,18 @@ async def test_errors_of_reads_carry_code_and_remark(autojump_clock: MockClock) 
                 QueueHeader("U", 0),
             )
     assert caught.value.code == 3
+
+
+def test_an_answer_with_damaged_messages_is_a_failed_read_that_may_be_tried_again() -> None:
+    queue = MessageQueue("T", "broker-a", 0)
+    offsets = {
+        "nextBeginOffset": "7",
+        "minOffset": "0",
+        "maxOffset": "9",
+        "suggestWhichBrokerId": "0",
+    }
+    bad = response_to(request(RequestCode.PULL_MESSAGE), 0, None, offsets, b"\0" * 100)
+    with pytest.raises(DamagedAnswerError, match="damaged") as caught:
+        _pull_result(queue, 5, bad)
+    assert caught.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert caught.value.retriable

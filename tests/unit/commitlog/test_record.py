@@ -10,10 +10,12 @@ from commitlog.record import (
     MAGIC_V1,
     MAGIC_V2,
     body_crc,
+    checked_body,
     decode_record,
     encode_record,
     iter_records,
     pack_host,
+    record_properties,
     unpack_host,
 )
 
@@ -164,3 +166,48 @@ def test_only_numeric_addresses_are_packed(host: str) -> None:
 def test_an_address_of_another_length_is_refused() -> None:
     with pytest.raises(CorruptRecordError):
         unpack_host(b"12345")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"properties": b""},
+        {"topic": "T" * 200},
+        {"born_host": pack_host("::1", 1), "sys_flag": 16},
+        {"store_host": pack_host("::1", 1), "sys_flag": 32, "body": b"x" * 5000},
+        {
+            "born_host": pack_host("::1", 1),
+            "store_host": pack_host("::2", 2),
+            "sys_flag": 48,
+            "topic": "T" * 200,
+        },
+    ],
+)
+def test_properties_are_found_without_decoding_the_rest(changes: dict[str, object]) -> None:
+    record = golden(**changes)
+    assert record_properties(record) == decode_record(record).properties
+
+
+@pytest.mark.parametrize("size", [0, 40, 87, 95, 100, 118])
+def test_properties_of_a_cut_record_are_refused(size: int) -> None:
+    with pytest.raises(CorruptRecordError):
+        record_properties(golden()[:size])
+
+
+@pytest.mark.parametrize("at", [84, 85, 94, 97])
+def test_properties_behind_a_wrong_length_are_refused(at: int) -> None:
+    record = bytearray(golden())
+    record[at] ^= 0x80
+    with pytest.raises(CorruptRecordError):
+        record_properties(record)
+
+
+@pytest.mark.parametrize("topic", ["T", "t" * 200])
+@pytest.mark.parametrize("host", [bytes(8), bytes(20)])
+def test_the_body_of_a_checked_record_is_found_without_the_rest(topic: str, host: bytes) -> None:
+    record = encode_record(
+        topic=topic, queue_id=1, body=b"hello", properties=b"k\x01v\x02", born_host=host
+    )
+    body, size = checked_body(b"xx" + record + b"yy", 2)
+    assert (bytes(body), size) == (b"hello", len(record))

@@ -13,7 +13,15 @@ import structlog
 
 from commitlog.errors import ConfigError, InvariantBroken
 from dledger.cli.cluster_command import judge_group
-from dledger.cli.main import COMMANDS, broker_main, build_app, exit_code_of, main, run
+from dledger.cli.main import (
+    COMMANDS,
+    broker_main,
+    build_app,
+    exit_code_of,
+    main,
+    run,
+    take_access_options,
+)
 from dledger.cli.output import CliError, ExitCode
 from dledger.cli.raft_command import raft_rows
 from dledger.logs import configure_logs
@@ -231,3 +239,28 @@ def test_members_are_those_in_the_leaders_list_whoever_else_is_connected() -> No
     members = [{"name": "n0", "standing": "voter"}, {"name": "n1", "standing": "voter"}]
     health = judge_group("a", [row(members=members, peers={"n1": {}, "gone": {}}), follower()])
     assert (health.healthy, health.members) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rest", "environment"),
+    [
+        (["topic", "ls"], ["topic", "ls"], {}),
+        (["--credentials", "c", "topic"], ["topic"], {"DLEDGER_CREDENTIALS": "c"}),
+        (
+            ["--credentials=c", "--tls-ca-file", "t", "x", "--credentials", "d"],
+            ["x", "--credentials", "d"],
+            {"DLEDGER_CREDENTIALS": "c", "DLEDGER_TLS_CA_FILE": "t"},
+        ),
+    ],
+)
+def test_what_stands_before_the_command_says_who_asks(
+    tokens: list[str], rest: list[str], environment: dict[str, str]
+) -> None:
+    found: dict[str, str] = {}
+    assert take_access_options(tokens, found) == rest
+    assert found == environment
+
+
+def test_credentials_without_a_file_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--credentials"]) == 2
+    assert "--credentials needs a file" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 
 from commitlog.errors import ConfigError
 from dledger.config import BrokerConfig, ConfigFile, load_config, parse_delay_levels
-from dledger.settings_ignored import IGNORED_KEYS
+from dledger.settings_ignored import IGNORED_KEYS, REFUSED_KEYS
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from dledger.settings_values import default_text, parse_value, show_value
 
@@ -41,10 +41,17 @@ KEYS = [
     ("defaultTopicQueueNums", "16", 16),
     ("slaveReadEnable", "false", False),
     ("longPollingEnable", "false", False),
+    ("enablePropertyFilter", "false", False),
+    ("filterSupportRetry", "false", False),
     ("shortPollingTimeMills", "500", 500),
     ("flushConsumerOffsetInterval", "5000", 5000),
+    ("rejectTransactionMessage", "true", True),
+    ("transactionTimeOut", "3000", 3000),
+    ("transactionCheckInterval", "60000", 60_000),
+    ("transactionCheckMax", "5", 5),
     ("bindAddress", "127.0.0.2", "127.0.0.2"),
     ("listenPort", "30911", 30911),
+    ("fastListenPort", "0", 0),
     ("writeBufferHighWaterMark", "1048576", 1048576),
     ("serverChannelMaxIdleTimeSeconds", "60", 60),
     ("tls.server.certPath", "/c.pem", "/c.pem"),
@@ -56,6 +63,7 @@ KEYS = [
     ("connectTimeoutMillis", "1000", 1000),
     ("rmqAddressServerDomain", "http://ns.example/list", "http://ns.example/list"),
     ("tls.enable", "true", True),
+    ("useTLS", "true", True),
     ("tls.client.trustCertPath", "/ca.pem", "/ca.pem"),
     ("tls.client.certPath", "/c.pem", "/c.pem"),
     ("tls.client.keyPath", "/k.pem", "/k.pem"),
@@ -68,6 +76,7 @@ KEYS = [
     ("mapedFileSizeConsumeQueue", "2000000", 2000000),
     ("maxMessageSize", "65536", 65536),
     ("messageDelayLevel", "1s 2h", "1s 2h"),
+    ("accessMessageInMemoryMaxRatio", "20", 20),
     ("maxHashSlotNum", "1000", 1000),
     ("maxIndexNum", "4000", 4000),
     ("maxTransferBytesOnMessageInMemory", "1000", 1000),
@@ -76,6 +85,13 @@ KEYS = [
     ("maxTransferCountOnMessageInDisk", "16", 16),
     ("deleteWhen", "04;16", (4, 16)),
     ("fileReservedTime", "48", 48),
+    ("diskMaxUsedSpaceRatio", "80", 80),
+    ("diskSpaceCleanForciblyRatio", "0.95", 95),
+    ("diskSpaceWarningLevelRatio", "0.70", 70),
+    ("cleanFileForciblyEnable", "false", False),
+    ("timerWheelEnable", "false", False),
+    ("timerMaxDelaySec", "86400", 86_400),
+    ("timerRollWindowSlot", "3600", 3600),
     ("enableDLegerCommitLog", "false", False),
     ("dLegerGroup", "RaftNode00", "RaftNode00"),
     ("syncFlushTimeout", "8000", 8000),
@@ -97,7 +113,7 @@ def test_toml_takes_the_rocketmq_key_too(key: str, text: str, value: object) -> 
 
 
 def test_every_rocketmq_key_is_tried_above_or_in_a_test_of_its_own() -> None:
-    own = {"dLegerPeers", "dLegerSelfId", "tls.server.mode"}
+    own = {"dLegerPeers", "dLegerSelfId", "tls.server.mode", "aclEnable"}
     assert {key for key, _, _ in KEYS} | own == set(ROCKETMQ_KEYS)
 
 
@@ -361,7 +377,10 @@ def test_sizes_may_have_a_unit() -> None:
 @pytest.mark.parametrize(
     ("text", "warning"),
     [
-        ("dLegerPeers=n0-h:1;n1-h:2", "raft.peers: a group of 2 survives no more failures"),
+        (
+            "dLegerPeers=n0-127.0.0.1:1;n1-127.0.0.1:2",
+            "raft.peers: a group of 2 survives no more failures",
+        ),
         ("flushDiskType=ASYNC_FLUSH", "store.flush_disk_type = ASYNC_FLUSH: a power cut may"),
         ("brokerRole=ASYNC_MASTER", "broker.broker_role = ASYNC_MASTER: a fail-over may lose"),
     ],
@@ -369,6 +388,103 @@ def test_sizes_may_have_a_unit() -> None:
 def test_settings_that_weaken_a_promise_say_so(text: str, warning: str) -> None:
     (found,) = conf(text).warnings
     assert found.startswith(warning)
+
+
+THREE = "dLegerPeers=n0-{0}:1;n1-{0}:2;n2-{0}:3"
+
+
+@pytest.mark.parametrize(
+    ("host", "settings", "warns"),
+    [
+        ("10.0.0.1", {}, True),
+        ("broker.example", {}, True),
+        ("10.0.0.1", {"raft.secret_file": "/s"}, False),
+        (
+            "10.0.0.1",
+            {"raft.tls_cert_file": "c", "raft.tls_key_file": "k", "raft.tls_ca_file": "a"},
+            False,
+        ),
+        ("127.0.0.1", {}, False),
+        ("localhost", {}, False),
+    ],
+)
+def test_a_member_that_takes_anybody_for_a_peer_says_so(
+    host: str, settings: dict[str, object], warns: bool
+) -> None:
+    config = load_config([ConfigFile("broker.conf", THREE.format(host))], options=settings)
+    found = [warning for warning in config.warnings if "takes whoever calls for a peer" in warning]
+    assert len(found) == warns
+
+
+def test_a_single_member_has_no_peer_port_to_warn_of() -> None:
+    assert conf("brokerIP1=10.0.0.1").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("", "127.0.0.1"),
+        (THREE.format("127.0.0.1"), "127.0.0.1"),
+        ("brokerIP1=127.0.0.1", "127.0.0.1"),
+        ("brokerIP1=10.0.0.1", "0.0.0.0"),
+        ("bindAddress=0.0.0.0", "0.0.0.0"),
+    ],
+)
+def test_nothing_beyond_loopback_is_bound_unless_an_address_says_so(text: str, host: str) -> None:
+    assert conf(text).server.listen_host == host
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ("", 10909),
+        ("listenPort=30911", 30909),
+        ("fastListenPort=10999", 10999),
+        ("fastListenPort=0", 0),
+        ("listenPort=0", 0),
+        ("listenPort=2", 0),
+    ],
+)
+def test_the_vip_channel_is_two_below_unless_told_otherwise(text: str, port: int) -> None:
+    assert conf(text).fast_listen_port == port
+
+
+def test_access_control_needs_accounts() -> None:
+    with pytest.raises(ConfigError, match=r"server\.acl_enable = true: needs server\.acl_file"):
+        conf("aclEnable=true")
+    config = load_config(
+        [ConfigFile("broker.conf", "aclEnable=true")], options={"server.acl_file": "/accounts"}
+    )
+    assert config.server.acl_enable
+
+
+def test_tls_between_members_needs_all_three_files() -> None:
+    with pytest.raises(ConfigError, match="go together"):
+        load_config(options={"raft.tls_cert_file": "c", "raft.tls_key_file": "k"})
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED_KEYS))
+def test_protection_that_is_not_built_is_refused_where_it_is_asked_for(key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        conf(f"{key}=true")
+    assert str(raised.value) == f"broker.conf: {key}: {REFUSED_KEYS[key]}"
+    assert conf(f"{key}=false").warnings == ()
+
+
+def test_a_secret_in_a_refused_setting_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as raised:
+        conf('initAuthenticationUser={"username":"me","password":"do-not-show-me"}')
+    assert "do-not-show-me" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["tls.server.need.client.auth=require", "tls.server.authClient=true"]
+)
+def test_certificates_of_clients_need_an_authority_to_check_them(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"needs tls\.server\.trustCertPath"):
+        conf(text)
+    (warning,) = conf(f"{text}\ntls.server.trustCertPath=/ca.pem").warnings
+    assert "when `tls.server.trustCertPath` is set" in warning
 
 
 def test_delay_levels_are_rocketmqs() -> None:
@@ -418,6 +534,6 @@ def test_the_documentation_lists_every_setting() -> None:
 @pytest.mark.parametrize("path", sorted(SETTINGS))
 def test_every_setting_is_used_by_somebody(path: str) -> None:
     name = path.partition(".")[2]
-    wired = (ROOT / "dledger" / "broker.py").read_text()
+    wired = "".join((ROOT / "dledger" / file).read_text() for file in ("broker.py", "doors.py"))
     derived = (ROOT / "dledger" / "config.py").read_text()
     assert re.search(rf"\.{name}\b", wired + derived) or f'"{path}"' in derived

@@ -312,7 +312,7 @@ async def test_a_transfer_that_fails_seals_what_waited(
         await leader.group.submit(batch(b"a"))
         target = groups.others(leader.name)[0]
         # The target hears everything, and has no space to lead in.
-        groups.replicas[target].group.node.may_lead = lambda: False
+        groups.replicas[target].group.node.owner.may_lead = lambda: False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leader.group.submit, batch(b"b"))
             assert not await leader.group.transfer_leadership(target)
@@ -408,7 +408,7 @@ async def test_a_clean_stop_tries_another_one_when_the_first_does_not_take_over(
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         best = max(groups.others(leader.name))
-        groups.replicas[best].group.node.may_lead = lambda: False
+        groups.replicas[best].group.node.owner.may_lead = lambda: False
         assert not await leader.group.transfer_leadership()
         assert await leader.group.transfer_leadership()
         assert best != (await groups.leader(among=groups.others(leader.name))).name

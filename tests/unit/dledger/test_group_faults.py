@@ -129,14 +129,14 @@ async def test_what_is_not_sealed_in_time_is_answered_as_not_stored(
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"before"))
-        leader.group.node.flushing = True  # a flush that does not end
+        leader.group.node.flusher.flushing = True  # a flush that does not end
         outcomes: list[Proposed] = []
         leader.group.propose(batch(b"x"), outcomes.append)
         await trio.sleep(2)
         leader.group.propose(batch(b"y"), outcomes.append)
         await trio.sleep(2)
         assert [result.outcome for result in outcomes] == ["not_stored"]
-        leader.group.node.flushing = False
+        leader.group.node.flusher.flushing = False
         await trio.sleep(1)
         assert [result.outcome for result in outcomes] == ["not_stored", "stored"]
         assert bodies(leader.group) == [b"before", b"y"]

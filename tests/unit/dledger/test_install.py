@@ -7,11 +7,15 @@ from pathlib import Path
 import trio
 from trio.testing import MockClock
 
+from commitlog.entry import Run
 from commitlog.mark import Anchor
-from commitlog.record import decode_record
+from commitlog.record import decode_record, encode_record
 from dledger.group import Group
 from dledger.services.retention import RetentionService, RetentionSettings, choose_floor
-from dledger.state.state_record import FloorChange, state_batch
+from dledger.state.names import HALF_TOPIC
+from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
+from dledger.state.transactions import TransactionDecision
+from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -90,7 +94,7 @@ async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(
         await fill(groups, 5)
         await groups.settle()
         group = again.group
-        assert group.node.installs == 1
+        assert group.node.installation.count == 1
         assert group.store.log.first_index == leader.group.store.log.first_index
         assert group.state.applied_chain == leader.group.state.applied_chain
         assert kept(group) == kept(leader.group)
@@ -205,3 +209,25 @@ async def test_a_floor_is_an_ordinary_state_record(
         await leader.group.submit(state_batch(FloorChange(anchor)))
         assert leader.group.state.floor == anchor
         assert kept(leader.group) == [0, 1, 2][leader.group.state.min_offset("T", 0) :]
+
+
+async def test_an_open_half_message_holds_the_floor_back_until_it_is_decided(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 40)
+        half = encode_record(topic=HALF_TOPIC, queue_id=0, body=b"half", properties=b"")
+        stored = await leader.group.submit(batch_of([half], Run(HALF_TOPIC, 0, 1)))
+        await fill(groups, 160)
+        await checkpointed(groups)
+        service = retention(leader, 1)
+        held_back = await service.check()
+        assert held_back is None or held_back.position <= stored.phy_offset
+        assert service.wanted_position > stored.phy_offset
+        decided = TransactionsChange(decided=((0, TransactionDecision.ROLLBACK),))
+        await leader.group.submit(state_batch(decided))
+        await checkpointed(groups)
+        floor = await service.check()
+        assert floor is not None
+        assert floor.position > stored.phy_offset
+        assert service.wanted_position == 0

@@ -126,6 +126,10 @@ def test_a_hello_of_a_newer_version_is_refused() -> None:
     newer = PROTOCOL_VERSION + 1
     with pytest.raises(RemoteProtocolError, match=f"version {newer}, newest known here is"):
         Hello.decode({"v": newer, "anything": "else"})
+    with pytest.raises(RemoteProtocolError, match=f"^n2 speaks version {newer}, newest"):
+        Hello.decode({"v": newer, "name": "n2"})
+    with pytest.raises(RemoteProtocolError, match=r"^x{64} speaks"):
+        Hello.decode({"v": newer, "name": 1_000 * "x"})
 
 
 def test_an_append_with_a_newer_entry_closes_the_connection() -> None:

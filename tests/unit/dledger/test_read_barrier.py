@@ -15,7 +15,7 @@ from tests.harness.raft_cluster import batch
 
 
 def beats_of(leader: Replica) -> int:
-    return leader.group.node._beat
+    return leader.group.node.reign.beats
 
 
 async def max_offset(replica: Replica) -> int:

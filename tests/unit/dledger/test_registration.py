@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from commitlog.errors import ConfigError
-from dledger.registration import Registration, RegistrationSettings, follower_id
+from dledger.broker_id import follower_id
+from dledger.registration import Registration, RegistrationSettings
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from remoting.errors import ConnectFailedError

@@ -308,7 +308,9 @@ async def test_settings_are_shown_under_rocketmq_s_names(connection: Connection)
 @pytest.mark.parametrize(
     ("body", "code", "remark"),
     [
-        (b"kvConfigPath=/etc/passwd", 16, "Can not update config in black list."),
+        (b"kvConfigPath=/etc/passwd", 16, "Can not update config in black list: kvConfigPath"),
+        (b"rocketmqHome=/", 16, "Can not update config in black list: rocketmqHome"),
+        (b"useTLS=true", 1, "useTLS has no meaning here"),
         (b"listenPort=1", 1, "listenPort cannot change while the NameServer runs"),
         (b"orderMessageEnable=true\nnope=1", 1, "unknown setting 'nope'"),
         (

@@ -416,6 +416,34 @@ def test_write_permission_is_wiped_and_given_back() -> None:
     assert table.wipe_write_perm("nobody") == 0
 
 
+def test_a_drained_broker_stays_drained_until_told_or_gone() -> None:
+    table = RouteInfoManager()
+    table.register_broker(registration(A, 0, "a"), 0)
+    table.wipe_write_perm("a")
+    # Another member leads, with a newer table and one topic more.
+    table.register_broker(
+        registration(B, 0, "a", data_version=version(5), table=topics("T1", "T9")), 1
+    )
+    assert {t: q["a"].perm for t, q in table.topic_queue_table.items()} == dict.fromkeys(
+        table.topic_queue_table, 4
+    )
+    assert "T9" in table.topic_queue_table
+    assert table.register_topic("T10", [QueueData(broker_name="a", perm=6)])
+    assert table.topic_queue_table["T10"]["a"].perm == 4
+    table.add_write_perm("a")
+    table.register_broker(
+        registration(B, 0, "a", data_version=version(6), table=topics("T1", "T9")), 2
+    )
+    assert table.topic_queue_table["T9"]["a"].perm == 6
+    table.wipe_write_perm("a")
+    table.unregister_broker(CLUSTER, "a", B)
+    assert table.drained == set()
+    table.register_broker(registration(B, 0, "a"), 3)
+    assert table.topic_queue_table["T1"]["a"].perm == 6
+    table.wipe_write_perm("nobody")
+    assert table.drained == set()
+
+
 def test_a_topic_is_deleted_everywhere_or_in_one_cluster() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, "a", cluster="c1"), 0)

@@ -28,7 +28,8 @@ from remoting.protocol.bodies import (
 )
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
-from remoting.seams import Listener, ServerTls, Stream
+from remoting.protocol.signature import Credentials
+from remoting.seams import Executor, Listener, ServerTls, Stream
 
 ADDR = ("127.0.0.1", 9876)
 PATIENT = ConnectionLimits(idle_timeout_s=3600)
@@ -88,15 +89,18 @@ class World:
     nursery: trio.Nursery
     network: MemoryNetwork
 
-    async def connect(self) -> Connection:
+    async def connect(self, credentials: Credentials | None = None) -> Connection:
         stream = await self.network.connect(*ADDR, timeout_s=1)
-        connection = Connection(stream, ProcessorTable(), limits=PATIENT)
+        sign = None if credentials is None else credentials.sign
+        connection = Connection(stream, ProcessorTable(), limits=PATIENT, sign=sign)
         self.nursery.start_soon(connection.run)
         return connection
 
 
 @asynccontextmanager
-async def running_namesrv(config: NamesrvConfig) -> AsyncIterator[World]:
+async def running_namesrv(
+    config: NamesrvConfig, executor: Executor | None = None
+) -> AsyncIterator[World]:
     """Run a NameServer on a network in memory; stopped at the end of the block."""
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
@@ -108,6 +112,7 @@ async def running_namesrv(config: NamesrvConfig) -> AsyncIterator[World]:
                 rng=SystemRng(),
                 network=network,
                 disk=OsDisk(),
+                executor=executor,
             )
         )
         yield World(nursery, network)

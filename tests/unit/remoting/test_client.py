@@ -15,7 +15,8 @@ from remoting.connection import Connection
 from remoting.edge import TcpNetwork
 from remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
 from remoting.processor import DEFERRED, Limiter, ProcessorTable
-from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
+from remoting.protocol.signature import Credentials, is_signed_by
 from remoting.server import RemotingServer
 
 ECHO, SILENT, HANG_UP, NOTE = 900, 901, 902, 903
@@ -175,3 +176,41 @@ def test_address_is_host_and_port(address: str, parts: tuple[str, int]) -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(LocalProtocolError):
         split_address(address)
+
+
+async def test_every_request_is_signed_with_what_it_is_sent_as(
+    nursery: trio.Nursery, memory_network: Any
+) -> None:
+    seen: list[RemotingCommand] = []
+    table = ProcessorTable()
+
+    def note(_: Connection, asked: RemotingCommand) -> RemotingCommand | None:
+        seen.append(asked)
+        return None if asked.is_oneway else response_to(asked)
+
+    table.register(NOTE, note, Limiter("test", 10))
+    await nursery.start(RemotingServer(memory_network, table).serve, "b", 1)
+    credentials = Credentials("order-service", "0123456789")
+    client = RemotingClient(nursery, memory_network, credentials=credentials)
+    for serialize in SerializeType:
+        command = request(NOTE, {"topic": "T"}, b"body", serialize=serialize)
+        await client.invoke("b:1", command)
+        # A second try of the same request is signed anew.
+        command.body = b"other"
+        await client.invoke_oneway("b:1", command)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [bytes(asked.body) for asked in seen] == [b"body", b"other"] * 3
+    assert {asked.ext["AccessKey"] for asked in seen} == {"order-service"}
+    assert all(is_signed_by(asked, "0123456789") for asked in seen)
+
+
+async def test_without_credentials_nothing_is_added(
+    nursery: trio.Nursery, memory_network: Any
+) -> None:
+    seen: list[RemotingCommand] = []
+    table = ProcessorTable()
+    table.register(NOTE, lambda _, asked: seen.append(asked), Limiter("test", 10))
+    await nursery.start(RemotingServer(memory_network, table).serve, "b", 1)
+    await RemotingClient(nursery, memory_network).invoke_oneway("b:1", request(NOTE, {"a": "b"}))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [asked.ext for asked in seen] == [{"a": "b"}]

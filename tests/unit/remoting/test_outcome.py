@@ -37,10 +37,14 @@ TABLE = """
     disk_full            14  not_stored  retriable
     pending_full          2  not_stored  retriable
     busy                  2  not_stored  retriable
+    timer_flow_control    1  not_stored  retriable
     message_illegal      13  not_stored  final
+    timer_not_enabled     1  not_stored  final
+    already_delivered   604  not_stored  final
     bad_request           1  not_stored  final
     not_supported         3  not_stored  final
     no_permission        16  not_stored  final
+    access_refused        1  not_stored  final
     topic_not_exist      17  not_stored  final
     group_not_exist      26  not_stored  final
     invalid_queue        29  not_stored  final
@@ -49,6 +53,15 @@ TABLE = """
     subscription_not_latest 25  not_stored  retriable
     not_found            22  not_stored  final
     offset_moved         21  not_stored  final
+    sequence_gap          2  not_stored  retriable
+    sequence_too_old      1  unknown     final
+    sequence_undecided    1  unknown     retriable
+    producer_unknown      1  unknown     final
+    sequence_reused      13  not_stored  final
+    illegal_operation   604  not_stored  final
+    stale_lock_token        51151 not_stored final
+    consumer_not_online     206 not_stored final
+    client_silent           207 unknown    retriable
 """
 
 
@@ -79,6 +92,20 @@ def test_not_leader_tells_where_to_go() -> None:
         "outcome": "not_stored",
         "retriable": "true",
     }
+
+
+@pytest.mark.parametrize(
+    ("condition", "pause_ms"), [(Condition.BUSY, "20"), (Condition.PENDING_FULL, "100")]
+)
+def test_a_refusal_for_now_says_when_to_ask_again(condition: Condition, pause_ms: str) -> None:
+    response = answer(request(310), condition, "64 requests are open")
+    assert (response.code, response.ext["retryAfterMs"]) == (2, pause_ms)
+    assert response.remark == f"64 requests are open; retry after {pause_ms} ms"
+
+
+def test_nobody_else_is_asked_to_wait() -> None:
+    for condition in set(Condition) - {Condition.BUSY, Condition.PENDING_FULL}:
+        assert "retryAfterMs" not in answer(request(310), condition, "x").ext
 
 
 class LostLeaderError(MQError):

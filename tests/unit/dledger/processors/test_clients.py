@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import trio
 
+from dledger.processors.settling_groups import SETTLE_S
+from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from remoting.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -19,7 +22,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import OUR_VERSION, RemotingCommand
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, VirtualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock, VirtualClock
 
 
 def beat(
@@ -142,7 +145,11 @@ def test_the_clients_of_a_group_are_listed(broker: Broker) -> None:
     [
         (SubscriptionData("T", "A || B"), 0),
         (SubscriptionData("T", "||"), 23),
-        (SubscriptionData("T", "a > 1", expression_type="SQL92"), 1),
+        (SubscriptionData("T", "a > 1", expression_type="SQL92"), 0),
+        (SubscriptionData("T", "a >", expression_type="SQL92"), 23),
+        (SubscriptionData("T", "*", expression_type="SQL92"), 23),
+        (SubscriptionData("T", "a > 1", expression_type="JAVA"), 1),
+        (SubscriptionData("T", "a >", expression_type="JAVA", class_filter_mode=True), 0),
         (None, 0),
     ],
 )
@@ -188,3 +195,114 @@ async def test_a_silent_client_is_taken_out(autojump_clock: Any, tmp_path: Any) 
         assert [client.client_id for client in consumers.clients.values()] == ["c2"]
         nursery.cancel_scope.cancel()
     group.close()
+
+
+def ids(broker: Broker, group: str = "g") -> list[str] | int:
+    """Return what 38 answers: the list, or the code of a refusal."""
+    response = broker.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
+    if response.code:
+        return response.code
+    found: list[str] = json.loads(bytes(response.body))["consumerIdList"]
+    return found
+
+
+def elect(broker: Broker) -> None:
+    """Let the broker lose its leadership and win the next one."""
+    broker.group.step_down()
+    broker.processors.role_changed()
+    broker.group.lead()
+    broker.processors.role_changed()
+
+
+def test_a_new_leader_keeps_the_list_of_an_old_group_to_itself_at_first(
+    broker: Broker, clock: ManualClock
+) -> None:
+    one = FakeConnection()
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    broker.group.settle()
+    assert ids(broker) == ["c1"]
+    elect(broker)
+    clock.now_s += SETTLE_S - 0.001
+    assert ids(broker) == 1, "clients keep what they have"
+    clock.now_s += 0.001
+    assert ids(broker) == ["c1"]
+
+
+def test_a_group_that_is_new_is_known_at_once(broker: Broker) -> None:
+    elect(broker)
+    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c1")
+    assert ids(broker) == ["c1"]
+
+
+def test_a_follower_knows_the_members_and_neither_tells_nor_wakes_them(broker: Broker) -> None:
+    broker.group.step_down("10.0.0.2:10911")
+    one, two = FakeConnection(), FakeConnection()
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    beat(broker, two, SubscriptionData("T"), client_id="c2")
+    two.close()
+    assert told(one) == []
+    response = broker.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    assert (response.code, response.ext["leaderAddr"]) == (14, "10.0.0.2:10911")
+    broker.group.lead()
+    assert ids(broker) == ["c1"], "it knew before it led"
+
+
+def test_a_change_of_leader_wakes_nobody(broker: Broker, clock: ManualClock) -> None:
+    one = FakeConnection()
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    broker.group.settle()
+    before = told(one)
+    elect(broker)
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    clock.now_s += SETTLE_S
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    assert told(one) == before
+
+
+async def test_what_changed_meanwhile_is_told_when_the_group_has_settled(
+    autojump_clock: Any, tmp_path: Any
+) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
+    one, late = FakeConnection(), FakeConnection()
+    beat(broker, one, SubscriptionData("T"), client_id="c1")
+    group.settle()
+    before = len(told(one))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.clients_processor.run)
+        await trio.sleep(5)
+        elect(broker)
+        began = trio.current_time()
+        beat(broker, late, SubscriptionData("T"), client_id="c2")
+        await trio.sleep(SETTLE_S - 0.01)
+        assert (len(told(one)) - before, len(told(late))) == (0, 0)
+        await trio.sleep(0.02)
+        assert (len(told(one)) - before, len(told(late))) == (1, 1)
+        assert trio.current_time() - began < SETTLE_S + 0.1
+        await trio.sleep(50)
+        assert len(told(late)) == 1, "once"
+        nursery.cancel_scope.cancel()
+    group.close()
+
+
+def test_a_client_on_a_second_connection_is_no_change(broker: Broker) -> None:
+    first, second, other = FakeConnection(), FakeConnection(), FakeConnection()
+    beat(broker, other, SubscriptionData("T"), client_id="c2")
+    beat(broker, first, SubscriptionData("T"), client_id="c1")
+    before = len(told(other))
+    beat(broker, second, SubscriptionData("T"), client_id="c1")
+    first.close()
+    assert len(told(other)) == before
+    assert ids(broker) == ["c1", "c2"]
+    second.close()
+    assert len(told(other)) == before + 1
+
+
+def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
+    config = SubscriptionGroupConfig("g", notify_consumer_ids_changed_enable=False)
+    change = SubscriptionGroupsChange(put=(config,))
+    broker.group.propose(state_batch(change), lambda _: None)
+    broker.group.settle()
+    one = FakeConnection()
+    beat(broker, one, SubscriptionData("T"))
+    assert told(one) == []

@@ -274,3 +274,15 @@ def test_a_time_within_the_queue_is_found_without_the_barrier(filled: Broker) ->
     assert filled.call(code, queue(timestamp=timestamp)).ext["offset"] == "2"
     filled.group.step_down("elsewhere:1")
     assert filled.call(code, queue(timestamp=timestamp)).ext["offset"] == "2"
+
+
+def test_a_follower_tells_offsets_it_has_and_never_that_there_is_none(filled: Broker) -> None:
+    code = RequestCode.QUERY_CONSUMER_OFFSET
+    ask = {"consumerGroup": "g", "setZeroIfNotFound": "false"}
+    assert filled.call(code, queue(**ask)).code == 22
+    commit = queue(consumerGroup="g", commitOffset=7, sync="true")
+    assert filled.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
+    filled.group.step_down("elsewhere:1")
+    assert filled.call(code, queue(**ask)).ext["offset"] == "7"
+    response = filled.call(code, queue(**ask, queueId=1))
+    assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")

@@ -21,7 +21,7 @@ from remoting.protocol.bodies import (
     SubscriptionData,
 )
 from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.command import RemotingCommand, SerializeType, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock, VirtualClock
 
@@ -228,7 +228,8 @@ CHECKS: list[tuple[dict[str, Any], int, str]] = [
     ({"queueId": 4}, 29, "illegal"),
     ({"queueId": -1}, 29, "illegal"),
     ({"subscription": "||"}, 23, "parse"),
-    ({"expressionType": "SQL92", "subscription": "a > 1"}, 1, "SQL92"),
+    ({"expressionType": "JAVA", "subscription": "a > 1"}, 1, "filter message by JAVA"),
+    ({"expressionType": "SQL92", "subscription": "a >"}, 23, "ends too early"),
     ({"sysFlag": 0, "consumerGroup": "unknown"}, 24, "group info not exist"),
     ({"sysFlag": 0, "topic": "Other"}, 24, "subscription not exist"),
     ({"sysFlag": 0, "subVersion": 8}, 25, "not latest"),
@@ -318,8 +319,63 @@ def test_only_the_leader_says_that_there_is_nothing(
     filled: Broker, offset: int, queue_id: int
 ) -> None:
     filled.group.step_down("elsewhere:1")
-    response = pull(filled, queueOffset=offset, queueId=queue_id)
+    asked = command(queueOffset=offset, queueId=queue_id)
+    asked.serialize = SerializeType.CBOR
+    response = filled.handle(asked)
     assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
+
+
+@pytest.mark.parametrize(("offset", "queue_id"), [(10, 0), (15, 0), (0, 1), (5, 1)])
+def test_a_follower_sends_clients_of_rocketmq_to_the_leader_after_a_pause(
+    filled: Broker, clock: ManualClock, offset: int, queue_id: int
+) -> None:
+    filled.group.step_down("elsewhere:1")
+    assert filled.handle(command(queueOffset=offset, queueId=queue_id)) is DEFERRED
+    held = filled.processors.pull._held
+    clock.now_s += 0.999
+    assert list(held.expired(clock.monotonic())) == []
+    clock.now_s += 0.002
+    for expired in held.expired(clock.monotonic()):
+        filled.processors.pull._answer_held(expired)
+    response = filled.connection.reply_
+    assert (response.code, response.ext["suggestWhichBrokerId"]) == (20, "0")
+    assert response.ext["nextBeginOffset"] == str(offset)
+
+
+def test_a_follower_leads_on_behind_what_did_not_match(filled: Broker, clock: ManualClock) -> None:
+    filled.group.step_down("elsewhere:1")
+    hold(filled, queueOffset=10, subscription="A", suspendTimeoutMillis=5000)
+    filled.group.lead()
+    filled.group.put("T", 0, b"m10", properties=b"TAGS\x01B\x02")
+    filled.group.step_down("elsewhere:1")
+    clock.now_s += 5.001
+    for expired in filled.processors.pull._held.expired(clock.monotonic()):
+        filled.processors.pull._answer_held(expired)
+    response = filled.connection.reply_
+    assert (response.code, response.ext["nextBeginOffset"]) == (20, "11")
+
+
+async def suggested(broker: Broker, offset: int) -> str:
+    handled = broker.handle(command(queueOffset=offset, maxMsgNums=1))
+    answer = await handled if isinstance(handled, Awaitable) else handled
+    assert len(found(answer)) == 1
+    return str(answer.ext["suggestWhichBrokerId"])
+
+
+async def test_who_is_far_behind_is_told_a_follower(group: FakeGroup, clock: ManualClock) -> None:
+    broker = Broker(group, clock, recent_bytes=300, follower_id=7)
+    broker.make_topic("T", 4)
+    group.put("T", 0, *(b"m%d" % i for i in range(10)))
+    alive = {
+        "connected": True,
+        "voter": True,
+        "match_index": group.log.last_index,
+        "acked_ms_ago": 5,
+    }
+    group.status = lambda: {"peers": {"n4": alive}}  # type: ignore[method-assign]
+    assert [await suggested(broker, offset) for offset in (0, 9)] == ["5", "0"]
+    group.step_down("elsewhere:1")
+    assert [await suggested(broker, offset) for offset in (0, 9)] == ["7", "0"]
 
 
 @pytest.mark.parametrize(("offset", "queue_id", "code"), [(10, 0, 19), (15, 0, 21), (0, 1, 19)])

@@ -178,7 +178,7 @@ REFUSALS: list[tuple[dict[str, str], bytes, int, str]] = [
     ({}, b"x" * 4097, 13, "at most 4096"),
     ({"properties": "A\x01" + "v" * 32767}, b"x", 13, "properties"),
     ({"properties": "A\x01\ud800\x02"}, b"x", 13, "not text"),
-    ({"properties": "TRAN_MSG\x01true\x02"}, b"x", 3, "transactional"),
+    ({"properties": "TRAN_MSG\x01true\x02DELAY\x011\x02"}, b"x", 13, "transactional"),
     ({"flag": "many"}, b"x", 1, "not a number"),
 ]
 
@@ -206,11 +206,11 @@ def test_topics_of_the_broker_are_not_for_clients(broker: Broker, topic: str) ->
 
 ORDER: list[tuple[dict[str, str], bytes, int]] = [
     # each line breaks one check more than the line after it: the earliest decides
-    ({"topic": "a/b", "queue_id": "99", "properties": "TRAN_MSG\x01true\x02"}, b"", 1),
-    ({"topic": SCHEDULE_TOPIC, "queue_id": "99", "properties": "TRAN_MSG\x01true\x02"}, b"", 16),
+    ({"topic": "a/b", "queue_id": "99", "properties": "A\x01" + "v" * 32767}, b"", 1),
+    ({"topic": SCHEDULE_TOPIC, "queue_id": "99", "properties": "A\x01" + "v" * 32767}, b"", 16),
     ({"topic": "X", "default_topic": "", "queue_id": "99"}, b"", 17),
-    ({"queue_id": "99", "properties": "TRAN_MSG\x01true\x02"}, b"", 29),
-    ({"properties": "TRAN_MSG\x01true\x02"}, b"", 3),
+    ({"queue_id": "99", "properties": "TRAN_MSG\x01true\x02DELAY\x011\x02"}, b"", 29),
+    ({"properties": "TRAN_MSG\x01true\x02DELAY\x011\x02"}, b"", 13),
     ({}, b"", 13),
 ]
 

@@ -139,3 +139,37 @@ def test_topic_stats_show_each_write_queue(broker: Broker) -> None:
     assert one.last_update_timestamp == broker.clock.wall_ms()
     assert table[bodies.MessageQueue("T", "broker-a", 0)].last_update_timestamp == 0
     assert broker.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "X"}).code == 17
+
+
+def create_all(broker: Broker, *configs: bodies.TopicConfig) -> RemotingCommand:
+    body = bodies.TopicConfigList(topic_config_list=list(configs)).encode()
+    return broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {}, body)
+
+
+def test_a_list_of_topics_is_one_entry(broker: Broker) -> None:
+    before = broker.group.log.last_index
+    attributes = {"message.type": "FIFO"}
+    first = bodies.TopicConfig(topic_name="A", read_queue_nums=2, attributes=attributes)
+    assert create_all(broker, first, bodies.TopicConfig(topic_name="B", perm=4)).code == 0
+    assert broker.group.log.last_index == before + 1
+    a, b = broker.group.state.topic_config("A"), broker.group.state.topic_config("B")
+    assert a is not None
+    assert b is not None
+    assert (a.read_queue_nums, dict(a.attributes), b.perm) == (2, attributes, 4)
+
+
+def test_one_bad_topic_keeps_the_whole_list_out(broker: Broker) -> None:
+    good, bad = bodies.TopicConfig(topic_name="A"), bodies.TopicConfig(topic_name="a b")
+    assert create_all(broker, good, bad).code == 1
+    assert broker.group.state.topic_config("A") is None
+    assert create_all(broker).code == 1
+    broker.group.step_down("elsewhere:1")
+    assert create_all(broker, good).code == 14
+
+
+def test_system_topics_are_those_every_broker_has(broker: Broker) -> None:
+    broker.make_topic("T")
+    response = broker.call(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    names = bodies.TopicList.decode(response.body).topic_list
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "broker-a", "DefaultCluster"} <= set(names)
+    assert "T" not in names

@@ -28,6 +28,46 @@ def test_a_broken_connection_to_the_leader_is_not_waited_out(seed: int) -> None:
     assert not timer.hears_leader(10.1)
 
 
+@given(st.integers(0, 2**32))
+def test_who_lost_its_leader_tries_twice_before_it_waits(seed: int) -> None:
+    timer = ElectionTimer(1.0, random.Random(seed))
+    timer.heard_leader(10.0)
+    timer.lost_leader(10.1)
+    timer.stand(10.2)
+    assert 10.45 <= timer.deadline_s <= 10.95
+    timer.stand(11.0)
+    assert 12.0 <= timer.deadline_s <= 13.0
+
+
+@given(st.integers(0, 2**32))
+def test_a_leader_that_speaks_ends_the_hurry(seed: int) -> None:
+    timer = ElectionTimer(1.0, random.Random(seed))
+    timer.lost_leader(10.1)
+    timer.heard_leader(10.2)
+    assert 11.2 <= timer.deadline_s <= 12.2
+    timer.stand(12.3)
+    assert 13.3 <= timer.deadline_s <= 14.3
+
+
+def test_giving_way_puts_off_and_never_brings_forward() -> None:
+    timer = ElectionTimer(1.0, random.Random(1))
+    timer.lost_leader(10.0)
+    timer.give_way(10.05)
+    assert timer.deadline_s == 10.25
+    timer.heard_leader(11.0)
+    late = timer.deadline_s
+    timer.give_way(11.1)
+    assert timer.deadline_s == late
+
+
+def test_who_asked_just_now_stands_for_a_moment() -> None:
+    timer = ElectionTimer(1.0, random.Random(1))
+    assert not timer.stands(10.0)
+    timer.stand(10.0)
+    assert timer.stands(10.19)
+    assert not timer.stands(10.21)
+
+
 def test_a_voter_counts_once_and_in_its_own_term_only() -> None:
     ballot = Ballot(5)
     assert ballot.grant(5, "b")

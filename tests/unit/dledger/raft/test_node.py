@@ -73,7 +73,7 @@ def test_an_error_of_the_disk_stops_the_node_for_good(
         raise OSError(5, "input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(node, "_on_settled", broken)
+        patch.setattr(node.owner, "on_settled", broken)
         with pytest.raises(FlushFailedError, match="input/output error"):
             node.settle()
     with pytest.raises(FlushFailedError, match="input/output error"):
@@ -216,7 +216,7 @@ def test_a_refilled_member_votes_again_although_nothing_more_is_written(tmp_path
     cluster.beat("n0")
     cluster.cut = set()
     member = cluster.members["n2"]
-    member.node.doubtful = member.node.damaged = True
+    member.node.doubt.doubtful = member.node.doubt.damaged = True
     member.flushes_by_itself = False
     reconnect(cluster, "n2")
     cluster.clock.now_s += 0.1
@@ -233,7 +233,7 @@ def test_a_leader_in_doubt_is_so_no_longer_once_its_own_entry_is_committed(
 ) -> None:
     cluster = Cluster(tmp_path)
     for name in cluster.names:
-        cluster.node(name).doubtful = True
+        cluster.node(name).doubt.doubtful = True
     for name in cluster.names:
         reconnect(cluster, name)
     cluster.elect("n0")
@@ -256,7 +256,7 @@ def test_what_a_member_acknowledged_before_it_lost_its_promises_counts_no_more(
     lost = cluster.members["n1"].log
     lost.truncate_from(index)
     lost.close()
-    cluster.start("n1").node.doubtful = True
+    cluster.start("n1").node.doubt.doubtful = True
     cluster.cut |= {("n0", "n1")}
     reconnect(cluster, "n1")
     cluster.members["n2"].flush()
@@ -292,7 +292,7 @@ def test_a_member_in_doubt_takes_part_only_when_most_are(
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     for name in in_doubt:
-        cluster.node(name).doubtful = True
+        cluster.node(name).doubt.doubtful = True
     for name in cluster.names:
         reconnect(cluster, name)
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
@@ -316,9 +316,9 @@ def most_lose_promises(cluster: Cluster) -> int:
     lost = cluster.members["n1"].log
     lost.truncate_from(index)
     lost.close()
-    cluster.start("n1").node.doubtful = True
+    cluster.start("n1").node.doubt.doubtful = True
     cluster.members["n2"].log.close()
-    cluster.start("n2").node.doubtful = True
+    cluster.start("n2").node.doubt.doubtful = True
     return index
 
 
@@ -359,8 +359,8 @@ def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) 
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     for name in ("n1", "n2"):
-        cluster.node(name).doubtful = True
-    cluster.node("n1").damaged = True
+        cluster.node(name).doubt.doubtful = True
+    cluster.node("n1").doubt.damaged = True
     for name in cluster.names:
         reconnect(cluster, name)
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
@@ -429,7 +429,7 @@ def test_doubt_lasts_until_the_leaders_own_entry_is_committed(tmp_path: Path) ->
     cluster.run()
     cluster.beat("n0")
     node = cluster.node("n2")
-    node.doubtful = True
+    node.doubt.doubtful = True
     last = node.journal.last_index
     frame = PeerFrame(Kind.APPEND, 2, 1, 1, [last, 1, last], memoryview(b""))
     node.receive("n1", frame)

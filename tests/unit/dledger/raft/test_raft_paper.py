@@ -289,12 +289,16 @@ def test_a_candidate_that_hears_a_leader_of_its_term_follows_it(
 
 def test_a_split_vote_ends_with_the_next_timeout_in_the_next_term() -> None:
     """§5.2: candidates that split the vote time out and start a new election in another term."""
-    cluster = group(2)
-    first, second = (cluster.node(name) for name in cluster.names)
+    cluster = group(4)
+    first, second = (cluster.node(name) for name in ("n0", "n1"))
     cluster.clock.now_s += 1.0
     first.stand()
     second.stand()
+    cluster.step()
+    cluster.step()
+    cluster.cut = {("n0", "n3"), ("n1", "n2")}
     cluster.run()
+    cluster.cut = set()
     assert [node.core.role for node in (first, second)] == [Role.CANDIDATE] * 2
     assert [node.term for node in (first, second)] == [1, 1]
 
@@ -959,7 +963,7 @@ def test_a_follower_that_lacks_what_was_discarded_is_sent_a_snapshot() -> None:
     install_all(cluster)
 
     follower = cluster.members["n2"]
-    assert follower.node.installs == 1
+    assert follower.node.installation.count == 1
     assert follower.log.first_index == anchor + 1
     assert follower.log.last_chain == leader.journal.log.last_chain
     assert follower.node.commit_index == leader.commit_index
@@ -1151,6 +1155,46 @@ def test_only_who_would_vote_says_that_it_would(reason: str, granted: bool) -> N
 
     assert [tuple(answer.frame.fields) for answer in answers] == [(2, granted)]
     assert cluster.node("n1").term == 1
+
+
+def test_two_that_stand_at_once_do_not_split_the_vote() -> None:
+    """Each asks before it has heard the other: the first in the order of names goes on."""
+    cluster = group()
+    cluster.elect("n2")
+    isolate(cluster, "n2")
+    cluster.clock.now_s += 1.0
+    for name in ("n0", "n1"):
+        cluster.node(name).stand()
+    cluster.run()
+    assert cluster.node("n0").is_leader
+    assert {cluster.node(name).term for name in ("n0", "n1")} == {2}
+
+
+def test_of_two_that_stand_at_once_the_newer_log_goes_first() -> None:
+    cluster = group()
+    cluster.elect("n2")
+    isolate(cluster, "n0")
+    cluster.append("n2", b"x")
+    cluster.run()
+    cluster.cut = set()
+    isolate(cluster, "n2")
+    cluster.clock.now_s += 1.0
+    for name in ("n0", "n1"):
+        cluster.node(name).stand()
+    cluster.run()
+    assert cluster.node("n1").is_leader
+    assert {cluster.node(name).term for name in ("n0", "n1")} == {2}
+
+
+def test_who_says_yes_gives_way_for_a_moment() -> None:
+    cluster = group()
+    cluster.clock.now_s += 1.0
+    cluster.node("n1").timer.lost_leader(cluster.clock.now_s)
+    cluster.node("n0").stand()
+    cluster.step()
+    assert cluster.node("n1").election_due_in() == pytest.approx(
+        0.2 * cluster.node("n1").settings.election_timeout_s
+    )
 
 
 def test_a_member_that_returns_from_a_partition_does_not_raise_the_term() -> None:

@@ -428,3 +428,17 @@ async def test_with_early_answers_the_next_entry_waits_for_the_apply(
     world.group.apply()
     assert world.bodies() == [b"a", b"b"]
     nursery.cancel_scope.cancel()
+
+
+async def test_a_level_that_is_configured_no_more_is_delivered_still(
+    autojump_clock: Any, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.delay(4, b"thirty")
+    world.delay(1, b"one")
+    monkeypatch.setitem(globals(), "LEVELS_MS", (1000, 5000))
+    nursery.start_soon(world.serve)
+    await trio.sleep(29)
+    assert world.bodies() == [b"one"]
+    await trio.sleep(2)
+    assert world.bodies() == [b"one", b"thirty"]
+    nursery.cancel_scope.cancel()

@@ -13,19 +13,23 @@ from dledger.state.names import (
     STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
     TOPICS_QUEUE,
+    TRANSACTIONS_QUEUE,
 )
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
+    ProducerSendChange,
     StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
+    TransactionsChange,
     decode_change,
     encode_change,
     state_batch,
 )
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import TopicConfig
+from dledger.state.transactions import TransactionDecision
 
 GOLDEN: list[tuple[StateChange, int, str]] = [
     (
@@ -52,6 +56,16 @@ GOLDEN: list[tuple[StateChange, int, str]] = [
         "7077726974655f71756575655f6e756d73" "02"
         "71746f7069635f66696c7465725f74797065" "6a53494e474c455f544147"
         "6664656c657465" "81" "6144",
+    ),
+    (
+        TransactionsChange(
+            decided=((2, TransactionDecision.COMMIT), (300, TransactionDecision.ROLLBACK)),
+            checked=((5, 15),),
+        ),
+        TRANSACTIONS_QUEUE,
+        # {"v": 1, "checked": {5: 15}, "decided": {2: 8, 300: 12}}
+        "a3" "6176" "01" "67636865636b6564" "a1" "05" "0f"
+        "6764656369646564" "a2" "02" "08" "19012c" "0c",
     ),
 ]  # fmt: skip
 
@@ -110,3 +124,10 @@ def test_a_newer_version_stops_the_node() -> None:
 def test_what_cannot_be_read_stops_the_node(queue_id: int, body: bytes) -> None:
     with pytest.raises(InvariantBroken, match="state record"):
         decode_change(queue_id, body)
+
+
+def test_the_note_on_a_send_is_canonical_without_being_sorted() -> None:
+    change = ProducerSendChange(b"0123456789abcdef", 1 << 40, 300, 299, (2, 7))
+    queue_id, body = encode_change(change)
+    assert body == cbor2.dumps(cbor2.loads(body), canonical=True)
+    assert decode_change(queue_id, body) == change

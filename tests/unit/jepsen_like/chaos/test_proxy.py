@@ -606,6 +606,15 @@ async def test_a_stranger_that_says_no_hello_is_refused() -> None:
         assert await net.has_nobody()
 
 
+async def test_a_member_of_a_later_release_is_let_through_to_be_refused_by_its_peer() -> None:
+    said = {"v": 99, "name": "a", "channel": "data", "new": [1]}
+    data = encode_frame(encode_head(Kind.HELLO, 1, EPOCH, 0, (said,)))
+    async with proxied() as net:
+        await net.dial(data)
+        theirs = await net.accept()
+        assert await theirs.exactly(len(data)) == data
+
+
 # -- clients -----------------------------------------------------------------------------------
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from jepsen_like.history.operation import F, Outcome
+from jepsen_like.chaos.recorder import Recorder
+from jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome, RunHeader
 from jepsen_like.report.pictures import Pictures
 from jepsen_like.report.roles import Reign
+from jepsen_like.report.run_folder import read_run
 from jepsen_like.report.run_report import report
 from jepsen_like.report.series import NS, Span
 from tests.harness.run_folders import MadeRun, make_run, write_run
@@ -27,7 +29,7 @@ DRAWN = ("latency", "rate", "leader", "lag", "availability", "failover", "order-
 
 
 class PageReader(HTMLParser):
-    """Text, rows of tables and number of pictures of each section, and every id of the page."""
+    """Text, rows of tables and number of drawings of each section, and every id of the page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -140,7 +142,8 @@ def test_nothing_is_asked_for_from_outside(folder: Path, page: PageReader) -> No
 
 def test_every_picture_is_in_the_page_and_beside_it(folder: Path, page: PageReader) -> None:
     drawn = {name: count for name, count in page.pictures.items() if count}
-    assert drawn == dict.fromkeys((name.removesuffix("-1") for name in DRAWN), 1)
+    both = 2  # wide and narrow
+    assert drawn == dict.fromkeys((name.removesuffix("-1") for name in DRAWN), both)
     files = sorted(path.stem for path in (folder / "pictures").iterdir())
     assert files == sorted(DRAWN)
     for name in DRAWN:
@@ -153,6 +156,28 @@ def test_every_picture_is_in_the_page_and_beside_it(folder: Path, page: PageRead
 def test_fault_bands_are_in_the_legend(page: PageReader) -> None:
     for name in ("latency", "rate", "lag"):
         assert all(kind in page.text[name] for kind in ("kill", "isolate", "disk slow")), name
+
+
+def test_the_moment_of_healing_is_marked(tmp_path: Path) -> None:
+    span = Span(0, 10 * NS, 1)
+    healed = Pictures(tmp_path, span, [], ["n0"], 5.0).leader([Reign("n0", 3, 1.0, 9.0)], {})
+    never = Pictures(tmp_path, span, [], ["n0"]).leader([Reign("n0", 3, 1.0, 9.0)], {})
+    assert "all healed" in healed
+    assert "all healed" not in never
+
+
+def test_many_anomalies_are_counted_and_the_rest_is_folded(tmp_path: Path) -> None:
+    violations = [{"name": "stale read", "subject": f"t/{n}", "detail": "…"} for n in range(120)]
+    verdicts = [{"checker": "queue_log", "validity": "invalid", "violations": violations}]
+    told = {"verdict": "invalid", "verdicts": verdicts, "lost": 0, "duplicated": 7}
+    (tmp_path / "result.json").write_text(json.dumps(told))
+    page = PageReader(report(tmp_path).read_text())
+    rows = page.rows["anomalies"]
+    assert rows[1] == ["stale read", "", "120"]
+    assert [row[1] for row in rows if row[1].startswith("t/")] == [f"t/{n}" for n in range(100)]
+    assert "90 more" in page.text["anomalies"]
+    assert "20 more are in result.json" in page.text["anomalies"]
+    assert re.search(r"lost0duplicated7", page.text["numbers"])
 
 
 def test_terms_stand_in_the_ribbon(made: MadeRun, page: PageReader) -> None:
@@ -217,6 +242,23 @@ def test_a_valid_run_says_what_was_proved(tmp_path: Path) -> None:
     )
     assert page.pictures["order"] == 0
     assert "2 of 2 checkers say valid" in page.text["anomalies"]
+
+
+def test_rows_of_a_real_run_count_once_as_they_were_written_last(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "history", RunHeader("real"))
+    op = Operation(0, 0, 1, -1, F.SEND, Outcome.INFO, 5, NEVER, "orders", 0)
+    fault = Event(3, 3, "kill", "leader")
+    recorder.note(op)
+    recorder.note(fault)
+    recorder.write()
+    op.outcome, op.ret_ns, op.off = Outcome.OK, 9, 0
+    fault.node, fault.end_ns = "n1", 8
+    recorder.note(op)
+    recorder.note(fault, True)
+    recorder.close()
+    run = read_run(tmp_path)
+    assert [(op.op_id, op.outcome) for op in run.history.operations] == [(0, Outcome.OK)]
+    assert [(event.node, event.end_ns) for event in run.history.events] == [("n1", 8)]
 
 
 def test_an_empty_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:

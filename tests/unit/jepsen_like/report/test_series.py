@@ -128,6 +128,27 @@ def test_a_second_is_served_when_a_send_was_acknowledged_in_it() -> None:
     assert availability.share == 0.5
 
 
+def test_clients_that_wait_for_an_answer_that_never_comes_are_refused_for_as_long() -> None:
+    waits = op(0, 1.0, None, outcome=Outcome.INFO)
+    columns = columns_of([op(1, 0.0, 1), waits, op(2, 20.0, 1)])
+    idle = availability_of(columns, span_of(columns))
+    assert idle.spells == (
+        (Served.YES, 0, 1),
+        (Served.NO, 1, 7),
+        (Served.IDLE, 7, 20),
+        (Served.YES, 20, 21),
+    )
+    columns = columns_of([op(1, 0.0, 1), waits, op(2, 3.0, 1), op(3, 20.0, 1)])
+    served = availability_of(columns, span_of(columns))
+    assert served.spells == (
+        (Served.YES, 0, 1),
+        (Served.NO, 1, 3),
+        (Served.YES, 3, 4),
+        (Served.IDLE, 4, 20),
+        (Served.YES, 20, 21),
+    )
+
+
 def test_nobody_sent_is_no_refusal() -> None:
     columns = columns_of([op(0, 0, 1, F.PULL)])
     availability = availability_of(columns, span_of(columns))

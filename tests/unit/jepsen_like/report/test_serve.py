@@ -51,6 +51,11 @@ def test_reports_and_files_beside_them_are_served(store: Path) -> None:
     assert (log.content_type, log.body) == ("text/plain; charset=utf-8", b"<b>")
 
 
+def test_what_browsers_ask_for_by_themselves_is_no_error(store: Path) -> None:
+    answered = answer(store, "/favicon.ico")
+    assert (answered.status, answered.body) == (HTTPStatus.NO_CONTENT, b"")
+
+
 @pytest.mark.parametrize(
     "target",
     [

@@ -264,3 +264,81 @@ def test_a_process_killed_in_the_middle_of_an_act_has_not_done_it(struck: str) -
     assert after.read("/d/s") == (b"new" if "replace" in done else b"old")
     assert (made.names["/d/f"].undo == {}) == ("flush" in done)
     assert after.exists("/d/f")
+
+
+def test_what_a_power_cut_may_change_is_told_and_nothing_else_is() -> None:
+    made = disk()
+    mount = with_file(made)
+    file = mount.open("/d/f")
+    end = 4 * SECTOR_BYTES
+    assert made.first_doubtful("/d/f", 0, end) is None
+    file.write_at(SECTOR_BYTES, b"o" * 10 + b"n")
+    assert made.first_doubtful("/d/f", 0, end) == SECTOR_BYTES
+    assert made.first_doubtful("/d/f", 0, SECTOR_BYTES) is None
+    assert made.first_doubtful("/d/f", SECTOR_BYTES + 11, end) is None
+    assert made.certain("/d/f") == OLD * 4
+    flight = mount.take_off()
+    file.flush()
+    mount.work_done()
+    assert made.first_doubtful("/d/f", 0, end) == SECTOR_BYTES
+    assert made.certain("/d/f") == OLD * 4
+    mount.land(flight)
+    assert made.first_doubtful("/d/f", 0, end) is None
+    assert made.certain("/d/f") == mount.read("/d/f") != OLD * 4
+
+
+def test_bytes_under_a_name_that_may_go_are_doubtful() -> None:
+    made = disk()
+    mount = with_file(made)
+    file = mount.create("/d/g", SECTOR_BYTES, reserve=True)
+    file.write_at(0, NEW)
+    file.flush()
+    assert made.first_doubtful("/d/g", 0, SECTOR_BYTES) == 0
+    assert made.certain("/d/g") is None
+    flight = mount.take_off()
+    mount.flush_dir("/d")
+    mount.work_done()
+    assert made.first_doubtful("/d/g", 0, SECTOR_BYTES) == 0
+    mount.land(flight)
+    assert made.first_doubtful("/d/g", 0, SECTOR_BYTES) is None
+
+
+@pytest.mark.parametrize("is_work", [False, True])
+def test_a_flush_that_ends_has_waited_for_one_of_the_same_file_that_began_before(
+    is_work: bool,
+) -> None:
+    for seed in range(20):
+        made = disk(seed)
+        mount = with_file(made)
+        file = mount.create("/d/g", SECTOR_BYTES, reserve=True)
+        file.write_at(0, NEW)
+        mount.take_off()
+        file.flush()
+        mount.flush_dir("/d")
+        mount.work_done()
+        second = mount.take_off() if is_work else None
+        file.flush()
+        mount.flush_dir("/d")
+        if second is not None:
+            mount.work_done()
+            assert made.first_doubtful("/d/g", 0, SECTOR_BYTES) == 0
+            mount.land(second)
+        assert made.first_doubtful("/d/g", 0, SECTOR_BYTES) is None
+        made.power_cut()
+        assert made.mount().read("/d/g") == NEW
+
+
+def test_a_torn_tail_is_the_newest_bytes_and_none_that_must_stay() -> None:
+    fillings = set()
+    for seed in range(20):
+        made = disk(seed)
+        with_file(made, path="/d/0000")
+        with_file(made, path="/d/2048")
+        assert made.tear_tail("/d/", 700, 2048 + 1500) == ("/d/2048", 1500)
+        content = made.mount().read("/d/2048")
+        assert content[:1500] == OLD * 2 + OLD[: 1500 - 2 * SECTOR_BYTES]
+        assert content[1500:] != OLD * 2
+        assert made.mount().read("/d/0000") == OLD * 4
+        fillings.add(not any(content[1500:]))
+        assert made.tear_tail("/d/", 700, 2048 * 2) is None
+    assert fillings == {True, False}

@@ -215,6 +215,40 @@ def test_a_slow_link_takes_its_time() -> None:
     play(main)
 
 
+def test_what_a_slow_link_still_carries_is_hurried_when_it_is_mended() -> None:
+    async def main(net: Net) -> None:
+        net.network.set_fault("a", "b", LinkFault(delay_s=3.0))
+        ours, theirs = await net.connect()
+        before_s = net.time.now_s
+        await ours.send_all(b"1")
+        net.network.set_fault("a", "b", LinkFault(bytes_per_s=10.0))
+        for part in (b"2" * 500, b"3" * 500):
+            await ours.send_all(part)
+        await net.time.sleep(1.0)
+        net.network.set_fault("a", "b", LinkFault())
+        await ours.send_all(b"4")
+        got = b""
+        while not got.endswith(b"4"):
+            got += bytes(await theirs.receive_some(1000))
+        assert got == b"1" + b"2" * 500 + b"3" * 500 + b"4"
+        assert net.time.now_s - before_s == pytest.approx(3, abs=0.1)
+
+    play(main)
+
+
+@pytest.mark.parametrize("fault", [LinkFault(loss=1.0, silent=True), LinkFault(hold=1.0)])
+def test_frames_that_a_link_swallows_are_not_waited_for(fault: LinkFault) -> None:
+    async def main(net: Net) -> None:
+        ours, _ = await net.connect(PEER_PORT)
+        await ours.send_all(frame(b"hello"))
+        net.network.set_fault("a", "b", fault)
+        with trio.fail_after(60):
+            for _ in range(40):
+                await ours.send_all(frame(b"x" * (WINDOW_BYTES // 10)))
+
+    play(main)
+
+
 def test_loss_breaks_a_stream_of_clients_but_not_a_silent_link_of_members() -> None:
     async def main(net: Net) -> None:
         net.network.set_fault("a", "b", LinkFault(loss=1.0, silent=True))

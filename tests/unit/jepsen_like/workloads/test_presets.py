@@ -10,7 +10,7 @@ from jepsen_like.workloads.presets import PRESETS, workload_for
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_workload_aims_at_its_rate(name: str) -> None:
     workload = workload_for(name, 2000)
-    clients = workload.producers + workload.consumers + workload.readers
+    clients = workload.producers + workload.consumers + workload.readers + workload.lockers
     assert clients / (workload.interval_ms / 1000) == pytest.approx(2000, rel=0.15)
 
 
@@ -19,3 +19,4 @@ def test_every_part_of_the_checks_has_a_workload() -> None:
     assert workload_for("offsets", 1000).consumers > workload_for("offsets", 1000).producers
     assert workload_for("drain", 1000).consumers == 0
     assert workload_for("queue-log", 1000).readers > 0
+    assert workload_for("locks", 1000).lockers > 0

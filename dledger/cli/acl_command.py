@@ -1,0 +1,278 @@
+"""``dledger acl``: accounts in an account file; daemons read it again by themselves."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from dledger.cli.output import CliError, ExitCode, Output, note, show
+from remoting.access.account_file import accounts_document, is_toml, parse_accounts
+from remoting.access.accounts import (
+    KEY_LENGTH_MIN,
+    Account,
+    AccountTable,
+    Permission,
+    Right,
+    group_right,
+    parse_permission,
+    topic_right,
+)
+from remoting.access.addresses import WhiteAddresses
+
+app = App(name="acl", help="Accounts in an account file.", backend="trio")
+
+SECRET_BYTES: Final = 24
+"""Of a secret that is drawn here."""
+
+File = Annotated[
+    Path,
+    Parameter(name=["--file", "-f"], env_var="DLEDGER_ACL_FILE", help="The account file."),
+]
+Name = Annotated[str, Parameter(help="Access key of the account.")]
+Topics = Annotated[
+    tuple[str, ...] | None, Parameter(name="--topic", help="TOPIC=PUB, SUB, PUB|SUB or DENY.")
+]
+Groups = Annotated[tuple[str, ...] | None, Parameter(name="--group", help="GROUP=SUB or DENY.")]
+
+COLUMNS: Final = ("account", "admin", "white", "default_topic", "default_group", "topics", "groups")
+
+
+@app.command
+def ls(*, file: File, output: Output = "table") -> int:
+    """List accounts; secrets are not shown."""
+    table = _read(file)
+    rows = [_row(account) for account in table]
+    show(output, f"Accounts in {file}", rows, COLUMNS)
+    if table.white and output == "table":
+        note(f"everybody from {table.white.text} may do everything")
+    return ExitCode.OK
+
+
+@app.command
+def check(
+    name: Annotated[str | None, Parameter(help="Access key; none: only read the file.")] = None,
+    *,
+    file: File,
+    topic: Annotated[str | None, Parameter(help="May it do this with that topic?")] = None,
+    group: Annotated[str | None, Parameter(help="May it consume as that group?")] = None,
+    permission: Annotated[
+        str, Parameter(name=["--permission", "-p"], help="PUB or SUB, for --topic.")
+    ] = "SUB",
+) -> int:
+    """Tell whether the file can be used, and whether an account may do something; exit 1 if not."""
+    table = _read(file)
+    if name is None:
+        note(f"{file}: {len(table)} accounts")
+        return ExitCode.OK
+    account = _account(table, name)
+    asked: list[Right] = []
+    if topic is not None:
+        asked.append(topic_right(topic, _permission(permission)))
+    if group is not None:
+        asked.append(group_right(group))
+    if not asked:
+        raise CliError("nothing to check: give --topic or --group", exit_code=ExitCode.USAGE)
+    refused = [right for right in asked if not account.allows(right)]
+    for right in asked:
+        kind = "group" if right.is_group else "topic"
+        verdict = "may not" if right in refused else "may"
+        note(f"{name} {verdict} {right.permission} {kind} {right.name}")
+    return ExitCode.FAILED if refused else ExitCode.OK
+
+
+@app.command
+def add(
+    name: Name,
+    *,
+    file: File,
+    secret_file: Annotated[
+        Path | None, Parameter(help="Holds the secret key; else one is drawn.")
+    ] = None,
+    admin: Annotated[bool, Parameter(help="Let it administrate.")] = False,
+    topic: Topics = None,
+    group: Groups = None,
+    default_topic: Annotated[str, Parameter(help="For topics without a line.")] = "DENY",
+    default_group: Annotated[str, Parameter(help="For groups without a line.")] = "DENY",
+    white: Annotated[str, Parameter(help="From there its name is enough.")] = "",
+) -> int:
+    """Add an account; a secret that is drawn is printed, once. The file is made if missing."""
+    table = _read(file) if file.exists() else AccountTable()
+    if table.get(name) is not None:
+        raise CliError(f"{file}: account {name} is there already", next_step="dledger acl grant")
+    drawn = secret_file is None
+    secret = secrets.token_urlsafe(SECRET_BYTES) if secret_file is None else _secret(secret_file)
+    if min(len(name), len(secret)) < KEY_LENGTH_MIN:
+        raise CliError(
+            f"access key and secret key have at least {KEY_LENGTH_MIN} characters",
+            exit_code=ExitCode.USAGE,
+        )
+    account = Account(
+        name,
+        secret,
+        is_admin=admin,
+        white=_white(white),
+        default_topic=_permission(default_topic),
+        default_group=_permission(default_group),
+        topics=_lines(topic),
+        groups=_lines(group),
+    )
+    _write(file, table, {name: account})
+    if drawn:
+        sys.stdout.write(f"{secret}\n")
+    return ExitCode.OK
+
+
+@app.command
+def grant(name: Name, *, file: File, topic: Topics = None, group: Groups = None) -> int:
+    """Give an account lines about topics and groups, in place of those it has about them."""
+    table = _read(file)
+    account = _account(table, name)
+    topics, groups = _lines(topic), _lines(group)
+    if not topics and not groups:
+        raise CliError("nothing to grant: give --topic or --group", exit_code=ExitCode.USAGE)
+    changed = replace(
+        account, topics={**account.topics, **topics}, groups={**account.groups, **groups}
+    )
+    _write(file, table, {name: changed})
+    return ExitCode.OK
+
+
+@app.command
+def revoke(
+    name: Name,
+    *,
+    file: File,
+    topic: Annotated[tuple[str, ...] | None, Parameter(help="Whose line goes.")] = None,
+    group: Annotated[tuple[str, ...] | None, Parameter(help="Whose line goes.")] = None,
+) -> int:
+    """Take lines about topics and groups from an account: its defaults count for them then."""
+    table = _read(file)
+    account = _account(table, name)
+    topics, groups = _without(account.topics, topic), _without(account.groups, group)
+    _write(file, table, {name: replace(account, topics=topics, groups=groups)})
+    return ExitCode.OK
+
+
+@app.command
+def rm(name: Name, *, file: File) -> int:
+    """Remove an account."""
+    table = _read(file)
+    _account(table, name)
+    _write(file, table, {name: None})
+    return ExitCode.OK
+
+
+@app.command
+def convert(source: Path, target: Path) -> int:
+    """Write RocketMQ's plain_acl.yml as an account file of ours."""
+    table = _read(source)
+    if target.exists():
+        raise CliError(f"{target} is there already", exit_code=ExitCode.USAGE)
+    _write(target, table, {})
+    return ExitCode.OK
+
+
+def _row(account: Account) -> dict[str, Any]:
+    return {
+        "account": account.access_key,
+        "admin": account.is_admin,
+        "white": account.white.text or None,
+        "default_topic": str(account.default_topic),
+        "default_group": str(account.default_group),
+        "topics": _shown(account.topics),
+        "groups": _shown(account.groups),
+    }
+
+
+def _shown(lines: Mapping[str, Permission]) -> str | None:
+    return ", ".join(f"{name}={permission}" for name, permission in lines.items()) or None
+
+
+def _read(path: Path) -> AccountTable:
+    try:
+        return parse_accounts(str(path), path.read_bytes())
+    except OSError as error:
+        raise CliError(f"{path}: {error.strerror}", exit_code=ExitCode.USAGE) from None
+
+
+def _account(table: AccountTable, name: str) -> Account:
+    account = table.get(name)
+    if account is None:
+        raise CliError(f"there is no account {name}", next_step="see dledger acl ls")
+    return account
+
+
+def _permission(text: str) -> Permission:
+    try:
+        return parse_permission(text)
+    except ValueError as error:
+        raise CliError(str(error), exit_code=ExitCode.USAGE) from None
+
+
+def _white(text: str) -> WhiteAddresses:
+    try:
+        return WhiteAddresses(text)
+    except ValueError as error:
+        raise CliError(f"--white: {error}", exit_code=ExitCode.USAGE) from None
+
+
+def _lines(assignments: Sequence[str] | None) -> dict[str, Permission]:
+    found: dict[str, Permission] = {}
+    for assignment in assignments or ():
+        name, equals, permission = assignment.rpartition("=")
+        if not equals or not name:
+            raise CliError(f"{assignment!r} is not NAME=PERMISSION", exit_code=ExitCode.USAGE)
+        found[name] = _permission(permission)
+    return found
+
+
+def _without(lines: Mapping[str, Permission], names: Sequence[str] | None) -> dict[str, Permission]:
+    for name in names or ():
+        if name not in lines:
+            raise CliError(f"there is no line about {name}")
+    return {name: permission for name, permission in lines.items() if name not in (names or ())}
+
+
+def _secret(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{path}: cannot be read: {error}", exit_code=ExitCode.USAGE) from None
+
+
+def _write(path: Path, table: AccountTable, changes: Mapping[str, Account | None]) -> None:
+    """Replace the file as a whole, readable for its owner alone unless it was for others before.
+
+    Raises:
+        CliError: It is not ours to write, or cannot be written; the old one stays.
+    """
+    if not is_toml(str(path)):
+        raise CliError(
+            f"{path}: only .toml files are written",
+            next_step=f"dledger acl convert {path} {path.with_suffix('.toml')}",
+            exit_code=ExitCode.USAGE,
+        )
+    merged: dict[str, Account | None] = {**table.accounts, **changes}
+    accounts = {name: account for name, account in merged.items() if account is not None}
+    text = accounts_document(replace(table, accounts=accounts))
+    # What daemons would refuse is not written.
+    parse_accounts(str(path), text.encode())
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        beside.chmod(mode)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise CliError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,195 @@
+"""``dledger config``: settings of daemons that run: look, change, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from dledger.cli.ask_cluster import all_of, groups_of, refused
+from dledger.cli.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    note,
+    print_json,
+    print_table,
+    show,
+)
+from dledger.cli.probe import NoAnswerError, ask
+from remoting.java_properties import format_properties, read_properties
+from remoting.protocol.codes import RequestCode, ResponseCode
+
+app = App(name="config", help="Settings of running daemons.", backend="trio")
+
+Brokers = Annotated[
+    tuple[str, ...] | None,
+    Parameter(name=["--broker", "-b"], help="A broker, host:port; again for more. Else: all."),
+]
+NameServers = Annotated[
+    bool,
+    Parameter(name="--name-servers", help="The NameServers of --namesrv instead of brokers."),
+]
+
+GET = {False: RequestCode.GET_BROKER_CONFIG, True: RequestCode.GET_NAMESRV_CONFIG}
+UPDATE = {False: RequestCode.UPDATE_BROKER_CONFIG, True: RequestCode.UPDATE_NAMESRV_CONFIG}
+
+OWN_KEYS = frozenset(
+    {
+        "brokerIP1",
+        "listenPort",
+        "bindAddress",
+        "fastListenPort",
+        "storePathRootDir",
+        "dLegerSelfId",
+        "broker.advertised_port",
+        "raft.listen_port",
+        "raft.tls_cert_file",
+        "raft.tls_key_file",
+        "client.credentials_file",
+        "server.acl_file",
+    }
+)
+"""Keys whose values are meant to differ between the brokers of a group."""
+
+
+@app.command
+async def get(
+    *keys: Annotated[str, Parameter(help="Only these; all otherwise.")],
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    broker: Brokers = None,
+    name_servers: NameServers = False,
+    output: Output = "table",
+) -> int:
+    """Show settings as they are now, of every broker or of some."""
+    found = await _settings(namesrv, broker, name_servers)
+    rows = [
+        {"address": address, "key": key, "value": value}
+        for address, settings in found.items()
+        for key, value in sorted(settings.items())
+        if not keys or key in keys
+    ]
+    unknown = [key for key in keys if not any(row["key"] == key for row in rows)]
+    if unknown:
+        raise CliError(f"no daemon has a setting {', '.join(unknown)}", exit_code=ExitCode.USAGE)
+    show(output, "Settings", rows, ("address", "key", "value"))
+    return ExitCode.OK
+
+
+@app.command(name="set")
+async def set_(
+    *assignments: Annotated[str, Parameter(help="KEY=VALUE, in RocketMQ's names or table.name.")],
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    broker: Brokers = None,
+    name_servers: NameServers = False,
+) -> int:
+    """Change settings until each daemon stops; on every broker or on some.
+
+    Each broker takes all of them or none. One that refuses does not undo what others took.
+    """
+    changes: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise CliError(f"{assignment!r} is not KEY=VALUE", exit_code=ExitCode.USAGE)
+        changes[key] = value
+    if not changes:
+        raise CliError("nothing to change: give KEY=VALUE", exit_code=ExitCode.USAGE)
+    targets = await _targets(namesrv, broker, name_servers)
+    body = format_properties(changes).encode()
+    failed = 0
+    for address in targets:
+        try:
+            answer = await ask(address, UPDATE[name_servers], None, body)
+            if answer.code != ResponseCode.SUCCESS:
+                raise refused(address, answer)
+        except CliError as error:
+            failed += 1
+            note(f"error: {error}")
+        else:
+            note(f"{address}: changed")
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+@app.command
+async def diff(
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    broker: Brokers = None,
+    name_servers: NameServers = False,
+    everything: Annotated[
+        bool, Parameter(name="--all", help="Also what is each daemon's own: addresses, paths.")
+    ] = False,
+    output: Output = "table",
+) -> int:
+    """Show settings that are not the same everywhere; exit 1 if there are any."""
+    found = await _settings(namesrv, broker, name_servers)
+    rows = differing(found, with_own=everything)
+    if output == "json":
+        print_json(rows)
+    else:
+        print_table(
+            "Settings that differ",
+            ["key", *found],
+            [[key, *(values[address] for address in found)] for key, values in rows.items()],
+        )
+    return ExitCode.FAILED if rows else ExitCode.OK
+
+
+def differing(
+    found: Mapping[str, Mapping[str, str]], *, with_own: bool
+) -> dict[str, dict[str, str | None]]:
+    """Return key → address → value for every key that two daemons do not agree on. Pure.
+
+    Args:
+        found: Address → key → value.
+        with_own: Also keys that are meant to differ.
+    """
+    keys = sorted({key for settings in found.values() for key in settings})
+    rows: dict[str, dict[str, str | None]] = {}
+    for key in keys:
+        values = {address: settings.get(key) for address, settings in found.items()}
+        if len(set(values.values())) > 1 and (with_own or key not in OWN_KEYS):
+            rows[key] = values
+    return rows
+
+
+async def _targets(namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool) -> list[str]:
+    if name_servers:
+        return addresses(namesrv)
+    if brokers:
+        return list(dict.fromkeys(brokers))
+    groups = await groups_of(addresses(namesrv), None)
+    return [address for group in groups for _, address in sorted(group.broker_addrs.items())]
+
+
+async def _settings(
+    namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool
+) -> dict[str, dict[str, str]]:
+    """Return address → key → value of every daemon asked.
+
+    Raises:
+        CliError: One does not answer, or refuses.
+    """
+    targets = await _targets(namesrv, brokers, name_servers)
+    code = GET[name_servers]
+    found = await all_of({address: partial(_ask_one, address, code) for address in targets})
+    failures = [result for result in found.values() if isinstance(result, CliError)]
+    if failures:
+        raise failures[0]
+    return {address: found[address] for address in targets}
+
+
+async def _ask_one(address: str, code: int) -> dict[str, str] | CliError:
+    try:
+        answer = await ask(address, code)
+    except NoAnswerError as error:
+        return error
+    if answer.code != ResponseCode.SUCCESS:
+        return refused(address, answer)
+    return read_properties(bytes(answer.body).decode())

@@ -1,0 +1,1 @@
+"""SQL92 expressions over message properties: grammar, tree, values, evaluation. Pure."""

@@ -1,0 +1,28 @@
+"""What can be wrong with an expression, and with a message it is asked about."""
+
+from __future__ import annotations
+
+from commitlog.errors import CorruptRecordError, LocalProtocolError
+from remoting.protocol.outcome import Condition
+
+
+class ExpressionIllegalError(LocalProtocolError):
+    """It is no SQL92 expression, or too large a one. The message says where and why."""
+
+    condition = Condition.SUBSCRIPTION_ILLEGAL
+
+
+class DamagedMessageError(CorruptRecordError):
+    """A message cannot be judged: its bytes are damaged, and will be repaired from a peer.
+
+    Attributes:
+        position: Where it begins in the log.
+        size: How long it is.
+    """
+
+    condition = Condition.NOT_READY
+
+    def __init__(self, message: str, position: int, size: int) -> None:
+        super().__init__(message)
+        self.position = position
+        self.size = size

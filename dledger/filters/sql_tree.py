@@ -1,0 +1,253 @@
+"""What an SQL92 expression says, as a tree, and which operands may stand where.
+
+Spec: semantics fact sheet, section 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from dledger.filters.errors import ExpressionIllegalError
+
+MAX_DEPTH: Final = 64
+"""Operators inside operators: evaluation calls as deep, and Python's stack has about a thousand."""
+
+SHOWN_CHARS: Final = 32
+"""So much is shown of a word that cannot stand where it does."""
+
+Value: TypeAlias = "str | int | float | bool | None"
+"""What an operand may be while a message is looked at; None is unknown."""
+
+
+class Comparison(StrEnum):
+    """How two operands are compared."""
+
+    EQUAL = "="
+    NOT_EQUAL = "<>"
+    LESS = "<"
+    LESS_OR_EQUAL = "<="
+    GREATER = ">"
+    GREATER_OR_EQUAL = ">="
+
+
+class Search(StrEnum):
+    """Where a text is looked for in another."""
+
+    CONTAINS = "CONTAINS"
+    STARTS_WITH = "STARTSWITH"
+    ENDS_WITH = "ENDSWITH"
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """A property of the message, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A literal; None is NULL.
+
+    Attributes:
+        is_wide: A number that Java's int cannot hold: properties beside it are read as long.
+    """
+
+    value: Value
+    is_wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    """Minus a number; of anything else unknown."""
+
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A property where a truth value is wanted."""
+
+    operand: Property
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The opposite; of unknown unknown."""
+
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """AND over two or more."""
+
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """OR over two or more."""
+
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Two operands compared."""
+
+    how: Comparison
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """Whether an operand is unknown."""
+
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """Whether a property is one of some texts."""
+
+    operand: Property
+    texts: frozenset[str]
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Whether a text is found in an operand."""
+
+    how: Search
+    operand: Node
+    text: str
+    negated: bool
+
+
+Node: TypeAlias = (
+    "Property | Constant | Negate | Cast | Not | All | AnyOf | Compare | IsNull | In | Find"
+)
+
+
+def truth(node: Node) -> Node:
+    """Return *node* as something that is true, false or unknown.
+
+    Raises:
+        ExpressionIllegalError: A number, a text or a negated number never is.
+    """
+    if isinstance(node, Property):
+        return Cast(node)
+    if isinstance(node, Negate) or (
+        isinstance(node, Constant) and not isinstance(node.value, bool | None)
+    ):
+        raise ExpressionIllegalError("a number or a text stands where true or false is wanted")
+    return node
+
+
+def equality(how: Comparison, left: Node, right: Node) -> Compare:
+    """Return ``left = right`` or ``left <> right``.
+
+    Raises:
+        ExpressionIllegalError: One of them is NULL, or TRUE or FALSE stands left of another kind
+            of literal.
+    """
+    for operand in (left, right):
+        if isinstance(operand, Constant) and operand.value is None:
+            raise ExpressionIllegalError(f"NULL cannot be compared with {how}: write IS NULL")
+    if (
+        isinstance(left, Constant)
+        and isinstance(right, Constant)
+        and isinstance(left.value, bool)
+        and not isinstance(right.value, bool)
+    ):
+        raise ExpressionIllegalError(
+            f"TRUE and FALSE cannot be compared with {_shown(right.value)}"
+        )
+    return Compare(how, left, right)
+
+
+def order(how: Comparison, left: Node, right: Node) -> Compare:
+    """Return ``left < right`` or one of its like.
+
+    Raises:
+        ExpressionIllegalError: A literal is not a number.
+    """
+    for operand in (left, right):
+        if isinstance(operand, Constant) and not _is_number(operand.value):
+            raise ExpressionIllegalError(
+                f"{how} compares numbers, not {_shown(operand.value)}; texts have = and <>"
+            )
+    return Compare(how, left, right)
+
+
+def between(operand: Node, low: Node, high: Node, *, negated: bool) -> Node:
+    """Return ``operand [NOT] BETWEEN low AND high``.
+
+    Raises:
+        ExpressionIllegalError: A literal is not a number, or two literals are the wrong way round.
+    """
+    if negated:
+        outside = (
+            order(Comparison.LESS, operand, low),
+            order(Comparison.GREATER, operand, high),
+        )
+        _check_bounds(low, high)
+        return AnyOf(outside)
+    inside = (
+        order(Comparison.GREATER_OR_EQUAL, operand, low),
+        order(Comparison.LESS_OR_EQUAL, operand, high),
+    )
+    _check_bounds(low, high)
+    return All(inside)
+
+
+def membership(operand: Node, texts: frozenset[str], *, negated: bool) -> In:
+    """Return ``operand [NOT] IN (texts)``.
+
+    Raises:
+        ExpressionIllegalError: The operand is no property.
+    """
+    if not isinstance(operand, Property):
+        raise ExpressionIllegalError("only a property can stand before IN")
+    return In(operand, texts, negated)
+
+
+def _check_bounds(low: Node, high: Node) -> None:
+    if not (isinstance(low, Constant) and isinstance(high, Constant)):
+        return
+    if (
+        isinstance(low.value, int | float)
+        and isinstance(high.value, int | float)
+        and low.value > high.value
+    ):
+        raise ExpressionIllegalError(
+            f"BETWEEN {low.value} AND {high.value}: the smaller one comes first"
+        )
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: Value) -> str:
+    if value is None:
+        return "NULL"
+    return str(value).upper() if isinstance(value, bool) else repr(value)[:SHOWN_CHARS]
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the operands of *node*."""
+    match node:
+        case Property() | Constant():
+            return ()
+        case Compare():
+            return (node.left, node.right)
+        case All() | AnyOf():
+            return node.operands
+        case _:
+            return (node.operand,)

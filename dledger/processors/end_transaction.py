@@ -1,0 +1,190 @@
+"""END_TRANSACTION (37): the decision over a half message, or that there is none yet.
+
+RocketMQ's clients send it one-way; ours wants an answer, and asks again after a fail-over. The
+same decision told twice is a success both times and is written once; another one is refused.
+
+Spec: remoting fact sheet, section 7.3; semantics, section 3.
+"""
+
+from __future__ import annotations
+
+from commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
+from commitlog.record import decode_record
+from dledger.group_api import BrokerGroup, Proposed
+from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
+from dledger.services.half_message import HalfMessage
+from dledger.services.pending_configs import TopicView
+from dledger.services.transaction_decisions import TransactionDecisions
+from dledger.state.names import HALF_TOPIC
+from dledger.state.transactions import TransactionDecision
+from remoting.connection import Connection
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import EndTransactionHeader
+from remoting.protocol.outcome import DECISION_FIELD, Condition
+from remoting.seams import Clock
+
+UNDECIDED = 0
+"""What a client says that does not know yet."""
+
+
+class DecidedOtherwiseError(RefusedError):
+    """The half message has another decision; it stays."""
+
+    def __init__(self, remark: str, decision: TransactionDecision) -> None:
+        super().__init__(Condition.BAD_REQUEST, remark)
+        self.answer_fields = {DECISION_FIELD: decision.name.lower()}
+
+
+class EndTransactionProcessor:
+    """Turns decisions into proposals."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        decisions: TransactionDecisions,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._decisions = decisions
+        self._clock = clock
+
+    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 37: refused at once, otherwise when it is known what became of the decision."""
+        try:
+            return self._end(connection, command)
+        except MQError as error:
+            return refusal(command, error)
+
+    def _end(self, connection: Connection, command: RemotingCommand) -> Handled:
+        if self._group.leadership is None:
+            raise not_leader(self._group)
+        header = EndTransactionHeader.decode(command.ext)
+        half = self._half(header)
+        if header.commit_or_rollback == UNDECIDED:
+            return response_to(command)
+        decision = _decision(header)
+        half_offset = header.tran_state_table_offset
+        if self._decisions.is_open(half_offset):
+            self._refuse_early(header, half)
+            self._decide(connection, command, half, decision)
+            return DEFERRED
+        known = self._decisions.decision(half_offset)
+        if known is None:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"half message {half_offset} was decided so long ago that it is not known how",
+            )
+        if known is not decision:
+            raise DecidedOtherwiseError(
+                f"{decision.name} comes too late: half message {half_offset} is decided as "
+                f"{known.name}",
+                known,
+            )
+        return self._wait(connection, command, half_offset)
+
+    def _half(self, header: EndTransactionHeader) -> HalfMessage:
+        record = None
+        position = header.commit_log_offset
+        try:
+            if 0 <= position < self._group.state.applied_end_position:
+                record = decode_record(self._group.log.record_at(position))
+        except OffsetOutOfRangeError:
+            pass  # told below
+        except CorruptRecordError as error:
+            half = self._group.state.transactions.open.get(header.tran_state_table_offset)
+            if half is not None and half.phy_offset == position:
+                self._group.report_damage(position, 1)
+                raise RefusedError(
+                    Condition.NOT_READY, f"the half message is damaged and being repaired: {error}"
+                ) from error
+        if record is None or record.topic != HALF_TOPIC:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"no half message stands at {position} (any more)",
+            )
+        message = HalfMessage.of(record)
+        for what, there, said in (
+            ("producer group", message.group, header.producer_group),
+            ("transaction state table offset", record.queue_offset, header.tran_state_table_offset),
+            ("commit log offset", record.phy_offset, header.commit_log_offset),
+        ):
+            if there != said:
+                raise RefusedError(
+                    Condition.BAD_REQUEST, f"the {what} is wrong: {said}, the half has {there}"
+                )
+        return message
+
+    def _refuse_early(self, header: EndTransactionHeader, half: HalfMessage) -> None:
+        if not (header.from_transaction_check and half.immunity_s):
+            return
+        age_ms = self._clock.wall_ms() - half.record.store_timestamp_ms
+        if age_ms < half.immunity_s * 1000:
+            raise RefusedError(
+                Condition.ILLEGAL_OPERATION,
+                f"the answer to a check comes {age_ms} ms after the half message, whose producers "
+                f"are not to be asked for {half.immunity_s} s",
+            )
+
+    def _decide(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        half: HalfMessage,
+        decision: TransactionDecision,
+    ) -> None:
+        message = None
+        if decision is TransactionDecision.COMMIT:
+            message = half.committed(self._real_queue(half))
+
+        def done(proposed: Proposed) -> None:
+            connection.reply(command, self._answer(command, proposed))
+
+        self._decisions.decide(half.record.queue_offset, decision, done, message)
+
+    def _real_queue(self, half: HalfMessage) -> int:
+        config = self._topics.config(half.topic)
+        if config is None:
+            raise RefusedError(
+                Condition.TOPIC_NOT_EXIST,
+                f"topic[{half.topic}] was deleted since; the transaction stays open",
+            )
+        if half.queue_id < config.queue_nums:
+            return half.queue_id
+        # The topic was made again with fewer queues: where nobody reads nothing may be put.
+        return half.queue_id % max(1, config.read_queue_nums)
+
+    def _wait(self, connection: Connection, command: RemotingCommand, half_offset: int) -> Handled:
+        answered: list[RemotingCommand] = []
+        is_deferred = False
+
+        def done(proposed: Proposed) -> None:
+            response = self._answer(command, proposed)
+            if is_deferred:
+                connection.reply(command, response)
+            else:
+                answered.append(response)
+
+        self._decisions.wait(half_offset, done)
+        if answered:
+            return answered[0]
+        is_deferred = True
+        return DEFERRED
+
+    def _answer(self, command: RemotingCommand, proposed: Proposed) -> RemotingCommand:
+        if proposed.outcome == "stored":
+            return response_to(command)
+        return failed_proposal(command, proposed, self._group)
+
+
+def _decision(header: EndTransactionHeader) -> TransactionDecision:
+    if header.commit_or_rollback == TransactionDecision.COMMIT:
+        return TransactionDecision.COMMIT
+    if header.commit_or_rollback == TransactionDecision.ROLLBACK:
+        return TransactionDecision.ROLLBACK
+    raise RefusedError(
+        Condition.BAD_REQUEST, f"commitOrRollback {header.commit_or_rollback} is neither"
+    )

@@ -1,0 +1,224 @@
+"""QUERY_MESSAGE (12): the messages of a topic that carry a key.
+
+The key index names candidates by a hash and to the second; each is read and looked at, so what is
+answered has the key, was stored in the time asked for, and is still in its queue.
+
+Spec: remoting fact sheet, section 9; store, section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
+from commitlog.key_index import MAX_QUERY_RESULTS, MS_PER_ENTRY_TIME
+from commitlog.properties import (
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    get_property,
+)
+from commitlog.record import MIN_RECORD_BYTES, Record, decode_record
+from dledger.filters.errors import DamagedMessageError
+from dledger.group_api import BrokerGroup
+from dledger.processors.current_read import until_current
+from dledger.processors.refusal import RefusedError, not_leader, refusal
+from remoting.connection import Connection
+from remoting.processor import Handled
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import QueryMessageHeader
+from remoting.protocol.outcome import Condition, answer
+from remoting.seams import Executor
+
+MAX_UNIQUE_MESSAGES: Final = 32
+"""RocketMQ's limit where the key is a message's own id."""
+
+ENTRIES_AT_A_TIME: Final = 2_000
+"""Index entries looked at before others are served: about two milliseconds."""
+
+MAX_ENTRIES: Final = 1_000_000
+"""Index entries looked at in one query; a chain as long belongs to a key that says nothing."""
+
+RECORDS_AT_A_TIME: Final = 64
+"""Candidates read in one go by the worker."""
+
+MAX_RECORDS: Final = 4_096
+"""Candidates read in one query: other keys of the same hash, and messages that are gone."""
+
+MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
+"""Half of the largest frame; one message always fits."""
+
+READ_KIND: Final = "cold_read"
+
+_UNIQ_KEY: Final = PROPERTY_UNIQ_KEY.encode()
+_KEYS: Final = PROPERTY_KEYS.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a message must have."""
+
+    topic: str
+    key: str
+    is_unique: bool
+    begin_ms: int
+    end_ms: int
+    count: int
+
+    def admits(self, record: Record) -> bool:
+        if record.topic != self.topic:
+            return False
+        if not self.begin_ms <= record.store_timestamp_ms <= self.end_ms:
+            return False
+        if _text(get_property(record.properties, _UNIQ_KEY)) == self.key:
+            return True
+        keys = _text(get_property(record.properties, _KEYS)) or ""
+        return not self.is_unique and self.key in keys.split(KEY_SEPARATOR)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A record that has the key."""
+
+    position: int
+    queue_id: int
+    queue_offset: int
+    data: bytes
+
+
+class KeyQueryProcessor:
+    """Answers 12: the leader all there is, a follower what it has applied."""
+
+    def __init__(self, group: BrokerGroup, executor: Executor) -> None:
+        self._group = group
+        self._executor = executor
+
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Return the newest messages with the key, in the order of the log; 22 when none has it."""
+        header = QueryMessageHeader.decode(command.ext)
+        most = MAX_UNIQUE_MESSAGES if header.unique_key_query else header.max_num
+        wanted = _Wanted(
+            header.topic,
+            header.key,
+            bool(header.unique_key_query),
+            header.begin_timestamp,
+            header.end_timestamp,
+            min(most, MAX_QUERY_RESULTS),
+        )
+        return self._answer(command, wanted)
+
+    async def _answer(self, command: RemotingCommand, wanted: _Wanted) -> RemotingCommand:
+        group = self._group
+        leading = group.leadership is not None
+        try:
+            if leading:
+                await until_current(group)
+            found = await self._search(wanted)
+            if not found and not leading:
+                # It may be there and not have come to this node yet.
+                raise not_leader(group)
+        except MQError as error:
+            if isinstance(error, DamagedMessageError):
+                group.report_damage(error.position, error.size)
+            return refusal(command, error)
+        if not found:
+            return answer(
+                command,
+                Condition.NOT_FOUND,
+                "can not find message, maybe time range not correct",
+            )
+        index = group.key_index
+        return response_to(
+            command,
+            0,
+            None,
+            {
+                "indexLastUpdateTimestamp": str(index.last_timestamp_ms),
+                "indexLastUpdatePhyoffset": str(index.end_phy_offset),
+            },
+            b"".join(item.data for item in reversed(found)),
+        )
+
+    async def _search(self, wanted: _Wanted) -> list[_Found]:
+        """Return what is wanted, newest first."""
+        found: list[_Found] = []
+        if wanted.count <= 0:
+            return found
+        records = 0
+        waiting: list[int] = []
+        # An entry's time is up to a second before its message's.
+        begin_ms = wanted.begin_ms - MS_PER_ENTRY_TIME + 1
+        candidates = self._group.key_index.candidates(
+            wanted.topic, wanted.key, begin_ms, wanted.end_ms
+        )
+        for entries, position in enumerate(candidates, 1):
+            if position is not None:
+                waiting.append(position)
+            if len(waiting) == RECORDS_AT_A_TIME:
+                records += len(waiting)
+                is_full = await self._take(wanted, waiting, found)
+                waiting = []
+                if is_full:
+                    return found
+            if entries % ENTRIES_AT_A_TIME == 0:
+                await trio.lowlevel.checkpoint()
+            if records >= MAX_RECORDS or entries >= MAX_ENTRIES:
+                break
+        else:
+            await self._take(wanted, waiting, found)
+            return found
+        if await self._take(wanted, waiting, found) or found:
+            return found
+        raise RefusedError(
+            Condition.BAD_REQUEST,
+            f"nothing among the newest {entries} entries of the index that look like key "
+            f"{wanted.key!r} of {wanted.topic}, and there are more: end the time range earlier",
+        )
+
+    async def _take(self, wanted: _Wanted, positions: Sequence[int], found: list[_Found]) -> bool:
+        """Add to *found* what is wanted of *positions*; tell whether that is enough."""
+        if not positions:
+            return False
+
+        def read() -> list[_Found]:
+            return [item for at in positions if (item := self._read(wanted, at)) is not None]
+
+        size = sum(len(item.data) for item in found)
+        for item in await self._executor.run(read, kind=READ_KIND):
+            if not self._is_in_its_queue(wanted.topic, item):
+                continue
+            size += len(item.data)
+            if found and size > MAX_ANSWER_BYTES:
+                return True
+            found.append(item)
+            if len(found) >= wanted.count:
+                return True
+        return False
+
+    def _read(self, wanted: _Wanted, position: int) -> _Found | None:
+        try:
+            data = bytes(self._group.log.record_at(position))
+            record = decode_record(data)
+        except OffsetOutOfRangeError:
+            return None  # removed with its segment
+        except CorruptRecordError as error:
+            raise DamagedMessageError(str(error), position, MIN_RECORD_BYTES) from error
+        if not wanted.admits(record):
+            return None
+        return _Found(position, record.queue_id, record.queue_offset, data)
+
+    def _is_in_its_queue(self, topic: str, item: _Found) -> bool:
+        """Tell whether a consumer could read it: not when its topic was deleted, or made again."""
+        bounds = self._group.state.queues.get((topic, item.queue_id))
+        if bounds is None or not bounds.min_offset <= item.queue_offset < bounds.max_offset:
+            return False
+        units = self._group.queues.queue(topic, item.queue_id).read(item.queue_offset, 1)
+        return bool(units["phy_offset"][0] == item.position)

@@ -1,0 +1,122 @@
+"""LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42).
+
+Spec: remoting fact sheet, sections 5.1 and 8.5; docs/own-requests.md for the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from commitlog.errors import MQError
+from dledger.processors.names_check import check_group_name
+from dledger.processors.refusal import RefusedError, refusal
+from dledger.services.lock_decision import MAX_QUEUES_PER_CHANGE
+from dledger.services.pending_configs import TopicView
+from dledger.services.queue_locks import OnLocked, QueueLocks
+from dledger.state.queue_lock import LockKey
+from remoting.connection import Connection
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.lock_tokens import TOKENS_FIELD, decode_tokens, encode_tokens
+from remoting.protocol.outcome import Condition
+
+MAX_CLIENT_ID_CHARS: Final = 255
+"""A holder's name stands in every snapshot; RocketMQ's are about 30 characters."""
+
+
+class QueueLocksProcessor:
+    """Reads requests for locks, and answers them when what they ask for is in the log."""
+
+    def __init__(self, topics: TopicView, locks: QueueLocks) -> None:
+        self._topics = topics
+        self._locks = locks
+
+    def lock(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 41: which of the queues the client holds now."""
+
+        def begin(body: LockBatchRequestBody, on_done: OnLocked) -> None:
+            self._locks.lock(body.client_id, _keys(body), on_done)
+
+        def answer(body: LockBatchRequestBody, held: dict[LockKey, int]) -> RemotingCommand:
+            queues = [
+                (queue, held[key])
+                for queue, key in zip(body.mq_set, _keys(body), strict=True)
+                if key in held
+            ]
+            ext: dict[str, str] = {}
+            if TOKENS_FIELD in command.ext:
+                ext[TOKENS_FIELD] = encode_tokens(token for _, token in queues)
+            response = LockBatchResponseBody([queue for queue, _ in queues])
+            return response_to(command, 0, None, ext, response.encode())
+
+        return self._handle(connection, command, begin, answer)
+
+    def unlock(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 42 when the queues are given back; what others hold stays with them."""
+
+        def begin(body: LockBatchRequestBody, on_done: OnLocked) -> None:
+            tokens = decode_tokens(command.ext.get(TOKENS_FIELD, ""))
+            if tokens and len(tokens) != len(body.mq_set):
+                raise RefusedError(
+                    Condition.BAD_REQUEST,
+                    f"{len(tokens)} tokens for {len(body.mq_set)} queues",
+                )
+            self._locks.unlock(body.client_id, _keys(body), tokens, on_done)
+
+        return self._handle(connection, command, begin, lambda *_: response_to(command))
+
+    def _handle(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        begin: Callable[[LockBatchRequestBody, OnLocked], None],
+        answer: Callable[[LockBatchRequestBody, dict[LockKey, int]], RemotingCommand],
+    ) -> Handled:
+        answered: list[RemotingCommand] = []
+        is_deferred = False
+
+        def done(outcome: dict[LockKey, int] | MQError) -> None:
+            if isinstance(outcome, MQError):
+                response = refusal(command, outcome)
+            else:
+                response = answer(body, outcome)
+            if is_deferred:
+                connection.reply(command, response)
+            else:
+                answered.append(response)
+
+        try:
+            body = self._checked(command)
+            begin(body, done)
+        except MQError as error:
+            return refusal(command, error)
+        if answered:
+            return answered[0]
+        is_deferred = True
+        return DEFERRED
+
+    def _checked(self, command: RemotingCommand) -> LockBatchRequestBody:
+        body = LockBatchRequestBody.decode(command.body)
+        check_group_name(body.consumer_group)
+        if self._topics.subscription_group_or_default(body.consumer_group) is None:
+            raise RefusedError(
+                Condition.GROUP_NOT_EXIST,
+                f"subscription group [{body.consumer_group}] does not exist",
+            )
+        if not 0 < len(body.client_id) <= MAX_CLIENT_ID_CHARS:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"a client id has 1 to {MAX_CLIENT_ID_CHARS} characters, not {len(body.client_id)}",
+            )
+        if len(body.mq_set) > MAX_QUEUES_PER_CHANGE:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"{len(body.mq_set)} queues in one request; at most {MAX_QUEUES_PER_CHANGE}",
+            )
+        return body
+
+
+def _keys(body: LockBatchRequestBody) -> list[LockKey]:
+    return [(body.consumer_group, queue.topic, queue.queue_id) for queue in body.mq_set]

@@ -1,0 +1,187 @@
+"""Whom this node knows, is connected with, and counts.
+
+The list in the log and the hellos of others decide it (`dledger.raft.roster`); here the library
+and the replicator are kept in step with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from commitlog.errors import RemoteProtocolError
+from dledger.raft.core import RaftCore
+from dledger.raft.doubt import Doubt
+from dledger.raft.election import ElectionTimer
+from dledger.raft.identity import Hello
+from dledger.raft.journal import CommitLogJournal
+from dledger.raft.peers import Peers, PeerState
+from dledger.raft.replicator import Replicator
+from dledger.raft.roster import NAMES_MAX, Roster
+from dledger.raft.settings import RaftSettings
+from dledger.raft.wakeup import Wakeup
+from remoting.seams import Clock
+
+
+@dataclass(eq=False)
+class Contacts:
+    """The others, as they come, go and introduce themselves.
+
+    Attributes:
+        timer_wake: Set when the election timer may end earlier.
+        agree_wake: Set when somebody was heard before the voters were agreed on.
+        links_wake: Set when connections are wanted to others than before.
+    """
+
+    settings: RaftSettings
+    clock: Clock
+    core: RaftCore
+    journal: CommitLogJournal
+    roster: Roster
+    replicator: Replicator
+    timer: ElectionTimer
+    peers: Peers
+    doubt: Doubt
+    timer_wake: Wakeup = field(default_factory=Wakeup, init=False)
+    agree_wake: Wakeup = field(default_factory=Wakeup, init=False)
+    links_wake: Wakeup = field(default_factory=Wakeup, init=False)
+    _members_version: int = field(default=-1, init=False)
+
+    # -- connections -----------------------------------------------------------------------
+
+    def hello(self, channel: str) -> Hello:
+        """Return how this member introduces itself now."""
+        return Hello(
+            cluster=self.settings.cluster,
+            group=self.settings.group,
+            name=self.settings.self_id,
+            incarnation=self.roster.identity.incarnation,
+            voters=self.roster.identity.voters,
+            doubtful=self.doubt.doubtful,
+            client_address=self.settings.client_address,
+            channel=channel,
+            peer=":".join(map(str, self.settings.peers[self.settings.self_id])),
+            last=(self.journal.last_term, self.journal.last_index),
+        )
+
+    def link_up(self, peer: str, channel: str, hello: Hello) -> None:
+        """A connection of ours to *peer* stands, and it has answered with *hello*."""
+        self.heard(hello)
+        state = self.peers[peer]
+        state.up.add(channel)
+        if hello.doubtful:
+            self.core.forget_match(peer)
+        if channel == "control":
+            self.core.connected(peer, True)
+        elif self.core.is_leader and peer in self.replicator.peers:
+            self.replicator.link_reset(peer)
+            state.data_wake.set()
+
+    def link_down(self, peer: str, channel: str) -> None:
+        """A connection of ours to *peer* broke."""
+        state = self.peers[peer]
+        state.up.discard(channel)
+        if channel == "control":
+            state.control.clear()
+            self.core.connected(peer, False)
+            self.maybe_lost_leader(peer)
+        else:
+            state.replies.clear()
+
+    def maybe_lost_leader(self, peer: str) -> None:
+        """A connection with *peer* ended: if it leads, do not wait for the timeout."""
+        if peer == self.core.leader_id:
+            self.timer.lost_leader(self.clock.monotonic())
+            self.timer_wake.set()
+
+    def guest(self, name: str, delta: int) -> None:
+        """A connection that *name* opened to us began (+1) or ended (-1)."""
+        guests = self.roster.guests
+        guests[name] += delta
+        if not guests[name]:
+            del guests[name]
+        self.peers.of(name)
+        self.links_wake.set()
+
+    # -- hellos ----------------------------------------------------------------------------
+
+    def heard(self, hello: Hello) -> None:
+        """Take note of how a member introduced itself.
+
+        Raises:
+            RemoteProtocolError: Too many names have been heard: close the connection.
+        """
+        if hello.name not in self.peers and len(self.peers) >= NAMES_MAX:
+            raise RemoteProtocolError(f"{hello.name} is one name too many for this node")
+        state, now = self.peers.of(hello.name), self.clock.monotonic()
+        if state.hello is None or state.hello.incarnation != hello.incarnation:
+            state.hello_since_s, state.close_since_s = now, None
+            if self.core.is_leader and hello.name in self.replicator.peers:
+                self.replicator.begin_anew(hello.name, now)
+        state.hello = self.roster.hellos[hello.name] = hello
+        self.note_agreed()
+        if not self.roster.identity.voters:
+            self.agree_wake.set()
+
+    def heard_doubt(self, peer: str, is_doubtful: bool) -> None:
+        """Take note of what *peer* says of its own promises."""
+        # What the hello of a long-lived connection said may be over since.
+        state = self.peers.get(peer)
+        if state is not None and state.hello is not None and state.hello.doubtful != is_doubtful:
+            state.hello = replace(state.hello, doubtful=is_doubtful)
+            self.roster.hellos[peer] = state.hello
+
+    def speaks_for(self, hello: Hello) -> bool:
+        """Whether it is still this incarnation that speaks under its name."""
+        newest = self.roster.hellos.get(hello.name)
+        return newest is not None and newest.incarnation == hello.incarnation
+
+    # -- members ---------------------------------------------------------------------------
+
+    def note_agreed(self) -> None:
+        """Take note of the voters agreed on at bootstrap, as soon as there are any."""
+        self.roster.note_bootstrap()
+        self.note_members()
+
+    def note_members(self) -> None:
+        """Count and serve those who stand in the list, when it has changed."""
+        members = self.journal.members
+        if members.version == self._members_version:
+            return
+        self._members_version = members.version
+        self.core.set_voters(self.roster.other_voters)
+        for name in self.roster.talked_to():
+            self.peers.of(name)
+        if self.core.is_leader:
+            self.replicator.follow(self.roster.followers(), self.clock.monotonic())
+        self.links_wake.set()
+
+    def invite(self, name: str, address: tuple[str, int]) -> None:
+        """Connect to *name* at *address*, a member or not, until `uninvite`."""
+        self.roster.invited[name] = address
+        self._members_version = -1
+        self.note_members()
+
+    def uninvite(self, name: str) -> None:
+        """Talk to *name* only if it is a member or a guest."""
+        if self.roster.invited.pop(name, None) is not None:
+            self._members_version = -1
+            self.note_members()
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Return what ``dledger raft status`` shows of the others."""
+        now = self.clock.monotonic()
+        return {name: self._row(self.peers[name], now) for name in self.roster.talked_to()}
+
+    def _row(self, peer: PeerState, now: float) -> dict[str, Any]:
+        progress = self.replicator.peers.get(peer.name) if self.core.is_leader else None
+        return {
+            "connected": peer.is_connected,
+            "voter": self.roster.is_voter(peer.name),
+            "incarnation": peer.hello.incarnation if peer.hello else None,
+            "client_address": peer.hello.client_address if peer.hello else None,
+            "match_index": progress.match_index if progress else None,
+            "acked_ms_ago": round(1000 * (now - progress.acked_at_s)) if progress else None,
+        }

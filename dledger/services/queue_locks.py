@@ -1,0 +1,288 @@
+"""Locks of queues for orderly consumption: grants in the log, leases in the leader's memory.
+
+One entry of this service is in flight at a time, so every decision is made on applied state alone;
+what arrives meanwhile waits and shares the next entry. A renewal takes no entry, but the read
+barrier: a leader that was deposed long ago, and does not know it, can renew nothing.
+
+Spec: remoting fact sheet, section 8.5; semantics, section 5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from commitlog.errors import MQError
+from dledger.errors import NotLeaderError, PendingFullError, UnknownOutcomeError
+from dledger.group_api import BrokerGroup, Proposed, QueueTouched
+from dledger.services.lock_decision import Decision, Leases, LockAsk, decide
+from dledger.services.pending_configs import TopicView
+from dledger.state.queue_lock import LockKey
+from dledger.state.state_record import state_batch
+from remoting.seams import Clock
+
+LEASE_S: Final = 60.0
+"""RocketMQ's: its clients renew every 20 s and stop by themselves after 30 s."""
+
+MAX_WAITING: Final = 10_000
+"""Requests that wait for the entry before theirs; more are refused as busy."""
+
+OnLocked = Callable[[dict[LockKey, int] | MQError], None]
+"""Told which of the queues asked for are held, and with which tokens; or why nobody knows."""
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    ask: LockAsk
+    on_done: OnLocked
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """The change in flight."""
+
+    waiting: list[_Waiting]
+    decision: Decision
+    changes_before: int
+    changing: frozenset[LockKey] = field(default_factory=frozenset)
+    # Set when the answer came before the apply, as it does with ASYNC_MASTER.
+    until_index: int | None = None
+    is_doubtful: bool = False
+
+
+class QueueLocks:
+    """Grants and renews locks while this node leads; tells old tokens from good ones always.
+
+    Args:
+        lease_s: How long a grant lasts that is not renewed.
+    """
+
+    def __init__(
+        self, group: BrokerGroup, topics: TopicView, clock: Clock, *, lease_s: float = LEASE_S
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._clock = clock
+        self._leases = Leases(lease_s)
+        self._waiting: deque[_Waiting] = deque()
+        self._entry: _Entry | None = None
+        self._term = 0
+        self._next_sweep_s = 0.0
+
+    def lock(self, client_id: str, keys: Sequence[LockKey], on_done: OnLocked) -> None:
+        """Lock *keys* for a client, or renew what it holds; the others stay with their holders.
+
+        *on_done* is called exactly once, perhaps from inside this call, when every grant in it is
+        applied on a majority.
+
+        Raises:
+            NotLeaderError, PendingFullError: Nothing was granted; *on_done* is not called.
+        """
+        self._take(LockAsk(client_id, tuple(keys), self._clock.monotonic()), on_done)
+
+    def unlock(
+        self, client_id: str, keys: Sequence[LockKey], tokens: Sequence[int], on_done: OnLocked
+    ) -> None:
+        """Give back what *client_id* holds of *keys*; what it does not hold is passed over.
+
+        Args:
+            tokens: Those of the grants that are meant, one for each key; empty: whichever.
+            on_done: As for `lock`; told an empty dict.
+        Raises:
+            NotLeaderError, PendingFullError: Nothing was given back; *on_done* is not called.
+        """
+        ask = LockAsk(
+            client_id,
+            tuple(keys),
+            self._clock.monotonic(),
+            is_unlock=True,
+            tokens=tuple(tokens),
+        )
+        self._take(ask, on_done)
+
+    def refuses(self, key: LockKey, token: int) -> bool:
+        """Tell whether *token* is no longer, or not yet, what *key* is held with.
+
+        The leader is exact: also while the next grant is on its way. Any other node refuses what it
+        knows to be old.
+        """
+        lock = self._group.state.queue_locks.get(key)
+        if self._group.leadership is None:
+            return lock is not None and lock.token > token
+        if self._entry is not None and key in self._entry.changing:
+            return True
+        return lock is None or lock.token != token
+
+    def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
+        """See whether what is in flight has arrived; to be put into the group's `on_applied`."""
+        entry = self._entry
+        if entry is None:
+            return
+        state = self._group.state
+        if entry.until_index is not None:
+            if entry.until_index <= state.applied_index:
+                self._arrived(entry)
+        elif entry.is_doubtful and state.queue_locks_index > entry.changes_before:
+            self._arrived(entry)
+
+    def role_changed(self) -> None:
+        """Begin or end a reign at once; to be put into the group's `on_role_change`."""
+        self._leads()
+
+    # ------------------------------------------------------------------------------ reigns
+
+    def _leads(self) -> bool:
+        leadership = self._group.leadership
+        term = 0 if leadership is None else leadership.term
+        if term != self._term:
+            self._term = term
+            self._end()
+            self._leases.begin(self._clock.monotonic())
+        return leadership is not None
+
+    def _end(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None and entry.until_index is not None:
+            _tell(entry.waiting, UnknownOutcomeError("leadership ended before it was applied"))
+        waiting, self._waiting = list(self._waiting), deque()
+        _tell(waiting, self._not_leader())
+
+    def _not_leader(self) -> NotLeaderError:
+        return NotLeaderError(self._group.leader_address, self._group.term)
+
+    # ------------------------------------------------------------------------------ work
+
+    def _take(self, ask: LockAsk, on_done: OnLocked) -> None:
+        if not self._leads():
+            raise self._not_leader()
+        if self._entry is not None and self._entry.is_doubtful:
+            raise PendingFullError("nobody knows yet what became of an earlier change of locks")
+        if len(self._waiting) >= MAX_WAITING:
+            raise PendingFullError(f"{MAX_WAITING} requests for locks wait already")
+        self._waiting.append(_Waiting(ask, on_done))
+        self._work()
+
+    def _work(self) -> None:
+        while self._waiting and self._entry is None:
+            now_s = self._clock.monotonic()
+            locks = self._group.state.queue_locks
+            decision = decide(
+                (item.ask for item in self._waiting),
+                locks,
+                self._leases,
+                now_s,
+                may_lock=self._may_lock,
+                forgotten=self._forgotten(now_s),
+            )
+            taken = [self._waiting.popleft() for _ in range(decision.taken)]
+            self._leases.renew(decision.renewed)
+            if decision.change is None:
+                self._confirm(taken)
+            else:
+                self._propose(taken, decision)
+
+    def _may_lock(self, key: LockKey) -> bool:
+        """Whether the queue is there, and stays: what goes with its topic cannot change."""
+        config = self._topics.config(key[1])
+        return config is not None and 0 <= key[2] < config.queue_nums
+
+    def _forgotten(self, now_s: float) -> list[LockKey]:
+        if now_s < self._next_sweep_s:
+            return []
+        self._next_sweep_s = now_s + self._leases.lease_s
+        locks = self._group.state.queue_locks
+        self._leases.keep(locks)
+        return self._leases.forgotten(locks, now_s)
+
+    def _propose(self, waiting: list[_Waiting], decision: Decision) -> None:
+        change = decision.change
+        assert change is not None
+        entry = _Entry(
+            waiting,
+            decision,
+            self._group.state.queue_locks_index,
+            frozenset((*decision.releases, *decision.grants)),
+        )
+
+        def done(proposed: Proposed) -> None:
+            self._answered(entry, proposed)
+
+        try:
+            self._group.propose(state_batch(change), done)
+        except MQError as error:
+            _tell(waiting, error)
+            return
+        self._entry = entry
+
+    def _answered(self, entry: _Entry, proposed: Proposed) -> None:
+        is_mine = self._entry is entry and self._leads() and self._entry is entry
+        if proposed.outcome == "stored":
+            if not is_mine:
+                self._tell_held(entry.waiting)
+            elif proposed.index > self._group.state.applied_index:
+                entry.until_index = proposed.index
+            else:
+                self._arrived(entry)
+            return
+        if proposed.outcome == "unknown":
+            _tell(entry.waiting, UnknownOutcomeError("the change of locks may still be stored"))
+            if is_mine:
+                entry.is_doubtful, entry.waiting = True, []
+                waiting, self._waiting = list(self._waiting), deque()
+                _tell(waiting, PendingFullError("an earlier change of locks got no majority"))
+            return
+        _tell(entry.waiting, proposed.error or self._not_leader())
+        if is_mine:
+            self._entry = None
+            self._work()
+
+    def _arrived(self, entry: _Entry) -> None:
+        """What was in flight is applied."""
+        self._entry = None
+        self._leases.end(entry.decision.releases)
+        self._leases.renew(entry.decision.granted)
+        self._tell_held(entry.waiting)
+        self._work()
+
+    def _confirm(self, waiting: list[_Waiting]) -> None:
+        """Answer what changes nothing; a renewal only as long as this node certainly leads."""
+        if not any(self._held(item.ask) for item in waiting):
+            self._tell_held(waiting)
+            return
+
+        def done(error: NotLeaderError | None) -> None:
+            if error is None:
+                self._tell_held(waiting)
+            else:
+                _tell(waiting, error)
+
+        try:
+            self._group.read_barrier(done)
+        except NotLeaderError as error:
+            _tell(waiting, error)
+
+    def _held(self, ask: LockAsk) -> dict[LockKey, int]:
+        if ask.is_unlock:
+            return {}
+        locks = self._group.state.queue_locks
+        found = {}
+        for key in ask.keys:
+            lock = locks.get(key)
+            if lock is not None and lock.client_id == ask.client_id:
+                found[key] = lock.token
+        return found
+
+    def _tell_held(self, waiting: list[_Waiting]) -> None:
+        for item in waiting:
+            item.on_done(self._held(item.ask))
+
+
+def _tell(waiting: list[_Waiting], error: MQError) -> None:
+    for item in waiting:
+        item.on_done(error)

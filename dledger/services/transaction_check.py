@@ -1,0 +1,312 @@
+"""Check-back, on the leader: half messages that nobody decides are asked for, and at last given up.
+
+How often one was asked for is in the log before it is asked, so that no fail-over makes it more;
+the message itself is not stored again. A question that finds no live producer is none: it is not
+counted, and the half message waits for the next round, until it is older than messages are kept.
+
+Spec: semantics fact sheet, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
+
+import structlog
+import trio
+
+from commitlog.errors import CorruptRecordError, DiskFullError, OffsetOutOfRangeError
+from commitlog.record import decode_record
+from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
+from dledger.group_api import BrokerGroup, Proposed, QueueTouched
+from dledger.services.half_message import HALF_RUN, HalfMessage
+from dledger.services.pending_configs import TopicView
+from dledger.services.transaction_decisions import TransactionDecisions
+from dledger.services.waiting import wait_for
+from dledger.state.names import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from dledger.state.state_record import TransactionsChange, state_batch
+from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from dledger.state.transactions import OpenHalf, TransactionDecision
+from remoting.seams import Clock
+
+CHECKS_PER_ENTRY = 512
+"""Half messages looked at together: bounds the time between two heartbeats' worth of work."""
+
+RETRY_S = 1.0
+"""Pause after the log took nothing, and before a half message is looked at again that could not
+be dealt with; nothing is lost meanwhile."""
+
+LONGEST_SLEEP_S = 60.0
+"""The tables are looked at again after this long, whatever was planned."""
+
+STALE_PLANS = 1024
+"""Plans for half messages that were decided since, beyond as many again as are open."""
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """When producers are asked, and when no more."""
+
+    timeout_ms: int = 6_000
+    interval_ms: int = 30_000
+    checks_max: int = 15
+    reserved_ms: int = 72 * 3_600_000
+    """A half message older than messages are kept is given up, asked for or not."""
+
+    @property
+    def patience_ms(self) -> int:
+        """How long check-back takes when it gets no decision from producers that live."""
+        return self.timeout_ms + self.checks_max * self.interval_ms
+
+
+class _Plan(NamedTuple):
+    """When to look at a half message next."""
+
+    due_s: float
+    half_offset: int
+    immunity_is_over: bool = False
+
+
+class Producers(Protocol):
+    """Who can be asked."""
+
+    def is_there(self, group: str) -> bool:
+        """Tell whether a live producer of *group* is connected."""
+
+    def ask(self, half: HalfMessage, checks: int) -> bool:
+        """Ask one of them; tell whether the question is on its way."""
+
+
+class TransactionCheckService:
+    """Asks for decisions.
+
+    Args:
+        floor_wanted: Position up to which retention would cut the log if no half message stood in
+            the way. What stands before it is given up once producers had their time.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        decisions: TransactionDecisions,
+        producers: Producers,
+        settings: CheckSettings,
+        *,
+        clock: Clock,
+        floor_wanted: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._decisions = decisions
+        self._producers = producers
+        self.settings = settings
+        self._clock = clock
+        self._floor_wanted = floor_wanted
+        self._plans: list[_Plan] = []
+        self._planned_to = 0
+        self._sleeps_until_s = 0.0
+        self._wake = trio.Event()
+        self._applied = trio.Event()
+
+    async def run(self) -> None:
+        """Ask until cancelled. Run it inside the leadership's nursery, once per leadership.
+
+        Cancellation: What was counted and not asked yet is not asked with that count any more.
+        """
+        leadership = self._group.leadership
+        if leadership is None:
+            return
+        self._plan_all()
+        self._group.on_applied.append(self._on_applied)
+        try:
+            await self._check(leadership.term)
+        finally:
+            self._group.on_applied.remove(self._on_applied)
+
+    # -- when ------------------------------------------------------------------------------
+
+    def _plan_all(self) -> None:
+        state = self._group.state
+        self._planned_to = state.max_offset(HALF_TOPIC, HALF_RUN.queue_id)
+        self._plans = [
+            _Plan(self._due_s(half), half_offset)
+            for half_offset, half in state.transactions.open.items()
+        ]
+        heapify(self._plans)
+
+    def _due_s(self, half: OpenHalf) -> float:
+        """Return the monotonic time at which a half message is to be asked for.
+
+        No later than a whole wait from now, if the wall clock is behind the one that stored it.
+        """
+        if half.checks:
+            since_ms, wait_ms = half.checked_ms, self.settings.interval_ms
+        else:
+            since_ms, wait_ms = half.store_time_ms, self.settings.timeout_ms
+        left_ms = min(since_ms + wait_ms - self._clock.wall_ms(), wait_ms)
+        return self._clock.monotonic() + max(left_ms, 0) / 1000
+
+    def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
+        self._applied.set()
+        self._applied = trio.Event()
+        for topic, _, max_offset in touched:
+            if topic == HALF_TOPIC:
+                self._plan_new(max_offset)
+
+    def _plan_new(self, max_offset: int) -> None:
+        still_open = self._group.state.transactions.open
+        for half_offset in range(self._planned_to, max_offset):
+            half = still_open.get(half_offset)
+            if half is not None:
+                due_s = self._due_s(half)
+                heappush(self._plans, _Plan(due_s, half_offset))
+                if due_s < self._sleeps_until_s:
+                    self._wake.set()
+        self._planned_to = max_offset
+        if len(self._plans) > 2 * len(still_open) + STALE_PLANS:
+            self._forget_decided()
+
+    def _forget_decided(self) -> None:
+        still_open = self._group.state.transactions.open
+        self._plans = [plan for plan in self._plans if plan.half_offset in still_open]
+        heapify(self._plans)
+
+    def _take_due(self) -> list[_Plan]:
+        now = self._clock.monotonic()
+        due: list[_Plan] = []
+        while self._plans and self._plans[0].due_s <= now and len(due) < CHECKS_PER_ENTRY:
+            due.append(heappop(self._plans))
+        return due
+
+    def _again_in(
+        self, seconds: float, half_offset: int, *, immunity_is_over: bool = False
+    ) -> None:
+        heappush(
+            self._plans, _Plan(self._clock.monotonic() + seconds, half_offset, immunity_is_over)
+        )
+
+    # -- what ------------------------------------------------------------------------------
+
+    async def _check(self, term: int) -> None:
+        while True:
+            self._wake = trio.Event()
+            due = self._take_due()
+            if due:
+                await self._look_at(due, term)
+                continue
+            now = self._clock.monotonic()
+            self._sleeps_until_s = now + LONGEST_SLEEP_S
+            if self._plans:
+                self._sleeps_until_s = min(self._sleeps_until_s, self._plans[0].due_s)
+            await wait_for(self._wake, self._clock, self._sleeps_until_s - now)
+
+    async def _look_at(self, due: Sequence[_Plan], term: int) -> None:
+        to_ask: list[tuple[int, HalfMessage, int]] = []
+        for _, half_offset, immunity_is_over in due:
+            half = self._group.state.transactions.open.get(half_offset)
+            if half is None:
+                continue
+            if not self._decisions.is_open(half_offset):
+                self._again_in(RETRY_S, half_offset)
+                continue
+            message = self._read(half)
+            if message is None:
+                self._again_in(RETRY_S, half_offset)
+                continue
+            age_ms = max(0, self._clock.wall_ms() - half.store_time_ms)
+            immune_ms = 0 if immunity_is_over else message.immunity_s * 1000 - age_ms
+            if self._is_over(half, age_ms):
+                self._give_up(half_offset, message)
+                self._again_in(RETRY_S, half_offset)  # in case it is not stored
+            elif immune_ms > 0 and not half.checks:
+                self._again_in(immune_ms / 1000, half_offset, immunity_is_over=True)
+            elif not self._producers.is_there(message.group):
+                self._again_in(self.settings.interval_ms / 1000, half_offset)
+            else:
+                to_ask.append((half_offset, message, half.checks + 1))
+        if to_ask:
+            await self._count_and_ask(to_ask, term)
+        else:
+            self._group.kick()
+
+    def _is_over(self, half: OpenHalf, age_ms: int) -> bool:
+        settings = self.settings
+        return (
+            half.checks >= settings.checks_max
+            or age_ms >= settings.reserved_ms
+            or (age_ms >= settings.patience_ms and half.phy_offset < self._floor_wanted())
+        )
+
+    def _read(self, half: OpenHalf) -> HalfMessage | None:
+        try:
+            return HalfMessage.of(decode_record(self._group.log.record_at(half.phy_offset)))
+        except (CorruptRecordError, OffsetOutOfRangeError) as error:
+            # Damaged: repaired from now on with a peer's copy.
+            logger.warning("half_message_unreadable", at=half.phy_offset, reason=str(error))
+            self._group.report_damage(half.phy_offset, 1)
+            return None
+
+    def _give_up(self, half_offset: int, message: HalfMessage) -> None:
+        topic, create = TRANS_CHECK_MAX_TIME_TOPIC, None
+        if self._topics.config(topic) is None:
+            if self._topics.is_deleting(topic):
+                return
+            create = TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
+
+        def done(proposed: Proposed) -> None:
+            if proposed.outcome == "stored":
+                logger.info(
+                    "transaction_given_up",
+                    group=message.group,
+                    topic=message.topic,
+                    transaction_id=message.transaction_id,
+                    half_offset=half_offset,
+                )
+
+        try:
+            self._decisions.decide(
+                half_offset, TransactionDecision.GIVEN_UP, done, message.given_up(), create
+            )
+        except (PendingFullError, NotLeaderError, ShuttingDownError) as error:
+            logger.warning("transaction_waits", half_offset=half_offset, reason=str(error))
+
+    async def _count_and_ask(
+        self, to_ask: Sequence[tuple[int, HalfMessage, int]], term: int
+    ) -> None:
+        counts = tuple((half_offset, checks) for half_offset, _, checks in to_ask)
+        try:
+            await self._group.submit(state_batch(TransactionsChange(checked=counts)))
+        except UnknownOutcomeError as error:
+            # It is in the log of this term: either it is applied, or this leadership ends.
+            logger.info("transaction_checks_unknown", count=len(counts), reason=str(error))
+        except (PendingFullError, DiskFullError, NotLeaderError, ShuttingDownError) as error:
+            # Certainly not stored.
+            logger.warning("transaction_checks_wait", count=len(counts), reason=str(error))
+            for half_offset, _, _ in to_ask:
+                self._again_in(RETRY_S, half_offset)
+            return
+        while self._leads(term) and not self._are_applied(counts):
+            await self._applied.wait()
+        for half_offset, message, checks in to_ask:
+            if not self._leads(term):
+                return
+            if half_offset in self._group.state.transactions.open:
+                self._again_in(self.settings.interval_ms / 1000, half_offset)
+                if self._decisions.is_open(half_offset):
+                    self._producers.ask(message, checks)
+
+    def _leads(self, term: int) -> bool:
+        leadership = self._group.leadership
+        return leadership is not None and leadership.term == term
+
+    def _are_applied(self, counts: Sequence[tuple[int, int]]) -> bool:
+        still_open = self._group.state.transactions.open
+        return all(
+            half_offset not in still_open or still_open[half_offset].checks >= checks
+            for half_offset, checks in counts
+        )

@@ -1,0 +1,114 @@
+"""Half messages that wait for their decision, and the decisions taken last. Pure.
+
+A half message is named by its queue offset in the half topic: that queue is never deleted, so an
+offset there names one message for ever.
+
+Spec: docs/state.md, section 5.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import IntEnum, unique
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commitlog.errors import InvariantBroken
+
+DECISIONS_KEPT: Final = 65_536
+"""Newest decisions that are remembered, so that a decision told twice is answered as the first
+time: about a minute of a thousand transactions a second. Part of the state: all replicas forget
+the same."""
+
+_OPEN_FIELDS: Final = 5
+
+
+@unique
+class TransactionDecision(IntEnum):
+    """What became of a half message."""
+
+    COMMIT = 8
+    """It is in its real queue."""
+    ROLLBACK = 12
+    """Nobody will ever see it."""
+    GIVEN_UP = 16
+    """Nobody said in time; a copy is in ``TRANS_CHECK_MAX_TIME_TOPIC``."""
+
+
+class OpenHalf(NamedTuple):
+    """A half message without a decision."""
+
+    phy_offset: int
+    store_time_ms: int
+    checks: int = 0
+    """How often its producers were asked."""
+    checked_ms: int = 0
+    """Store time of the newest of these checks."""
+
+
+@dataclass(slots=True)
+class TransactionTable:
+    """What is known of half messages by their queue offset; changed by `apply_entry` alone."""
+
+    open: dict[int, OpenHalf] = field(default_factory=dict)
+    """In the order of the log: the first one holds the oldest bytes."""
+    decided: OrderedDict[int, TransactionDecision] = field(default_factory=OrderedDict)
+    """The newest `DECISIONS_KEPT`, in the order they were taken."""
+
+    def begin(self, half_offset: int, phy_offset: int, store_time_ms: int) -> None:
+        """A half message is stored."""
+        self.open[half_offset] = OpenHalf(phy_offset, store_time_ms)
+
+    def check(self, half_offset: int, checks: int, checked_ms: int) -> None:
+        """Its producers are asked for the *checks*-th time.
+
+        Raises:
+            InvariantBroken: It is not open, or was asked for another number of times before.
+        """
+        half = self.open.get(half_offset)
+        if half is None or half.checks != checks - 1:
+            raise InvariantBroken(f"check {checks} of half message {half_offset}, which is {half}")
+        self.open[half_offset] = half._replace(checks=checks, checked_ms=checked_ms)
+
+    def decide(self, half_offset: int, decision: TransactionDecision) -> None:
+        """Write the decision.
+
+        Raises:
+            InvariantBroken: The half message is not open: it would be decided twice.
+        """
+        if self.open.pop(half_offset, None) is None:
+            known = self.decided.get(half_offset)
+            raise InvariantBroken(
+                f"{decision.name} of half message {half_offset}, which is "
+                + ("not open" if known is None else f"decided as {known.name}")
+            )
+        self.decided[half_offset] = decision
+        if len(self.decided) > DECISIONS_KEPT:
+            self.decided.popitem(last=False)
+
+    @property
+    def oldest_position(self) -> int | None:
+        """Where the oldest open half message stands in the log; None without any."""
+        return next((half.phy_offset for half in self.open.values()), None)
+
+    def to_state(self) -> dict[str, bytes]:
+        """Return the form of a snapshot: rows of big-endian integers, in the tables' order."""
+        rows = [(half_offset, *half) for half_offset, half in self.open.items()]
+        return {
+            "open": np.array(rows, ">i8").tobytes(),
+            "decided": np.array(list(self.decided), ">i8").tobytes(),
+            "decisions": bytes(self.decided.values()),
+        }
+
+    @classmethod
+    def from_state(cls, value: dict[str, bytes]) -> TransactionTable:
+        """Read what `to_state` made; an empty map is a table without anything."""
+        rows = np.frombuffer(value.get("open", b""), ">i8").reshape(-1, _OPEN_FIELDS)
+        offsets = np.frombuffer(value.get("decided", b""), ">i8")
+        decisions = map(TransactionDecision, value.get("decisions", b""))
+        return cls(
+            {row[0]: OpenHalf(*row[1:]) for row in rows.tolist()},
+            OrderedDict(zip(offsets.tolist(), decisions, strict=True)),
+        )

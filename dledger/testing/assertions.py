@@ -1,0 +1,65 @@
+"""What tests ask of a cluster: is it all there, and has a group come to its end?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import trio
+
+from client.client_instance import ClientInstance
+from client.message import MessageExt
+from client.pull_consumer import PullConsumer
+
+GROUP = "dledger-testing"
+"""Group under which tests read; it commits nothing."""
+
+LOOK_S = 0.05
+
+
+async def drain(client: ClientInstance, topic: str) -> list[MessageExt]:
+    """Return every message of *topic*, queue by queue, up to where each ended at the call."""
+    found: list[MessageExt] = []
+    async with PullConsumer(client, GROUP) as consumer:
+        async for _, result in consumer.drain(await consumer.fetch_message_queues(topic)):
+            found += result.messages
+    return found
+
+
+async def assert_messages(client: ClientInstance, topic: str, bodies: Iterable[bytes]) -> None:
+    """Demand that *topic* holds exactly these bodies, each as often as it is given, in any order.
+
+    Raises:
+        AssertionError: Names what is missing and what is too much.
+    """
+    there = Counter(bytes(message.body) for message in await drain(client, topic))
+    wanted = Counter(bytes(body) for body in bodies)
+    missing, extra = wanted - there, there - wanted
+    if missing or extra:
+        raise AssertionError(
+            f"{topic}: missing {sorted(missing.elements())[:5]}, of {missing.total()}; "
+            f"too much {sorted(extra.elements())[:5]}, of {extra.total()}"
+        )
+
+
+async def wait_for_lag(
+    client: ClientInstance, group: str, topic: str, lag: int = 0, *, timeout_s: float = 10.0
+) -> None:
+    """Wait until *group* has at most *lag* messages of *topic* left to commit.
+
+    Raises:
+        AssertionError: Not within *timeout_s*; names the lag there is.
+    """
+    behind = -1
+    with trio.move_on_after(timeout_s):
+        async with PullConsumer(client, group) as consumer:
+            while True:
+                behind = 0
+                for queue in await consumer.fetch_message_queues(topic):
+                    committed = await consumer.committed_offset(queue)
+                    begin = committed if committed is not None else await consumer.min_offset(queue)
+                    behind += await consumer.max_offset(queue) - begin
+                if behind <= lag:
+                    return
+                await trio.sleep(LOOK_S)
+    raise AssertionError(f"group {group} is {behind} messages behind in {topic}, not {lag}")

@@ -1,0 +1,122 @@
+"""The machine's network with partitions: who may not talk finds no way, and loses what it had."""
+
+from __future__ import annotations
+
+import errno
+import os
+import ssl
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+from typing_extensions import Buffer
+
+from remoting.seams import Listener, Network, ServerTls, Stream
+
+Address = tuple[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """Who is on which side, and every connection that may have to go."""
+
+    owners: dict[Address, str] = field(default_factory=dict)
+    """Whose listener an address is."""
+    _side_of: dict[str, int] = field(default_factory=dict)
+    _streams: weakref.WeakSet[PartedStream] = field(default_factory=weakref.WeakSet)
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Tell whether two nodes are on different sides; who is on none talks to all."""
+        sides = self._side_of
+        return one in sides and other in sides and sides[one] != sides[other]
+
+    def hold(self, stream: PartedStream) -> None:
+        """Take note of a connection."""
+        self._streams.add(stream)
+
+    async def part(self, sides: Sequence[Iterable[str]]) -> None:
+        """Cut every connection between two of *sides*; replaces an earlier partition."""
+        self._side_of = {name: place for place, names in enumerate(sides) for name in names}
+        for stream in list(self._streams):
+            if self.is_cut(stream.one, stream.other):
+                await stream.break_off()
+
+    def heal(self) -> None:
+        """Let everybody talk to everybody."""
+        self._side_of = {}
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class PartedStream:
+    """A connection between two nodes that a partition breaks."""
+
+    one: str
+    other: str
+    _stream: Stream
+    _broken: bool = False
+
+    @property
+    def peer_address(self) -> Address:
+        """Host and port of the other end."""
+        return self._stream.peer_address
+
+    @property
+    def local_address(self) -> Address:
+        """Host and port of this end."""
+        return self._stream.local_address
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        try:
+            await self._stream.send_all(data)
+        except trio.ClosedResourceError as error:
+            raise self._as_seen_from_here(error) from error
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return at least one byte, or nothing at the end of the stream."""
+        try:
+            return await self._stream.receive_some(max_bytes)
+        except trio.ClosedResourceError as error:
+            raise self._as_seen_from_here(error) from error
+
+    async def aclose(self) -> None:
+        """Close both directions at once."""
+        await self._stream.aclose()
+
+    async def break_off(self) -> None:
+        """End the connection from outside, as the network would."""
+        self._broken = True
+        await self._stream.aclose()
+
+    def _as_seen_from_here(self, error: trio.ClosedResourceError) -> Exception:
+        return trio.BrokenResourceError("cut by a partition") if self._broken else error
+
+
+@dataclass(frozen=True, slots=True)
+class PartedNetwork:
+    """The network as one node sees it."""
+
+    name: str
+    partition: Partition
+    network: Network
+
+    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
+        """Bind and listen."""
+        return await self.network.listen(host, port, tls=tls)
+
+    async def connect(
+        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> Stream:
+        """Connect, unless a partition stands between.
+
+        Raises:
+            OSError: Refused, unreachable or timed out; nothing was sent.
+        """
+        owner = self.partition.owners.get((host, port), "")
+        if self.partition.is_cut(self.name, owner):
+            raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+        stream = await self.network.connect(host, port, timeout_s=timeout_s, tls=tls)
+        parted = PartedStream(self.name, owner, stream)
+        self.partition.hold(parted)
+        return parted

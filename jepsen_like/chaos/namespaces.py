@@ -1,0 +1,315 @@
+"""A network of the run's own: a namespace for every process, and one that routes between them.
+
+::
+
+    n0 ─────── eth0 10.77.1.2 and .3 ─┐
+    ns0 ────── eth0 10.77.4.2 and .3 ─┼─ router
+    clients ── eth0 10.77.6.2 and .3 ─┘
+
+Nothing of it is in the machine's own network. At its first address a process serves, at the second
+the runner watches it, whatever is cut. A cut is a rule of the router, one way between two first
+addresses: packets vanish there and nobody is told, so connections are left half open.
+
+Names of namespaces say which process made them. What a runner that died has left is removed by the
+next one; the processes in it have died with their runner.
+
+Everything here blocks, for tens of milliseconds as a rule.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from jepsen_like.chaos.fault_error import FaultError
+
+PREFIX: Final = "chaos"
+"""First part of the name of every namespace made here."""
+
+FOLDER: Final = Path("/run/netns")
+"""Where `ip netns` keeps namespaces that have a name."""
+
+HOSTS_MAX: Final = 250
+"""One number of an address tells hosts apart."""
+
+RULE_PRIORITY: Final = 10
+"""Rules that cut come before the router's ordinary tables."""
+
+COMMAND_TIMEOUT_S: Final = 30
+"""Seconds `ip` may take before the machine is called unfit."""
+
+ROUTER: Final = "router"
+_CLONE_NEWNET: Final = 0x40000000
+_count = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where one process lives.
+
+    Attributes:
+        address: Where it serves.
+        watch_address: Where it answers the runner, past every cut.
+        namespace: File of its network namespace; None: the machine's own network.
+    """
+
+    address: str
+    watch_address: str
+    namespace: Path | None = None
+
+
+LOOPBACK: Final = Host("127.0.0.1", "127.0.0.1")
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Return why no network can be made here, in one sentence; None when it can.
+
+    The last check makes a small one and cuts a link of it.
+    """
+    if sys.platform != "linux":
+        return "network namespaces need Linux"
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    if shutil.which("ip") is None:
+        return "ip is not installed; the package iproute2 has it"
+    try:
+        with run_network(("a", "b")) as network:
+            one, other = (host.address for host in network.hosts.values())
+            network.route(rule_lines((), ((one, other),)))
+    except FaultError as error:
+        return f"a trial of a network of its own failed: {error}"
+    return None
+
+
+# -- what is said to `ip`, without saying it ----------------------------------------------------
+
+
+def rule_lines(
+    before: Iterable[tuple[str, str]], after: Iterable[tuple[str, str]]
+) -> Sequence[str]:
+    """Return the orders that make the router cut the links *after* where it cuts *before*.
+
+    Args:
+        before, after: (source, target) addresses of links, one way each.
+    """
+    there, wanted = frozenset(before), frozenset(after)
+    changes = [("del", pair) for pair in sorted(there - wanted)]
+    changes += [("add", pair) for pair in sorted(wanted - there)]
+    return [
+        f"rule {verb} priority {RULE_PRIORITY} from {source} to {target} blackhole"
+        for verb, (source, target) in changes
+    ]
+
+
+def name_prefix(pid: int, started: int, number: int) -> str:
+    """Return what the names of one network begin with.
+
+    Args:
+        pid, started: The process that makes it, and when it began: process ids come again.
+        number: Of the networks this process made.
+    """
+    return f"{PREFIX}-{pid}-{started}-{number}-"
+
+
+def is_left_over(name: str, start_of: Callable[[int], int | None]) -> bool:
+    """Tell whether a namespace was made here by a process that is no more.
+
+    Args:
+        start_of: When the process of an id began; None: there is none.
+    """
+    match name.split("-"):
+        case [prefix, pid, started, number, _] if prefix == PREFIX:
+            if pid.isdecimal() and started.isdecimal() and number.isdecimal():
+                return start_of(int(pid)) != int(started)
+    return False
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process began, in the kernel's ticks; None when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+# -- doing it -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def entered(namespace: Path) -> Iterator[None]:
+    """Let what this thread opens and starts be in *namespace* while the block runs.
+
+    Sockets stay where they were made. Other threads are not touched.
+
+    Raises:
+        FaultError: It cannot be entered; the thread is where it was.
+    """
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            _set_namespace(before, "the machine's own network")
+    finally:
+        os.close(before)
+
+
+def enter(namespace: Path) -> None:
+    """Move this thread into *namespace*.
+
+    Raises:
+        FaultError: It cannot be entered; the thread is where it was.
+    """
+    try:
+        handle = os.open(namespace, os.O_RDONLY)
+    except OSError as error:
+        raise FaultError(f"there is no network namespace {namespace}: {error}") from error
+    try:
+        _set_namespace(handle, str(namespace))
+    finally:
+        os.close(handle)
+
+
+def _set_namespace(handle: int, name: str) -> None:
+    if _libc().setns(handle, _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise FaultError(f"{name} could not be entered: {os.strerror(number)}")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+class RunNetwork:
+    """The network of a run. Get it from `run_network`.
+
+    Attributes:
+        hosts: By name.
+    """
+
+    def __init__(self, prefix: str, names: Sequence[str]) -> None:
+        self._prefix = prefix
+        self.hosts: Mapping[str, Host] = {
+            name: Host(f"10.77.{number}.2", f"10.77.{number}.3", FOLDER / f"{prefix}{name}")
+            for number, name in enumerate(names, 1)
+        }
+
+    def route(self, lines: Iterable[str]) -> None:
+        """Give orders to the router, as `ip -batch` takes them.
+
+        Raises:
+            FaultError: One was refused; those before it were carried out.
+        """
+        self._order(self._prefix + ROUTER, lines)
+
+    def _make(self) -> None:
+        router = self._prefix + ROUTER
+        _ip([f"netns add {router}", *(f"netns add {self._prefix}{name}" for name in self.hosts)])
+        links: list[str] = ["link set lo up"]
+        for number, name in enumerate(self.hosts, 1):
+            port = f"port{number}"
+            links += [
+                f"link add {port} type veth peer name eth0 netns {self._prefix}{name}",
+                f"addr add 10.77.{number}.1/24 dev {port}",
+                f"link set {port} up",
+            ]
+        self.route(links)
+        for number, (name, host) in enumerate(self.hosts.items(), 1):
+            lines = [
+                "link set lo up",
+                f"addr add {host.address}/24 dev eth0",
+                f"addr add {host.watch_address}/24 dev eth0",
+                "link set eth0 up",
+                f"route add default via 10.77.{number}.1",
+            ]
+            self._order(self._prefix + name, lines)
+        with entered(FOLDER / router):
+            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+    def _order(self, namespace: str, lines: Iterable[str]) -> None:
+        # Not `ip -n`: it would hold copies of all mounts for a while, those of brokers' disks too.
+        with entered(FOLDER / namespace):
+            _ip(lines)
+
+
+@contextmanager
+def run_network(names: Sequence[str]) -> Iterator[RunNetwork]:
+    """Make a network while the block runs, and remove it with all that is in it.
+
+    What dead runners have left is removed first.
+
+    Args:
+        names: Of the hosts, without hyphens.
+    Raises:
+        FaultError: It could not be made (see `why_not`); nothing of it is left.
+    """
+    if len(names) > HOSTS_MAX:
+        raise FaultError(f"a network of {len(names)} hosts; {HOSTS_MAX} at most")
+    remove_left_overs()
+    pid = os.getpid()
+    prefix = name_prefix(pid, process_start(pid) or 0, next(_count))
+    network = RunNetwork(prefix, names)
+    try:
+        try:
+            network._make()
+        except OSError as error:
+            raise FaultError(f"a network could not be made: {error}") from error
+        yield network
+    finally:
+        _remove(name for name in _names() if name.startswith(prefix))
+
+
+def remove_left_overs() -> list[str]:
+    """Remove the namespaces of runners that have died; return their names.
+
+    Raises:
+        FaultError: One could not be removed.
+    """
+    found = [name for name in _names() if is_left_over(name, process_start)]
+    _remove(found)
+    return found
+
+
+def _names() -> list[str]:
+    return sorted(os.listdir(FOLDER)) if FOLDER.is_dir() else []
+
+
+def _remove(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            _ip([f"netns del {name}"])
+        except FaultError:
+            if (FOLDER / name).exists():  # else another runner was faster
+                raise
+
+
+def _ip(lines: Iterable[str]) -> None:
+    orders = "".join(f"{line}\n" for line in lines)
+    try:
+        done = subprocess.run(
+            ["ip", "-batch", "-"],
+            input=orders,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FaultError(f"ip could not be run: {error}") from error
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise FaultError(f"ip refused an order for the network of the run: {said}")

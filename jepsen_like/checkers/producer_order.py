@@ -1,0 +1,80 @@
+"""An idempotent producer's messages stand in each queue in the order in which it sent them.
+
+Also those whose outcome it never learnt: once a later send is stored, an earlier one that is still
+on its way is refused. Only for histories in which a producer sends one message (or batch) after
+the other under values of its own that grow, and is never taken for another one: the upper bits of
+a value name the producer. Delayed messages come when they are due and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import CLIENT_BITS, NOTHING, F, History, Operation, Outcome
+
+NAME: Final = "producer_order"
+
+OVERTAKEN: Final = "a later send overtook an earlier one"
+REPORTED_MAX: Final = 8
+"""Violations reported; one bug makes many."""
+
+_Queue = tuple[str, int]
+
+
+def check_history(history: History) -> Verdict:
+    """Return the verdict over every producer and queue of a history."""
+    sends = [op for op in history.operations if op.f == F.SEND and op.due_ns == NOTHING]
+    places = _places(history)
+    lines: dict[tuple[_Queue, int], list[Operation]] = {}
+    for op in sends:
+        queue = (op.topic, op.queue)
+        if op.value in places.get(queue, ()):
+            lines.setdefault((queue, op.value >> CLIENT_BITS), []).append(op)
+    violations: list[Violation] = []
+    stored = 0
+    for (queue, producer), line in sorted(lines.items()):
+        line.sort(key=lambda op: op.value)
+        stored += len(line)
+        there = places[queue]
+        highest = line[0]
+        for op in line[1:]:
+            if there[op.value] > there[highest.value]:
+                highest = op
+            elif len(violations) < REPORTED_MAX:
+                violations.append(
+                    Violation(
+                        OVERTAKEN,
+                        f"{queue[0]}/{queue[1]}",
+                        f"producer {producer} sent value {highest.value} before value {op.value}, "
+                        f"and they stand at {there[highest.value]} and {there[op.value]}",
+                        (highest.op_id, op.op_id),
+                        at_ns=op.call_ns,
+                    )
+                )
+    counts = {"producers": len({producer for _, producer in lines}), "stored": stored}
+    return judge(NAME, violations, counts, looked_at=stored)
+
+
+def _places(history: History) -> dict[_Queue, dict[int, int]]:
+    """Return where each value of a queue was acknowledged or seen; the first place of each."""
+    places: dict[_Queue, dict[int, int]] = {}
+    for queue, offset, value in _sightings(history):
+        places.setdefault(queue, {}).setdefault(value, offset)
+    return places
+
+
+def _sightings(history: History) -> Iterator[tuple[_Queue, int, int]]:
+    for op in history.operations:
+        if op.outcome != Outcome.OK:
+            continue
+        if op.f == F.SEND and op.off != NOTHING and op.due_ns == NOTHING:
+            yield (op.topic, op.queue), op.off, op.value
+        elif op.f == F.PULL:
+            for place, value in enumerate(op.values):
+                yield (op.topic, op.queue), op.off + place, value
+    for read in history.replica_reads:
+        for place, value in enumerate(read.values):
+            if value != NOTHING:
+                yield (read.topic, read.queue), read.min_off + place, value

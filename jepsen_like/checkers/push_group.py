@@ -1,0 +1,140 @@
+"""What a push group must come to: all is consumed, each queue has one owner, the counts are right.
+
+A message may be consumed more than once, whenever a member ends or queues change hands; it may not
+be left out. In order, no message is consumed for the first time before those in front of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+
+NAME: Final = "push_group"
+
+LOST: Final = "message never consumed"
+PHANTOM: Final = "consumed what is not in the queue"
+NO_OWNER: Final = "queue without an owner"
+TWO_OWNERS: Final = "queue with more than one owner"
+NOT_COMMITTED: Final = "offset not committed to the end"
+WRONG_COUNT: Final = "a member counts otherwise than its listener"
+OUT_OF_ORDER: Final = "consumed before a message in front of it"
+REPORTED_MAX: Final = 8
+"""Violations reported per kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """One message that a listener has dealt with.
+
+    Attributes:
+        member: Whose listener.
+        queue: Queue it was pulled from; `NOTHING` for one that came through the retry topic.
+        offset: Its place there.
+        value: What it holds.
+        at_ns: When.
+    """
+
+    member: str
+    queue: int
+    offset: int
+    value: int
+    at_ns: int
+
+
+@dataclass(slots=True)
+class PushRecord:
+    """What is known of a group when a run is over.
+
+    Attributes:
+        consumed: In the order in which it happened.
+        stored: Queue → first offset kept and the values from there on.
+        owners: Live member → the queues it says are its own.
+        committed: Queue → offset the group has committed.
+        counts: Member's life → what it counted as consumed, what its listener did.
+        is_orderly: Queues are consumed in their order.
+    """
+
+    consumed: list[Consumed] = field(default_factory=list)
+    stored: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    owners: dict[str, frozenset[int]] = field(default_factory=dict)
+    committed: dict[int, int] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    is_orderly: bool = False
+
+
+def never_consumed(record: PushRecord) -> set[int]:
+    """Return the values that are stored and that no listener has dealt with."""
+    there = {value for _, values in record.stored.values() for value in values}
+    return there - {item.value for item in record.consumed}
+
+
+def ownership(queues: Iterable[int], owners: Mapping[str, frozenset[int]]) -> dict[int, int]:
+    """Return the queues that have not exactly one owner, and how many each has."""
+    counts = Counter(queue for own in owners.values() for queue in own)
+    return {queue: counts[queue] for queue in queues if counts[queue] != 1}
+
+
+def check_record(record: PushRecord) -> Verdict:
+    """Return the verdict over a group that was given time to settle."""
+    found: list[Violation] = []
+    lost = never_consumed(record)
+    found += [
+        Violation(LOST, "group", f"value {value:#x} is stored and was never consumed")
+        for value in sorted(lost)[:REPORTED_MAX]
+    ]
+    for queue, count in sorted(ownership(record.stored, record.owners).items())[:REPORTED_MAX]:
+        who = ", ".join(sorted(name for name, own in record.owners.items() if queue in own))
+        found.append(
+            Violation(TWO_OWNERS if count else NO_OWNER, f"queue {queue}", who or "nobody has it")
+        )
+    for queue, (begin, values) in sorted(record.stored.items()):
+        end, committed = begin + len(values), record.committed.get(queue)
+        if values and committed != end:
+            text = f"{committed} is committed, the queue ends at {end}"
+            found.append(Violation(NOT_COMMITTED, f"queue {queue}", text))
+    for life, (counted, heard) in sorted(record.counts.items()):
+        if counted != heard:
+            text = f"it counts {counted}, its listener dealt with {heard}"
+            found.append(Violation(WRONG_COUNT, life, text))
+    found += _phantoms(record)[:REPORTED_MAX]
+    if record.is_orderly:
+        found += _out_of_order(record)[:REPORTED_MAX]
+    dealt_with = [item.value for item in record.consumed]
+    counts = {
+        "consumed": len(dealt_with),
+        "more_than_once": len(dealt_with) - len(set(dealt_with)),
+        "members": len({item.member for item in record.consumed}),
+        "lost": len(lost),
+    }
+    return judge(NAME, found, counts, looked_at=len(dealt_with))
+
+
+def _phantoms(record: PushRecord) -> list[Violation]:
+    found = []
+    for item in record.consumed:
+        if item.queue not in record.stored:
+            continue
+        begin, values = record.stored[item.queue]
+        place = item.offset - begin
+        if place >= len(values) or (place >= 0 and values[place] != item.value):
+            text = f"{item.member} consumed {item.value:#x} at {item.offset}"
+            found.append(Violation(PHANTOM, f"queue {item.queue}", text, at_ns=item.at_ns))
+    return found
+
+
+def _out_of_order(record: PushRecord) -> list[Violation]:
+    found = []
+    newest: dict[int, int] = {}
+    for item in record.consumed:
+        if item.queue not in record.stored:
+            continue
+        expected = newest.get(item.queue, -1) + 1
+        if item.offset > expected:
+            text = f"{item.member} consumed {item.offset} when {expected} was next"
+            found.append(Violation(OUT_OF_ORDER, f"queue {item.queue}", text, at_ns=item.at_ns))
+        newest[item.queue] = max(newest.get(item.queue, -1), item.offset)
+    return found

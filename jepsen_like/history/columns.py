@@ -1,0 +1,314 @@
+"""A history as four Arrow tables: operations, what they saw, events, nodes. Pure.
+
+`ops` has one row per attempt; `obs` one per message that a pull or a final read of a replica found;
+`events` faults and changes of role; `nodes` what replicas said of themselves and which queues were
+read from them. Integers and strings only, and `NOTHING` where a row says nothing, as in the rows:
+columns reach numpy without a copy.
+
+A pull whose messages have no rows in `obs` has their number in `cnt` and their `hash_range`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum, unique
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from commitlog.errors import MQError
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    Event,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+    ReplicaRead,
+    ReplicaState,
+    RunHeader,
+)
+
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())
+
+
+def _schema(**columns: Any) -> Any:
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+
+
+OPS: Final = _schema(
+    run_id=_WORD, op_id=pa.int64(), parent_op_id=pa.int64(), process=pa.int32(), node=pa.int16(),
+    f=pa.int8(), outcome=pa.int8(), call_ns=pa.int64(), ret_ns=pa.int64(), topic=_WORD,
+    queue=pa.int32(), off=pa.int64(), cnt=pa.int32(), max_off=pa.int64(), min_off=pa.int64(),
+    value=pa.int64(), range_hash=pa.int64(), group=_WORD, token=pa.int64(), due_ns=pa.int64(),
+    txn=pa.int64(), decision=pa.int8(), status=pa.int16(), err=_WORD, level=pa.int8(),
+)  # fmt: skip
+OBS: Final = _schema(
+    run_id=_WORD, op_id=pa.int64(), replica=_WORD, topic=_WORD, queue=pa.int32(), off=pa.int64(),
+    value=pa.int64(),
+)  # fmt: skip
+EVENTS: Final = _schema(
+    run_id=_WORD, at_ns=pa.int64(), end_ns=pa.int64(), kind=_WORD, target=_WORD, node=_WORD,
+    detail=pa.string(),
+)  # fmt: skip
+NODES: Final = _schema(
+    run_id=_WORD, at_ns=pa.int64(), node=_WORD, kind=pa.int8(), role=_WORD, term=pa.int64(),
+    applied_index=pa.int64(), commit_index=pa.int64(), last_index=pa.int64(), chain=pa.int64(),
+    tables=pa.string(), topic=_WORD, queue=pa.int32(), min_off=pa.int64(), cnt=pa.int64(),
+)  # fmt: skip
+
+OP_FIELDS: Final = tuple(name for name in OPS.names if name != "run_id")
+
+
+@unique
+class NodeKind(IntEnum):
+    """What a row of `nodes` says."""
+
+    STATE = 0
+    """How far a replica was when the run was over, by checksum."""
+    READ = 1
+    """A queue was read from a replica: from `min_off` on, `cnt` messages, which are in `obs`."""
+    SAMPLE = 2
+    """What a broker said of itself while the run went on."""
+
+
+class RowOutOfRangeError(MQError):
+    """A row says what no history can: its sentence names the field."""
+
+
+_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "f": (0, len(F) - 1),
+    "outcome": (0, len(Outcome) - 1),
+    "level": (0, len(Level) - 1),
+    **{
+        field.name: (-(1 << (field.type.bit_width - 1)), (1 << (field.type.bit_width - 1)) - 1)
+        for field in OPS
+        if pa.types.is_integer(field.type) and field.name not in ("f", "outcome", "level")
+    },
+}
+
+
+def check_operation(op: Operation) -> None:
+    """See that *op* fits the columns and does not contradict itself.
+
+    Raises:
+        RowOutOfRangeError: It does not.
+    """
+    for name, (low, high) in _RANGES.items():
+        told = getattr(op, name)
+        if not low <= told <= high:
+            raise RowOutOfRangeError(f"{name} is {told}, beyond {low} … {high}")
+    if op.ret_ns < op.call_ns:
+        raise RowOutOfRangeError(f"it returned at {op.ret_ns}, before its call at {op.call_ns}")
+    if op.values and len(op.values) != op.cnt:
+        raise RowOutOfRangeError(f"it found {len(op.values)} values and says {op.cnt}")
+    _check_words("values", op.values)
+
+
+def check_replica_read(read: ReplicaRead) -> None:
+    """See that *read* fits the columns.
+
+    Raises:
+        RowOutOfRangeError: It does not.
+    """
+    if not -(1 << 31) <= read.queue < 1 << 31:
+        raise RowOutOfRangeError(f"queue is {read.queue}")
+    _check_words("min_off", (read.min_off, read.at_ns))
+    _check_words("values", read.values)
+
+
+def check_numbers(row: Event | ReplicaState) -> None:
+    """See that the numbers of *row* fit the columns; a chain has 64 bits without a sign.
+
+    Raises:
+        RowOutOfRangeError: They do not.
+    """
+    if isinstance(row, Event):
+        _check_words("at_ns", (row.at_ns, row.end_ns))
+    else:
+        _check_words("at_ns", (row.at_ns, row.applied_index))
+        if not 0 <= row.chain < 1 << 64:
+            raise RowOutOfRangeError(f"chain is {row.chain}, no 64 bits")
+
+
+def _check_words(name: str, words: Iterable[int]) -> None:
+    for word in words:
+        if not -NEVER <= word <= NEVER:
+            raise RowOutOfRangeError(f"{name} holds {word}, beyond 64 bits")
+
+
+def table_of(schema: Any, columns: dict[str, Any]) -> Any:
+    """Return a table of *schema* from lists or arrays; words may be given as one string."""
+    size = max((len(c) for c in columns.values() if not isinstance(c, str)), default=0)
+    arrays = [
+        _words(columns.get(field.name, ()), size)
+        if field.type == _WORD
+        else pa.array(columns.get(field.name, ()), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _words(told: str | Sequence[str], size: int) -> Any:
+    if isinstance(told, str):
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([told]))
+    if isinstance(told, pa.DictionaryArray):
+        return told
+    return pa.array(told, pa.string()).dictionary_encode()
+
+
+def ops_table(run_id: str, operations: Sequence[Operation]) -> Any:
+    """Return `ops`, in the order of the rows."""
+    columns: dict[str, Any] = {name: [getattr(op, name) for op in operations] for name in OP_FIELDS}
+    return table_of(OPS, {"run_id": run_id, **columns})
+
+
+def obs_table(run_id: str, operations: Iterable[Operation], reads: Iterable[ReplicaRead]) -> Any:
+    """Return `obs`: what pulls found, then what the final reads found."""
+    columns: dict[str, list[Any]] = {name: [] for name in OBS.names if name != "run_id"}
+    rows: list[tuple[int, str, str, int, int, tuple[int, ...]]] = [
+        (op.op_id, "", op.topic, op.queue, op.off, op.values) for op in operations if op.values
+    ]
+    rows += [(NOTHING, r.node, r.topic, r.queue, r.min_off, r.values) for r in reads]
+    for op_id, replica, topic, queue, off, values in rows:
+        count = len(values)
+        columns["op_id"] += [op_id] * count
+        columns["replica"] += [replica] * count
+        columns["topic"] += [topic] * count
+        columns["queue"] += [queue] * count
+        columns["off"] += range(off, off + count)
+        columns["value"] += values
+    return table_of(OBS, {"run_id": run_id, **columns})
+
+
+def events_table(run_id: str, events: Sequence[Event]) -> Any:
+    """Return `events`, in the order of the rows."""
+    names = (name for name in EVENTS.names if name != "run_id")
+    columns = {name: [getattr(event, name) for event in events] for name in names}
+    return table_of(EVENTS, {"run_id": run_id, **columns})
+
+
+_NODE_BLANK: Final[dict[str, Any]] = {
+    "role": "", "term": NOTHING, "applied_index": NOTHING, "commit_index": NOTHING,
+    "last_index": NOTHING, "chain": 0, "tables": "", "topic": "", "queue": NOTHING,
+    "min_off": NOTHING, "cnt": NOTHING,
+}  # fmt: skip
+
+
+def nodes_table(
+    run_id: str,
+    states: Iterable[ReplicaState],
+    reads: Iterable[ReplicaRead],
+    samples: Iterable[dict[str, Any]] = (),
+) -> Any:
+    """Return `nodes`: states, final reads, samples (names of fields → what a broker said)."""
+    rows: list[dict[str, Any]] = [
+        {
+            **_NODE_BLANK,
+            "kind": NodeKind.STATE,
+            "at_ns": state.at_ns,
+            "node": state.node,
+            "applied_index": state.applied_index,
+            "chain": state.chain - (1 << 64) if state.chain >> 63 else state.chain,
+            "tables": state.tables,
+        }
+        for state in states
+    ]
+    rows += [
+        {
+            **_NODE_BLANK,
+            "kind": NodeKind.READ,
+            "at_ns": read.at_ns,
+            "node": read.node,
+            "topic": read.topic,
+            "queue": read.queue,
+            "min_off": read.min_off,
+            "cnt": len(read.values),
+        }
+        for read in reads
+    ]
+    rows += [{**_NODE_BLANK, **sample, "kind": NodeKind.SAMPLE} for sample in samples]
+    names = (name for name in NODES.names if name != "run_id")
+    return table_of(NODES, {"run_id": run_id, **{n: [row[n] for row in rows] for n in names}})
+
+
+def operations_of(ops: Any, obs: Any) -> list[Operation]:
+    """Return the rows of `ops`, with what `obs` says they found, in the order of op ids."""
+    columns = [ops.column(name).to_pylist() for name in OP_FIELDS]
+    found: dict[int, Operation] = {}
+    for told in zip(*columns, strict=True):
+        op = Operation(**dict(zip(OP_FIELDS, told, strict=True)))
+        found[op.op_id] = op
+    ids, offs, values = (obs.column(name).to_numpy() for name in ("op_id", "off", "value"))
+    pulled = np.flatnonzero(ids != NOTHING)
+    pulled = pulled[np.lexsort((offs[pulled], ids[pulled]))]
+    groups = np.split(pulled, np.flatnonzero(np.diff(ids[pulled])) + 1) if len(pulled) else []
+    for group in groups:
+        op_id = int(ids[group[0]])
+        if op_id in found:
+            found[op_id].values = tuple(values[group].tolist())
+    return [found[op_id] for op_id in sorted(found)]
+
+
+def history_of(
+    ops: Any, obs: Any, events: Any, nodes: Any, header: RunHeader | None = None
+) -> History:
+    """Return the rows that the tables were made of."""
+    history = History(header or RunHeader(run_id=""), operations_of(ops, obs))
+    names = [name for name in EVENTS.names if name != "run_id"]
+    history.events = [Event(*(row[name] for name in names)) for row in events.to_pylist()]
+    states = [row for row in nodes.to_pylist() if row["kind"] == NodeKind.STATE]
+    history.replica_states = [
+        ReplicaState(
+            row["at_ns"], row["node"], row["applied_index"], row["chain"] % (1 << 64), row["tables"]
+        )
+        for row in states
+    ]
+    history.replica_reads = replica_reads_of(nodes, obs)
+    return history
+
+
+def replica_reads_of(nodes: Any, obs: Any) -> list[ReplicaRead]:
+    """Return the final reads: their heads from `nodes`, their messages from `obs`."""
+    ids = obs.column("op_id").to_numpy()
+    rows = obs.filter(pa.array(ids == NOTHING))
+    held: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
+    columns = (rows.column(n).to_pylist() for n in ("replica", "topic", "queue", "off", "value"))
+    for replica, topic, queue, off, value in zip(*columns, strict=True):
+        held.setdefault((replica, topic, queue), []).append((off, value))
+    reads: list[ReplicaRead] = []
+    for row in nodes.to_pylist():
+        if row["kind"] == NodeKind.READ:
+            key = (row["node"], row["topic"], row["queue"])
+            values = tuple(value for _, value in sorted(held.get(key, ())))
+            reads.append(ReplicaRead(row["at_ns"], *key, row["min_off"], values))
+    return reads
+
+
+_U64 = npt.NDArray[np.uint64]
+
+
+def mix(off: npt.NDArray[np.int64], value: npt.NDArray[np.int64]) -> _U64:
+    """Return a word for each (offset, value) that looks drawn by lot."""
+    word = off.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    word ^= value.view(np.uint64)
+    word ^= word >> np.uint64(32)
+    word *= np.uint64(0xD6E8FEB86659FD93)
+    word ^= word >> np.uint64(32)
+    word *= np.uint64(0xD6E8FEB86659FD93)
+    word ^= word >> np.uint64(32)
+    return word
+
+
+def hash_range(off: int, values: Sequence[int]) -> int:
+    """Return the hash of *values* from *off* on: the sum of their mixed words, modulo 2⁶⁴.
+
+    It is bound to the place, and that of a range is the sum of those of its parts.
+    """
+    offs = np.arange(off, off + len(values), dtype=np.int64)
+    total = np.add.reduce(mix(offs, np.asarray(values, dtype=np.int64)), dtype=np.uint64)
+    return int(np.uint64(total).view(np.int64))

@@ -1,0 +1,301 @@
+"""`RUN/parquet`: the histories of a run folder as tables, what could not be read kept apart.
+
+Every record of `history/*.cbor` is counted once: it is in a table, or a later row of the same
+operation or event took its place, or it is in `bad.parquet` with the reason and its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import cbor2
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from commitlog.errors import MQError
+from jepsen_like.history.columns import (
+    EVENTS,
+    NODES,
+    OBS,
+    OPS,
+    RowOutOfRangeError,
+    check_numbers,
+    check_operation,
+    check_replica_read,
+    events_table,
+    history_of,
+    nodes_table,
+    obs_table,
+    ops_table,
+)
+from jepsen_like.history.operation import (
+    Event,
+    History,
+    Operation,
+    ReplicaRead,
+    ReplicaState,
+    Row,
+    RunHeader,
+)
+
+FOLDER: Final = "parquet"
+SUMMARY: Final = "ingest.json"
+ROW_GROUP_ROWS: Final = 1 << 20
+"""Rows of a row group: statistics narrow a look at one witness down to one of these."""
+COMPRESSION: Final = "zstd"
+KEPT_BYTES_MAX: Final = 4096
+"""Bytes kept of a bad record; a person looks at its beginning."""
+
+TORN: Final = "torn: the file ends within it"
+"""Reason of a piece of a last record: whoever wrote it died, nothing is wrong with the rest."""
+
+SORT: Final = ("topic", "queue", "off", "op_id")
+BAD: Final = pa.schema(
+    [("file", pa.string()), ("at", pa.int64()), ("reason", pa.string()), ("record", pa.binary())]
+)
+
+
+class NoHistoryError(MQError):
+    """The folder holds no history: neither `history/*.cbor` nor `parquet/`."""
+
+
+class Ingested(msgspec.Struct):
+    """What became of the records of a run. `records` is the sum of all other counts but `obs`.
+
+    Attributes:
+        run_id: Of the run.
+        seed: Likewise.
+        versions: What ran.
+        records: Records read, a torn piece included.
+        ops: Rows of `ops`.
+        events: Rows of `events`.
+        reads: Final reads of a queue of a replica.
+        states: States of replicas.
+        headers: Heads of files.
+        replaced: Rows in whose place a later one of the same operation or event came.
+        bad: Records that are none of these; `torn` of them are pieces of a last one.
+        torn: See above.
+        torn_bytes: Their bytes.
+        obs: Rows of `obs`.
+        samples: What brokers said of themselves; from another file.
+    """
+
+    run_id: str = ""
+    seed: int = 0
+    versions: dict[str, str] = {}
+    records: int = 0
+    ops: int = 0
+    events: int = 0
+    reads: int = 0
+    states: int = 0
+    headers: int = 0
+    replaced: int = 0
+    bad: int = 0
+    torn: int = 0
+    torn_bytes: int = 0
+    obs: int = 0
+    samples: int = 0
+
+    @property
+    def lost_records(self) -> int:
+        """Records whose content nobody knows: a verdict without them is no pass."""
+        return self.bad - self.torn
+
+
+class BadRecord(msgspec.Struct):
+    """A record that is no row: where it begins, why, and its first bytes."""
+
+    file: str
+    at: int
+    reason: str
+    record: bytes
+
+
+def ingest(folder: Path, into: Path | None = None) -> Ingested:
+    """Write the tables of the run in *folder* and return what became of its records.
+
+    The whole history is in memory meanwhile. What stood in *into* (`FOLDER` of the run, unless
+    told otherwise) is overwritten.
+
+    Raises:
+        NoHistoryError: There is no history.
+        OSError: A file cannot be read or written.
+    """
+    paths = sorted((folder / "history").glob("*.cbor"))
+    if not paths:
+        raise NoHistoryError(f"{folder} holds no history/*.cbor: name the folder of a run")
+    counts, bad = Ingested(), list[BadRecord]()
+    history = History(RunHeader(run_id=""))
+    operations: dict[int, Operation] = {}
+    events: dict[tuple[int, str, str], Event] = {}
+    for path in paths:
+        for row in _rows(path, counts, bad):
+            if isinstance(row, Operation):
+                operations[row.op_id] = row
+            elif isinstance(row, Event):
+                events[row.at_ns, row.kind, row.target] = row
+            else:
+                history.add(row)
+    history.operations, history.events = list(operations.values()), list(events.values())
+    counts.replaced -= len(operations) + len(events)
+    counts.ops, counts.events = len(operations), len(events)
+    counts.bad = len(bad)
+    counts.run_id = history.header.run_id or folder.resolve().name
+    counts.seed, counts.versions = history.header.seed, history.header.versions
+    samples = list(_samples(folder / "samples.cbor"))
+    counts.samples = len(samples)
+    into = into or folder / FOLDER
+    counts.obs = write_history(into, history, counts.run_id, samples)
+    pq.write_table(_bad_table(bad), into / "bad.parquet", compression=COMPRESSION)
+    write_summary(into, counts)
+    return counts
+
+
+def write_summary(into: Path, counts: Ingested) -> None:
+    """Write `SUMMARY`, the last file of a whole folder of tables."""
+    (into / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(counts)) + b"\n")
+
+
+def read_summary(parquet: Path) -> Ingested:
+    """Return what `write_summary` wrote.
+
+    Raises:
+        NoHistoryError: The folder is not a whole one.
+    """
+    try:
+        return msgspec.json.decode((parquet / SUMMARY).read_bytes(), type=Ingested)
+    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        text = f"{parquet} was not written to its end: dledger history ingest makes it again"
+        raise NoHistoryError(text) from error
+
+
+def write_history(
+    into: Path, history: History, run_id: str, samples: Sequence[dict[str, Any]] = ()
+) -> int:
+    """Write the four tables of *history* and return how many rows `obs` has."""
+    into.mkdir(parents=True, exist_ok=True)
+    (into / SUMMARY).unlink(missing_ok=True)
+    ops = _sorted(ops_table(run_id, history.operations))
+    obs = obs_table(run_id, history.operations, history.replica_reads)
+    nodes = nodes_table(run_id, history.replica_states, history.replica_reads, samples)
+    tables = {
+        "ops": ops,
+        "obs": _sorted(obs),
+        "events": events_table(run_id, history.events),
+        "nodes": nodes,
+    }
+    for name, table in tables.items():
+        pq.write_table(
+            table,
+            into / f"{name}.parquet",
+            row_group_size=ROW_GROUP_ROWS,
+            compression=COMPRESSION,
+        )
+    return int(obs.num_rows)
+
+
+def _sorted(table: Any) -> Any:
+    """Return *table* in the order of `SORT`; dictionaries cannot be sorted as they are."""
+    keys = {name: table.column(name) for name in SORT}
+    plain = pa.table({**keys, "topic": keys["topic"].cast(pa.string())})
+    order = pc.sort_indices(plain, sort_keys=[(name, "ascending") for name in SORT])
+    return table.take(order)
+
+
+def read_history(parquet: Path) -> History:
+    """Return the history in a folder of tables, all in memory.
+
+    Raises:
+        NoHistoryError: The folder is not a whole one.
+    """
+    told = read_summary(parquet)
+    schemas = {"ops": OPS, "obs": OBS, "events": EVENTS, "nodes": NODES}
+    tables = {
+        name: pq.read_table(parquet / f"{name}.parquet", schema=schema)
+        for name, schema in schemas.items()
+    }
+    return history_of(**tables, header=RunHeader(told.run_id, told.seed, versions=told.versions))
+
+
+def _rows(path: Path, counts: Ingested, bad: list[BadRecord]) -> Iterator[Row]:
+    """Yield the good rows of a file; what is bad goes into *bad*."""
+    data = path.read_bytes()
+    source = BytesIO(data)
+    decoder = cbor2.CBORDecoder(source, read_size=1)
+    start = 0
+    while start < len(data):
+        counts.records += 1
+        reason, row = "", None
+        try:
+            row = msgspec.convert(decoder.decode(), type=Row)
+            end = source.tell()
+            _count(row, counts)
+        except cbor2.CBORDecodeEOF:
+            reason, end = TORN, len(data)
+            counts.torn += 1
+            counts.torn_bytes += end - start
+        except (msgspec.ValidationError, RowOutOfRangeError) as error:
+            reason, end = str(error), source.tell()
+        except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError) as e:
+            # Where the next record begins nobody knows: the rest of the file is one bad record.
+            reason, end = f"no record, and so the rest of the file: {e}", len(data)
+        if reason:
+            kept = data[start : min(end, start + KEPT_BYTES_MAX)]
+            bad.append(BadRecord(path.name, start, reason, kept))
+        elif row is not None:
+            yield row
+        if end == len(data):
+            return
+        start = end
+
+
+def _count(row: Row, counts: Ingested) -> None:
+    match row:
+        case Operation():
+            check_operation(row)
+            counts.replaced += 1  # those that stay are taken off in the end
+        case Event():
+            check_numbers(row)
+            counts.replaced += 1
+        case ReplicaRead():
+            check_replica_read(row)
+            counts.reads += 1
+        case ReplicaState():
+            check_numbers(row)
+            counts.states += 1
+        case RunHeader():
+            counts.headers += 1
+
+
+def _bad_table(bad: Sequence[BadRecord]) -> Any:
+    return pa.Table.from_pylist([msgspec.structs.asdict(record) for record in bad], schema=BAD)
+
+
+class _Sample(msgspec.Struct):
+    """The fields of a sample that are kept; others may come."""
+
+    at_ns: int
+    node: str
+    role: str = ""
+    term: int = 0
+    commit_index: int = 0
+    last_index: int = 0
+
+
+def _samples(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield samples up to the first that is none: one more or less proves nothing."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        decoder = cbor2.CBORDecoder(file)
+        while True:
+            try:
+                sample = msgspec.convert(decoder.decode(), type=_Sample, strict=False)
+            except (cbor2.CBORDecodeError, msgspec.ValidationError, ValueError, TypeError):
+                return
+            yield msgspec.structs.asdict(sample)

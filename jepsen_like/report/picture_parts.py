@@ -1,0 +1,233 @@
+"""The sections of a page that have pictures: what is drawn, what to look for, what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from markupsafe import Markup
+
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.operation import History, Operation
+from jepsen_like.report.alt_texts import (
+    availability_alt,
+    faults_alt,
+    lag_alt,
+    latency_alt,
+    leader_alt,
+    order_alt,
+    rate_alt,
+)
+from jepsen_like.report.canvas import NARROW, WIDE, Layout
+from jepsen_like.report.faults import Fault
+from jepsen_like.report.order import orders_of
+from jepsen_like.report.page import PageFigure, Part
+from jepsen_like.report.pictures import Pictures
+from jepsen_like.report.roles import Reign, down_of, lag_of, nodes_of
+from jepsen_like.report.run_folder import Run
+from jepsen_like.report.series import (
+    Availability,
+    Columns,
+    Span,
+    latency_of,
+    percentile,
+    rates_of,
+)
+from jepsen_like.report.wording import many
+
+HEALED: Final = "healed"
+"""Kind of the event after which nothing is broken any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What several sections need.
+
+    Attributes:
+        columns: All operations.
+        span: The time the run took.
+        faults: Those done, in order of time.
+        reigns: Who led when.
+        counts: Operations by name and outcome.
+        fault_counts: By kind.
+        availability: Second by second.
+        witnesses: Operations that violations name, by id.
+    """
+
+    columns: Columns
+    span: Span
+    faults: list[Fault]
+    reigns: list[Reign]
+    counts: dict[str, dict[str, int]]
+    fault_counts: dict[str, int]
+    availability: Availability
+    witnesses: dict[int, Operation]
+
+
+def parts_of(
+    run: Run, facts: Facts, violations: Sequence[Violation], folder: Path
+) -> tuple[Part, ...]:
+    """Return the sections with pictures, from latency to faults."""
+    nodes = nodes_of(facts.reigns, run.samples)
+    draw = _Both(folder, facts.span, facts.faults, nodes, _healed_s(run.history, facts.span))
+    lag = lag_of(run.samples, facts.span)
+    has_operations = len(facts.columns) > 0
+    per = "second" if facts.span.bucket_s == 1 else f"{facts.span.bucket_s} s"
+    return (
+        Part(
+            "latency",
+            "Latency",
+            f"How long acknowledged operations took, by the {per} of their call: look for peaks "
+            "that outlast the fault (coloured band) they began in.",
+            _latency(draw, facts) if has_operations else (),
+            "The history has no operations.",
+        ),
+        Part(
+            "rate",
+            "Rate",
+            "Operations per second of their call, by how they ended: look for ok falling to zero, "
+            "and for whether it comes back to where it was.",
+            _rate(draw, facts) if has_operations else (),
+            "The history has no operations.",
+        ),
+        Part(
+            "leader",
+            "Leaders and terms",
+            "Which node led in which term: look for gaps, when nobody led, and for two bars above "
+            "each other, an old leader that does not know yet. " + _reigns_text(facts.reigns),
+            draw.figure(
+                lambda one: one.leader(facts.reigns, down_of(run.samples, facts.span)),
+                leader_alt(facts.reigns),
+            )
+            if nodes
+            else (),
+            "Neither changes of role nor samples were recorded.",
+        ),
+        Part(
+            "lag",
+            "Follower lag",
+            f"Entries each follower was behind the leader, the worst of each {per}: look for lines "
+            "that do not come down after the fault is over.",
+            draw.figure(lambda one: one.lag(lag), lag_alt(lag)) if lag else (),
+            "No samples of a leader and its followers were taken (samples.cbor).",
+        ),
+        Part(
+            "availability",
+            "Availability",
+            "For each second, whether any send was acknowledged: look for red that lasts longer "
+            "than an election takes. " + _availability_text(facts.availability),
+            draw.figure(
+                lambda one: one.availability(facts.availability),
+                availability_alt(facts.availability),
+            )
+            if has_operations
+            else (),
+            "The history has no operations.",
+        ),
+        _failover_part(draw, run.result.failover_ms),
+        _order_part(draw, run, violations),
+        Part(
+            "faults",
+            "Faults",
+            "What was done to the cluster and for how long: find the bar above or below the "
+            "moment another picture made you curious about.",
+            draw.figure(lambda one: one.timeline(), faults_alt(facts.faults))
+            if facts.faults
+            else (),
+            "The history has no faults.",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """Draws every picture wide and narrow."""
+
+    folder: Path
+    span: Span
+    faults: Sequence[Fault]
+    nodes: Sequence[str]
+    healed_s: float | None
+
+    def figure(
+        self, draw: Callable[[Pictures], str], alt: str, below: str = ""
+    ) -> tuple[PageFigure, ...]:
+        wide, narrow = (
+            Markup(draw(self._pictures(layout)))  # drawn here; names in it are escaped
+            for layout in (WIDE, NARROW)
+        )
+        return (PageFigure(wide, narrow, alt, below),)
+
+    def _pictures(self, layout: Layout) -> Pictures:
+        return Pictures(self.folder, self.span, self.faults, self.nodes, self.healed_s, layout)
+
+
+def _healed_s(history: History, span: Span) -> float | None:
+    stamps = [event.at_ns for event in history.events if event.kind == HEALED]
+    return span.at_s(stamps[-1]) if stamps else None
+
+
+def _latency(draw: _Both, facts: Facts) -> tuple[PageFigure, ...]:
+    latency = latency_of(facts.columns, facts.span)
+    return draw.figure(lambda one: one.latency(latency), latency_alt(latency))
+
+
+def _rate(draw: _Both, facts: Facts) -> tuple[PageFigure, ...]:
+    rates = rates_of(facts.columns, facts.span)
+    return draw.figure(lambda one: one.rate(rates), rate_alt(rates))
+
+
+def _reigns_text(reigns: Sequence[Reign]) -> str:
+    if not reigns:
+        return ""
+    newest = max(reign.term for reign in reigns)
+    return many(len(reigns), "reign") + (f", newest term {newest}." if newest >= 0 else ".")
+
+
+def _availability_text(availability: Availability) -> str:
+    asked = availability.served_s + availability.refused_s
+    if not asked:
+        return ""
+    return f"{availability.served_s:,} of {asked:,} seconds ({availability.share:.1%})."
+
+
+def _failover_part(draw: _Both, failover_ms: Sequence[float]) -> Part:
+    caption = "How long the group served nobody after its leader was lost"
+    if failover_ms:
+        p50, p99 = (percentile(failover_ms, per_cent) for per_cent in (50, 99))
+        caption += f": {many(len(failover_ms), 'fail-over')}, p50 {p50:,.0f} ms, "
+        caption += f"p99 {p99:,.0f} ms, "
+        caption += f"max {max(failover_ms):,.0f} ms; look for bars far to the right of the others."
+    else:
+        caption += "."
+    return Part(
+        "failover",
+        "Fail-over",
+        caption,
+        draw.figure(lambda one: one.failover(failover_ms), caption) if failover_ms else (),
+        "No fail-over was measured.",
+    )
+
+
+def _order_part(draw: _Both, run: Run, violations: Sequence[Violation]) -> Part:
+    orders = orders_of(run.history.operations, violations)
+    figures = tuple(
+        figure
+        for number, order in enumerate(orders, start=1)
+        for figure in draw.figure(
+            partial(Pictures.order, order=order, number=number),
+            order_alt(order),
+            f"{order.queue}: {order.violation.name}, {order.violation.detail}",
+        )
+    )
+    return Part(
+        "order",
+        "Order in the queue",
+        "Sends and reads of one queue around the violation, from call to return: offsets must "
+        "rise with time; look at the red ones, which cannot all be true.",
+        figures,
+        "No violation names operations of a queue.",
+    )

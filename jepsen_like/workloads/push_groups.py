@@ -1,0 +1,250 @@
+"""A push group whose members join, leave and are killed while messages come.
+
+Every member has a machine of its own. Listeners refuse some messages at the first try, which then
+come through the retry topic. When a run is over all members are there, and the group must have
+consumed everything, shared the queues, and committed where they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from client.client_instance import ClientInstance
+from client.consume_from import FROM_FIRST
+from client.delivered_message import DeliveredMessage
+from client.listener import ConsumeContext, ConsumeStatus
+from client.pull_consumer import PullConsumer
+from client.push_config import PushConfig
+from client.push_consumer import PushConsumer
+from commitlog.errors import MQError
+from jepsen_like.checkers.push_group import (
+    NOT_COMMITTED,
+    Consumed,
+    PushRecord,
+    check_record,
+    never_consumed,
+    ownership,
+)
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.operation import NOTHING, F, Level
+from jepsen_like.seeded_rng import rng_stream
+from jepsen_like.workloads.clients import value_of
+
+if TYPE_CHECKING:
+    from jepsen_like.plans.plan import Plan
+    from jepsen_like.workloads.clients import WorkloadClients
+
+GROUP: Final = "push-group"
+REFUSED_AT_FIRST: Final = 16
+"""Of so many messages one is refused at its first try."""
+SLOW_OF: Final = 64
+"""Of so many messages one takes its listener long, so that it is in hand when things happen."""
+SLOW_S: Final = 2.0
+SETTLED_WITHIN_S: Final = 120.0
+"""The group must have consumed all there is within this; a retry waits for ten seconds of it."""
+LOOK_S: Final = 0.5
+
+
+class MemberMachine(Protocol):
+    """Where a member runs; see `jepsen_like.nemesis.ground.Machine`."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it has no process."""
+
+    async def start(self) -> bool:
+        """Start its program."""
+
+    async def kill(self) -> None:
+        """End it at once."""
+
+
+class Host(Protocol):
+    """What a program is given: the machine it runs on."""
+
+    @property
+    def instance(self) -> ClientInstance | None:
+        """The open client instance; None once it was killed."""
+
+
+MakeMachine = Callable[[str, Callable[[Any], Awaitable[None]]], MemberMachine]
+"""Makes the machine of that name for a program; it is down."""
+
+
+class PushGroup:
+    """The members of the group of a run.
+
+    Args:
+        clients: Whose topic they consume, and the rows.
+        make: Makes their machines.
+
+    Attributes:
+        record: What is to be judged.
+        joined, left, killed: How often.
+    """
+
+    def __init__(self, clients: WorkloadClients, plan: Plan, make: MakeMachine) -> None:
+        self._clients = clients
+        self._plan = plan
+        self.record = PushRecord(is_orderly=plan.workload.push_orderly)
+        self.joined = self.left = self.killed = 0
+        self._live: dict[str, PushConsumer] = {}
+        self._leave: dict[str, trio.Event] = {}
+        self._lives = 0
+        self._machines: dict[str, MemberMachine] = {
+            name: make(name, self._program(name))
+            for name in (f"m{index}" for index in range(plan.workload.push_members))
+        }
+
+    # -- a member --------------------------------------------------------------------------
+
+    def _program(self, name: str) -> Callable[[Host], Awaitable[None]]:
+        async def run(host: Host) -> None:
+            await self._consume(name, host)
+
+        return run
+
+    async def _consume(self, name: str, host: Host) -> None:
+        instance = host.instance
+        assert instance is not None
+        self._lives += 1
+        life = f"{name} life {self._lives}"
+        leave = self._leave[name] = trio.Event()
+        heard = 0
+
+        async def listener(
+            messages: Sequence[DeliveredMessage], context: ConsumeContext
+        ) -> ConsumeStatus | None:
+            nonlocal heard
+            if host.instance is not instance:
+                return ConsumeStatus.RECONSUME_LATER  # it was killed: nothing happens any more
+            (message,) = messages
+            value = value_of(message.body)
+            if value % SLOW_OF == 1:
+                await self._clients.sleep(SLOW_S)
+                if host.instance is not instance:
+                    return ConsumeStatus.RECONSUME_LATER
+            if value % REFUSED_AT_FIRST == 0 and not message.reconsume_times:
+                return ConsumeStatus.RECONSUME_LATER
+            heard += 1
+            self._note(name, message, value)
+            return None
+
+        consumer = PushConsumer(
+            instance,
+            GROUP,
+            listener,
+            {self._clients.topic: "*"},
+            PushConfig(consume_from=FROM_FIRST),
+            orderly=self._plan.workload.push_orderly,
+        )
+        try:
+            async with consumer:
+                self._live[name] = consumer
+                await leave.wait()
+        finally:
+            if self._live.get(name) is consumer:
+                del self._live[name]
+            if host.instance is instance:
+                self.record.counts[life] = (consumer.counts["consumed"], heard)
+
+    def _note(self, name: str, message: DeliveredMessage, value: int) -> None:
+        clients, queue = self._clients, message.message_queue
+        is_retry = queue.topic != clients.topic
+        number = NOTHING if is_retry else queue.queue_id
+        self.record.consumed.append(
+            Consumed(name, number, message.queue_offset, value, clients.now_ns)
+        )
+        if not is_retry:
+            # A row as of a read that may be old: what was there must agree, when proves nothing.
+            op = clients.begin(clients.new_process(), F.PULL, queue)
+            op.off, op.cnt, op.values, op.level = message.queue_offset, 1, (value,), Level.LOCAL
+            clients.end(op)
+
+    # -- coming and going ------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Let members come and go until the clients are told to finish."""
+        rng = rng_stream(self._plan.seed, "push members")
+        names = sorted(self._machines)
+        change_s = self._plan.workload.push_change_s
+        for name in names[: (len(names) + 1) // 2] if change_s else names:
+            await self._join(name)
+        while change_s and not self._clients.is_over:
+            await self._clients.sleep(rng.expovariate(1.0 / change_s))
+            name = names[rng.randrange(len(names))]
+            chance = rng.random()
+            if self._clients.is_over:
+                return
+            if self._machines[name].is_down:
+                await self._join(name)
+            elif len(self._live) > 1 and chance < 0.5:
+                self.left += 1
+                self._leave[name].set()
+            elif len(self._live) > 1:
+                self.killed += 1
+                self._live.pop(name, None)
+                await self._machines[name].kill()
+
+    async def _join(self, name: str) -> None:
+        self.joined += 1
+        await self._machines[name].start()
+
+    # -- the end ---------------------------------------------------------------------------
+
+    async def settle(self, instance: ClientInstance) -> Verdict:
+        """Let all members be there, wait until the group has come to rest, and judge it.
+
+        Args:
+            instance: Asks for committed offsets.
+        """
+        clients, record = self._clients, self.record
+        record.stored = {
+            queue.queue_id: (begin, values) for queue, (begin, values) in clients.drained.items()
+        }
+        end_ns = clients.now_ns + int(SETTLED_WITHIN_S * 1e9)
+        while True:
+            for name, machine in self._machines.items():
+                if machine.is_down:
+                    await self._join(name)
+            await self._look(instance)
+            verdict = check_record(record)
+            if self._is_settled(verdict) or clients.now_ns > end_ns:
+                break
+            await clients.sleep(LOOK_S)
+        await self._end()
+        return check_record(record)
+
+    async def _look(self, instance: ClientInstance) -> None:
+        self.record.owners = {
+            name: frozenset(q.queue_id for q in consumer.queues if q.topic == self._clients.topic)
+            for name, consumer in self._live.items()
+        }
+        reader = PullConsumer(instance, GROUP)  # asks on behalf of a group it is no member of
+        for queue in self._clients.drained:
+            try:
+                offset = await reader.committed_offset(queue)
+            except MQError:
+                continue
+            if offset is not None:
+                self.record.committed[queue.queue_id] = offset
+
+    def _is_settled(self, verdict: Verdict) -> bool:
+        record = self.record
+        return (
+            len(self._live) == len(self._machines)
+            and not never_consumed(record)
+            and not ownership(record.stored, record.owners)
+            and not any(violation.name == NOT_COMMITTED for violation in verdict.violations)
+        )
+
+    async def _end(self) -> None:
+        """Let all members leave by themselves; their counts are taken then."""
+        for name in list(self._live):
+            self._leave[name].set()
+        with trio.move_on_after(SETTLED_WITHIN_S):
+            while self._live:
+                await self._clients.sleep(LOOK_S)

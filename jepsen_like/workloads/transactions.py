@@ -1,0 +1,224 @@
+"""Producers of transactional messages, and the application that brokers ask about them.
+
+What became of a local part is written once in what stands for the application's database; answers
+to questions come from there, whoever gives them. Beside plain ends there are ends told several
+times, two that contradict each other at the same moment, ends told again much later, and half
+messages nobody says anything about: these are for check-back, and some of them nobody ever knows.
+
+A row is one end told, with retries after unknown outcomes switched off. Questions leave a row when
+they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from client.check_back import Question
+from client.client_instance import ClientInstance
+from client.errors import ClientError
+from client.half_message import HalfMessage, LocalTransactionState
+from client.message import Message, MessageExt
+from client.producer import ProducerConfig
+from client.route import MessageQueue
+from client.transaction_end import TransactionEnd
+from client.transaction_producer import TransactionProducer, TransactionProducerConfig
+from jepsen_like.checkers.transactions import CHECKS_MAX as DEFAULT_CHECKS_MAX
+from jepsen_like.history.operation import Decision, F, Outcome
+from jepsen_like.plans.plan import Workload
+from jepsen_like.seeded_rng import SimRng
+
+if TYPE_CHECKING:
+    from jepsen_like.workloads.clients import WorkloadClients
+
+GROUP: Final = "transactions"
+
+TIMEOUT_MS: Final = 2_000
+INTERVAL_MS: Final = 4_000
+CHECKS_MAX: Final = 6
+"""Of the brokers: short, so that check-back has work within the faults of a plan."""
+
+PATIENCE_S: Final = (TIMEOUT_MS + CHECKS_MAX * INTERVAL_MS) / 1000
+"""How long check-back takes at most while a producer of the group is connected."""
+
+NEVER_KNOWN: Final = 12
+"""One value of so many is one whose application never knows."""
+
+LOCAL_S: Final = 0.3
+"""Mean time that a local part takes."""
+
+COMMIT, ROLLBACK, UNKNOWN = (
+    LocalTransactionState.COMMIT,
+    LocalTransactionState.ROLLBACK,
+    LocalTransactionState.UNKNOWN,
+)
+_DECISIONS: Final = {COMMIT: Decision.COMMIT, ROLLBACK: Decision.ROLLBACK}
+
+
+def broker_settings(workload: Workload) -> dict[str, str]:
+    """Return what brokers are told where a workload has transactions."""
+    if not workload.transactions_per_mille:
+        return {}
+    return {
+        "broker.transaction_timeout_ms": str(TIMEOUT_MS),
+        "broker.transaction_check_interval_ms": str(INTERVAL_MS),
+        "broker.transaction_check_max": str(CHECKS_MAX),
+    }
+
+
+def checks_max(workload: Workload) -> int:
+    """Return how often brokers ask about one transaction of a workload."""
+    return CHECKS_MAX if workload.transactions_per_mille else DEFAULT_CHECKS_MAX
+
+
+class Transactions:
+    """The transactions of a run.
+
+    Args:
+        clients: Whose they are: the rows, the queues and the time.
+        value_of: The value in a message body.
+        halves: How half messages are sent.
+    """
+
+    def __init__(
+        self, clients: WorkloadClients, value_of: Callable[[Any], int], halves: ProducerConfig
+    ) -> None:
+        self.clients = clients
+        self.value_of = value_of
+        self._halves = halves
+        self.values: dict[str, int] = {}
+        """Transaction id to value."""
+        self._said: dict[int, LocalTransactionState] = {}
+        """The application's database: value to what became of its local part, written once."""
+        self._producer: _Recorded | None = None
+
+    # -- who answers -----------------------------------------------------------------------
+
+    async def serve(self, instance: ClientInstance) -> None:
+        """Keep the machine's producer open, for transactions and for questions."""
+        async with self._new_producer(instance) as producer:
+            self._producer = producer
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._producer = None
+
+    async def answer(self, instance: ClientInstance) -> None:
+        """Answer questions on a machine that begins no transactions."""
+        async with self._new_producer(instance):
+            await trio.sleep_forever()
+
+    def _new_producer(self, instance: ClientInstance) -> _Recorded:
+        config = TransactionProducerConfig(
+            producer=self._halves,
+            end_timeout_s=self._halves.send_timeout_s,
+            retry_end=False,
+            topics=(self.clients.topic,),
+        )
+        return _Recorded(self, instance, config)
+
+    async def ask(self, message: MessageExt) -> LocalTransactionState:
+        """Be the application that is asked what became of a local part."""
+        await trio.lowlevel.checkpoint()
+        value = self.value_of(message.body)
+        self.values[message.message_id] = value
+        if value % NEVER_KNOWN == 0:
+            return UNKNOWN
+        # Not done yet: then it never will be.
+        return self._said.setdefault(value, ROLLBACK)
+
+    # -- who begins ------------------------------------------------------------------------
+
+    async def transact(
+        self, process: int, queue: MessageQueue, message: Message, rng: SimRng
+    ) -> bool:
+        """Begin a transaction and mostly end it; false when the process saw an unknown outcome."""
+        clients, producer = self.clients, self._producer
+        if producer is None:
+            return True  # the machine has just started
+        value = self.value_of(message.body)
+        op = clients.begin(process, F.HALF, queue)
+        op.value = value
+        try:
+            half = await producer.begin(message, queue=queue)
+        except ClientError as error:
+            clients.failed(op, error)
+            return op.outcome != Outcome.INFO
+        clients.end(op)
+        op.txn = half.half_offset
+        self.values[half.transaction_id] = value
+        await self._go_on(producer, half, value, rng)
+        return True
+
+    async def _go_on(self, producer: _Recorded, half: HalfMessage, value: int, rng: SimRng) -> None:
+        chance = rng.randrange(100)
+        wanted = COMMIT if rng.randrange(100) < 70 else ROLLBACK
+        local_s = rng.expovariate(1 / LOCAL_S) * (20 if rng.randrange(100) < 10 else 1)
+        late_s = rng.uniform(0.5, 8.0)
+        other_first = rng.randrange(2) == 0
+        await self.clients.sleep(local_s)
+        if value % NEVER_KNOWN == 0:
+            await producer.leave_open(half)
+            return
+        state = self._said.setdefault(value, wanted)
+        if chance < 15:  # it is killed here: what was done is in the database
+            await producer.leave_open(half)
+            return
+        other = ROLLBACK if state is COMMIT else COMMIT
+        states = [state]
+        if chance < 30:
+            states = [state, state, state]
+        elif chance < 45:
+            states = [other, state] if other_first else [state, other]
+        async with trio.open_nursery() as nursery:
+            for each in states:
+                nursery.start_soon(self._end, producer, half, each)
+        if chance >= 85:
+            await self.clients.sleep(late_s)
+            await self._end(producer, half, other if other_first else state)
+        await producer.leave_open(half)
+
+    async def _end(
+        self, producer: _Recorded, half: HalfMessage, state: LocalTransactionState
+    ) -> None:
+        try:
+            await producer.end(half, state)
+        except ClientError:
+            pass  # its row says so
+
+
+class _Recorded(TransactionProducer):
+    """A producer that leaves a row for every end it tells and every question it gets."""
+
+    def __init__(
+        self, run: Transactions, instance: ClientInstance, config: TransactionProducerConfig
+    ) -> None:
+        super().__init__(instance, GROUP, run.ask, config)
+        self._run = run
+
+    async def _tell(self, end: TransactionEnd) -> bool:
+        decision = _DECISIONS.get(end.state)
+        if decision is None:
+            return await super()._tell(end)  # it says nothing
+        clients = self._run.clients
+        with clients.acting():
+            op = clients.begin(clients.new_process(), F.END_TRANSACTION)
+            op.value, op.txn = self._run.values[end.transaction_id], end.half_offset
+            op.decision = decision
+            try:
+                is_confirmed = await super()._tell(end)
+            except ClientError as error:
+                clients.failed(op, error)
+                raise
+            if is_confirmed:
+                clients.end(op)
+            return is_confirmed
+
+    def _on_question(self, question: Question) -> None:
+        clients = self._run.clients
+        op = clients.begin(clients.new_process(), F.CHECK)
+        op.value, op.txn = self._run.value_of(question.message.body), question.half_offset
+        clients.end(op)
+        super()._on_question(question)

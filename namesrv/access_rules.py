@@ -1,0 +1,39 @@
+"""What each request of a NameServer must be allowed to do.
+
+RocketMQ's NameServers check nothing. With access control here, whoever asks for routes signs, and
+whoever changes what everybody is told is an administrator: brokers register with such an account.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from remoting.access.rules import ADMIN, SIGNED, Rule
+from remoting.protocol.codes import RequestCode
+
+NAMESRV_RULES: Final[dict[int, Rule]] = {
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: SIGNED,
+    RequestCode.GET_BROKER_CLUSTER_INFO: SIGNED,
+    RequestCode.GET_BROKER_MEMBER_GROUP: SIGNED,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: SIGNED,
+    RequestCode.GET_TOPICS_BY_CLUSTER: SIGNED,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: SIGNED,
+    RequestCode.GET_UNIT_TOPIC_LIST: SIGNED,
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: SIGNED,
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: SIGNED,
+    RequestCode.GET_KV_CONFIG: SIGNED,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: SIGNED,
+    # A broker speaks for a group: who may do that may send its clients anywhere.
+    RequestCode.REGISTER_BROKER: ADMIN,
+    RequestCode.UNREGISTER_BROKER: ADMIN,
+    RequestCode.BROKER_HEARTBEAT: ADMIN,
+    RequestCode.QUERY_DATA_VERSION: ADMIN,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: ADMIN,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: ADMIN,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: ADMIN,
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV: ADMIN,
+    RequestCode.PUT_KV_CONFIG: ADMIN,
+    RequestCode.DELETE_KV_CONFIG: ADMIN,
+    RequestCode.UPDATE_NAMESRV_CONFIG: ADMIN,
+    RequestCode.GET_NAMESRV_CONFIG: ADMIN,
+}

@@ -1,0 +1,274 @@
+"""Account files: TOML of ours, and RocketMQ's ``plain_acl.yml`` as it stands.
+
+TOML::
+
+    global_white_addresses = ["10.10.103.*"]
+
+    [accounts.orders]
+    secret_key = "..."
+    white_address = "192.168.0.7"
+    admin = false
+    default_topic_perm = "DENY"
+    default_group_perm = "SUB"
+    topics = { orders = "PUB|SUB" }
+    groups = { billing = "SUB" }
+
+A key that nobody knows and a value that cannot be are errors: what was meant to forbid something
+must not be passed over. No error shows a secret.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+from commitlog.errors import ConfigError
+from remoting.access.accounts import (
+    KEY_LENGTH_MIN,
+    RETRY_PREFIX,
+    Account,
+    AccountTable,
+    Permission,
+    parse_permission,
+)
+from remoting.access.addresses import WhiteAddresses
+from remoting.access.plain_yaml import parse_plain_yaml
+
+FILE_BYTES_MAX: Final = 4 << 20
+"""Largest account file: it is read again and again, and lies in memory."""
+
+ACCOUNTS_MAX: Final = 10_000
+"""Accounts in one file."""
+
+# Name in TOML → name in plain_acl.yml.
+_YAML_NAMES: Final = {
+    "access_key": "accessKey",
+    "secret_key": "secretKey",
+    "white_address": "whiteRemoteAddress",
+    "admin": "admin",
+    "default_topic_perm": "defaultTopicPerm",
+    "default_group_perm": "defaultGroupPerm",
+    "topics": "topicPerms",
+    "groups": "groupPerms",
+}
+_TOML_KEYS: Final = frozenset(_YAML_NAMES) - {"access_key"}
+_GLOBAL_TOML: Final = "global_white_addresses"
+_GLOBAL_YAML: Final = "globalWhiteRemoteAddresses"
+
+
+def is_toml(path: str) -> bool:
+    """Whether a file of that name is read as TOML; anything else is read as YAML."""
+    return path.lower().endswith(".toml")
+
+
+def parse_accounts(path: str, content: bytes) -> AccountTable:
+    """Return the accounts of a file.
+
+    Args:
+        path: Its name: ``.toml`` is ours, anything else RocketMQ's ``plain_acl.yml``.
+    Raises:
+        ConfigError: One line that names the file and what is wrong in it; shows no secret.
+    """
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: {len(content)} bytes, at most {FILE_BYTES_MAX}")
+    try:
+        text = content.decode()
+        return _from_toml(text) if is_toml(path) else _from_yaml(text)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {_without_text(error)}") from None
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _without_text(error: tomllib.TOMLDecodeError) -> str:
+    """Return where it went wrong; the parser's own words may quote the line."""
+    place = str(error).rpartition("(")[2].rstrip(")")
+    return place if place.startswith(("at line", "at end")) else "cannot be read"
+
+
+def _from_toml(text: str) -> AccountTable:
+    document = tomllib.loads(text)
+    accounts: dict[str, Account] = {}
+    for key in document.keys() - {_GLOBAL_TOML, "accounts"}:
+        raise ConfigError(f"unknown key {key!r}")
+    entries = document.get("accounts", {})
+    if not isinstance(entries, dict):
+        raise ConfigError("accounts: expected tables [accounts.NAME]")
+    _check_number(len(entries))
+    for name, fields in entries.items():
+        if not isinstance(fields, dict):
+            raise ConfigError(f"account {name}: expected a table [accounts.{name}]")
+        for key in fields.keys() - _TOML_KEYS:
+            raise ConfigError(f"account {name}: unknown key {key!r}")
+        accounts[name] = _account(
+            name,
+            fields,
+            topics=_toml_permissions(name, "topics", fields.get("topics", {})),
+            groups=_toml_permissions(name, "groups", fields.get("groups", {})),
+        )
+    return AccountTable(accounts, _white("global_white_addresses", document.get(_GLOBAL_TOML)))
+
+
+def _from_yaml(text: str) -> AccountTable:
+    document = parse_plain_yaml(text) or {}
+    if not isinstance(document, dict):
+        raise ConfigError("expected keys accounts and globalWhiteRemoteAddresses")
+    # What RocketMQ itself writes into the file when it changes it.
+    for key in document.keys() - {_GLOBAL_YAML, "accounts", "dataVersion"}:
+        raise ConfigError(f"unknown key {key!r}")
+    entries = document.get("accounts") or []
+    if not isinstance(entries, list):
+        raise ConfigError("accounts: expected a list")
+    _check_number(len(entries))
+    accounts: dict[str, Account] = {}
+    known = frozenset(_YAML_NAMES.values())
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise ConfigError(f"account {number}: expected keys and values")
+        name = entry.get("accessKey")
+        if not isinstance(name, str):
+            raise ConfigError(f"account {number}: accessKey is missing")
+        for key in entry.keys() - known:
+            raise ConfigError(f"account {name}: unknown key {key!r}")
+        if name in accounts:
+            raise ConfigError(f"account {name} stands there twice")
+        fields = {ours: entry.get(theirs) for ours, theirs in _YAML_NAMES.items()}
+        accounts[name] = _account(
+            name,
+            fields,
+            topics=_yaml_permissions(name, "topicPerms", fields["topics"]),
+            groups=_yaml_permissions(name, "groupPerms", fields["groups"]),
+        )
+    return AccountTable(accounts, _white(_GLOBAL_YAML, document.get(_GLOBAL_YAML)))
+
+
+def _account(
+    name: str,
+    fields: Mapping[str, object],
+    *,
+    topics: dict[str, Permission],
+    groups: dict[str, Permission],
+) -> Account:
+    secret = fields.get("secret_key")
+    if not isinstance(secret, str) or min(len(secret), len(name)) < KEY_LENGTH_MIN:
+        raise ConfigError(
+            f"account {name}: access key and secret key are texts of at least"
+            f" {KEY_LENGTH_MIN} characters"
+        )
+    # A group is its retry topic in RocketMQ: a line about one is a line about the other.
+    for topic in [topic for topic in topics if topic.startswith(RETRY_PREFIX)]:
+        groups[topic.removeprefix(RETRY_PREFIX)] = topics.pop(topic)
+    return Account(
+        access_key=name,
+        secret_key=secret,
+        is_admin=_truth(name, fields.get("admin")),
+        white=_white(f"account {name}: white_address", fields.get("white_address")),
+        default_topic=_default(name, "default_topic_perm", fields),
+        default_group=_default(name, "default_group_perm", fields),
+        topics=topics,
+        groups=groups,
+    )
+
+
+def _truth(name: str, value: object) -> bool:
+    if value is None:
+        return False
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ConfigError(f"account {name}: admin is true or false")
+
+
+def _default(name: str, key: str, fields: Mapping[str, object]) -> Permission:
+    value = fields.get(key)
+    if value is None:
+        return Permission.DENY
+    return _permission(name, key, value)
+
+
+def _permission(name: str, where: str, value: object) -> Permission:
+    try:
+        if isinstance(value, str):
+            return parse_permission(value)
+    except ValueError:
+        pass  # said below, with its place
+    raise ConfigError(f"account {name}: {where} = {value!r} is not DENY, PUB, SUB or PUB|SUB")
+
+
+def _toml_permissions(name: str, where: str, value: object) -> dict[str, Permission]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"account {name}: {where}: expected a table of name and permission")
+    return {
+        str(key): _permission(name, f"{where}.{key}", permission)
+        for key, permission in value.items()
+    }
+
+
+def _yaml_permissions(name: str, where: str, value: object) -> dict[str, Permission]:
+    found: dict[str, Permission] = {}
+    if value is None:
+        return found
+    if not isinstance(value, list):
+        raise ConfigError(f"account {name}: {where}: expected a list of name=permission")
+    for line in value:
+        resource, equals, permission = str(line).partition("=")
+        if not equals or not resource.strip():
+            raise ConfigError(f"account {name}: {where}: {line!r} is not name=permission")
+        found[resource.strip()] = _permission(name, f"{where} {resource}", permission.strip())
+    return found
+
+
+def _white(where: str, value: object) -> WhiteAddresses:
+    if value is None:
+        return WhiteAddresses()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not all(isinstance(part, str) for part in value):
+            _not_addresses(where)
+        value = ",".join(value)
+    if not isinstance(value, str):
+        _not_addresses(where)
+    try:
+        return WhiteAddresses(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _not_addresses(where: str) -> NoReturn:
+    raise ConfigError(f"{where}: expected addresses or patterns of addresses")
+
+
+def _check_number(accounts: int) -> None:
+    if accounts > ACCOUNTS_MAX:
+        raise ConfigError(f"{accounts} accounts, at most {ACCOUNTS_MAX}")
+
+
+def accounts_document(table: AccountTable) -> str:
+    """Return the TOML file that says what *table* says. It holds the secrets."""
+    lines: list[str] = []
+    if table.white:
+        lines += [f"{_GLOBAL_TOML} = {_quoted(table.white.text)}", ""]
+    for account in table:
+        lines.append(f"[accounts.{_quoted(account.access_key)}]")
+        lines.append(f"secret_key = {_quoted(account.secret_key)}")
+        if account.white:
+            lines.append(f"white_address = {_quoted(account.white.text)}")
+        lines.append(f"admin = {'true' if account.is_admin else 'false'}")
+        lines.append(f'default_topic_perm = "{account.default_topic}"')
+        lines.append(f'default_group_perm = "{account.default_group}"')
+        for key, permissions in (("topics", account.topics), ("groups", account.groups)):
+            if permissions:
+                pairs = (f'{_quoted(name)} = "{perm}"' for name, perm in permissions.items())
+                lines.append(f"{key} = {{ {', '.join(pairs)} }}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    if not escaped.isprintable():
+        raise ConfigError(f"{text!r} does not fit an account file")
+    return f'"{escaped}"'

@@ -1,0 +1,12 @@
+"""Histories of any length checked with Spark or without; ``register`` makes topics DataFrames."""
+
+
+def register(spark: object) -> None:
+    """Make ``format("dledger")`` known to a Spark session; doing it again is harmless.
+
+    Args:
+        spark: A `pyspark.sql.SparkSession`, classic or Connect.
+    """
+    from spark_jobs.datasource.register import register as make_known
+
+    make_known(spark)

@@ -1,0 +1,202 @@
+"""One replica's data folder, opened for reading and for nothing else.
+
+Every file is opened read-only and mapped; what is mapped stays readable when a running broker
+removes the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from commitlog.disk import OsDisk
+from commitlog.errors import ConfigError, CorruptStoreError
+from commitlog.extent import Extent, Truncation
+from commitlog.log_format import LogFormat, read_format
+from commitlog.mark import Anchor, Mark, load_anchor
+from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
+from commitlog.store_paths import StorePaths, parse_file_name
+
+EMPTY: Final = memoryview(b"")
+
+
+class NotAFolderError(ConfigError):
+    """What was named is no data folder; nothing was read."""
+
+
+@dataclass(slots=True)
+class ReplicaFolder:
+    """What a folder says of itself, and its files.
+
+    Attributes:
+        mark: The newest entry this replica knows to be committed; None: it knows none.
+        problems: Small files that could not be read: without them the audit cannot be sure.
+        running: A broker holds the folder: it is read as it is just now.
+        clean_stop: Everything up to the mark is in the derived files.
+    """
+
+    name: str
+    root: Path
+    log_format: LogFormat
+    anchor: Anchor
+    mark: Mark | None
+    extent: Extent | None
+    cut: Truncation | None
+    segments: tuple[int, ...]
+    clean_stop: bool
+    running: bool
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _mapped: dict[Path, memoryview] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> StorePaths:
+        """Names below the folder."""
+        return StorePaths(str(self.root))
+
+    @property
+    def due(self) -> int:
+        """Everything before this byte of the log is committed and must be here."""
+        return 0 if self.mark is None else self.mark.end_position
+
+    @property
+    def derived_promised(self) -> bool:
+        """Whether everything up to the commit mark must be in the derived files."""
+        return self.clean_stop and not self.running
+
+    def map(self, path: Path) -> memoryview:
+        """Return a file's bytes, read-only; empty when there is none."""
+        found = self._mapped.get(path)
+        if found is None:
+            try:
+                with path.open("rb") as file:
+                    size = file.seek(0, 2)
+                    found = (
+                        memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+                        if size
+                        else EMPTY
+                    )
+            except FileNotFoundError:
+                found = EMPTY
+            self._mapped[path] = found
+        return found
+
+    def forget(self) -> None:
+        """Give mapped files back as soon as nobody looks at them."""
+        self._mapped.clear()
+
+    def segment_path(self, base: int) -> Path:
+        """Return the file of the segment that begins at *base*."""
+        return Path(self.paths.segment(base))
+
+    def segment(self, base: int) -> memoryview:
+        """Return the bytes of a segment; empty when it is not there."""
+        return self.map(self.segment_path(base))
+
+    def relative(self, path: Path) -> str:
+        """Return the name of a file below the folder."""
+        return path.relative_to(self.root).as_posix()
+
+    def numbered(self, folder: Path) -> Iterator[tuple[int, Path]]:
+        """Yield the files of a folder that are named by 20 digits, in order, with their number."""
+        for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+            start = parse_file_name(path.name)
+            if start is not None:
+                yield start, path
+
+    def ends_early(self, end: int) -> bool:
+        """Whether the log was closed, or recovered, with more in it than up to *end*."""
+        extent, cut = self.extent, self.cut
+        if extent is None or not extent.exact or end >= extent.limit:
+            return False
+        return cut is None or cut.written_to < extent.limit or end < cut.end_position
+
+
+def open_folder(root: Path) -> ReplicaFolder:
+    """Return what stands in the data folder *root*; nothing is written, not even a lock.
+
+    Raises:
+        NotAFolderError: It is none.
+        StoreError: It is another program's or a newer version's, or nobody knows where it begins.
+    """
+    paths = StorePaths(str(root))
+    if not Path(paths.commitlog).is_dir():
+        raise NotAFolderError(
+            f"{root} is not a data folder: there is no commitlog in it; "
+            "give the folder that store.path_root_dir names"
+        )
+    disk = OsDisk()
+    if not Path(paths.format).is_file():
+        raise NotAFolderError(f"{root} was not written by this program: raft/format is missing")
+    problems: list[str] = []
+    notes: list[str] = []
+    payloads: dict[str, bytes | None] = {}
+    for path in (paths.commit_mark, paths.extent, paths.truncation):
+        try:
+            payloads[path] = newest_slot(Path(path), notes)
+        except CorruptStoreError as error:
+            payloads[path] = None
+            problems.append(str(error))
+    mark, extent, cut = (payloads[p] for p in (paths.commit_mark, paths.extent, paths.truncation))
+    running = is_running(root)
+    folder = ReplicaFolder(
+        name=str(root),
+        root=root,
+        log_format=read_format(disk, paths),
+        anchor=load_anchor(disk, paths.anchor),
+        mark=None if mark is None else Mark.decode(mark),
+        extent=None if extent is None else Extent.decode(extent),
+        cut=None if cut is None else Truncation.decode(cut),
+        segments=(),
+        clean_stop=not Path(paths.abort).exists() and not Path(paths.install).exists(),
+        running=running,
+        problems=problems,
+        notes=notes,
+    )
+    folder.segments = tuple(
+        base
+        for base, path in folder.numbered(Path(paths.commitlog))
+        if path.stat().st_size == folder.log_format.segment_bytes
+    )
+    if running:
+        folder.notes.append("a broker runs on it: read as it was just then")
+    elif not folder.clean_stop:
+        folder.notes.append("not stopped cleanly: derived files may miss what is newest")
+    return folder
+
+
+def newest_slot(path: Path, notes: list[str]) -> bytes | None:
+    """Return the newest whole value of a slot file; None when there is none.
+
+    Raises:
+        CorruptStoreError: The file is there and neither slot is whole.
+    """
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    slots = [decode_slot(data[at : at + SLOT_STRIDE_BYTES]) for at in (0, SLOT_STRIDE_BYTES)]
+    whole = [slot for slot in slots if slot is not None]
+    if whole:
+        if len(whole) < len(slots):
+            notes.append(f"one of the two slots of raft/{path.name} is not whole")
+        return max(whole)[1]
+    if any(data):
+        raise CorruptStoreError(f"{path}: neither slot is whole")
+    return None
+
+
+def is_running(root: Path) -> bool:
+    """Whether a broker holds the folder; the question is asked without keeping it out."""
+    lock = root / "lock"
+    if not lock.exists():
+        return False
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

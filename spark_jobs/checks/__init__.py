@@ -1,0 +1,1 @@
+"""What is decided over columns. Pure: no Spark, no files."""

@@ -1,0 +1,155 @@
+"""A queue too long for one task, cut into chunks of offsets.
+
+Pass one: every chunk says what it knows, and the few numbers of all chunks decide, because bounds
+are carried over borders as maxima and minima. Pass two, only where something is wrong: the chunks
+are looked at again with what was carried to them, and name it. Equal to the kernel in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+
+from jepsen_like.history.operation import F, Level, Outcome
+from spark_jobs.checks.home import Home, join_homes
+from spark_jobs.checks.queue_chunk import SUSPECTS_MAX, Answer, Ask, Chunk, pack, spares_in, unpack
+from spark_jobs.checks.queue_facts import I64, Columns, Spares, anchors
+from spark_jobs.checks.queue_judge import Judged, attempts_of, judge_chunks
+from spark_jobs.checks.source import Queue, QueueReport, Replicas
+
+CHUNK_OFFSETS: Final = 1 << 22
+"""Offsets of a chunk: 100 MB of facts."""
+
+
+class ChunkReport(msgspec.Struct):
+    """One chunk after pass one."""
+
+    chunk: Chunk
+    home: Home
+
+
+class Passes(Protocol):
+    """How the rows of one queue reach the chunks."""
+
+    def first(self, limit: int | None) -> Sequence[ChunkReport]:
+        """Return what each chunk says. *limit*: the queue is cut there."""
+        ...
+
+    def again(self, asks: dict[int, Ask], limit: int | None) -> Sequence[Answer]:
+        """Return what each chunk answers; asks by the first offset of a chunk."""
+        ...
+
+    def repeated(self, added: I64) -> I64:
+        """Return values of two sends or at two acknowledged offsets, `SUSPECTS_MAX` + 1 at most.
+
+        Args:
+            added: Values of sends that no row tells of.
+        """
+        ...
+
+
+def judge_cut(
+    queue: Queue, passes: Passes, added: Spares | None, replicas: Replicas
+) -> QueueReport:
+    """Judge one queue from its chunks."""
+    limit: int | None = None
+    reports = _first(passes, limit, added)
+    length, attempts = attempts_of([report.chunk for report in reports])
+    if length > attempts:
+        limit = attempts
+        reports = _first(passes, limit, added)
+    chunks = [report.chunk for report in reports]
+    again = passes.repeated(np.zeros(0, dtype=np.int64) if added is None else added.value)
+    home = _home(reports, replicas, queue)
+    strange = _maybe_home(home, again)
+
+    def look(asks: Sequence[Ask]) -> Sequence[Answer]:
+        known = {chunk.begin: ask for chunk, ask in zip(chunks, asks, strict=True)}
+        return passes.again(known, limit)
+
+    judged: Judged = judge_chunks(chunks, again, look)
+    if len(strange) and len(chunks) > 1:
+        ask = Ask(strange=strange.tobytes())
+        answers = passes.again({chunk.begin: ask for chunk in chunks}, limit)
+        echo = [np.frombuffer(answer.echo, dtype=np.int64) for answer in answers]
+        home.echo = np.unique(np.concatenate(echo)).tobytes()
+    return QueueReport(*queue, judged, home)
+
+
+def _first(passes: Passes, limit: int | None, added: Spares | None) -> list[ChunkReport]:
+    reports = sorted(passes.first(limit), key=lambda report: report.chunk.begin)
+    if added is not None and reports:
+        chunk = reports[0].chunk
+        every = (unpack(Spares, [chunk.spares]), added)
+        chunk.spares = pack(np.concatenate(column) for column in zip(*every, strict=True))
+        chunk.sends += len(added.op_id)
+    return reports
+
+
+def _home(reports: Sequence[ChunkReport], replicas: Replicas, queue: Queue) -> Home:
+    order = [replica for replica, _ in replicas.begins.get(queue, ())]
+    home = join_homes([report.home for report in reports], order)
+    spares = spares_in([report.chunk for report in reports])
+    home.spare = spares.value.tobytes()
+    home.spare_outcome = spares.outcome.astype(np.int8).tobytes()
+    return home
+
+
+def _maybe_home(home: Home, again: I64) -> I64:
+    """Return strange values that may have been acknowledged elsewhere, sorted."""
+    strange = np.unique(np.frombuffer(home.strange, dtype=np.int64))
+    if len(again) > SUSPECTS_MAX:
+        return strange
+    spare = np.setdiff1d(np.frombuffer(home.spare, dtype=np.int64), again)
+    return np.setdiff1d(strange, spare)
+
+
+def routes(ops: Columns, width: int, chunks: int) -> tuple[I64, I64]:
+    """Return rows of `ops` and the chunks they concern; a row may concern several.
+
+    Args:
+        ops: Rows of one queue.
+        width: Offsets of a chunk.
+        chunks: Rows without an offset are spread over so many.
+    """
+    anchor = anchors(ops)
+    everywhere = np.arange(len(anchor), dtype=np.int64)
+    spread = ops["op_id"].astype(np.int64, copy=False) % chunks
+    parts = [(everywhere, np.where(anchor >= 0, anchor // width, spread))]
+    f, end, off = ops["f"], ops["max_off"], ops["off"]
+    is_ok = ops["outcome"] == Outcome.OK
+    is_pull = f == F.PULL
+    reads = is_ok & (is_pull | (f == F.MAX_OFFSET)) & (ops["level"] == Level.LINEARIZABLE)
+    for which, place in (
+        (reads & is_pull & (ops["cnt"] > 0) & (off >= 0), off + ops["cnt"] - 1),
+        (reads & (end > 0), end - 1),
+        (reads & (end >= 0), end),
+    ):
+        rows = np.flatnonzero(which)
+        parts.append((rows, place[rows].astype(np.int64) // width))
+    hashed = is_ok & is_pull & (ops["range_hash"] != 0) & (ops["cnt"] > 0) & (off >= 0)
+    parts.append(_covered(np.flatnonzero(hashed), off, ops["cnt"], width))
+    rows, chunk = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((rows, chunk))
+    rows, chunk = rows[order], chunk[order]
+    new = np.append(True, (rows[1:] != rows[:-1]) | (chunk[1:] != chunk[:-1]))[: len(rows)]
+    return rows[new], chunk[new]
+
+
+def _covered(rows: I64, off: Any, count: Any, width: int) -> tuple[I64, I64]:
+    """Return each row once for every chunk that its range reaches into."""
+    first = off[rows].astype(np.int64) // width
+    last = (off[rows].astype(np.int64) + count[rows] - 1) // width
+    each = last - first + 1
+    begin = np.repeat(first - (np.cumsum(each) - each), each)
+    return np.repeat(rows, each), begin + np.arange(len(begin), dtype=np.int64)
+
+
+def obs_routes(obs: Columns, width: int, chunks: int) -> I64:
+    """Return the chunk of each row of `obs`."""
+    off = obs["off"]
+    chunk: I64 = np.where(off >= 0, off // width, np.abs(obs["op_id"]) % chunks)
+    return chunk

@@ -1,0 +1,1 @@
+"""The command line: histories made, read and checked."""

@@ -1,0 +1,69 @@
+"""``dledger audit``: are the data folders of several replicas equal up to the commit point?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from dledger.cli.output import CliError, ExitCode, Output, print_json, print_table
+from spark_jobs.audit.finding import Report
+from spark_jobs.audit.run import audit as audit_folders
+from spark_jobs.commands.progress import progress
+
+EXIT: Final = {"equal": ExitCode.OK, "parted": ExitCode.FAILED}
+UNKNOWN_EXIT: Final = 2
+SHOWN_MAX: Final = 20
+"""Differences in the table for people; JSON has all that are named."""
+
+
+def audit(
+    *folders: Path,
+    engine: Annotated[
+        Literal["local", "spark"],
+        Parameter(help="local: this process; spark: a task for each segment."),
+    ] = "local",
+    master: Annotated[str, Parameter(help="Spark's URL; empty: the cores of this machine.")] = "",
+    output: Output = "table",
+) -> int:
+    """Compare replicas' data folders, changing nothing. Exit: 0 equal, 1 parted, 2 unknown.
+
+    A folder that a broker is running on is read as it is.
+    """
+    if len(folders) < 2:
+        raise CliError("name at least two data folders of one group", exit_code=ExitCode.USAGE)
+    doer = None
+    if engine == "spark":
+        from spark_jobs.engines.audit import SparkDoer
+        from spark_jobs.engines.session import open_session
+
+        doer = SparkDoer(open_session(master))
+    with progress("segments", 0) as on_done:
+        report = audit_folders([folder.resolve() for folder in folders], doer, on_done)
+    show(report, output)
+    return EXIT.get(report.verdict, UNKNOWN_EXIT)
+
+
+def show(report: Report, output: str) -> None:
+    """Print a report for people or for programs."""
+    told: dict[str, Any] = {**msgspec.to_builtins(report), "digest": report.digest}
+    if output == "json":
+        print_json(told)
+        return
+    names = ("verdict", "reason", "commit_index", "commit_position", "entries", "records")
+    rows = [[name.replace("_", " "), told[name]] for name in names if told[name] != ""]
+    rows += [[name, told[name]] for name in ("units", "keys")]
+    rows.append(["differences", report.finding_count])
+    print_table("Audit", ["what", "value"], [[name, str(value)] for name, value in rows])
+    columns = ("replica", "first_index", "last_index", "commit_index", "end_position", "running")
+    replicas = [[getattr(one, name) for name in columns] for one in report.replicas]
+    if replicas:
+        print_table("Replicas", [name.replace("_", " ") for name in columns], replicas)
+    if report.findings:
+        columns = ("replica", "kind", "file", "byte", "index", "detail")
+        found = [[getattr(f, name) for name in columns] for f in report.findings[:SHOWN_MAX]]
+        print_table("Differences", columns, found)
+    if report.notes:
+        print_table("Notes", ["replica", "note"], [[n.replica, n.text] for n in report.notes])

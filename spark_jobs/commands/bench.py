@@ -1,0 +1,152 @@
+"""``dledger history bench``: how fast the kernel is, and how time grows with the length."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+from cyclopts import Parameter
+
+from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from spark_jobs.checks.queue_facts import Columns
+from spark_jobs.checks.queue_judge import judge_queue
+from spark_jobs.checks.queue_log import gather
+from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
+from spark_jobs.generate.queue_stream import QueueStream
+
+KERNEL_CLIENTS: Final = (10, 1_000)
+ROUNDS: Final = 3
+"""The best of so many counts: what else runs here only ever makes it slower."""
+
+
+class Figure(msgspec.Struct):
+    """One measurement.
+
+    Attributes:
+        what: Of what.
+        ops: Operations judged.
+        seconds: By the wall clock.
+        cpu_seconds: Of all cores together; on a busy machine the fairer of the two.
+        ops_per_s: By the wall clock.
+        ops_per_cpu_s: Per second of one core.
+        peak_mib: Memory of the process, where it had one of its own.
+    """
+
+    what: str
+    ops: int
+    seconds: float
+    cpu_seconds: float
+    ops_per_s: float
+    ops_per_cpu_s: float
+    peak_mib: int = 0
+
+
+def bench(
+    *,
+    ops: Annotated[str, Parameter(help="Lengths with commas, from Parquet to verdict.")] = (
+        "1000000,10000000"
+    ),
+    kernel_ops: Annotated[int, Parameter(help="Operations for the kernel alone.")] = 5_000_000,
+    clients: Annotated[int, Parameter(help="Clients of the generated histories.")] = 100,
+    queues: Annotated[int, Parameter(help="Their queues.")] = 4,
+    output: Output = "table",
+) -> int:
+    """Measure the kernel on one core, and Parquet to verdict for several lengths."""
+    try:
+        lengths = [int(part) for part in ops.split(",") if part]
+    except ValueError:
+        raise CliError(f"--ops {ops} is no list of numbers", exit_code=ExitCode.USAGE) from None
+    figures: list[Figure] = []
+    for number in KERNEL_CLIENTS:
+        note(f"kernel, {kernel_ops:,} operations of {number:,} clients")
+        figures.append(kernel(kernel_ops, number))
+    for length in lengths:
+        note(f"Parquet to verdict, {length:,} operations")
+        figures.append(end_to_end(Shape(length, clients, queues)))
+    if output == "json":
+        print_json(msgspec.to_builtins(figures))
+        return ExitCode.OK
+    columns = ["what", "operations", "s", "CPU s", "M ops/s", "M ops/CPU s", "MiB"]
+    rows = [
+        [
+            figure.what,
+            figure.ops,
+            figure.seconds,
+            figure.cpu_seconds,
+            figure.ops_per_s / 1e6,
+            figure.ops_per_cpu_s / 1e6,
+            figure.peak_mib,
+        ]
+        for figure in figures
+    ]
+    print_table("Checking", columns, rows)
+    return ExitCode.OK
+
+
+def kernel(ops: int, clients: int) -> Figure:
+    """Judge one queue in memory; times, values and hashes of pulls are all looked at."""
+    rows, looks = in_memory(ops, clients)
+    best = (float("inf"), float("inf"))
+    for _ in range(ROUNDS):
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        said = judge_queue(gather(rows, looks))
+        assert said.is_valid
+        best = min(best, (time.process_time() - cpu_s, time.perf_counter() - wall_s))
+    return _figure(f"kernel, 1 queue, {clients:,} clients", ops, best[1], best[0])
+
+
+def in_memory(ops: int, clients: int) -> tuple[list[Columns], list[Columns]]:
+    """Return the rows of a queue as the columns that a reader of Parquet hands over."""
+    rows: list[Columns] = []
+    looks: list[Columns] = []
+    small = {"f": np.int8, "outcome": np.int8, "cnt": np.int32}
+    for block in QueueStream(0, 1, ops, range(clients), clients, 0, 0, BLOCK_OPS).blocks():
+        columns: dict[str, Any] = {
+            name: column.astype(small.get(name, np.int64)) for name, column in block.ops.items()
+        }
+        rows.append({**columns, "level": np.zeros(len(block.at_ns), dtype=np.int8)})
+        count = len(block.obs["off"])
+        looks.append({**block.obs, "replica": np.zeros(count, dtype=np.int64)})
+        held = len(block.log)
+        looks.append(
+            {
+                "op_id": np.full(held, -1, dtype=np.int64),
+                "replica": np.zeros(held, dtype=np.int64),
+                "off": block.first_off + np.arange(held, dtype=np.int64),
+                "value": block.log,
+            }
+        )
+    return rows, looks
+
+
+def end_to_end(shape: Shape) -> Figure:
+    """Generate a history and judge its files in a process of its own, all checks included."""
+    with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
+        generate(shape, Path(folder))
+        code = f"from spark_jobs.commands.bench import judge_once; judge_once({folder!r})"
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        seconds, cpu_s, peak_mib = msgspec.json.decode(done.stdout, type=tuple[float, float, int])
+    figure = _figure(f"Parquet to verdict, {shape.queues} queues", shape.ops, seconds, cpu_s)
+    figure.peak_mib = peak_mib
+    return figure
+
+
+def judge_once(folder: str) -> None:
+    """Judge a folder and print seconds, CPU seconds and peak memory as JSON."""
+    from spark_jobs.run import judge_run
+
+    outcome = judge_run(Path(folder), "local", time.perf_counter)
+    assert outcome.verdict == "valid", outcome.reason
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    sys.stdout.write(msgspec.json.encode((outcome.seconds, time.process_time(), peak_mib)).decode())
+
+
+def _figure(what: str, ops: int, seconds: float, cpu_s: float) -> Figure:
+    return Figure(what, ops, round(seconds, 3), round(cpu_s, 3), ops / seconds, ops / cpu_s)

@@ -1,0 +1,127 @@
+"""``dledger check``: the verdict over a history of any length."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from cyclopts import Parameter
+
+from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from jepsen_like.checkers.verdict import Violation
+from spark_jobs.checks.outcome import Outcome
+from spark_jobs.commands.history import STORE, RunName, Store, run_folder
+from spark_jobs.commands.progress import progress
+from spark_jobs.live import follow as live
+from spark_jobs.run import Engine, judge_run, records
+
+EXIT: Final = {"valid": ExitCode.OK, "invalid": ExitCode.FAILED}
+UNKNOWN_EXIT: Final = 2
+SHOWN_MAX: Final = 10
+"""Anomalies in the table for people; JSON has all that are named."""
+
+
+def check(
+    name: RunName,
+    /,
+    *,
+    engine: Annotated[
+        Engine,
+        Parameter(
+            help="local: numpy in this process; spark: as --master says; windows: with Spark, the "
+            "log check a second time, in DataFrames alone."
+        ),
+    ] = "local",
+    master: Annotated[str, Parameter(help="Spark's URL; empty: the cores of this machine.")] = "",
+    follow: Annotated[
+        bool, Parameter(help="Judge a run that goes on, batch by batch, and the whole at its end.")
+    ] = False,
+    store: Store = STORE,
+    output: Output = "table",
+) -> int:
+    """Judge the history of a run, or of a folder of tables. Exit: 0 valid, 1 invalid, 2 unknown."""
+    folder = run_folder(name, store)
+    if follow:
+        follow_run(folder, engine, master)
+    tell = note if engine != "local" or output != "json" else _silent
+    with progress("operations", records(folder)) as on_rows:
+        outcome = judge_run(
+            folder, engine, time.monotonic, master=master, tell=tell, on_rows=on_rows
+        )
+    show(outcome, output)
+    return EXIT.get(outcome.verdict, UNKNOWN_EXIT)
+
+
+def follow_run(folder: Path, engine: Engine, master: str) -> None:
+    """Say what is wrong as soon as it is, until the run has left its result.
+
+    Raises:
+        CliError: This engine follows nothing.
+        NoHistoryError: There is no history yet.
+    """
+
+    def is_over() -> bool:
+        return (folder / "result.json").is_file()
+
+    if engine == "local":
+        live.follow(folder, _tell, time.sleep, is_over)
+    elif engine == "spark":
+        from spark_jobs.engines.session import open_session
+        from spark_jobs.engines.stream import follow_with_spark
+
+        follow_with_spark(open_session(master), folder, _tell_queues, time.sleep, is_over)
+    else:
+        raise CliError(f"--engine {engine} does not --follow", exit_code=ExitCode.USAGE)
+
+
+def _tell(progress: live.Progress) -> None:
+    _tell_violations(progress.violations)
+    note(
+        f"{progress.operations:,} operations judged, {progress.open:,} open, "
+        f"{progress.in_flight:,} offsets in flight, {progress.pending:,} sends pending"
+    )
+
+
+def _tell_queues(found: list[Any]) -> None:
+    for queue in found:
+        _tell_violations(queue.violations)
+    rows, flying = (sum(getattr(q, name) for q in found) for name in ("rows", "in_flight"))
+    note(f"{len(found)} queues: {rows:,} operations judged, {flying:,} offsets in flight")
+
+
+def _tell_violations(violations: list[Violation]) -> None:
+    for one in violations:
+        note(f"INVALID: {one.name} in {one.subject}: {one.detail}, operations {one.operations}")
+
+
+def _silent(_: str) -> None:
+    """Say nothing: a program listens."""
+
+
+def show(outcome: Outcome, output: str) -> None:
+    """Print an outcome for people or for programs."""
+    told: dict[str, Any] = msgspec.to_builtins(outcome)
+    if output == "json":
+        print_json(told)
+        return
+    names = ("verdict", "reason", "operations", "seconds", "digest")
+    print_table("Check", ["what", "value"], [[n, told[n]] for n in names if told[n] != ""])
+    print_table(
+        "Checks",
+        ["checker", "verdict", "violations", "looked at"],
+        [
+            [
+                verdict.checker,
+                verdict.validity,
+                len(verdict.violations),
+                verdict.reason or ", ".join(f"{k} {v:,}" for k, v in verdict.counts.items()),
+            ]
+            for verdict in outcome.verdicts
+        ],
+    )
+    if outcome.anomalies:
+        columns = ("checker", "name", "subject", "detail", "operations")
+        rows = [[str(one[c]) for c in columns] for one in outcome.anomalies[:SHOWN_MAX]]
+        print_table("Anomalies", columns, rows)

@@ -1,0 +1,92 @@
+"""``dledger history``: a run's records become tables; synthetic histories of any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from cyclopts import App, Parameter
+
+from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from spark_jobs.commands.progress import progress
+
+app = App(
+    name="history",
+    help="Make histories into tables, and tables for a test.",
+    default_parameter=Parameter(negative=()),
+    result_action="return_value",
+)
+
+STORE: Final = Path("runs")
+Store = Annotated[Path, Parameter(help="Folder with a folder for each run.")]
+RunName = Annotated[str, Parameter(help="A path, or a name under --store.")]
+
+
+def run_folder(name: str, store: Path) -> Path:
+    """Return the folder of a run or of tables.
+
+    Raises:
+        CliError: There is none; a usage error.
+    """
+    for folder in (Path(name), store / name):
+        if any((folder / part).exists() for part in ("history", "parquet", "ingest.json")):
+            return folder
+    raise CliError(f"{name} is no run, here or in {store}", exit_code=ExitCode.USAGE)
+
+
+@app.command
+def ingest(name: RunName, /, *, store: Store = STORE, output: Output = "table") -> int:
+    """Make the records of a run into `parquet/`. Exit status 1 when records were bad.
+
+    A last record that was torn, because its writer died, is counted and is not bad.
+    """
+    from jepsen_like.history import parquet
+
+    folder = run_folder(name, store)
+    counts = parquet.ingest(folder)
+    told = msgspec.to_builtins(counts)
+    if output == "json":
+        print_json({**told, "parquet": str(folder / parquet.FOLDER)})
+    else:
+        rows = [[key.replace("_", " "), value] for key, value in told.items() if key != "versions"]
+        print_table("Tables", ["what", "value"], rows)
+    if counts.lost_records:
+        note(f"{counts.lost_records} records could not be read; see parquet/bad.parquet")
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+@app.command
+def generate(
+    *,
+    ops: Annotated[int, Parameter(help="Operations over all queues.")],
+    out: Annotated[Path, Parameter(help="Folder of the run; its parquet/ is overwritten.")],
+    clients: Annotated[int, Parameter(help="Clients at work at once.")] = 10,
+    queues: Annotated[int, Parameter(help="Queues of the one topic.")] = 4,
+    seed: Annotated[int, Parameter(help="Equal seeds give equal histories.")] = 1,
+    plant: Annotated[
+        str, Parameter(help="An anomaly by its name, stale-read for example; empty: none.")
+    ] = "",
+    output: Output = "table",
+) -> int:
+    """Make a history of any length as tables, correct or with one planted anomaly."""
+    from spark_jobs.generate.history import Shape
+    from spark_jobs.generate.history import generate as make
+    from spark_jobs.generate.plant import planter_named
+
+    if plant:
+        planter_named(plant)
+    with progress("operations", ops) as tell:
+        made = make(Shape(ops, clients, queues, seed, plant), out, tell)
+    told = msgspec.to_builtins(made)
+    if output == "json":
+        print_json({**told, "run": str(out)})
+    else:
+        print_table(
+            "History", ["what", "value"], [[key, str(value)] for key, value in told.items()]
+        )
+    return ExitCode.OK
+
+
+app.command("spark_jobs.commands.bench:bench", name="bench")

@@ -1,0 +1,1 @@
+"""``format("dledger")``: topics and segment folders as DataFrames, and DataFrames as messages."""

@@ -1,0 +1,159 @@
+"""Topics read from brokers: where queues begin and end, and their messages, whoever leads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+
+import structlog
+
+from client.blocking import BlockingClient, BlockingPullConsumer
+from client.errors import ClientError, OffsetIllegalError, RequestFailedError
+from client.message import MessageExt, PullStatus
+from client.route import MessageQueue
+from commitlog.errors import MQError
+from dledger.logs import configure_logs
+from spark_jobs.datasource.options import Options
+from spark_jobs.datasource.pushdown import Bounds
+from spark_jobs.datasource.ranges import QueueRange
+
+PULL_MESSAGES: Final = 4096
+"""Asked for at a time; the broker has limits of its own."""
+PAUSE_S: Final = 0.2
+"""Between two attempts while nobody leads: an election takes about a second."""
+
+T = TypeVar("T")
+
+
+def open_client(namesrv: str) -> BlockingClient:
+    """Return a client of a process that Spark started; of its logs only warnings are kept."""
+    if not structlog.is_configured():
+        configure_logs(form="text", level="warning")
+    return BlockingClient(namesrv)
+
+
+class DataLostError(ClientError):
+    """Messages that were to be read are gone; the query stops so that nobody overlooks it."""
+
+
+class TopicReader:
+    """Reads topics through one client; open it with ``with``, in the process that reads."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._client = open_client(options.namesrv)
+        self._consumer: BlockingPullConsumer | None = None
+
+    def __enter__(self) -> TopicReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the client. Idempotent."""
+        self._client.close()
+
+    def bounds(self) -> list[QueueRange]:
+        """Return every queue of the topics, from its first offset to its present end.
+
+        Raises:
+            NoRouteError: Nobody knows a topic.
+            ClientError: Nobody answered in time.
+        """
+        admin = self._client.admin()
+        return sorted(
+            QueueRange(queue.topic, queue.broker_name, queue.queue_id, first, end)
+            for topic in self._options.topics
+            for queue, (first, end) in self._again(lambda topic=topic: admin.offsets(topic)).items()  # type: ignore[misc]
+        )
+
+    def within_times(self, ranges: Iterable[QueueRange], bounds: Bounds) -> list[QueueRange]:
+        """Return what of *ranges* was stored in the times of *bounds*."""
+        ranges = list(ranges)
+        if not bounds.has_times:
+            return ranges
+        found = []
+        for one in ranges:
+            begin, end = one.begin, one.end
+            if bounds.from_ms > 0:
+                begin = max(begin, self._search(one, bounds.from_ms))
+            if bounds.until_ms <= 0:
+                end = begin
+            elif bounds.until_ms < _MAX_MS:
+                end = min(end, self._search(one, bounds.until_ms))
+            found.append(QueueRange(one.topic, one.broker, one.queue_id, begin, max(begin, end)))
+        return found
+
+    def _search(self, one: QueueRange, time_ms: int) -> int:
+        queue = MessageQueue(one.topic, one.broker, one.queue_id)
+        return self._again(lambda: self._pulling().search_offset(queue, time_ms))
+
+    def read(self, one: QueueRange) -> Iterator[Sequence[MessageExt]]:
+        """Yield the messages of a range in order, in pieces, each once.
+
+        Raises:
+            DataLostError: Retention has taken some of them, or the queue has less than it had.
+            ClientError: Nobody answered in time.
+        """
+        queue = MessageQueue(one.topic, one.broker, one.queue_id)
+        offset = one.begin
+        deadline = time.monotonic() + self._options.timeout_s
+        while offset < one.end:
+            wanted = min(PULL_MESSAGES, one.end - offset)
+            try:
+                result = self._again(
+                    lambda at=offset, count=wanted: self._pulling().pull(  # type: ignore[misc]
+                        queue, at, max_messages=count, timeout_s=0
+                    )
+                )
+            except OffsetIllegalError as error:
+                offset = self._moved(one, offset, error)
+                continue
+            messages = [m for m in result.messages if offset <= m.queue_offset < one.end]
+            if messages:
+                yield messages
+                offset = messages[-1].queue_offset + 1
+                deadline = time.monotonic() + self._options.timeout_s
+            elif result.status is PullStatus.NO_NEW_MESSAGE or result.next_begin_offset <= offset:
+                if time.monotonic() > deadline:
+                    raise DataLostError(
+                        f"{one.name} ends at {result.max_offset}, but offset {one.end - 1} was "
+                        "there before: was the topic deleted and made again?"
+                    )
+                time.sleep(PAUSE_S)
+            else:
+                offset = result.next_begin_offset
+
+    def _moved(self, one: QueueRange, offset: int, error: OffsetIllegalError) -> int:
+        if error.min_offset <= offset:
+            raise DataLostError(f"{one.name}: {error}; was the topic deleted?") from error
+        if self._options.fail_on_data_loss:
+            raise DataLostError(
+                f"{one.name}: offsets {offset} to {error.min_offset - 1} are gone, retention took "
+                "them; failOnDataLoss=false goes on without them"
+            ) from error
+        return min(error.min_offset, one.end)
+
+    def _pulling(self) -> BlockingPullConsumer:
+        if self._consumer is None:
+            self._consumer = self._client.pull_consumer(self._options.group)
+        return self._consumer
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """Ask until somebody answers: reading twice harms nobody."""
+        deadline = time.monotonic() + self._options.timeout_s
+        while True:
+            try:
+                return ask()
+            except OffsetIllegalError:
+                raise
+            except MQError as error:
+                again = error.retriable or isinstance(error, RequestFailedError)
+                if not again or time.monotonic() > deadline:
+                    raise
+            time.sleep(PAUSE_S)
+
+
+_MAX_MS: Final = 1 << 53

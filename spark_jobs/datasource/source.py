@@ -1,0 +1,225 @@
+"""The data source that Spark knows as ``dledger``.
+
+Its parts run in Python processes that Spark starts: planning in one, each task in one, a stream in
+one that stays. Each opens a client of its own; nothing is shared but what is pickled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from client.message import MessageExt
+from spark_jobs.datasource.network import TopicReader
+from spark_jobs.datasource.options import (
+    LATEST,
+    OptionError,
+    Options,
+    parse_options,
+    parse_queue_name,
+)
+from spark_jobs.datasource.pushdown import Bounds
+from spark_jobs.datasource.ranges import QueueRange, advance, between, chosen, cut
+from spark_jobs.datasource.rows import batch_of
+from spark_jobs.datasource.segments import SegmentPart, parts_of, read_part
+from spark_jobs.datasource.writer import BatchWriter, StreamWriter
+
+BATCH_ROWS = 8192
+"""Rows of one record batch read from segments: entries are often small."""
+
+
+class DledgerSource(DataSource):
+    """``spark.read.format("dledger")`` and its relatives; see docs/spark.md for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "dledger"
+
+    def schema(self) -> str:
+        """Return the columns asked for."""
+        return parse_options(self.options).schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
+        options = parse_options(self.options)
+        return NarrowingReader(options) if options.filter_pushdown else BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return the reader of a stream."""
+        options = parse_options(self.options)
+        if options.path:
+            raise OptionError("a stream reads from brokers: give namesrv in place of path")
+        return StreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Return what sends the rows of a batch."""
+        if overwrite:
+            raise OptionError("messages can be added and not replaced: use mode append")
+        return BatchWriter(parse_options(self.options, use="write"), tuple(schema.names))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        """Return what sends the rows of a stream."""
+        if overwrite:
+            raise OptionError("messages can be added and not replaced: use output mode append")
+        return StreamWriter(parse_options(self.options, use="write"), tuple(schema.names))
+
+
+class RangePartition(InputPartition):
+    """One task: offsets of one queue."""
+
+    def __init__(self, one: QueueRange) -> None:
+        super().__init__(one)
+
+
+class SegmentPartition(InputPartition):
+    """One task: a segment."""
+
+    def __init__(self, part: SegmentPart) -> None:
+        super().__init__(part)
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is there when the query begins."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one task for each piece of a queue, or for each segment."""
+        options, bounds = self._options, self._bounds
+        if options.path:
+            return [SegmentPartition(part) for part in parts_of(options, bounds)]
+        with TopicReader(options) as reader:
+            ranges = bounds.narrow(chosen(reader.bounds(), options.starting, options.ending))
+            ranges = reader.within_times([one for one in ranges if one.begin < one.end], bounds)
+        return [RangePartition(one) for one in cut(ranges, options.partition_messages)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the record batches of a task; Spark makes a task of None where there is none."""
+        what = partition.value if partition is not None else None
+        if isinstance(what, SegmentPart):
+            found = read_part(what, self._options, self._bounds)
+            yield from (batch_of(rows, self._options.columns) for rows in _joined(found))
+        elif what is not None:
+            yield from read_range(what, self._options)
+
+
+class NarrowingReader(BatchReader):
+    """A reader that lets the terms of a query narrow what is read.
+
+    A class of its own: Spark refuses one that could, where push-down is switched off.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take the terms on topic, broker, queue, offset and time; yield what Spark must check."""
+        for term in filters:
+            column: Sequence[str] = getattr(term, "attribute", ())
+            value = getattr(term, "value", None)
+            if len(column) != 1 or not self._bounds.take(type(term).__name__, column[0], value):
+                yield term
+
+
+def read_range(one: QueueRange, options: Options) -> Iterator[Any]:
+    """Yield the record batches of one piece of a queue."""
+    with TopicReader(options) as reader:
+        for messages in reader.read(one):
+            yield batch_of(messages, options.columns)
+
+
+def _joined(parts: Iterator[list[MessageExt]]) -> Iterator[list[MessageExt]]:
+    rows: list[MessageExt] = []
+    for part in parts:
+        rows += part
+        if len(rows) >= BATCH_ROWS:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on and on. A position is an offset per queue; what lies between two never changes.
+
+    So a batch that is done again has the same rows, and a sink that keeps the numbers of its
+    batches has every message exactly once.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._reader: TopicReader | None = None
+        self._until: dict[str, int] | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return where a new query begins."""
+        bounds = self._client().bounds()
+        starting = self._options.starting
+        return {
+            one.name: one.end if starting == LATEST else one.begin
+            for one in chosen(bounds, starting, LATEST)
+        }
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return how much one batch may have."""
+        messages = self._options.trigger_messages
+        return ReadMaxRows(messages) if messages else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Return where the next batch ends."""
+        latest = self._latest() if self._until is None else self._until
+        latest = {**start, **latest}
+        if isinstance(limit, ReadMaxRows):
+            return advance(start, latest, limit.max_rows)
+        return latest
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return where the queues end now, for who watches the query."""
+        return self._latest()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take note of where the queues end: the query ends there."""
+        self._until = self._latest()
+
+    def _latest(self) -> dict[str, int]:
+        return {one.name: one.end for one in self._client().bounds()}
+
+    def _client(self) -> TopicReader:
+        if self._reader is None:
+            self._reader = TopicReader(self._options)
+        return self._reader
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return one task for each piece of a queue between two positions."""
+        names = {name: parse_queue_name(name) for name in end}
+        ranges = between(start, end, names)
+        return [RangePartition(one) for one in cut(ranges, self._options.partition_messages)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the record batches of a task."""
+        if partition is not None and partition.value is not None:
+            yield from read_range(partition.value, self._options)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Do nothing: the position is in the query's checkpoint."""
+
+    def stop(self) -> None:
+        """Close the client."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

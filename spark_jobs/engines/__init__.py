@@ -1,0 +1,1 @@
+"""How rows reach the checks: pyarrow in this process, or Spark."""

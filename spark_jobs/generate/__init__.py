@@ -1,0 +1,1 @@
+"""Synthetic histories of any length, clean or with one anomaly planted."""

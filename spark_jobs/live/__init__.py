@@ -1,0 +1,1 @@
+"""The verdict while a run goes on."""

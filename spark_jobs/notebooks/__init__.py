@@ -1,0 +1,1 @@
+"""The notebook that checks a history, and what it draws with."""

@@ -1,0 +1,122 @@
+"""A run from its folder to an answer, with either engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.parquet import FOLDER, SUMMARY, Ingested, ingest, read_summary
+from jepsen_like.plans.clock_error import clock_error_ns
+from jepsen_like.plans.plan import Plan, decode_plan
+from spark_jobs.checks.everything import Settings, check_source
+from spark_jobs.checks.outcome import Outcome, outcome_of
+from spark_jobs.checks.source import Source
+
+Engine = Literal["local", "spark", "windows"]
+NO_END: Final = "the run did not end: it has no result.json"
+
+
+def judge_run(
+    folder: Path,
+    engine: Engine,
+    now_s: Callable[[], float],
+    *,
+    master: str = "",
+    tell: Callable[[str], object] = lambda _: None,
+    on_rows: Callable[[int], object] = lambda _: None,
+) -> Outcome:
+    """Judge the run in *folder*; its tables are made first where they are missing.
+
+    Args:
+        folder: A run, or a folder of tables.
+        engine: local: numpy in this process, without a JVM; windows: see `WindowsSource`.
+        now_s: Seconds of any clock that only goes forward.
+        master: Of Spark; empty: this machine.
+        tell: Told what is looked at now.
+        on_rows: Told how many rows were judged, by the local engine.
+
+    Raises:
+        NoHistoryError: There is nothing to judge.
+        NoJavaError: Spark is to judge, and there is no Java runtime.
+        OSError: A file cannot be read or written.
+    """
+    begin_s = now_s()
+    parquet = tables_of(folder, tell)
+    counts = read_summary(parquet)
+    plan = plan_of(folder)
+    settings = Settings()
+    if plan is not None:
+        settings = Settings(
+            clock_error_ns=clock_error_ns(plan), lease_ns=plan.settings.lock_lease_ns
+        )
+    verdicts = check_source(_source(parquet, engine, master, on_rows), settings, tell)
+    kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
+    return outcome_of(verdicts, kept, counts, plan, now_s() - begin_s)
+
+
+def _source(parquet: Path, engine: Engine, master: str, on_rows: Callable[[int], object]) -> Source:
+    if engine == "local":
+        from spark_jobs.engines.local import LocalSource
+
+        return LocalSource(parquet, on_rows)
+    from spark_jobs.engines.session import open_session
+    from spark_jobs.engines.spark import SparkSource
+
+    session = open_session(master)
+    if engine == "windows":
+        from spark_jobs.engines.windows_source import WindowsSource
+
+        return WindowsSource(session, str(parquet.resolve()))
+    return SparkSource(session, str(parquet.resolve()))
+
+
+def tables_of(folder: Path, tell: Callable[[str], object] = lambda _: None) -> Path:
+    """Return the folder of tables of a run; make them where they are not whole.
+
+    Raises:
+        NoHistoryError: There is no history either.
+    """
+    if (folder / SUMMARY).is_file():
+        return folder
+    parquet = folder / FOLDER
+    if not (parquet / SUMMARY).is_file() or is_older(parquet, folder / "history"):
+        tell("records become tables")
+        ingest(folder)
+    return parquet
+
+
+def is_older(parquet: Path, history: Path) -> bool:
+    """Whether records were written since the tables were made."""
+    made = (parquet / SUMMARY).stat().st_mtime_ns
+    return any(path.stat().st_mtime_ns > made for path in history.glob("*.cbor"))
+
+
+def plan_of(folder: Path) -> Plan | None:
+    """Return the plan of a run, if it has one."""
+    path = folder / "plan.json"
+    return decode_plan(path.read_text()) if path.is_file() else None
+
+
+def kept_verdicts(folder: Path, judged: set[str]) -> list[Verdict]:
+    """Return verdicts that no history holds: liveness, and files that could not be read."""
+    if not (folder / "plan.json").is_file():
+        return []
+    path = folder / "result.json"
+    if not path.is_file():
+        return [Verdict("run", "unknown", reason=NO_END)]
+    told: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    verdicts = msgspec.convert(told.get("verdicts", []), type=list[Verdict])
+    return [verdict for verdict in verdicts if verdict.checker not in judged]
+
+
+def records(folder: Path) -> int:
+    """Return how many operations there are to judge, as far as it is known; 0: not yet."""
+    for place in (folder, folder / FOLDER):
+        if (place / SUMMARY).is_file():
+            counts: Ingested = read_summary(place)
+            return counts.ops
+    return 0

@@ -1,0 +1,143 @@
+"""Clients that were not written here, each in a process of its own: JSON lines both ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.harness.shipped_files import ROOT
+
+TOOLS = ROOT / ".venv" / "interop"
+SCRIPTS = ROOT / "tests" / "interop"
+
+ANSWER_TIMEOUT_S = 30.0
+"""A client tries a send four times, three seconds each; a start takes one or two."""
+
+END_TIMEOUT_S = 20.0
+"""A client that goes away writes its offsets and says goodbye to every broker."""
+
+HOW = "run `make interop`, which prepares them"
+
+needs_cpp_client = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not (TOOLS / "bin" / "python").exists(),
+    reason=f"the C++ client is there for x86-64 only, or not prepared: {HOW}",
+)
+needs_js_client = pytest.mark.skipif(
+    shutil.which("node") is None or not (TOOLS / "node_modules" / "ali-ons").exists(),
+    reason=f"no node, or the JavaScript client is not prepared: {HOW}",
+)
+
+Line = dict[str, Any]
+
+
+class ForeignClient:
+    """One running client. Get it from `foreign_client`."""
+
+    def __init__(self, name: str, process: trio.Process) -> None:
+        self.name = name
+        self.lines: list[Line] = []
+        """All it has said, but for answers."""
+        self._process = process
+        self._came = trio.Event()
+        self._answers: trio.MemorySendChannel[Line] | None = None
+
+    @property
+    def messages(self) -> list[Line]:
+        """The messages a consumer was given, in its order."""
+        return [line for line in self.lines if "body" in line]
+
+    async def ask(self, request: Mapping[str, Any]) -> Line:
+        """Return the answer to one request of a producer."""
+        assert self._process.stdin is not None
+        send, receive = trio.open_memory_channel[Line](1)
+        self._answers = send
+        await self._process.stdin.send_all(json.dumps(dict(request)).encode() + b"\n")
+        with trio.fail_after(ANSWER_TIMEOUT_S):
+            answer = await receive.receive()
+        self._answers = None
+        return answer
+
+    async def until(self, enough: Callable[[list[Line]], bool], timeout_s: float) -> None:
+        """Wait until *enough* holds for `lines`."""
+        with trio.move_on_after(timeout_s):
+            while not enough(self.lines):
+                await self._came.wait()
+            return
+        raise AssertionError(
+            f"{self.name}: not within {timeout_s:g} s; {len(self.lines)} lines,"
+            f" the last of them {self.lines[-5:]}"
+        )
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        rest = b""
+        async for chunk in self._process.stdout:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                self._take(json.loads(line))
+
+    def _take(self, line: Line) -> None:
+        if self._answers is not None:
+            self._answers.send_nowait(line)
+            return
+        self.lines.append(line)
+        self._came.set()
+        self._came = trio.Event()
+
+
+@asynccontextmanager
+async def foreign_client(
+    folder: Path, script: str, *arguments: str, wait_ready: bool = True
+) -> AsyncIterator[ForeignClient]:
+    """Run a script of `tests/interop` while the block runs.
+
+    Args:
+        folder: Its home, where it writes what it likes; what it complains of is in `<script>.err`.
+        arguments: The script's; of a JavaScript client behind the folder of its packages.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = str(SCRIPTS / script)
+    if script.endswith(".mjs"):
+        command = ["node", path, str(TOOLS), *arguments]
+    else:
+        command = [str(TOOLS / "bin" / "python"), path, *arguments]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "HOME": str(folder),
+    }
+    with (folder / f"{script}.err").open("ab") as complaints:
+        process = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            env=environment,
+            cwd=folder,
+        )
+    client = ForeignClient(script, process)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client._read)
+            if wait_ready:
+                await client.until(lambda lines: {"ready": True} in lines, ANSWER_TIMEOUT_S)
+            yield client
+            assert process.stdin is not None
+            await process.stdin.aclose()
+            with trio.move_on_after(END_TIMEOUT_S):
+                await process.wait()
+            nursery.cancel_scope.cancel()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()

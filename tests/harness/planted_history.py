@@ -1,0 +1,39 @@
+"""Leaves the history of a simulated run with a planted bug: NUMBER FIRST_SEED FILE.
+
+A program of its own, because a planted bug changes the product for the whole interpreter. It plays
+plan after plan until what clients saw is invalid, writes that history and prints the seed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.history.sequence import encode_history
+from jepsen_like.mutants.apply import apply
+from jepsen_like.plans.clock_error import clock_error_ns
+from jepsen_like.plans.draw import draw_plan
+from jepsen_like.simulation.play import play
+
+SEEDS = 60
+DURATION_S = 120.0
+
+
+def main(number: int, first_seed: int, file: Path) -> int:
+    apply(number)
+    for seed in range(first_seed, first_seed + SEEDS):
+        plan = draw_plan(seed, DURATION_S)
+        history = play(plan).history
+        verdicts = check_everything(
+            history, settled=bool(history.replica_reads), clock_error_ns=clock_error_ns(plan)
+        )
+        if any(verdict.violations for verdict in verdicts):
+            file.write_bytes(encode_history(history))
+            print(seed)
+            return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,307 @@
+"""A guarded cluster of real processes: accounts, TLS everywhere, peers that prove themselves."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import trio
+import trustme
+
+from client.client_instance import ClientConfig
+from client.connect import connect
+from client.errors import ClientError
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from dledger.cli.acl_command import convert
+from dledger.cli.config_command import diff, get, set_
+from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.cli.probe import NoAnswerError, _access, ask
+from dledger.cli.topic_command import create_topic
+from remoting.access.account_store import RELOAD_INTERVAL_S
+from remoting.edge import client_tls
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.signature import Credentials
+
+pytestmark = pytest.mark.slow
+
+SMALL: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+OPERATOR = Credentials("operator", "the secret of the operator")
+SERVICE = Credentials("order-service", "the secret of the service")
+
+PLAIN_ACL = f"""\
+accounts:
+  - accessKey: operator
+    secretKey: {OPERATOR.secret_key}
+    admin: true
+  - accessKey: order-service
+    secretKey: {SERVICE.secret_key}
+    admin: false
+    topicPerms:
+      - orders=PUB|SUB
+    groupPerms:
+      - billing=SUB
+"""
+
+
+@dataclass
+class Guarded:
+    """A cluster with every door shut, and the keys."""
+
+    cluster: LocalCluster
+    accounts: Path
+    tls: ssl.SSLContext
+
+    def config(self, credentials: Credentials | None) -> ClientConfig:
+        return ClientConfig(credentials=credentials, tls=self.tls)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1")
+    files = {name: str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
+    ca.cert_pem.write_to_path(files["ca"])
+    issued.cert_chain_pems[0].write_to_path(files["cert"])
+    issued.private_key_pem.write_to_path(files["key"])
+    (folder / "plain_acl.yml").write_text(PLAIN_ACL)
+    accounts = folder / "accounts.toml"
+    assert convert(folder / "plain_acl.yml", accounts) == 0
+    (folder / "group.secret").write_text("a secret of this group\n")
+    (folder / "tools.yml").write_text(f"accessKey: operator\nsecretKey: {OPERATOR.secret_key}\n")
+    tls = {
+        "server.tls_mode": "enforcing",
+        "server.tls_cert_file": files["cert"],
+        "server.tls_key_file": files["key"],
+    }
+    acl = {"server.acl_enable": True, "server.acl_file": str(accounts)}
+    cluster = lay_out(
+        folder,
+        settings={
+            **SMALL,
+            **tls,
+            **acl,
+            "client.tls_enable": True,
+            "client.tls_ca_file": files["ca"],
+            "client.credentials_file": str(folder / "tools.yml"),
+            "raft.secret_file": str(folder / "group.secret"),
+            "raft.tls_cert_file": files["cert"],
+            "raft.tls_key_file": files["key"],
+            "raft.tls_ca_file": files["ca"],
+        },
+    )
+    path = cluster.namesrv.config_path
+    assert path is not None
+    lines = "".join(
+        f"{name.partition('.')[2]} = {str(value).lower() if value is True else repr(value)}\n"
+        for name, value in {**tls, **acl}.items()
+    ).replace("'", '"')
+    path.write_text(path.read_text().replace("[server]\n", f"[server]\n{lines}"))
+    environment = {
+        "DLEDGER_CREDENTIALS": str(folder / "tools.yml"),
+        "DLEDGER_TLS_CA_FILE": files["ca"],
+    }
+
+    async def start() -> None:
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        await cluster.wait_healthy()
+
+    os.environ.update(environment)
+    _access.cache_clear()
+    try:
+        trio.run(start)
+        yield Guarded(cluster, accounts, client_tls(ca_file=files["ca"]))
+    finally:
+        for name in environment:
+            del os.environ[name]
+        _access.cache_clear()
+        trio.run(cluster.stop_all)
+
+
+async def test_an_account_does_what_its_lines_say_and_no_more(guarded: Guarded) -> None:
+    names = [guarded.cluster.namesrv_address]
+    for topic in ("orders", "others"):
+        await create_topic(names, topic, queues=1)
+    async with (
+        connect(names, guarded.config(SERVICE)) as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "billing") as consumer,
+    ):
+        sent = await producer.send(Message("orders", b"one"))
+        assert sent.queue_offset == 0
+        (queue,) = await consumer.fetch_message_queues("orders")
+        pulled = await consumer.pull(queue, 0)
+        assert [bytes(message.body) for message in pulled.messages] == [b"one"]
+        with pytest.raises(ClientError, match="No default permission for topic: others") as raised:
+            await producer.send(Message("others", b"two"))
+        assert raised.value.outcome == "not_stored"
+    async with (
+        connect(names, guarded.config(SERVICE)) as client,
+        PullConsumer(client, "shipping") as consumer,
+    ):
+        (queue,) = await consumer.fetch_message_queues("orders")
+        with pytest.raises(ClientError, match="No default permission for group: shipping"):
+            await consumer.pull(queue, 0)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "words"),
+    [
+        (replace(SERVICE, secret_key="another secret"), "Check signature failed"),
+        (Credentials("nobody", "another secret"), "No acl config for nobody"),
+    ],
+)
+async def test_who_is_not_proved_is_told_so(
+    guarded: Guarded, credentials: Credentials, words: str
+) -> None:
+    names = [guarded.cluster.namesrv_address]
+    async with connect(names, guarded.config(credentials)) as client:
+        with pytest.raises(ClientError, match=words):
+            async with Producer(client, "p") as producer:
+                await producer.send(Message("orders", b"x"), timeout_s=3)
+
+
+async def test_a_plain_connection_is_refused(guarded: Guarded) -> None:
+    for node in guarded.cluster.nodes:
+        host, _, port = node.address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(b"\0\0\0\x10\0\0\0\x0c{}")
+            with trio.fail_after(15):
+                try:
+                    while await stream.receive_some(1000):
+                        pass
+                except trio.BrokenResourceError:
+                    pass  # it hung up hard
+
+
+async def test_a_change_of_the_account_file_counts_within_seconds(guarded: Guarded) -> None:
+    names = [guarded.cluster.namesrv_address]
+    await create_topic(names, "later", queues=1)
+    before = guarded.accounts.read_text()
+    try:
+        async with (
+            connect(names, guarded.config(SERVICE)) as client,
+            Producer(client, "p") as producer,
+        ):
+            with pytest.raises(ClientError, match="No default permission"):
+                await producer.send(Message("later", b"1"))
+            guarded.accounts.write_text(before.replace('"orders" =', '"later" = "PUB", "orders" ='))
+            await trio.sleep(3 * RELOAD_INTERVAL_S)
+            assert (await producer.send(Message("later", b"2"))).queue_offset == 0
+            guarded.accounts.write_text("[[[ half a file")
+            await trio.sleep(3 * RELOAD_INTERVAL_S)
+            assert (await producer.send(Message("later", b"3"))).queue_offset == 1
+    finally:
+        guarded.accounts.write_text(before)
+        await trio.sleep(2 * RELOAD_INTERVAL_S)
+    for node in guarded.cluster.nodes:
+        log = node.log_path.read_text()
+        assert "accounts_kept" in log
+        for secret in (OPERATOR.secret_key, SERVICE.secret_key, "a secret of this group"):
+            assert secret not in log
+
+
+async def test_the_vip_channel_sends_and_does_not_pull(guarded: Guarded) -> None:
+    leader = await guarded.cluster.leader()
+    assert leader is not None
+    host, _, port = guarded.cluster.brokers[leader].address.rpartition(":")
+    fast = f"{host}:{int(port) - 2}"
+    assert (await ask(fast, RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+    pull = await ask(fast, RequestCode.PULL_MESSAGE, {"topic": "orders"})
+    assert (pull.code, pull.remark) == (3, " request type 11 not supported")
+    _access.cache_clear()
+    saved = os.environ.pop("DLEDGER_CREDENTIALS")
+    try:
+        refused = await ask(fast, RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert "No accessKey is configured" in (refused.remark or "")
+    finally:
+        os.environ["DLEDGER_CREDENTIALS"] = saved
+        _access.cache_clear()
+
+
+async def test_settings_change_while_brokers_run(
+    guarded: Guarded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = guarded.cluster.namesrv_address
+    first, *_ = (node.address for node in guarded.cluster.brokers.values())
+    assert await diff(namesrv=names) == 0
+    assert await set_("fileReservedTime=5", namesrv=names, broker=(first,)) == 0
+    capsys.readouterr()
+    assert await diff(namesrv=names, output="json") == 1
+    assert '"fileReservedTime"' in capsys.readouterr().out
+    assert await get("fileReservedTime", namesrv=names, broker=(first,), output="json") == 0
+    assert '"5"' in capsys.readouterr().out
+    assert await set_("storePathRootDir=/", namesrv=names) == 1
+    assert "storePathRootDir cannot change while the broker runs" in capsys.readouterr().err
+    assert await set_("fileReservedTime=72", namesrv=names, broker=(first,)) == 0
+    assert await set_("orderMessageEnable=true", namesrv=names, name_servers=True) == 0
+    assert await get("orderMessageEnable", namesrv=names, name_servers=True) == 0
+
+
+async def test_the_group_survives_its_leader_behind_its_doors(guarded: Guarded) -> None:
+    cluster = guarded.cluster
+    names = [cluster.namesrv_address]
+    first = await cluster.leader()
+    assert first is not None
+    async with (
+        connect(names, guarded.config(SERVICE)) as client,
+        Producer(client, "p") as producer,
+    ):
+        await producer.send(Message("orders", b"before"))
+        await cluster.kill(first)
+        await producer.send(Message("orders", b"after"), timeout_s=30)
+    await cluster.start(first)
+    await cluster.wait_caught_up(first)
+    await cluster.wait_healthy()
+
+
+async def test_a_stranger_hears_nothing_on_the_peer_port(guarded: Guarded) -> None:
+    path = guarded.cluster.brokers["n0"].config_path
+    assert path is not None
+    peers = path.read_text().partition('peers = "')[2].partition('"')[0].split(";")
+    for peer in peers:
+        host, _, port = peer.partition("-")[2].rpartition(":")
+        with pytest.raises(NoAnswerError):
+            await ask(f"{host}:{port}", RequestCode.CAPABILITIES, timeout_s=5)
+
+
+def listening(pid: int) -> set[str]:
+    """Return the addresses that a process listens on, as the kernel has them."""
+    found: set[str] = set()
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_listens_beyond_loopback(guarded: Guarded) -> None:
+    """NameServer, client ports, VIP channels and peer ports, as `dledger up` lays them out."""
+    loopback = {"0100007F", "00000000000000000000000001000000"}
+    for node in guarded.cluster.nodes:
+        assert node.pid is not None
+        addresses = listening(node.pid)
+        assert addresses
+        assert addresses <= loopback, node.name

@@ -1,0 +1,237 @@
+"""Links that the kernel cuts, between programs of a few lines and between real brokers.
+
+Where no network of its own can be made, tests are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jepsen_like.chaos import namespaces
+from jepsen_like.chaos.drawn import SETTINGS
+from jepsen_like.chaos.namespaces import (
+    FOLDER,
+    PREFIX,
+    Host,
+    RunNetwork,
+    entered,
+    process_start,
+    remove_left_overs,
+    rule_lines,
+    run_network,
+)
+from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
+from jepsen_like.workloads.presets import workload_for
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not())),
+]
+
+PORT = 7_000
+CUT_S = 1.0
+"""What would come, comes within milliseconds."""
+
+PATIENCE_S = 20.0
+"""A sender tries again after a fifth of a second, then twice that, and so on."""
+
+
+def names_there() -> set[str]:
+    """Return the names of all namespaces of runners."""
+    return {path.name for path in FOLDER.glob(f"{PREFIX}-*")} if FOLDER.is_dir() else set()
+
+
+def socket_on(host: Host) -> socket.socket:
+    """Return a socket of that host; it stays there."""
+    assert host.namespace is not None
+    with entered(host.namespace):
+        made = socket.socket()
+    made.settimeout(PATIENCE_S)
+    return made
+
+
+@pytest.fixture
+def network() -> Iterator[RunNetwork]:
+    with run_network(("a", "b")) as made:
+        yield made
+
+
+@pytest.fixture
+def listener(network: RunNetwork) -> Iterator[socket.socket]:
+    with socket_on(network.hosts["b"]) as made:
+        made.bind(("0.0.0.0", PORT))
+        made.listen()
+        yield made
+
+
+def cut(
+    network: RunNetwork, *pairs: tuple[str, str], before: tuple[tuple[str, str], ...] = ()
+) -> None:
+    """Cut the links between these hosts; *before*: those that are cut."""
+
+    def addresses(names: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+        return [(network.hosts[a].address, network.hosts[b].address) for a, b in names]
+
+    network.route(rule_lines(addresses(before), addresses(pairs)))
+
+
+def test_packets_vanish_and_a_connection_stays_half_open_until_they_pass_again(
+    network: RunNetwork, listener: socket.socket
+) -> None:
+    ours = socket_on(network.hosts["a"])
+    ours.connect((network.hosts["b"].address, PORT))
+    theirs, _ = listener.accept()
+    theirs.settimeout(CUT_S)
+    with ours, theirs:
+        ours.sendall(b"before ")
+        assert theirs.recv(99) == b"before "
+        cut(network, ("a", "b"))
+        ours.sendall(b"meanwhile")  # no error: nobody was told
+        with pytest.raises(TimeoutError):
+            theirs.recv(99)
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        cut(network, before=(("a", "b"),))
+        theirs.settimeout(PATIENCE_S)
+        assert theirs.recv(99) == b"meanwhile"
+
+
+def test_a_cut_one_way_lets_the_other_way_through(
+    network: RunNetwork, listener: socket.socket
+) -> None:
+    ours = socket_on(network.hosts["a"])
+    ours.connect((network.hosts["b"].address, PORT))
+    theirs, _ = listener.accept()
+    with ours, theirs:
+        cut(network, ("a", "b"))
+        theirs.sendall(b"heard")
+        assert ours.recv(99) == b"heard"
+        theirs.settimeout(CUT_S)
+        ours.sendall(b"unheard")
+        with pytest.raises(TimeoutError):
+            theirs.recv(99)
+
+
+def test_a_new_connection_over_a_cut_link_gets_no_answer_and_no_refusal(
+    network: RunNetwork, listener: socket.socket
+) -> None:
+    cut(network, ("b", "a"))  # what comes back is lost
+    with socket_on(network.hosts["a"]) as ours:
+        ours.settimeout(CUT_S)
+        with pytest.raises(TimeoutError):
+            ours.connect((network.hosts["b"].address, PORT))
+    with socket_on(network.hosts["a"]) as watching:  # at the second address nothing is cut
+        watching.connect((network.hosts["b"].watch_address, PORT))
+
+
+def test_nothing_of_it_is_in_the_machines_own_network(network: RunNetwork) -> None:
+    shown = subprocess.run(
+        ["ip", "-json", "addr"], capture_output=True, text=True, timeout=20, check=True
+    )
+    own = [
+        address["local"]
+        for link in json.loads(shown.stdout)
+        for address in link.get("addr_info", ())
+    ]
+    told = {host.address for host in network.hosts.values()}
+    assert own
+    assert not told & set(own)
+    inside = network.hosts["a"].namespace
+    assert inside is not None
+    with pytest.raises(ValueError, match="left early"), entered(inside):
+        raise ValueError("left early")
+    again = subprocess.run(
+        ["ip", "-json", "addr"], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert again.stdout == shown.stdout
+
+
+def test_two_runs_at_a_time_do_not_meet_and_both_are_removed() -> None:
+    before = names_there()
+    with run_network(("a", "b")) as one, run_network(("a", "b")) as other:
+        assert {host.namespace for host in one.hosts.values()}.isdisjoint(
+            host.namespace for host in other.hosts.values()
+        )
+        assert len(names_there() - before) == 6
+        assert remove_left_overs() == []
+    assert names_there() == before
+
+
+def test_what_a_dead_runner_left_is_removed_by_the_next() -> None:
+    text = (
+        "import sys\n"
+        "from jepsen_like.chaos.namespaces import run_network\n"
+        "with run_network(('a', 'b')):\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    runner = subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+    with runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == "ready\n"
+        start = process_start(runner.pid)
+        theirs = {name for name in names_there() if f"-{runner.pid}-{start}-" in name}
+        assert len(theirs) == 3
+        assert not theirs & set(remove_left_overs()), "it is alive"
+        runner.send_signal(signal.SIGKILL)
+    assert theirs <= names_there()
+    with run_network(("a",)):
+        assert not theirs & names_there()
+
+
+def test_promises_are_kept_over_links_that_the_kernel_cuts(tmp_path: Path) -> None:
+    before = names_there()
+    cuts = Plan(
+        seed=3,
+        duration_ms=20_000,
+        steps=(
+            Step(2_000, Kind.ISOLATE, "leader", 5_000),
+            Step(8_000, Kind.SPLIT, "all", 3_000, 3),
+            Step(11_500, Kind.MUTE, "leader", 3_000),
+            Step(12_000, Kind.CLIENT_CUT, "follower", 2_000),
+            Step(15_500, Kind.PARTIAL, "leader", 3_000, 1),
+            Step(16_000, Kind.SWIZZLE, "all", 3_000),
+        ),
+        workload=workload_for("mixed", 400.0),
+        settings=SETTINGS,
+    )
+    (tmp_path / "cuts.json").write_text(encode_plan(cuts))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "dledger.cli.main", "chaos", "run"),
+            *("--plan", str(tmp_path / "cuts.json"), "--links", "kernel"),
+            *("--store", str(tmp_path / "runs"), "--output", "json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+    assert done.stdout, done.stderr
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["verdict"], said["lost"]) == (0, "valid", 0), said
+    assert said["acknowledged"] > 500
+    assert said["faults"] == 6
+    assert said["skipped"] == []
+    assert said["sometimes"]["link_cut"] >= 20
+    assert said["failovers"] >= 1, "no cut was noticed"
+    assert "--links kernel" in said["command"]
+    assert names_there() == before

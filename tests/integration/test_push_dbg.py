@@ -1,0 +1,145 @@
+"""A push group of real processes: one member is killed, then the leader; everything is heard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.consume_from import FROM_FIRST
+from client.delivered_message import DeliveredMessage
+from client.listener import ConsumeContext, ConsumeStatus
+from client.message import Message
+from client.producer import Producer, ProducerConfig
+from client.push_config import PushConfig
+from client.push_consumer import PushConsumer
+from dledger.cli.local_cluster import local_cluster
+from dledger.cli.topic_command import create_topic
+from tests.harness.shipped_files import ROOT
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+QUEUES = 8
+
+MEMBER = """\
+import sys, threading
+from client.blocking import BlockingClient
+from client.consume_from import FROM_FIRST
+from client.push_config import PushConfig
+
+def listener(messages, context):
+    for message in messages:
+        print("heard", message.body_bytes.decode(), flush=True)
+
+with BlockingClient(sys.argv[1]) as client:
+    client.push_consumer("group", listener, {"push": "*"}, PushConfig(consume_from=FROM_FIRST))
+    threading.Event().wait()
+"""
+
+
+def heard_by(said: Path) -> list[str]:
+    """Return what a member has printed; the SDK's log stands between."""
+    lines = said.read_text().splitlines()
+    return [line.split()[1] for line in lines if line.startswith("heard ")]
+
+
+def own(consumer: PushConsumer) -> int:
+    return sum(queue.topic == "push" for queue in consumer.queues)
+
+
+async def owns(consumer: PushConsumer, count: int, within_s: float) -> float:
+    """Wait until *consumer* owns so many queues; return how long that took."""
+    began = time.monotonic()
+    with trio.fail_after(within_s):
+        while own(consumer) != count:
+            await trio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def test_members_and_leaders_are_killed_and_everything_is_heard(tmp_path: Path) -> None:
+    heard: list[str] = []
+    refused: set[str] = set()
+
+    async def listener(
+        messages: Sequence[DeliveredMessage], context: ConsumeContext
+    ) -> ConsumeStatus | None:
+        (message,) = messages
+        body = message.body_bytes.decode()
+        if body == "7" and not message.reconsume_times:
+            refused.add(body)
+            return ConsumeStatus.RECONSUME_LATER
+        heard.append(body)
+        return None
+
+    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+        namesrv = cluster.namesrv_address
+        await create_topic([namesrv], "push", queues=QUEUES)
+        async with (
+            connect([namesrv]) as client,
+            Producer(client, "senders", ProducerConfig(send_timeout_s=30)) as producer,
+            PushConsumer(
+                client, "group", listener, {"push": "*"}, PushConfig(consume_from=FROM_FIRST)
+            ) as consumer,
+        ):
+            await owns(consumer, QUEUES, 10)
+            for number in range(100):
+                await producer.send(Message("push", str(number).encode()))
+            with trio.fail_after(30):
+                while len(set(heard) | refused) < 100:
+                    await trio.sleep(0.05)
+            said = tmp_path / "said"
+            with said.open("w") as output:
+                member = subprocess.Popen(
+                    [sys.executable, "-c", MEMBER, namesrv], cwd=ROOT, stdout=output
+                )
+            try:
+                await owns(consumer, QUEUES // 2, 20)
+                for number in range(100, 200):
+                    await producer.send(Message("push", str(number).encode()))
+                with trio.fail_after(30):
+                    while len({*heard, *heard_by(said)} | refused) < 200:
+                        await trio.sleep(0.05)
+            finally:
+                member.kill()
+                member.wait()
+            took_s = await owns(consumer, QUEUES, 10)
+            leader = await cluster.wait_leader()
+            await cluster.kill(leader)
+            for number in range(200, 300):
+                await producer.send(Message("push", str(number).encode()))
+            wanted = {str(number) for number in range(300)}
+            with trio.move_on_after(60):
+                while {*heard, *heard_by(said)} != wanted:
+                    await trio.sleep(0.05)
+            got = {*heard, *heard_by(said)}
+            print("DIFF", wanted ^ got, consumer.counts)
+            for o in consumer._owned:
+                print(
+                    "Q",
+                    o.queue,
+                    o.messages
+                    and (
+                        o.messages.next_offset,
+                        o.messages.commit_offset,
+                        o.messages.in_hand,
+                        o.messages.waiting,
+                    ),
+                    o.counts,
+                )
+            assert wanted ^ got == set()
+            assert own(consumer) == QUEUES
+    by_the_other = heard_by(said)
+    assert len(by_the_other) > 20
+    assert refused == {"7"}
+    assert took_s < 3.0

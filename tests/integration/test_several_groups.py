@@ -1,0 +1,195 @@
+"""Several broker groups behind one name: sends spread, one may go, one may be drained.
+
+Real processes, sockets, files and signals.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.client_instance import ClientInstance
+from client.connect import connect
+from client.errors import UnknownOutcomeError
+from client.message import Message, SendResult
+from client.producer import Producer, ProducerConfig
+from client.pull_consumer import PullConsumer
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.probe import cluster_info
+from dledger.cli.topic_command import create_topic
+from tests.harness.local_settings import SMALL_FILES
+
+pytestmark = pytest.mark.slow
+
+A, B = "broker-a", "broker-b"
+
+
+def dledger(*tokens: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "dledger.cli.main", *tokens], check=True, capture_output=True
+    )
+
+
+async def send(producer: Producer, topic: str, count: int) -> dict[bytes, SendResult]:
+    """Send messages one after the other; return where each was stored."""
+    return {
+        body: await producer.send(Message(topic, body))
+        for body in (b"%s-%d-%d" % (topic.encode(), id(producer), n) for n in range(count))
+    }
+
+
+def brokers_of(results: dict[bytes, SendResult]) -> Counter[str]:
+    return Counter(result.message_queue.broker_name for result in results.values())
+
+
+async def stored_in(
+    client: ClientInstance, topic: str, *, follower_reads: bool = False
+) -> dict[tuple[str, int, int], bytes]:
+    async with PullConsumer(client, "judges", follower_reads=follower_reads) as consumer:
+        found = {}
+        async for queue, result in consumer.drain(await consumer.fetch_message_queues(topic)):
+            for message in result.messages:
+                place = (queue.broker_name, queue.queue_id, message.queue_offset)
+                found[place] = message.body_bytes
+        return found
+
+
+def assert_all_are_there(
+    results: dict[bytes, SendResult], stored: dict[tuple[str, int, int], bytes]
+) -> None:
+    for body, result in results.items():
+        queue = result.message_queue
+        assert stored[(queue.broker_name, queue.queue_id, result.queue_offset)] == body
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+    with trio.fail_after(timeout_s):
+        while not await holds():
+            await trio.sleep(0.1)
+
+
+async def kill_group(cluster: LocalCluster, group: str) -> None:
+    for name in cluster.members(group):
+        await cluster.kill(name)
+
+
+async def test_one_group_is_killed_and_the_other_serves(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, groups=2, settings=SMALL_FILES) as cluster:
+        namesrvs = [cluster.namesrv_address]
+        assert cluster.groups == [A, B]
+        assert await create_topic(namesrvs, "both", queues=2) == [A, B]
+        assert await create_topic(namesrvs, "one", queues=4, brokers=[B]) == [B]
+        config = ProducerConfig(send_timeout_s=20, retry_unknown=False)
+        async with connect(namesrvs) as client, Producer(client, "p", config) as producer:
+            spread = await send(producer, "both", 80)
+            assert brokers_of(spread) == {A: 40, B: 40}
+            # Every queue in turn: ten in each of the two queues of either group.
+            queues = Counter(result.message_queue for result in spread.values())
+            assert sorted(queues.values()) == [20, 20, 20, 20]
+            assert brokers_of(await send(producer, "one", 8)) == {B: 8}
+
+            await kill_group(cluster, A)
+            began = trio.current_time()
+            survived = await send(producer, "both", 100)
+            assert trio.current_time() - began < 15
+            assert brokers_of(survived)[B] == 100
+
+            async def a_is_forgotten() -> bool:
+                info = await cluster_info(cluster.namesrv_address)
+                return set(info.broker_addr_table) == {B}
+
+            await eventually(a_is_forgotten)
+            for name in cluster.members(A):
+                await cluster.start(name)
+            await cluster.wait_healthy()
+            both = await stored_in(client, "both")
+            assert_all_are_there({**spread, **survived}, both)
+            assert len(both) == 180
+
+
+async def test_a_group_without_quorum_is_avoided_and_still_read(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, groups=2, settings=SMALL_FILES) as cluster:
+        namesrvs = [cluster.namesrv_address]
+        await create_topic(namesrvs, "both", queues=2)
+        async with (
+            connect(namesrvs) as client,
+            Producer(client, "p", ProducerConfig(send_timeout_s=20)) as producer,
+        ):
+            spread = await send(producer, "both", 40)
+            leader = await cluster.leader(A)
+            others = [name for name in cluster.members(A) if name != leader]
+            for name in others:
+                await cluster.kill(name)
+            # The leader is alone. What it has appended nobody can tell about, and sending it
+            # elsewhere might store it twice; the sends after that go to the other group.
+            moved, unknown = [], 0
+            for number in range(40):
+                try:
+                    result = await producer.send(Message("both", b"moved %d" % number))
+                    moved.append(result.message_queue.broker_name)
+                except UnknownOutcomeError:
+                    unknown += 1
+            assert unknown <= 2
+            assert moved == [B] * (40 - unknown)
+
+            async def a_has_no_leader() -> bool:
+                info = await cluster_info(cluster.namesrv_address)
+                return 0 not in info.broker_addr_table[A].broker_addrs
+
+            await eventually(a_has_no_leader)
+            async with PullConsumer(client, "readers", follower_reads=True) as consumer:
+                found = {}
+                for queue in await consumer.fetch_message_queues("both"):
+                    if queue.broker_name == A:
+                        pulled = await consumer.pull(queue, 0)
+                        for message in pulled.messages:
+                            place = (A, queue.queue_id, message.queue_offset)
+                            found[place] = message.body_bytes
+            in_a = {
+                body: result
+                for body, result in spread.items()
+                if result.message_queue.broker_name == A
+            }
+            assert len(in_a) == 20
+            assert_all_are_there(in_a, found)
+
+
+async def test_a_drained_group_gets_no_messages_and_can_be_removed(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, groups=2, settings=SMALL_FILES) as cluster:
+        namesrv = cluster.namesrv_address
+        await create_topic([namesrv], "both", queues=2)
+        async with connect([namesrv]) as client, Producer(client, "p") as producer:
+            before = await send(producer, "both", 8)
+        dledger("broker", "wipe-write-perm", A, "--namesrv", namesrv)
+        # Another leader registers with a newer topic table: the group stays drained.
+        leader = await cluster.leader(A)
+        assert leader is not None
+        await cluster.kill(leader)
+        await cluster.wait_leader(other_than=leader, group=A)
+        await cluster.start(leader)
+        await cluster.wait_healthy()
+        await create_topic([namesrv], "later", queues=2)
+        async with connect([namesrv]) as client, Producer(client, "p") as producer:
+            drained = await send(producer, "both", 40)
+            assert brokers_of(drained) == {B: 40}
+            assert brokers_of(await send(producer, "later", 8)) == {B: 8}
+            # What is there is read to the end meanwhile.
+            assert_all_are_there({**before, **drained}, await stored_in(client, "both"))
+        dledger("broker", "add-write-perm", A, "--namesrv", namesrv)
+        async with connect([namesrv]) as client, Producer(client, "p") as producer:
+            assert brokers_of(await send(producer, "both", 8)) == {A: 4, B: 4}
+        dledger("broker", "wipe-write-perm", A, "--namesrv", namesrv)
+        for name in cluster.members(A):
+            assert await cluster.stop(name) == 0
+        info = await cluster_info(namesrv)
+        assert set(info.broker_addr_table) == {B}
+        async with connect([namesrv]) as client, Producer(client, "p") as producer:
+            assert brokers_of(await send(producer, "both", 8)) == {B: 8}
+            stored = await stored_in(client, "both")
+            assert {broker for broker, _, _ in stored} == {B}

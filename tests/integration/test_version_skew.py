@@ -1,0 +1,97 @@
+"""A broker of a later release in a group: refused with one line, missed by nobody, taken back.
+
+Real processes. Replay: ``dledger-chaos run --plan FILE`` with the plan below.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from jepsen_like.chaos.drawn import SETTINGS
+from jepsen_like.chaos.recorder import read_run
+from jepsen_like.chaos.runner import run_plan
+from jepsen_like.plans.plan import Kind, Plan, Step
+from jepsen_like.workloads.presets import workload_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+AT_MS, FOR_MS = 2_000, 5_000
+NOTICED_NS = 2_500_000_000
+"""So long after it stopped another one leads, if it led."""
+
+
+def plan(target: str, *more: Step, for_ms: int = FOR_MS) -> Plan:
+    return Plan(
+        seed=4,
+        duration_ms=AT_MS + for_ms + 5_000,
+        steps=(Step(AT_MS, Kind.VERSION_SKEW, target, for_ms), *more),
+        name_servers=1,
+        workload=workload_for("mixed", 400.0),
+        settings=SETTINGS,
+    )
+
+
+def events_of(log: Path, event: str) -> list[dict[str, Any]]:
+    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
+    return [said for said in map(json.loads, lines) if said["event"] == event]
+
+
+@pytest.mark.parametrize("target", ["leader", "follower"])
+def test_a_newer_broker_is_refused_with_one_line_and_comes_back_as_itself(
+    tmp_path: Path, target: str
+) -> None:
+    ran = trio.run(run_plan, plan(target), tmp_path)
+    verdicts = {verdict.checker: verdict.validity for verdict in ran.verdicts}
+    assert "invalid" not in verdicts.values(), ran.verdicts
+    assert ran.settled, "it never came back"
+    assert ran.faults["version_skew"] == 1
+    history, _ = read_run(tmp_path)
+    (skew,) = [event for event in history.events if event.kind == Kind.VERSION_SKEW]
+    newer = skew.node
+    others = {f"n{number}" for number in range(3)} - {newer}
+    reason = f"{newer} speaks version 2, newest known here is 1"
+    for name in others:
+        refused = events_of(tmp_path / "nodes" / f"{name}.log", "peer_refused")
+        assert Counter(line["error"] for line in refused)[reason] == 1, refused
+    # The others carried on without it …
+    alone_ns = (skew.at_ns + NOTICED_NS, skew.end_ns)
+    stored = [
+        op
+        for op in history.operations
+        if op.f == 0 and op.outcome == 0 and alone_ns[0] < op.call_ns < alone_ns[1]
+    ]
+    assert len(stored) > 50
+    # … nobody voted for it, and it holds what it missed when all is over.
+    leading = [
+        event.node
+        for event in history.events
+        if event.kind == "role" and event.detail.startswith("leader")
+        if alone_ns[0] < event.at_ns < alone_ns[1]
+    ]
+    assert newer not in leading
+    assert {read.node for read in ran.history.replica_reads} == others | {newer}
+
+
+def test_a_newer_broker_that_is_killed_meanwhile_comes_back_as_itself_in_the_end(
+    tmp_path: Path,
+) -> None:
+    # Late: it has to be up by then, and three interpreters start slowly on a busy machine.
+    kill = Step(AT_MS + 10_000, Kind.KILL, "1", 500)
+    ran = trio.run(run_plan, plan("1", kill, for_ms=12_000), tmp_path)
+    assert not [verdict for verdict in ran.verdicts if verdict.validity == "invalid"], ran.verdicts
+    assert ran.settled
+    starts = events_of(tmp_path / "nodes" / "n1.log", "settings")
+    assert len(starts) == 3, "it was started as itself while it was to be newer"
+
+
+def test_a_run_that_ends_meanwhile_heals_it(tmp_path: Path) -> None:
+    endless = Step(AT_MS, Kind.VERSION_SKEW, "1", 600_000)
+    ran = trio.run(run_plan, plan("1").with_steps((endless,)), tmp_path)
+    assert not [verdict for verdict in ran.verdicts if verdict.validity == "invalid"], ran.verdicts
+    assert ran.settled

@@ -1,0 +1,96 @@
+"""Checks over tables say what the row-wise checkers say over rows, for every kind of anomaly."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from jepsen_like.checkers import consumer_offsets
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.columns import ops_table
+from jepsen_like.history.operation import History
+from jepsen_like.history.parquet import Ingested, write_history, write_summary
+from spark_jobs.checks.everything import check_source, digest_of
+from spark_jobs.checks.registers import check_offsets
+from spark_jobs.engines.local import LocalSource
+from tests.harness.clean_histories import clean_history, interrupted
+from tests.harness.offset_histories import random_history as random_register
+from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+
+CLEAN = 60
+PER_KIND = 2
+TRIES = 60
+LATE = "delivered late"
+"""Judged only where a run says how late a message may come."""
+
+
+def by_columns(history: History, folder: Path) -> list[Verdict]:
+    folder.mkdir()
+    obs = write_history(folder, history, "r")
+    write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
+    return check_source(LocalSource(folder))
+
+
+def told(verdicts: list[Verdict]) -> dict[str, object]:
+    """Everything but the witnesses, of which any of equals may be named."""
+    return {
+        verdict.checker: (
+            verdict.validity,
+            verdict.counts,
+            sorted((v.name, v.subject, v.detail, v.at_ns) for v in verdict.violations),
+        )
+        for verdict in verdicts
+    }
+
+
+@pytest.mark.parametrize("seed", range(CLEAN))
+def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: Path) -> None:
+    history = clean_history(seed)
+    found = by_columns(history, tmp_path / "whole")
+    assert told(found) == told(check_everything(history))
+    assert "invalid" not in {verdict.validity for verdict in found}, found
+    cut = interrupted(history)
+    assert told(by_columns(cut, tmp_path / "cut")) == told(check_everything(cut, settled=False))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLANTERS if kind[1] != LATE], ids=": ".join)
+def test_planted_anomalies_get_the_same_violations(kind: tuple[str, str], tmp_path: Path) -> None:
+    planted = 0
+    for seed in range(TRIES):
+        history = clean_history(seed)
+        try:
+            PLANTERS[kind](Scene(history, seed))
+        except InapplicableError:
+            continue
+        expected = check_everything(history, settled=bool(history.replica_reads))
+        found = by_columns(history, tmp_path / str(seed))
+        assert told(found) == told(expected), f"{kind} in clean_history({seed})"
+        assert any(v.name == kind[1] for verdict in found for v in verdict.violations)
+        planted += 1
+        if planted == PER_KIND:
+            return
+    pytest.fail(f"{kind} could be planted {planted} times only")
+
+
+def test_a_digest_is_that_of_the_findings_alone(tmp_path: Path) -> None:
+    history = clean_history(1)
+    one = by_columns(history, tmp_path / "one")
+    again = by_columns(history, tmp_path / "again")
+    assert digest_of(one) == digest_of(list(reversed(again)))
+    history.operations.pop()
+    assert digest_of(one) != digest_of(by_columns(history, tmp_path / "other"))
+
+
+def test_random_registers_are_judged_as_row_by_row() -> None:
+    judged = {"valid": 0, "invalid": 0, "unknown": 0}
+    for seed in range(3_000):
+        rows = random_register(random.Random(seed), 9, ascending=False)
+        expected = consumer_offsets.check_history(rows)
+        found = check_offsets(ops_table("r", rows))
+        where = f"random_register(random.Random({seed}), 9): {rows}"
+        assert told([found]) == told([expected]), where
+        judged[found.validity] += 1
+    assert min(judged["valid"], judged["invalid"]) > 400, judged

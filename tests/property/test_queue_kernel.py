@@ -1,0 +1,217 @@
+"""The columns' kernel says what the row-wise checker says, however the rows are cut."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from jepsen_like.checkers import queue_log
+from jepsen_like.checkers.half_messages import transactions_of
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.columns import hash_range, obs_table, ops_table
+from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from spark_jobs.checks.queue_facts import OBS_COLUMNS, OPS_COLUMNS, repeated
+from spark_jobs.checks.queue_judge import Judged, judge_queue
+from spark_jobs.checks.queue_log import check_tables, gather, table_to_numpy
+from spark_jobs.checks.queue_witness import name_violations, wanted_by
+from tests.harness.clean_histories import TOPIC as CLEAN_TOPIC
+from tests.harness.clean_histories import clean_history
+from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+
+SUBJECT = "t/0"
+RANDOM = 1_500
+SEARCHED = 300
+"""Of these an exhaustive search is asked as well."""
+
+
+def row_wise(operations: list[Operation], queue: tuple[str, int]) -> list[Violation]:
+    rows = queue_log._by_queue(operations).get(queue, [])
+    found = queue_log.check_queue(queue_log._columns(rows), SUBJECT)
+    return [*found, *queue_log._check_min_offsets(rows, SUBJECT)]
+
+
+def cut(rng: random.Random, size: int) -> list[list[int]]:
+    """Return places in a random order, cut anywhere."""
+    places = list(range(size))
+    rng.shuffle(places)
+    cuts = sorted(rng.randint(0, size) for _ in range(rng.randint(0, 4)))
+    return [places[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
+
+
+def by_columns(
+    operations: list[Operation], queue: tuple[str, int], rng: random.Random
+) -> tuple[Judged, list[Violation]]:
+    """Judge in batches that come in any order; name from the wanted rows alone."""
+    rows = [op for op in operations if (op.topic, op.queue) == queue]
+    pulls = [op for op in rows if op.f == F.PULL and op.outcome == Outcome.OK]
+    every = (one.as_append() for one in transactions_of(operations).values())
+    appends = tuple(op for op in every if op is not None and (op.topic, op.queue) == queue)
+    ops = table_to_numpy(ops_table("r", rows), OPS_COLUMNS)
+    obs = table_to_numpy(obs_table("r", pulls, ()), OBS_COLUMNS)
+    all_ops, all_obs = [
+        [{name: column[part] for name, column in table.items()} for part in cut(rng, size)]
+        for table, size in ((ops, len(rows)), (obs, len(obs["off"])))
+    ]
+    said = judge_queue(gather(all_ops, all_obs, appends))
+    wanted = wanted_by(said)
+    shuffled = rng.sample(range(len(rows)), len(rows))
+    kept = {name: column[shuffled] for name, column in ops.items()}
+    kept = {name: column[wanted.ops(kept)] for name, column in kept.items()}
+    seen = {name: column[wanted.obs(obs)] for name, column in obs.items()}
+    if said.is_valid:
+        return said, []
+    return said, name_violations(said, kept, seen, SUBJECT, appends)
+
+
+def comparable(violations: list[Violation]) -> list[tuple[str, str, int]]:
+    """Everything but the witnesses: of rows with equal stamps any may be named."""
+    return sorted((v.name, v.detail, v.at_ns) for v in violations)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_histories_get_the_verdict_of_the_row_wise_checker(block: int) -> None:
+    agreed = {True: 0, False: 0}
+    for seed in range(block * RANDOM, (block + 1) * RANDOM):
+        operations = random_history(random.Random(seed), 9 if seed % 4 else 30)
+        expected = row_wise(operations, (TOPIC, 0))
+        said, found = by_columns(operations, (TOPIC, 0), random.Random(seed + 1))
+        where = f"random_history(random.Random({seed})): {operations}"
+        assert said.is_valid == (not expected), where
+        assert {v.name for v in found} == {v.name for v in expected}, f"{where}: {found}"
+        if len(expected) < queue_log.REPORTED_MAX and not said.lows:
+            assert comparable(found) == comparable(expected), where
+        agreed[said.is_valid] += 1
+        if seed % RANDOM < SEARCHED and seed % 4:
+            assert said.is_valid == is_linearizable(operations), where
+    assert min(agreed.values()) > RANDOM // 5, agreed
+
+
+def queue_kinds() -> list[str]:
+    return [name for checker, name in PLANTERS if checker == queue_log.NAME]
+
+
+@pytest.mark.parametrize("name", queue_kinds())
+def test_planted_anomalies_are_named_as_the_row_wise_checker_names_them(name: str) -> None:
+    planted = 0
+    for seed in range(60):
+        scene = Scene(clean_history(seed), seed)
+        try:
+            PLANTERS[queue_log.NAME, name](scene)
+        except InapplicableError:
+            continue
+        for queue in ((CLEAN_TOPIC, 0), (CLEAN_TOPIC, 1)):
+            expected = row_wise(scene.ops, queue)
+            _, found = by_columns(scene.ops, queue, random.Random(seed))
+            assert comparable(found) == comparable(expected), f"{name} in clean_history({seed})"
+            witnesses = [v.operations for v in sorted(expected, key=lambda v: v.detail)]
+            assert [v.operations for v in sorted(found, key=lambda v: v.detail)] == witnesses
+            planted += bool(expected)
+    assert planted >= 5
+
+
+def folded(operations: list[Operation], rng: random.Random) -> list[Operation]:
+    """Keep some pulls as a range and a hash."""
+    for op in operations:
+        if op.f == F.PULL and op.values and op.outcome == Outcome.OK and rng.random() < 0.7:
+            op.range_hash, op.values = hash_range(op.off, op.values), ()
+    return operations
+
+
+def test_a_pull_kept_as_a_hash_is_never_judged_more_strictly_and_mismatches_are_named() -> None:
+    names = {"valid": 0, "wrong": 0, "missed": 0}
+    for seed in range(1_500):
+        plain = random_history(random.Random(seed), 12)
+        expected = row_wise(plain, (TOPIC, 0))
+        operations = folded(random_history(random.Random(seed), 12), random.Random(seed))
+        said, found = by_columns(operations, (TOPIC, 0), random.Random(seed))
+        where = f"folded random_history(random.Random({seed})): {found}"
+        if not expected:
+            assert said.is_valid, where
+            names["valid"] += 1
+        elif not said.is_valid:
+            names["wrong"] += 1
+        else:
+            assert said.unproved or {v.name for v in expected} != {
+                queue_log.INCONSISTENT_OFFSETS
+            }, where
+            names["missed"] += 1
+    assert names["valid"] > 250
+    assert names["wrong"] > 3 * names["missed"], names
+
+
+def test_an_offset_beyond_all_reason_takes_no_memory_and_is_blamed_on_who_said_it() -> None:
+    send = Operation(0, 0, 1, -1, F.SEND, Outcome.OK, 1, 2, "t", 0, 0, value=5)
+    read = Operation(1, 1, 2, -1, F.MAX_OFFSET, Outcome.OK, 3, 4, "t", 0, max_off=1 << 60)
+    said, found = by_columns([send, read], ("t", 0), random.Random(1))
+    assert (said.length, said.attempts) == (1 << 60, 1)
+    assert [(v.name, v.operations) for v in found] == [(queue_log.BY_NOBODY, (1,))]
+
+
+def test_equal_stamps_overlap() -> None:
+    first = Operation(0, 0, 1, -1, F.SEND, Outcome.OK, 1, 5, "t", 0, 1, value=5)
+    second = Operation(1, 1, 2, -1, F.SEND, Outcome.OK, 5, 6, "t", 0, 0, value=6)
+    assert by_columns([first, second], ("t", 0), random.Random(1))[0].is_valid
+    second.call_ns = 6
+    _, found = by_columns([first, second], ("t", 0), random.Random(1))
+    assert [(v.name, v.operations) for v in found] == [(queue_log.SEND_INVERTED, (1, 0))]
+
+
+def test_facts_merge_in_the_middle_of_a_queue_that_outgrows_its_room() -> None:
+    count = 200_000
+    rng = np.random.default_rng(4)
+    order = rng.permutation(count)
+    zero = np.zeros(count, dtype=np.int64)
+    ops = {
+        "op_id": order, "f": zero, "outcome": zero, "level": zero, "call_ns": order * 10,
+        "ret_ns": order * 10 + 25, "off": order, "cnt": zero, "max_off": zero - 1,
+        "min_off": zero - 1, "value": order + 7, "range_hash": zero,
+    }  # fmt: skip
+    parts = [
+        {name: column[at : at + 999] for name, column in ops.items()} for at in range(0, count, 999)
+    ]
+    assert judge_queue(gather(parts, [])).is_valid
+    late = np.flatnonzero(order == 1_000)[0]
+    ops["call_ns"][late], ops["ret_ns"][late] = 20_000, NEVER - 1
+    said = judge_queue(gather(parts, []))
+    assert {pair.low for pair in said.pairs} == {1_000}
+    assert [pair.high for pair in said.pairs] == list(range(1_001, 1_001 + queue_log.REPORTED_MAX))
+
+
+def test_repeated_values_are_found_with_dense_counters_and_without() -> None:
+    dense = np.arange(1_000, dtype=np.int64) + (3 << 40)
+    sparse = dense * 1_000_003
+    for values in (dense, sparse):
+        assert not len(repeated(values))
+        assert repeated(np.append(values, values[[5, 5, 9]])).tolist() == sorted(
+            values[[5, 9]].tolist()
+        )
+    assert not len(repeated(np.array([1, 1 | 1 << 40, 1 | 2 << 40], dtype=np.int64)))
+
+
+def test_tables_in_memory_are_judged_at_once() -> None:
+    history = clean_history(3)
+    rows = [op for op in history.operations if op.queue == 0]
+    appends = [
+        op
+        for op in (one.as_append() for one in transactions_of(history.operations).values())
+        if op is not None and op.queue == 0
+    ]
+    pulls = [op for op in rows if op.f == F.PULL]
+    said, found = check_tables(ops_table("r", rows), obs_table("r", pulls, ()), "q", appends)
+    assert said.is_valid
+    assert not found
+    assert said.sends == sum(op.f == F.SEND for op in rows) + len(appends)
+
+
+def test_one_value_acknowledged_at_two_offsets_is_a_duplicate() -> None:
+    rows = [
+        Operation(at, at, 1, -1, F.SEND, Outcome.OK, at * 10, at * 10 + 5, "t", 0, at, value=value)
+        for at, value in enumerate((5, 6, 5, 7))
+    ]
+    said, found = by_columns(rows, ("t", 0), random.Random(1))
+    assert said.values == (5,)
+    assert found == row_wise(rows, ("t", 0))
+    assert [(v.name, v.operations) for v in found] == [(queue_log.DUPLICATE, (0, 2))]

@@ -1,0 +1,113 @@
+"""Faults at chosen moments: torn logs, doubled consumers, clients killed in the middle of it.
+
+`play` is a function of the plan: what fails here fails again, and ``dledger sim replay`` shows it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from jepsen_like.history.operation import Event, F, Outcome
+from jepsen_like.plans.draw import draw_plan
+from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from jepsen_like.simulation.play import Played, play
+
+BUSY = Workload(producers=2, consumers=2, readers=1, interval_ms=200, delayed_per_mille=0)
+CHOSEN = frozenset({Kind.TORN_TAIL, Kind.MID_SEND_KILL, Kind.MID_BATCH_KILL, Kind.ZOMBIE_CLIENT})
+LATE_MARK = Settings(checkpoint_ms=30_000)
+
+
+def played(*steps: Step, settings: Settings = LATE_MARK) -> Played:
+    ran = play(Plan(3, 60_000, steps, workload=BUSY, settings=settings))
+    assert ran.is_valid, (ran.violations, ran.verdict.reason)
+    return ran
+
+
+def events(ran: Played, kind: Kind) -> list[Event]:
+    return [event for event in ran.history.events if event.kind == kind.value]
+
+
+def test_a_torn_tail_is_cut_and_comes_back_from_the_leader() -> None:
+    ran = played(Step(20_000, Kind.TORN_TAIL, "follower", 500, 4_000))
+    (event,) = events(ran, Kind.TORN_TAIL)
+    assert "@" in event.detail, event.detail
+    assert ran.sometimes["torn_tail_cut"] == 1
+    assert ran.world is not None
+    node = ran.world.brokers[event.node]
+    assert not node.is_trusted, "it lost what it had promised"
+    assert ran.sometimes["doubt_ended"] == 0, "and cannot know"
+    assert node.seen_commit == max(other.seen_commit for other in ran.world.brokers.values())
+
+
+@pytest.mark.parametrize("target", ["most_ahead", "leader"])
+def test_no_tail_is_torn_that_a_voter_who_is_cut_off_may_need(target: str) -> None:
+    ran = played(
+        Step(8_000, Kind.ISOLATE, "follower", 45_000),
+        Step(20_000, Kind.TORN_TAIL, target, 500, 4_000),
+    )
+    (event,) = events(ran, Kind.TORN_TAIL)
+    assert event.detail == "skipped: others do not hold all it may have promised"
+    assert ran.sometimes["tail_torn"] == 0
+
+
+def test_a_consumer_that_wakes_up_commits_old_offsets_after_newer_ones() -> None:
+    ran = played(Step(10_000, Kind.ZOMBIE_CLIENT, "all", 30_000))
+    (event,) = events(ran, Kind.ZOMBIE_CLIENT)
+    assert int(event.detail.split()[0]) > 0, event.detail
+    commits: dict[tuple[str, int], list[int]] = {}
+    for op in ran.history.operations:
+        if op.f == F.COMMIT and op.outcome == Outcome.OK:
+            commits.setdefault((op.group, op.queue), []).append(op.off)
+    assert any(offsets != sorted(offsets) for offsets in commits.values()), commits
+    assert all(len(set(offsets)) == len(offsets) for offsets in commits.values())
+    checked = {verdict.checker: verdict for verdict in ran.verdicts}["consumer_offsets"]
+    assert checked.is_valid
+    assert checked.counts["reads"] > 20
+
+
+def test_a_kill_in_the_middle_of_a_send_leaves_a_send_that_nobody_knows_of() -> None:
+    ran = played(Step(10_000, Kind.MID_SEND_KILL, "all", 500))
+    (event,) = events(ran, Kind.MID_SEND_KILL)
+    open_sends = [
+        op
+        for op in ran.history.operations
+        if op.f == F.SEND and op.outcome == Outcome.INFO and op.call_ns <= event.end_ns
+    ]
+    assert open_sends
+    assert not event.detail
+
+
+def test_consumers_killed_half_through_a_batch_begin_again_where_they_committed() -> None:
+    ran = played(Step(15_000, Kind.MID_BATCH_KILL, "all", 500))
+    (event,) = events(ran, Kind.MID_BATCH_KILL)
+    assert not event.detail
+    killed_ns = event.end_ns - 500_000_000
+    later = [op for op in ran.history.operations if op.call_ns >= killed_ns]
+    # No reader watches the second one: what is asked for it, it asks itself.
+    first = [(op.f, op.queue) for op in later if op.group == "consumers-1"][:2]
+    assert first == [(F.FETCH_COMMIT, 0), (F.FETCH_COMMIT, 1)]
+    again = [op for op in later if op.f == F.PULL and op.outcome == Outcome.OK and op.cnt]
+    before = {
+        (op.queue, op.off + place)
+        for op in ran.history.operations
+        if op.f == F.PULL and op.ret_ns < event.at_ns
+        for place in range(op.cnt)
+    }
+    assert any((op.queue, op.off) in before for op in again), "nothing came a second time"
+
+
+def test_what_needs_real_processes_is_left_out_with_a_reason() -> None:
+    ran = played(
+        Step(6_000, Kind.FD_LIMIT, "leader", 500), Step(6_000, Kind.CONNECTIONS, "leader", 500)
+    )
+    assert ran.faults["skipped"] == 2
+    details = {event.detail for event in ran.history.events if event.kind != "healed"}
+    assert details == {"skipped: descriptors are those of real processes"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_plans_with_everything_at_once_are_valid(seed: int) -> None:
+    kinds = CHOSEN | {Kind.KILL, Kind.ISOLATE, Kind.POWER_CUT, Kind.CLIENT_KILL}
+    ran = play(draw_plan(seed, 300.0, kinds=kinds, even=True, fault_interval_s=8.0))
+    assert ran.is_valid, (seed, ran.violations, ran.verdict.reason)

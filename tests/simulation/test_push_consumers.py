@@ -1,0 +1,359 @@
+"""Members of a consumer group in whole simulated clusters: who owns what, and what is heard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+import trio
+
+from client.admin import Admin
+from client.consume_from import FROM_FIRST, ConsumeFrom
+from client.delivered_message import DeliveredMessage
+from client.errors import ClientError
+from client.listener import ConsumeContext, ConsumeStatus
+from client.message import Message
+from client.producer import Producer, ProducerConfig
+from client.push_config import PushConfig
+from client.push_consumer import PushConsumer
+from commitlog.errors import MQError
+from jepsen_like.simulation.node import ClientNode
+from jepsen_like.simulation.world import World, WorldSettings, run_world
+from remoting.protocol.bodies import MessageModel
+
+TOPIC = "Orders"
+QUEUES = 8
+FIRST = PushConfig(consume_from=FROM_FIRST)
+
+
+class Members:
+    """Consumers on machines of their own, and what they heard."""
+
+    def __init__(self, world: World, config: PushConfig = FIRST, *, orderly: bool = False) -> None:
+        self.world = world
+        self.config = config
+        self.orderly = orderly
+        self.consumers: dict[str, PushConsumer] = {}
+        self.heard: list[tuple[str, DeliveredMessage]] = []
+        self.sent: list[bytes] = []
+        self.answer: Callable[[DeliveredMessage], ConsumeStatus | None] = lambda _: None
+        self.leave: dict[str, trio.Event] = {}
+
+    async def prepare(self) -> None:
+        """Make the topic; the cluster serves when this returns."""
+        await self.world.wait_for_leader()
+
+        async def make(node: ClientNode) -> None:
+            assert node.instance is not None
+            while True:
+                with suppress(MQError):
+                    await Admin(node.instance).create_topic(TOPIC, queue_nums=QUEUES)
+                    route = await node.instance.route(TOPIC, fresh=True)
+                    if len(route.subscribe_queues) == QUEUES:
+                        return
+                await node.clock.sleep(0.5)
+
+        await self.run_to_end("admin", make)
+
+    async def run_to_end(self, name: str, program: Callable[[ClientNode], Awaitable[None]]) -> None:
+        node = self.world.client(name)
+        await node.run(program)
+        if node.process is not None:
+            await node.process.ended.wait()
+        assert node.error is None
+
+    async def join(self, name: str) -> None:
+        """Start a member; it may own nothing yet when this returns."""
+        await self.world.client(name).run(self._consume)
+
+    async def _consume(self, node: ClientNode) -> None:
+        async def listener(
+            messages: Sequence[DeliveredMessage], context: ConsumeContext
+        ) -> ConsumeStatus | None:
+            self.heard += [(node.name, message) for message in messages]
+            return self.answer(messages[0])
+
+        assert node.instance is not None
+        leave = self.leave[node.name] = trio.Event()
+        consumer = PushConsumer(
+            node.instance, "group", listener, {TOPIC: "*"}, self.config, orderly=self.orderly
+        )
+        async with consumer:
+            self.consumers[node.name] = consumer
+            try:
+                await leave.wait()
+            finally:
+                del self.consumers[node.name]
+
+    def kill(self, name: str) -> None:
+        self.world.clients[name].kill()
+        self.consumers.pop(name, None)
+
+    async def produce(self, node: ClientNode) -> None:
+        """Send for ever, and remember what was acknowledged."""
+        assert node.instance is not None
+        async with Producer(node.instance, "p", ProducerConfig(send_timeout_s=6)) as producer:
+            number = 0
+            while True:
+                number += 1
+                body = b"%d" % number
+                with suppress(ClientError):
+                    await producer.send(Message(TOPIC, body))
+                    self.sent.append(body)
+                await node.clock.sleep(0.2)
+
+    def owned(self) -> Counter[int]:
+        return Counter(
+            queue.queue_id
+            for consumer in self.consumers.values()
+            for queue in consumer.queues
+            if queue.topic == TOPIC
+        )
+
+    def is_settled(self, *names: str) -> bool:
+        return (
+            sorted(self.consumers) == sorted(names)
+            and all(any(q.topic == TOPIC for q in c.queues) for c in self.consumers.values())
+            and self.owned() == Counter(range(QUEUES))
+        )
+
+    async def settle(self, *names: str, within_s: float = 3.0) -> None:
+        """Wait until *names* own each queue once; fails after *within_s* of simulated time."""
+        end_s = self.world.now_s + within_s
+        while not self.is_settled(*names):
+            assert self.world.now_s < end_s, (names, self.owned())
+            await self.world.sleep(0.02)
+
+    async def heard_all(self, within_s: float = 30.0) -> None:
+        end_s = self.world.now_s + within_s
+        while missing := set(self.sent) - {m.body_bytes for _, m in self.heard}:
+            assert self.world.now_s < end_s, sorted(missing)
+            await self.world.sleep(0.1)
+
+    def changes(self) -> int:
+        return sum(c.counts["rebalance_changes"] for c in self.consumers.values())
+
+
+def test_who_joins_gets_its_part_and_who_leaves_or_dies_is_replaced_within_three_seconds() -> None:
+    async def main(world: World) -> None:
+        members = Members(world)
+        await members.prepare()
+        await members.join("a")
+        await members.settle("a")
+        await world.client("p").run(members.produce)
+        await world.sleep(10)
+        await members.join("b")
+        await members.settle("a", "b")
+        assert sorted(members.owned().values()) == [1] * QUEUES
+        await world.sleep(10)
+        await members.join("c")
+        await members.settle("a", "b", "c")
+        await world.sleep(10)
+        members.leave["b"].set()
+        await world.sleep(0.5)  # it stops by itself
+        await members.settle("a", "c")
+        await world.sleep(10)
+        members.kill("a")
+        await members.settle("c")
+        await world.sleep(5)
+        world.clients["p"].kill()
+        await members.heard_all()
+        assert len(members.sent) > 150
+        heard = [m.body_bytes for _, m in members.heard]
+        # What was consumed between the last commit and the kill is all that may come twice.
+        assert len(heard) - len(set(heard)) <= 40
+
+    run_world(1, main)
+
+
+def test_a_killed_leader_costs_no_message_and_no_queue_changes_hands() -> None:
+    async def main(world: World) -> None:
+        members = Members(world)
+        await members.prepare()
+        for name in ("a", "b"):
+            await members.join(name)
+        await members.settle("a", "b")
+        await world.client("p").run(members.produce)
+        await world.sleep(20)
+        before, owned = members.changes(), [c.queues for c in members.consumers.values()]
+        leader = await world.wait_for_leader()
+        leader.kill()
+        await world.sleep(20)
+        await leader.start()
+        await world.sleep(30)
+        assert members.changes() == before
+        assert [c.queues for c in members.consumers.values()] == owned
+        world.clients["p"].kill()
+        await members.heard_all()
+        assert len(members.sent) > 200
+
+    run_world(2, main)
+
+
+def test_a_leader_whose_power_is_cut_is_left_behind_within_seconds() -> None:
+    async def main(world: World) -> None:
+        members = Members(world)
+        await members.prepare()
+        await members.join("a")
+        await members.settle("a")
+        await world.client("p").run(members.produce)
+        await world.sleep(10)
+        leader = await world.wait_for_leader()
+        leader.power_cut()
+        await world.sleep(20)
+        world.clients["p"].kill()
+        await members.heard_all(within_s=10)
+        assert len(members.sent) > 80
+
+    run_world(3, main)
+
+
+def test_brokers_that_restart_one_after_the_other_move_no_queue() -> None:
+    async def main(world: World) -> None:
+        members = Members(world)
+        await members.prepare()
+        for name in ("a", "b", "c"):
+            await members.join(name)
+        await members.settle("a", "b", "c")
+        await world.sleep(5)
+        before = members.changes()
+        for node in list(world.brokers.values()):
+            await node.stop()
+            await world.sleep(2)
+            await node.start()
+            await world.sleep(15)
+        assert members.changes() == before
+        await members.settle("a", "b", "c", within_s=0.1)
+
+    run_world(4, main)
+
+
+def test_a_message_that_fails_returns_through_the_retry_topic_on_whoever_has_it() -> None:
+    async def main(world: World) -> None:
+        members = Members(world)
+        members.answer = lambda m: (
+            ConsumeStatus.RECONSUME_LATER
+            if m.reconsume_times < 2 and m.body_bytes == b"7"
+            else None
+        )
+        await members.prepare()
+        for name in ("a", "b"):
+            await members.join(name)
+        await members.settle("a", "b")
+        await world.client("p").run(members.produce)
+        await world.sleep(60)
+        tries = [m for _, m in members.heard if m.body_bytes == b"7"]
+        assert [m.reconsume_times for m in tries] == [0, 1, 2]
+        assert {m.topic for m in tries} == {TOPIC}
+        stored = [m.store_timestamp_ms for m in tries]
+        gaps_s = [(b - a) / 1000 for a, b in pairwise(stored)]
+        assert gaps_s == [pytest.approx(10, abs=1), pytest.approx(30, abs=1)]
+        assert all(m.topic == TOPIC for _, m in members.heard)
+
+    settings = WorldSettings()
+    run_world(5, main, settings)
+
+
+def test_a_group_that_knows_nothing_begins_where_it_was_told_to() -> None:
+    async def main(world: World) -> None:
+        at_ms = 0
+
+        def begin_at(where: ConsumeFrom) -> Members:
+            return Members(
+                world, PushConfig(consume_from=where, message_model=MessageModel.BROADCASTING)
+            )
+
+        members = begin_at(FROM_FIRST)
+        await members.prepare()
+        await world.client("p").run(members.produce)
+        await world.sleep(20)
+        at_ms = world.client("p").clock.wall_ms()
+        await world.sleep(20)
+        world.clients["p"].kill()
+        sent = set(members.sent)
+        from_time = begin_at(ConsumeFrom.timestamp("20231114221320"))
+        from_time.config = PushConfig(
+            consume_from=ConsumeFrom(from_time.config.consume_from.where, at_ms),
+            message_model=MessageModel.BROADCASTING,
+        )
+        last = begin_at(ConsumeFrom())
+        await members.join("a")
+        await from_time.join("b")
+        await last.join("c")
+        await world.sleep(10)
+        assert {m.body_bytes for _, m in members.heard} == sent
+        later = {m.body_bytes for _, m in from_time.heard}
+        assert {m.store_timestamp_ms >= at_ms for _, m in from_time.heard} == {True}
+        assert 80 < len(later) < 120
+        assert last.heard == []
+
+    run_world(6, main)
+
+
+def test_broadcasting_members_keep_their_offsets_over_a_restart() -> None:
+    async def main(world: World) -> None:
+        config = PushConfig(
+            consume_from=FROM_FIRST,
+            message_model=MessageModel.BROADCASTING,
+            offset_folder="/offsets",
+        )
+        members = Members(world, config)
+        await members.prepare()
+        await members.join("a")
+        await members.join("b")
+        await world.client("p").run(members.produce)
+        await world.sleep(20)
+        world.clients["p"].kill()
+        await world.sleep(2)
+        for name in ("a", "b"):
+            heard = [m.body_bytes for who, m in members.heard if who == name]
+            assert sorted(heard) == sorted(members.sent)
+        members.leave["a"].set()
+        await world.sleep(8)
+        count = len(members.heard)
+        members.kill("b")
+        await world.clients["a"].start()
+        await world.clients["b"].start()
+        await world.sleep(20)
+        # Nothing again for the one that stopped; for the other what came since its last write.
+        again = members.heard[count:]
+        assert {who for who, _ in again} <= {"b"}
+        assert len(again) <= 40
+
+    run_world(7, main)
+
+
+def test_in_order_no_message_is_consumed_before_those_in_front_of_it() -> None:
+    async def main(world: World) -> None:
+        members = Members(world, orderly=True)
+        await members.prepare()
+        await members.join("a")
+        await world.client("p").run(members.produce)
+        await world.sleep(10)
+        await members.join("b")
+        await members.settle("a", "b")
+        await world.sleep(10)
+        leader = await world.wait_for_leader()
+        leader.kill()
+        await world.sleep(15)
+        await leader.start()
+        members.kill("a")
+        # A leader that is new tells nothing at first: the timer finds out.
+        await members.settle("b", within_s=25)
+        await world.sleep(5)
+        world.clients["p"].kill()
+        await members.heard_all(within_s=90)  # until the dead member's leases are over
+        assert len(members.sent) > 100
+        newest: dict[int, int] = {}
+        for _, message in members.heard:
+            queue_id, offset = message.queue_id, message.queue_offset
+            assert offset <= newest.get(queue_id, -1) + 1
+            newest[queue_id] = max(newest.get(queue_id, -1), offset)
+        consumer = members.consumers["b"]
+        tokens = [consumer.lock_token(q) for q in consumer.queues if q.topic == TOPIC]
+        assert all(token is not None for token in tokens)
+
+    run_world(8, main)

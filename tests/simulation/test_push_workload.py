@@ -1,0 +1,29 @@
+"""Push groups whose members come and go pass, with faults and without, and what they do repeats."""
+
+from __future__ import annotations
+
+import pytest
+
+from jepsen_like.simulation.play import Played, play
+from jepsen_like.worker import Order, plan_of
+
+
+def played(seed: int, *, calm: bool) -> Played:
+    return play(plan_of(seed, Order(duration_s=60.0, calm=calm, preset="push")))
+
+
+@pytest.mark.parametrize("seed", [2, 8])
+def test_a_push_group_under_faults_consumes_all_and_shares_the_queues(seed: int) -> None:
+    run = played(seed, calm=False)
+    (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
+    assert run.is_valid, run.violations
+    assert verdict.counts["consumed"] > 100
+    assert verdict.counts["members"] == 3
+
+
+def test_without_faults_nobody_comes_or_goes_and_nothing_comes_twice() -> None:
+    run = played(3, calm=True)
+    (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
+    assert run.is_valid, run.violations
+    assert verdict.counts["consumed"] > 100
+    assert verdict.counts["more_than_once"] == 0

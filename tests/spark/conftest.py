@@ -1,0 +1,34 @@
+"""One Spark session for all tests: two cores, a small heap, loopback only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
+    from spark_jobs.engines.session import open_session, why_no_java
+
+    why = why_no_java()
+    if why is not None:
+        pytest.skip(why)
+    folder: Path = tmp_path_factory.mktemp("spark")
+    session = open_session(
+        "local[2]",
+        memory="1g",
+        partitions=2,
+        settings={
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+        },
+    )
+    yield session
+    session.stop()

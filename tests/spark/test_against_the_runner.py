@@ -1,0 +1,146 @@
+"""`dledger check` and the runner's own checkers: the same verdicts, names and witnesses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jepsen_like.checkers import queue_log
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.operation import History, Operation, RunHeader
+from jepsen_like.history.parquet import Ingested, write_history, write_summary
+from jepsen_like.history.sequence import encode_history
+from spark_jobs.checks.everything import check_source
+from spark_jobs.engines.local import LocalSource
+from spark_jobs.run import judge_run
+from tests.harness.clean_histories import clean_history
+from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Planted, Scene
+from tests.harness.queue_histories import is_linearizable, random_history
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+
+LATE = "delivered late"
+"""Judged only where a run says how late a message may come."""
+KINDS = [kind for kind in PLANTERS if kind[1] != LATE]
+OF_QUEUES = [kind for kind in KINDS if kind[0] == queue_log.NAME]
+PER_KIND = -(-200 // len(KINDS)) + 1
+TRIES = 300
+RANDOM = 1_000
+SMALL = 9
+"""Operations that an exhaustive search can put in order."""
+
+
+def planted(kind: tuple[str, str], count: int) -> Iterator[tuple[int, History, Planted]]:
+    """Yield clean histories with this anomaly in them: their seed, rows, what was planted."""
+    found = 0
+    for seed in range(TRIES):
+        history = clean_history(seed)
+        try:
+            told = PLANTERS[kind](Scene(history, seed))
+        except InapplicableError:
+            continue
+        yield seed, history, told
+        found += 1
+        if found == count:
+            return
+    pytest.fail(f"{kind} could be planted {found} times only")
+
+
+def named(verdicts: list[Verdict]) -> dict[str, tuple[str, list[tuple[str, str, str, int]]]]:
+    """Return validity and violations of each checker, witnesses aside: equals may stand in."""
+    return {
+        verdict.checker: (
+            verdict.validity,
+            sorted((v.name, v.subject, v.detail, v.at_ns) for v in verdict.violations),
+        )
+        for verdict in verdicts
+    }
+
+
+def proofs(verdicts: list[Verdict], kind: tuple[str, str]) -> list[set[int]]:
+    return [
+        set(violation.operations)
+        for verdict in verdicts
+        if verdict.checker == kind[0]
+        for violation in verdict.violations
+        if violation.name == kind[1]
+    ]
+
+
+def test_there_are_at_least_200_planted_anomalies() -> None:
+    assert PER_KIND * len(KINDS) >= 200
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=": ".join)
+def test_planted_anomalies_are_judged_as_by_the_runner(
+    kind: tuple[str, str], tmp_path: Path
+) -> None:
+    for seed, history, told in planted(kind, PER_KIND):
+        folder = tmp_path / str(seed)
+        (folder / "history").mkdir(parents=True)
+        (folder / "history" / "runner.cbor").write_bytes(encode_history(history))
+        outcome = judge_run(folder, "local", lambda: 0.0)
+        expected = check_everything(history, settled=bool(history.replica_reads))
+        where = f"{kind} in clean_history({seed})"
+        assert outcome.verdict == "invalid", where
+        assert named(outcome.verdicts) == named(expected), where
+        for verdicts in (outcome.verdicts, expected):
+            assert any(set(told.witnesses) <= proof for proof in proofs(verdicts, kind)), where
+
+
+def merged(count: int) -> list[list[Operation]]:
+    """Return random histories, each as a queue of its own."""
+    every: list[list[Operation]] = []
+    for seed in range(count):
+        rows = random_history(random.Random(seed), SMALL)
+        for op in rows:
+            op.queue, op.op_id = seed, op.op_id + seed * 100
+        every.append(rows)
+    return every
+
+
+def test_a_thousand_random_histories_are_judged_as_by_the_runner_and_by_search(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from spark_jobs.engines.spark import SparkSource
+    from spark_jobs.engines.windows_source import WindowsSource
+
+    queues = merged(RANDOM)
+    history = History(RunHeader("r"), [op for rows in queues for op in rows])
+    obs = write_history(tmp_path, history, "r")
+    write_summary(tmp_path, Ingested(ops=len(history.operations), obs=obs))
+    expected = queue_log.check_history(history.operations)
+    wrong = {violation.subject for violation in expected.violations}
+    assert RANDOM // 5 < len(wrong) < RANDOM * 4 // 5
+    for number, rows in enumerate(queues):
+        where = f"random_history(random.Random({number}), {SMALL})"
+        assert is_linearizable(rows) == (f"t/{number}" not in wrong), where
+    for source in (
+        LocalSource(tmp_path),
+        SparkSource(spark, str(tmp_path)),
+        WindowsSource(spark, str(tmp_path)),
+    ):
+        found = next(v for v in check_source(source) if v.checker == queue_log.NAME)
+        assert named([found]) == named([expected]), type(source)
+        assert found.counts == expected.counts
+
+
+@pytest.mark.parametrize("kind", OF_QUEUES, ids=": ".join)
+def test_spark_names_the_witnesses_that_were_planted(
+    spark: SparkSession, kind: tuple[str, str], tmp_path: Path
+) -> None:
+    from spark_jobs.engines.spark import SparkSource
+
+    ((seed, history, told),) = planted(kind, 1)
+    obs = write_history(tmp_path, history, "r")
+    write_summary(tmp_path, Ingested(ops=len(history.operations), obs=obs))
+    verdicts = check_source(SparkSource(spark, str(tmp_path)))
+    assert any(set(told.witnesses) <= proof for proof in proofs(verdicts, kind)), seed

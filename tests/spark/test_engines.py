@@ -1,0 +1,231 @@
+"""Every engine and split of the rows gives one digest; windows find what the kernel does."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jepsen_like.checkers import queue_log
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
+from jepsen_like.history.operation import Operation
+from jepsen_like.history.parquet import Ingested, write_history, write_summary
+from spark_jobs.checks.everything import check_source, digest_of
+from spark_jobs.checks.outcome import Outcome
+from spark_jobs.checks.queue_log import check_tables
+from spark_jobs.engines.local import LocalSource
+from spark_jobs.generate.history import Shape, generate
+from tests.harness.clean_histories import clean_history
+from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.queue_histories import random_history
+from tests.harness.shipped_files import ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+
+WINDOWED = 120
+"""Random queues judged by the windows, all in one go."""
+
+
+def local_digest(parquet: Path) -> str:
+    return digest_of(check_source(LocalSource(parquet)))
+
+
+def spark_digest(spark: SparkSession, parquet: Path) -> str:
+    from spark_jobs.engines.spark import SparkSource
+
+    return digest_of(check_source(SparkSource(spark, str(parquet))))
+
+
+def many_kinds(folder: Path) -> Path:
+    """Write one history with an anomaly of several checkers in it."""
+    for seed in range(200):
+        history = clean_history(seed)
+        scene = Scene(history, seed)
+        try:
+            for kind in ((queue_log.NAME, queue_log.STALE_READ), ("locks", "two holders at once")):
+                PLANTERS[kind](scene)
+        except InapplicableError:
+            continue
+        obs = write_history(folder, history, "r")
+        write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
+        expected = {v.name for verdict in check_everything(history) for v in verdict.violations}
+        assert {queue_log.STALE_READ, "two holders at once"} <= expected
+        return folder
+    pytest.fail("no history takes both")
+
+
+def windows_digest(spark: SparkSession, parquet: Path) -> str:
+    from spark_jobs.engines.windows_source import WindowsSource
+
+    return digest_of(check_source(WindowsSource(spark, str(parquet))))
+
+
+def test_all_engines_say_the_same_of_every_kind_of_operation(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = many_kinds(tmp_path / "parquet")
+    assert spark_digest(spark, folder) == local_digest(folder)
+    assert windows_digest(spark, folder) == local_digest(folder)
+
+
+def shuffled(folder: Path, into: Path, seed: int, *, files: int, group_rows: int) -> Path:
+    """Write the same rows in another order, in several files and other row groups."""
+    into.mkdir()
+    rng = random.Random(seed)
+    for name in ("nodes.parquet", "events.parquet", "ingest.json"):
+        (into / name).write_bytes((folder / name).read_bytes())
+    for name in ("ops", "obs"):
+        table = pq.read_table(folder / f"{name}.parquet")
+        order = list(range(table.num_rows))
+        rng.shuffle(order)
+        (into / f"{name}.parquet").mkdir()
+        for part in range(files):
+            rows = table.take(pa.array(order[part::files], pa.int64()))
+            where = into / f"{name}.parquet" / f"part-{part}.parquet"
+            pq.write_table(rows, where, row_group_size=group_rows)
+    return into
+
+
+def test_one_digest_however_the_rows_lie_and_however_they_are_shuffled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    generate(Shape(6_000, clients=20, queues=3, plant="stale-read"), tmp_path)
+    folder = tmp_path / "parquet"
+    expected = local_digest(folder)
+    other = shuffled(folder, tmp_path / "other", 5, files=5, group_rows=313)
+    assert local_digest(other) == expected
+    for partitions, adaptive in ((1, "true"), (2, "false"), (7, "true")):
+        spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+        assert spark_digest(spark, other) == expected, (partitions, adaptive)
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    generate(Shape(6_000, clients=20, queues=3), tmp_path / "clean")
+    assert local_digest(tmp_path / "clean" / "parquet") != expected
+
+
+@pytest.mark.parametrize("plant", ["", "stale-read", "slot-written-by-nobody", "duplicate"])
+def test_one_hot_queue_in_chunks_has_the_digest_of_one_task(
+    spark: SparkSession, tmp_path: Path, plant: str
+) -> None:
+    from spark_jobs.engines.spark import SparkSource
+
+    made = generate(Shape(100_000, clients=40, queues=1, plant=plant), tmp_path)
+    folder = tmp_path / "parquet"
+    whole = check_source(LocalSource(folder))
+    found = {op for verdict in whole for v in verdict.violations for op in v.operations}
+    assert set(made.witnesses) <= found
+    for chunks in (1, 7, 64) if plant == "stale-read" else (7,):
+        width = -(-50_000 // chunks)
+        source = SparkSource(spark, str(folder), rows_max=1, chunk_offsets=width)
+        assert digest_of(check_source(source)) == digest_of(whole), chunks
+
+
+def random_queues(count: int) -> list[list[Operation]]:
+    """Return histories of one queue each, given different queues and ids."""
+    every: list[list[Operation]] = []
+    for seed in range(count):
+        operations = random_history(random.Random(seed), 12)
+        for op in operations:
+            op.queue = seed
+            op.op_id += seed * 1_000
+        every.append(operations)
+    return every
+
+
+def frames(spark: SparkSession, rows: Sequence[Operation]) -> tuple[DataFrame, DataFrame]:
+    ops, obs = ops_table("r", rows), obs_table("r", rows, ())
+    return spark.createDataFrame(plain(ops)), spark.createDataFrame(plain(obs))
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """Spark takes no dictionaries."""
+    kinds = [
+        pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type)
+        for f in table.schema
+    ]
+    return table.cast(pa.schema(kinds))
+
+
+def test_windows_and_kernel_contradict_each_other_nowhere(spark: SparkSession) -> None:
+    from spark_jobs.engines.windows import Contradictions, contradictions
+
+    queues = random_queues(WINDOWED)
+    found = contradictions(*frames(spark, [op for rows in queues for op in rows]))
+    wrong = 0
+    for number, rows in enumerate(queues):
+        said, violations = check_tables(ops_table("r", rows), obs_table("r", rows, ()))
+        theirs = found.get(("t", number), Contradictions())
+        where = f"random_history(random.Random({number}), 12): {violations} and {theirs}"
+        assert said.is_valid == (theirs == Contradictions()), where
+        covered = {off for pair in said.pairs for off in range(pair.low, pair.high + 1)}
+        assert bool(theirs.values) or theirs.is_too_long == (said.length > said.attempts), where
+        if not (said.values or said.offs or said.reads_wrong):
+            assert covered == set(theirs.offs), where
+        if said.length <= said.attempts:
+            # Of a queue that is too long, offsets beyond its sends are looked at again as well.
+            assert bool(said.values or said.offs) == bool(theirs.values), where
+        assert set(said.reads_wrong) == set(theirs.reads), where
+        wrong += not said.is_valid
+    assert WINDOWED // 5 < wrong < WINDOWED * 4 // 5
+
+
+def test_no_frame_of_the_windows_is_without_an_end(spark: SparkSession) -> None:
+    """Such a frame is computed anew for each row: minutes for a million of them."""
+    from spark_jobs.engines.windows import bad_offsets
+
+    frame = bad_offsets(*frames(spark, random_queues(1)[0]))
+    text = plan_of(frame.explain)
+    assert text.count("specifiedwindowframe(RowFrame, unboundedpreceding$(), currentrow$())") >= 2
+    assert "unboundedfollowing" not in re.sub(r"\s", "", text).lower()
+
+
+def plan_of(explain: Callable[..., None]) -> str:
+    said = io.StringIO()
+    with redirect_stdout(said):
+        explain(extended=True)
+    return said.getvalue()
+
+
+def test_spark_submit_prints_the_outcome_and_ends_as_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    generate(Shape(3_000, queues=2, plant="duplicate"), tmp_path)
+    submit = Path(sys.executable).parent / "spark-submit"
+    settings = ["--master", "local[1]", "--driver-memory", "1g"]
+    settings += ["--conf", "spark.ui.enabled=false"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [submit, *settings, ROOT / "spark_jobs" / "jobs" / "check.py", tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 1, done.stderr[-2_000:]
+    outcome = msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=Outcome)
+    assert outcome.verdict == "invalid"
+    assert [anomaly["name"] for anomaly in outcome.anomalies] == ["duplicate"]
+    assert outcome.digest == local_digest(tmp_path / "parquet")
+
+
+def test_tables_have_the_columns_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
+    generate(Shape(300, queues=2), tmp_path)
+    for name, schema in (("ops", OPS), ("obs", OBS)):
+        frame = spark.read.parquet(str(tmp_path / "parquet" / f"{name}.parquet"))
+        assert frame.columns == schema.names

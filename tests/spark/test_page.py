@@ -1,0 +1,28 @@
+"""The page about Spark does what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.harness.page_runs import run_page
+
+
+@pytest.mark.timeout(300)
+def test_the_page_about_spark_does_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
+    from spark_jobs.engines.session import why_no_java
+
+    why = why_no_java()
+    if why is not None:
+        pytest.skip(why)
+    start, topics, stop, folder = run_page("docs/spark.md", tmp_path)
+    assert "yes" in start
+    assert "1000 orders" in topics
+    assert re.search(r"^\[400, 400, 200\]\n\[0?\]$", topics, re.MULTILINE)
+    assert "1000 rows in the table" in topics
+    assert re.search(r"verdict +│ equal", stop)
+    assert re.search(r"\|large-orders\| +10\|", folder)
+    assert re.search(r"\| +orders\| +1000\|", folder)

@@ -1,0 +1,68 @@
+"""Structured Streaming says of a run that goes on what the check in one process says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.parquet import ingest
+from spark_jobs.checks.everything import check_source
+from spark_jobs.engines.local import LocalSource
+from spark_jobs.generate.history import Shape
+from spark_jobs.live.follow import LiveCheck
+from spark_jobs.live.tail import Tail
+from tests.harness.generated import generated
+from tests.harness.played_runs import PlayedRun, writes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.engines.stream import QueueFound
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+
+WRITES = 10
+
+
+@pytest.mark.parametrize("plant", ["stale-read", ""])
+def test_a_stream_tells_in_the_same_batch_what_one_process_tells(
+    spark: SparkSession, tmp_path: Path, plant: str
+) -> None:
+    from spark_jobs.engines.stream import start_following
+
+    history, made = generated(Shape(6_000, 20, 2, seed=7, plant=plant), tmp_path / "made")
+    run, live = PlayedRun(tmp_path / "run"), LiveCheck()
+    tail = Tail(run.folder)
+    told: list[list[QueueFound]] = []
+    query = start_following(spark, run.folder, tmp_path / "checkpoint", told.append)
+    by_batch: list[list[Violation]] = []
+    try:
+        for number, rows in enumerate(writes(history.operations, WRITES)):
+            run.write(rows)
+            query.processAllAvailable()
+            progress = live.take(tail.next())
+            last = told[-1]
+            assert sum(queue.in_flight for queue in last) == progress.in_flight
+            assert sum(queue.kept for queue in last) == progress.kept
+            by_batch.append([v for queue in last for v in queue.violations])
+            assert by_batch[-1] == progress.violations
+            if number == WRITES // 2:
+                # A query that was stopped goes on where it was, with the state it had.
+                query.stop()
+                query = start_following(spark, run.folder, tmp_path / "checkpoint", told.append)
+    finally:
+        query.stop()
+    assert {v.name for part in by_batch for v in part} == ({made.plant} if plant else set())
+    assert not by_batch[-1]
+    in_a_write = 6_000 // WRITES
+    assert max(queue.in_flight for queues in told for queue in queues) < in_a_write
+    assert max(queue.state_bytes for queues in told for queue in queues) < 200_000
+
+    ingest(run.folder)
+    verdicts = {v.checker: v for v in check_source(LocalSource(run.folder / "parquet"))}
+    offline = verdicts["queue_log"]
+    assert offline.is_valid == (not plant)
+    assert {v.name for v in offline.violations} == {v.name for part in by_batch for v in part}

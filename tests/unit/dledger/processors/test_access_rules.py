@@ -1,0 +1,279 @@
+"""Every request code of a broker has a rule, and each asks for the right that it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from commitlog.disk import OsDisk
+from commitlog.entry import ENTRY_HEADER_BYTES
+from commitlog.properties import encode_properties
+from dledger.processors.access_rules import UNANSWERED, broker_rules, topic_of_message_at
+from dledger.state.names import HALF_TOPIC, SCHEDULE_TOPIC
+from remoting.access.account_store import AccountStore
+from remoting.access.accounts import Permission, Right
+from remoting.access.gate import AccessGate
+from remoting.access.rules import ADMIN, SIGNED
+from remoting.errors import AccessRefusedError, BadRequestError
+from remoting.processor import Limiter, ProcessorTable
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from tests.harness.broker import Broker
+from tests.harness.fake_group import ManualClock
+
+PUB, SUB = Permission.PUB, Permission.SUB
+CODE = RequestCode
+RECORD_SIZE_BYTES = 4
+
+
+def topic(name: str, permission: Permission, *, by_line: bool = False) -> Right:
+    return Right(name, permission, by_line=by_line)
+
+
+def group(name: str) -> Right:
+    return Right(name, SUB, is_group=True)
+
+
+MESSAGES = {100: "T", 200: "%RETRY%g", 300: "SCHEDULE_TOPIC_XXXX"}
+RULES = broker_rules(MESSAGES.get)
+
+
+def rights(code: int, ext: dict[str, Any] | None = None, body: object = None) -> list[Right]:
+    rule = RULES[code]
+    assert rule.rights is not None
+    encoded = b"" if body is None else msgspec.json.encode(body)
+    return list(rule.rights(request(code, ext, encoded)))
+
+
+def test_every_code_is_decided_about_once() -> None:
+    """A new code needs a rule in `dledger/processors/access_rules.py`, or a place in UNANSWERED."""
+    decided = set(RULES)
+    assert {code.name for code in set(CODE) - decided - UNANSWERED} == set()
+    assert {CODE(code).name for code in decided & UNANSWERED} == set()
+
+
+def test_every_code_with_a_handler_is_decided_about(broker: Broker) -> None:
+    handled = {*broker.processors.handlers, CODE.RAFT_CHANGE}
+    assert {CODE(code).name for code in handled - set(RULES)} == set()
+
+
+def test_no_code_at_all_passes_unsigned(tmp_path: Path, clock: ManualClock) -> None:
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text('[accounts.operator]\nsecret_key = "0123456789"\nadmin = true\n')
+    gate = AccessGate(AccountStore(OsDisk(), str(accounts)), RULES, clock)
+    table = ProcessorTable(gate.guard)
+    reached: list[int] = []
+    for code in CODE:
+        table.register(code, lambda _, asked: reached.append(asked.code), Limiter("test", 1))
+    stranger: Any = SimpleNamespace(peer_address=("10.0.0.1", 1))
+    for number in table.codes():
+        processor = table.get(number)
+        assert processor is not None
+        with pytest.raises(AccessRefusedError, match="No accessKey is configured"):
+            processor.handler(stranger, request(number, {"topic": "T", "b": "T"}))
+    assert reached == []
+    assert table.codes() == frozenset(CODE)
+
+
+def test_what_changes_the_cluster_or_shows_everybodys_is_for_administrators() -> None:
+    """The whole list, so that none leaves it unnoticed."""
+    found = {CODE(code).name for code, rule in RULES.items() if rule is ADMIN}
+    assert found == {
+        "UPDATE_AND_CREATE_TOPIC",
+        "UPDATE_AND_CREATE_TOPIC_LIST",
+        "DELETE_TOPIC_IN_BROKER",
+        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP",
+        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST",
+        "DELETE_SUBSCRIPTIONGROUP",
+        "UPDATE_AND_GET_GROUP_FORBIDDEN",
+        "UPDATE_BROKER_CONFIG",
+        "GET_BROKER_CONFIG",
+        "CLEAN_EXPIRED_CONSUMEQUEUE",
+        "CLEAN_UNUSED_TOPIC",
+        "DELETE_EXPIRED_COMMITLOG",
+        "CLONE_GROUP_OFFSET",
+        "RESUME_CHECK_HALF_MESSAGE",
+        "CONSUME_MESSAGE_DIRECTLY",
+        "GET_ALL_CONSUMER_OFFSET",
+        "GET_ALL_DELAY_OFFSET",
+        "GET_TIMER_CHECK_POINT",
+        "GET_TIMER_METRICS",
+        "GET_ALL_MESSAGE_REQUEST_MODE",
+        "SET_MESSAGE_REQUEST_MODE",
+        "AUTH_CREATE_USER",
+        "AUTH_UPDATE_USER",
+        "AUTH_DELETE_USER",
+        "AUTH_GET_USER",
+        "AUTH_LIST_USER",
+        "AUTH_CREATE_ACL",
+        "AUTH_UPDATE_ACL",
+        "AUTH_DELETE_ACL",
+        "AUTH_GET_ACL",
+        "AUTH_LIST_ACL",
+        "RAFT_CHANGE",
+    }
+
+
+WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
+    CODE.SEND_MESSAGE: ({"topic": "T"}, None, [topic("T", PUB)]),
+    CODE.SEND_MESSAGE_V2: ({"b": "T", "topic": "other"}, None, [topic("T", PUB)]),
+    CODE.SEND_BATCH_MESSAGE: ({"b": "T"}, None, [topic("T", PUB)]),
+    CODE.SEND_REPLY_MESSAGE: ({"topic": "T"}, None, [topic("T", PUB)]),
+    CODE.SEND_REPLY_MESSAGE_V2: ({"b": "Default_REPLY_TOPIC"}, None, []),
+    CODE.SEND_RECORDS: ({"runs": [["T", 0, 1], ["T", 1, 1]]}, None, [topic("T", PUB)]),
+    CODE.RECALL_MESSAGE: ({"topic": "T"}, None, [topic("T", PUB)]),
+    CODE.PULL_MESSAGE: (
+        {"topic": "T", "consumerGroup": "g"},
+        None,
+        [topic("T", SUB), group("g")],
+    ),
+    CODE.LITE_PULL_MESSAGE: (
+        {"topic": "%RETRY%g", "consumerGroup": "g"},
+        None,
+        [group("g"), group("g")],
+    ),
+    CODE.BULK_PULL: (
+        {"topic": "SCHEDULE_TOPIC_XXXX", "consumerGroup": "g"},
+        None,
+        [topic("SCHEDULE_TOPIC_XXXX", SUB, by_line=True), group("g")],
+    ),
+    CODE.QUERY_CONSUMER_OFFSET: (
+        {"topic": "T", "consumerGroup": "g"},
+        None,
+        [topic("T", SUB), group("g")],
+    ),
+    CODE.UPDATE_CONSUMER_OFFSET: (
+        {"topic": "T", "consumerGroup": "g"},
+        None,
+        [topic("T", SUB), group("g")],
+    ),
+    CODE.SEARCH_OFFSET_BY_TIMESTAMP: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
+    CODE.GET_MAX_OFFSET: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
+    CODE.GET_MIN_OFFSET: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
+    CODE.GET_EARLIEST_MSG_STORETIME: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
+    CODE.QUERY_MESSAGE: ({"topic": "T"}, None, [topic("T", SUB)]),
+    CODE.INVOKE_BROKER_TO_RESET_OFFSET: (
+        {"topic": "T", "group": "g"},
+        None,
+        [topic("T", SUB), group("g")],
+    ),
+    CODE.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: (
+        {"topic": "T", "group": "g"},
+        None,
+        [topic("T", SUB), group("g")],
+    ),
+    CODE.GET_CONSUMER_LIST_BY_GROUP: ({"consumerGroup": "g"}, None, [group("g")]),
+    CODE.GET_CONSUMER_RUNNING_INFO: ({"consumerGroup": "g"}, None, [group("g")]),
+    CODE.HEART_BEAT: (
+        {},
+        {
+            "clientID": "c",
+            "producerDataSet": [{"groupName": "p"}],
+            "consumerDataSet": [
+                {"groupName": "g", "subscriptionDataSet": [{"topic": "T"}, {"topic": "%RETRY%g"}]}
+            ],
+        },
+        [group("g"), topic("T", SUB), group("g")],
+    ),
+    CODE.UNREGISTER_CLIENT: ({"clientID": "c", "consumerGroup": "g"}, None, [group("g")]),
+    CODE.LOCK_BATCH_MQ: ({}, {"consumerGroup": "g", "clientId": "c", "mqSet": []}, [group("g")]),
+    CODE.UNLOCK_BATCH_MQ: ({}, {"consumerGroup": "g", "clientId": "c", "mqSet": []}, [group("g")]),
+    CODE.VIEW_MESSAGE_BY_ID: ({"offset": "100", "topic": "mine"}, None, [topic("T", SUB)]),
+    CODE.CONSUMER_SEND_MSG_BACK: (
+        {"offset": "100", "group": "g", "originTopic": "mine"},
+        None,
+        [group("g"), topic("T", SUB)],
+    ),
+    CODE.END_TRANSACTION: ({"commitLogOffset": "100"}, None, [topic("T", PUB)]),
+}
+
+
+@pytest.mark.parametrize("code", [code for code, rule in RULES.items() if rule.rights is not None])
+def test_each_rule_asks_for_what_the_request_is_about(code: int) -> None:
+    ext, body, expected = WITH_RIGHTS[CODE(code)]
+    assert rights(code, ext, body) == expected
+
+
+def test_no_code_has_lost_the_rights_it_asked_for() -> None:
+    """Above stands every code that must ask for a right; one that asks no more is missing here."""
+    asking = {CODE(code) for code, rule in RULES.items() if rule.rights is not None}
+    assert {code.name for code in WITH_RIGHTS} == {code.name for code in asking}
+
+
+def test_all_other_codes_need_a_signature_only() -> None:
+    others = {code for code, rule in RULES.items() if rule.rights is None and not rule.admin}
+    assert others == {code for code, rule in RULES.items() if rule is SIGNED}
+    assert CODE.CAPABILITIES in others
+
+
+def test_traces_are_written_by_everybody_and_read_by_who_may() -> None:
+    assert rights(CODE.SEND_MESSAGE, {"topic": "RMQ_SYS_TRACE_TOPIC"}) == []
+    pull = {"topic": "RMQ_SYS_TRACE_TOPIC", "consumerGroup": "g"}
+    assert topic("RMQ_SYS_TRACE_TOPIC", SUB) in rights(CODE.PULL_MESSAGE, pull)
+
+
+def test_producers_say_goodbye_without_a_group() -> None:
+    assert rights(CODE.UNREGISTER_CLIENT, {"clientID": "c", "producerGroup": "p"}) == []
+
+
+def test_a_message_that_is_not_there_needs_no_right() -> None:
+    """The handler says that it is not there."""
+    assert rights(CODE.VIEW_MESSAGE_BY_ID, {"offset": "101"}) == []
+
+
+def test_a_message_of_a_retry_topic_belongs_to_its_group() -> None:
+    assert rights(CODE.VIEW_MESSAGE_BY_ID, {"offset": "200"}) == [group("g")]
+    assert rights(CODE.VIEW_MESSAGE_BY_ID, {"offset": "300"}) == [
+        topic("SCHEDULE_TOPIC_XXXX", SUB, by_line=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "ext"),
+    [
+        (CODE.SEND_MESSAGE, {}),
+        (CODE.SEND_MESSAGE, {"topic": 5}),
+        (CODE.SEND_MESSAGE_V2, {"topic": "T"}),
+        (CODE.SEND_RECORDS, {"runs": "T"}),
+        (CODE.SEND_RECORDS, {"runs": [["T", 0, 1], []]}),
+        (CODE.SEND_RECORDS, {"runs": [[7, 0, 1]]}),
+        (CODE.PULL_MESSAGE, {"topic": "T"}),
+        (CODE.PULL_MESSAGE, {"consumerGroup": "g"}),
+        (CODE.VIEW_MESSAGE_BY_ID, {"offset": "x"}),
+        (CODE.VIEW_MESSAGE_BY_ID, {}),
+        (CODE.CONSUMER_SEND_MSG_BACK, {"group": "g", "offset": None}),
+        (CODE.END_TRANSACTION, {"commitLogOffset": ["1"]}),
+    ],
+)
+def test_a_request_that_does_not_say_what_it_is_about_is_refused(
+    code: int, ext: dict[str, Any]
+) -> None:
+    with pytest.raises(BadRequestError):
+        rights(code, ext)
+
+
+def test_a_heartbeat_that_cannot_be_read_is_refused() -> None:
+    rule = RULES[CODE.HEART_BEAT].rights
+    assert rule is not None
+    with pytest.raises(BadRequestError):
+        list(rule(RemotingCommand(CODE.HEART_BEAT, body=b"{")))
+
+
+def position_of(broker: Broker, topic_name: str, properties: dict[str, str]) -> int:
+    """Store one message at once and return where it stands."""
+    position = broker.group.log.end_position + ENTRY_HEADER_BYTES + RECORD_SIZE_BYTES
+    broker.group.put(topic_name, 0, b"body", properties=encode_properties(properties))
+    return position
+
+
+def test_the_topic_of_a_message_is_where_it_is_or_where_it_goes(broker: Broker) -> None:
+    plain = position_of(broker, "T", {})
+    later = position_of(broker, SCHEDULE_TOPIC, {"DELAY": "1", "REAL_TOPIC": "U", "REAL_QID": "0"})
+    half = position_of(broker, HALF_TOPIC, {"REAL_TOPIC": "V"})
+    topic_at = topic_of_message_at(broker.group)
+    assert [topic_at(position) for position in (plain, later, half)] == ["T", "U", "V"]
+    assert [topic_at(position) for position in (plain + 1, -1, 1 << 62)] == [None] * 3

@@ -1,0 +1,35 @@
+"""Clean-ups that tools ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.processors.clean_up import CleanUpProcessor
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import request
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.DELETE_EXPIRED_COMMITLOG,
+    ],
+)
+def test_every_member_answers_with_success(broker: Broker, code: RequestCode) -> None:
+    assert broker.call(code).code == 0
+    broker.group.step_down("elsewhere:1")
+    assert broker.call(code).code == 0
+
+
+def test_the_leader_alone_lets_segments_expire(group: FakeGroup) -> None:
+    asked: list[str] = []
+    processor = CleanUpProcessor(group, lambda: asked.append("now"))
+    command = request(RequestCode.DELETE_EXPIRED_COMMITLOG)
+    for _ in range(2):
+        processor.delete_expired(FakeConnection(), command)  # type: ignore[arg-type]
+        group.step_down("elsewhere:1")
+    assert asked == ["now"]

@@ -1,0 +1,413 @@
+"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ over the fake group; what their tokens are good for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dledger.services.lock_decision import FORGOTTEN_LEASES, MAX_QUEUES_PER_CHANGE
+from dledger.services.queue_locks import LEASE_S
+from dledger.state.names import QUEUE_LOCKS_QUEUE, STATE_TOPIC
+from dledger.state.queue_lock import QueueLock
+from remoting.processor import DEFERRED
+from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.lock_tokens import TOKENS_FIELD
+from tests.harness.broker import Broker
+from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup, ManualClock
+
+GROUP = "g"
+
+
+def command(
+    code: RequestCode, client_id: str, *queue_ids: int, topic: str = "T", **ext: str
+) -> RemotingCommand:
+    queues = [MessageQueue(topic, BROKER, queue_id) for queue_id in queue_ids]
+    body = LockBatchRequestBody(GROUP, client_id, mq_set=queues)
+    return request(code, dict(ext), body.encode())
+
+
+def lock(broker: Broker, client_id: str, *queue_ids: int, **more: str) -> RemotingCommand:
+    asked = command(RequestCode.LOCK_BATCH_MQ, client_id, *queue_ids, **more)
+    return broker.call(asked.code, asked.ext, bytes(asked.body))
+
+
+def unlock(broker: Broker, client_id: str, *queue_ids: int, **more: str) -> RemotingCommand:
+    asked = command(RequestCode.UNLOCK_BATCH_MQ, client_id, *queue_ids, **more)
+    return broker.call(asked.code, asked.ext, bytes(asked.body))
+
+
+def granted(response: RemotingCommand) -> list[int]:
+    assert response.code == 0, response
+    body = LockBatchResponseBody.decode(response.body)
+    return [queue.queue_id for queue in body.lock_ok_mq_set]
+
+
+def tokens(broker: Broker, client_id: str, *queue_ids: int) -> list[int]:
+    text = lock(broker, client_id, *queue_ids, lockTokens="wanted").ext[TOKENS_FIELD]
+    return [int(part) for part in str(text).split(",") if part]
+
+
+@pytest.fixture
+def locking(broker: Broker) -> Broker:
+    broker.make_topic("T", queues=4)
+    return broker
+
+
+def lock_entries(broker: Broker) -> int:
+    return broker.group.state.max_offset(STATE_TOPIC, QUEUE_LOCKS_QUEUE)
+
+
+def test_a_grant_is_an_entry_and_its_index_the_token(locking: Broker) -> None:
+    response = lock(locking, "a", 0, 2, lockTokens="wanted")
+    index = locking.group.state.applied_index
+    assert json.loads(bytes(response.body)) == {
+        "lockOKMQSet": [
+            {"brokerName": BROKER, "queueId": 0, "topic": "T"},
+            {"brokerName": BROKER, "queueId": 2, "topic": "T"},
+        ]
+    }
+    assert response.ext[TOKENS_FIELD] == f"{index},{index}"
+    assert locking.group.state.queue_locks == {
+        (GROUP, "T", 0): QueueLock("a", index),
+        (GROUP, "T", 2): QueueLock("a", index),
+    }
+
+
+def test_clients_that_know_no_tokens_are_told_none(locking: Broker) -> None:
+    assert lock(locking, "a", 0).ext == {}
+
+
+def test_nothing_is_answered_before_it_is_applied(locking: Broker) -> None:
+    connection = FakeConnection()
+    asked = command(RequestCode.LOCK_BATCH_MQ, "a", 0)
+    assert locking.handle(asked, connection) is DEFERRED
+    locking.group.append()
+    assert connection.replies == []
+    locking.group.apply()
+    assert granted(connection.reply_) == [0]
+
+
+def test_an_early_answer_of_the_group_waits_for_the_apply(locking: Broker) -> None:
+    locking.group.answers_early = True
+    connection = FakeConnection()
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), connection)
+    locking.group.append()
+    assert connection.replies == []
+    locking.group.apply()
+    assert granted(connection.reply_) == [0]
+
+
+def test_another_client_gets_what_is_free_and_no_more(locking: Broker) -> None:
+    lock(locking, "a", 0, 1)
+    assert granted(lock(locking, "b", 0, 1, 2)) == [2]
+
+
+def test_groups_lock_for_themselves(locking: Broker) -> None:
+    lock(locking, "a", 0)
+    body = LockBatchRequestBody("other", "b", mq_set=[MessageQueue("T", BROKER, 0)])
+    response = locking.call(RequestCode.LOCK_BATCH_MQ, {}, body.encode())
+    assert granted(response) == [0]
+
+
+def test_a_renewal_takes_no_entry_and_keeps_the_token(locking: Broker, clock: ManualClock) -> None:
+    (token,) = tokens(locking, "a", 0)
+    for _ in range(5):
+        clock.now_s += LEASE_S - 1
+        assert tokens(locking, "a", 0) == [token]
+    assert lock_entries(locking) == 1
+    assert granted(lock(locking, "b", 0)) == []
+
+
+def test_a_renewal_waits_for_the_read_barrier(locking: Broker) -> None:
+    lock(locking, "a", 0)
+    locking.group.barriers_pass = False
+    connection = FakeConnection()
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), connection)
+    assert connection.replies == [], "a leader that may be deposed renews nothing"
+    locking.group.pass_barriers()
+    assert granted(connection.reply_) == [0]
+
+
+def test_a_renewal_that_nobody_confirms_is_refused(locking: Broker) -> None:
+    lock(locking, "a", 0)
+    locking.group.barriers_pass = False
+    connection = FakeConnection()
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), connection)
+    locking.group.step_down("10.0.0.2:10911")
+    assert connection.reply_.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert connection.reply_.ext["leaderAddr"] == "10.0.0.2:10911"
+
+
+def test_an_expired_lock_goes_to_another_with_a_larger_token(
+    locking: Broker, clock: ManualClock
+) -> None:
+    (old,) = tokens(locking, "a", 0)
+    clock.now_s += LEASE_S - 0.001
+    assert granted(lock(locking, "b", 0)) == []
+    clock.now_s += 0.001
+    (new,) = tokens(locking, "b", 0)
+    assert new > old
+    assert granted(lock(locking, "a", 0)) == []
+
+
+def test_a_new_leader_honours_grants_for_a_whole_lease(locking: Broker, clock: ManualClock) -> None:
+    lock(locking, "a", 0)
+    clock.now_s += 10 * LEASE_S
+    locking.group.step_down()
+    locking.processors.role_changed()
+    locking.group.lead()
+    locking.processors.role_changed()
+    clock.now_s += LEASE_S - 0.001
+    assert granted(lock(locking, "b", 0)) == []
+    clock.now_s += 0.001
+    assert granted(lock(locking, "b", 0)) == [0]
+
+
+def test_an_unlocked_queue_is_free_at_once_and_the_next_token_is_larger(locking: Broker) -> None:
+    (old,) = tokens(locking, "a", 0)
+    assert unlock(locking, "a", 0).code == 0
+    assert locking.group.state.queue_locks == {}
+    (new,) = tokens(locking, "b", 0)
+    assert new > old
+
+
+def test_what_others_hold_cannot_be_unlocked(locking: Broker) -> None:
+    (token,) = tokens(locking, "a", 0)
+    assert unlock(locking, "b", 0).code == 0
+    assert unlock(locking, "a", 0, lockTokens=str(token - 1)).code == 0
+    assert granted(lock(locking, "b", 0)) == []
+    assert lock_entries(locking) == 1
+    assert unlock(locking, "a", 0, lockTokens=str(token)).code == 0
+    assert granted(lock(locking, "b", 0)) == [0]
+
+
+def test_what_arrives_while_an_entry_is_in_flight_shares_the_next(locking: Broker) -> None:
+    connections = [FakeConnection() for _ in range(5)]
+    for number, connection in enumerate(connections):
+        asked = command(RequestCode.LOCK_BATCH_MQ, f"c{number}", number % 4)
+        assert locking.handle(asked, connection) is DEFERRED
+    locking.group.settle()
+    assert granted(connections[0].reply_) == [0]
+    assert [len(connection.replies) for connection in connections[1:]] == [0] * 4
+    locking.group.settle()
+    assert [granted(connection.reply_) for connection in connections[1:]] == [[1], [2], [3], []]
+    assert lock_entries(locking) == 2
+
+
+def test_two_that_ask_at_once_are_not_both_served(locking: Broker) -> None:
+    one, two = FakeConnection(), FakeConnection()
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), one)
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), two)
+    locking.group.settle()
+    assert (granted(one.reply_), granted(two.reply_)) == ([0], [])
+
+
+def test_nobody_knows_what_became_of_a_grant_without_a_majority(locking: Broker) -> None:
+    first, second = FakeConnection(), FakeConnection()
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), first)
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), second)
+    locking.group.append()
+    locking.group.time_out()
+    assert (first.reply_.code, first.reply_.ext["outcome"]) == (1, "unknown")
+    assert (second.reply_.code, second.reply_.ext["outcome"]) == (2, "not_stored")
+    third = lock(locking, "b", 0)
+    assert (third.code, third.ext["outcome"]) == (2, "not_stored")
+    locking.group.apply()
+    assert granted(lock(locking, "b", 0)) == [], "it was stored after all"
+    assert granted(lock(locking, "a", 0)) == [0]
+
+
+def test_the_end_of_a_reign_is_told_to_those_who_wait(locking: Broker) -> None:
+    first, second = FakeConnection(), FakeConnection()
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), first)
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), second)
+    locking.group.append()
+    locking.group.step_down()
+    locking.processors.role_changed()
+    assert first.reply_.ext["outcome"] == "unknown"
+    assert second.reply_.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    locking.group.lead()
+    assert granted(lock(locking, "b", 0)) == []
+    assert granted(lock(locking, "a", 0)) == [0]
+
+
+def test_a_follower_sends_clients_to_the_leader(locking: Broker) -> None:
+    locking.group.step_down("10.0.0.2:10911")
+    for response in (lock(locking, "a", 0), unlock(locking, "a", 0)):
+        assert response.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert response.ext["leaderAddr"] == "10.0.0.2:10911"
+
+
+def test_queues_that_do_not_exist_are_not_granted(locking: Broker) -> None:
+    assert granted(lock(locking, "a", 4)) == []
+    assert granted(lock(locking, "a", 0, topic="nowhere")) == []
+    assert lock_entries(locking) == 0
+
+
+def test_a_topic_that_is_being_deleted_is_locked_and_unlocked_no_more(locking: Broker) -> None:
+    lock(locking, "a", 0)
+    gone, held = FakeConnection(), FakeConnection()
+    delete = request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert locking.handle(delete, gone) is DEFERRED
+    unlocked = locking.handle(command(RequestCode.UNLOCK_BATCH_MQ, "a", 0), held)
+    assert unlocked.code == 0
+    locking.group.settle()
+    assert gone.reply_.code == 0
+    assert locking.group.state.queue_locks == {}
+
+
+def test_grants_of_clients_that_never_came_back_are_forgotten(
+    locking: Broker, clock: ManualClock
+) -> None:
+    lock(locking, "dead", 0, 1)
+    clock.now_s += FORGOTTEN_LEASES * LEASE_S
+    lock(locking, "b", 2)
+    assert list(locking.group.state.queue_locks) == [(GROUP, "T", 2)]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        (LockBatchRequestBody("a/b", "c"), 1, "a/b"),
+        (LockBatchRequestBody("g", ""), 1, "client id"),
+        (LockBatchRequestBody("g", "x" * 256), 1, "client id"),
+        (
+            LockBatchRequestBody(
+                "g",
+                "c",
+                mq_set=[MessageQueue("T", BROKER, i) for i in range(MAX_QUEUES_PER_CHANGE + 1)],
+            ),
+            1,
+            "4097 queues",
+        ),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(
+    locking: Broker, body: LockBatchRequestBody, code: int, says: str
+) -> None:
+    response = locking.call(RequestCode.LOCK_BATCH_MQ, {}, body.encode())
+    assert response.code == code
+    assert says in (response.remark or "")
+
+
+def test_tokens_must_fit_the_queues(locking: Broker) -> None:
+    assert unlock(locking, "a", 0, 1, lockTokens="3").code == 1
+    assert unlock(locking, "a", 0, lockTokens="x").code == 1
+
+
+def test_a_group_that_may_not_be_made_locks_nothing(group: FakeGroup, clock: ManualClock) -> None:
+    broker = Broker(group, clock, auto_create_subscription_group=False)
+    broker.make_topic("T")
+    assert lock(broker, "a", 0).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+# -- what a token is good for ----------------------------------------------------------------
+
+
+def commit(broker: Broker, offset: int, **more: Any) -> RemotingCommand:
+    ext = {"consumerGroup": GROUP, "topic": "T", "queueId": "0", "commitOffset": str(offset)}
+    return broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, **more})
+
+
+def pull(broker: Broker, code: RequestCode, **more: Any) -> RemotingCommand:
+    ext = {
+        "consumerGroup": GROUP,
+        "topic": "T",
+        "queueId": "0",
+        "queueOffset": "0",
+        "maxMsgNums": "32",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "0",
+    }
+    return broker.call(code, {**ext, **more})
+
+
+def test_an_old_token_commits_nothing(locking: Broker, clock: ManualClock) -> None:
+    (old,) = tokens(locking, "a", 0)
+    assert commit(locking, 5, sync="true", lockToken=str(old)).code == 0
+    clock.now_s += LEASE_S
+    (new,) = tokens(locking, "b", 0)
+    refused = commit(locking, 9, sync="true", lockToken=str(old))
+    assert refused.code == ResponseCode.STALE_LOCK_TOKEN
+    assert refused.ext["outcome"] == "not_stored"
+    assert locking.group.state.consumer_offset(GROUP, "T", 0) == 5
+    assert commit(locking, 7, sync="true", lockToken=str(new)).code == 0
+    assert locking.group.state.consumer_offset(GROUP, "T", 0) == 7
+
+
+def test_who_knows_no_tokens_commits_as_ever(locking: Broker) -> None:
+    lock(locking, "a", 0)
+    assert commit(locking, 3, sync="true").code == 0
+
+
+@pytest.mark.parametrize("token", [0, 10**9])
+def test_a_token_nobody_granted_is_refused(locking: Broker, token: int) -> None:
+    lock(locking, "a", 0)
+    response = commit(locking, 3, sync="true", lockToken=str(token))
+    assert response.code == ResponseCode.STALE_LOCK_TOKEN
+
+
+def test_a_token_that_was_given_back_is_refused(locking: Broker) -> None:
+    (token,) = tokens(locking, "a", 0)
+    unlock(locking, "a", 0)
+    assert commit(locking, 3, lockToken=str(token)).code == ResponseCode.STALE_LOCK_TOKEN
+
+
+def test_a_token_is_refused_from_the_proposal_of_the_next_grant_on(
+    locking: Broker, clock: ManualClock
+) -> None:
+    (old,) = tokens(locking, "a", 0)
+    clock.now_s += LEASE_S
+    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), FakeConnection())
+    response = commit(locking, 9, lockToken=str(old))
+    assert response.code == ResponseCode.STALE_LOCK_TOKEN
+
+
+def test_a_one_way_commit_with_a_token_stands_before_the_next_grant(
+    locking: Broker, clock: ManualClock
+) -> None:
+    (old,) = tokens(locking, "a", 0)
+    clock.now_s += LEASE_S
+    assert commit(locking, 9, lockToken=str(old)).code == 0
+    lock(locking, "b", 0)
+    assert locking.group.state.consumer_offset(GROUP, "T", 0) == 9
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.BULK_PULL]
+)
+def test_an_old_token_pulls_nothing(locking: Broker, clock: ManualClock, code: RequestCode) -> None:
+    locking.group.put("T", 0, b"x")
+    (old,) = tokens(locking, "a", 0)
+    assert pull(locking, code, lockToken=str(old)).code == 0
+    clock.now_s += LEASE_S
+    (new,) = tokens(locking, "b", 0)
+    refused = pull(locking, code, lockToken=str(old), sysFlag="5", commitOffset="8")
+    assert refused.code == ResponseCode.STALE_LOCK_TOKEN
+    assert locking.processors.offsets.offset(GROUP, "T", 0) is None
+    assert pull(locking, code, lockToken=str(new), sysFlag="5", commitOffset="1").code == 0
+    locking.group.settle()
+    assert locking.group.state.consumer_offset(GROUP, "T", 0) == 1
+
+
+def test_a_follower_refuses_what_it_knows_to_be_old(locking: Broker, clock: ManualClock) -> None:
+    locking.group.put("T", 0, b"x")
+    (old,) = tokens(locking, "a", 0)
+    clock.now_s += LEASE_S
+    (new,) = tokens(locking, "b", 0)
+    locking.group.step_down()
+    code = RequestCode.PULL_MESSAGE
+    assert pull(locking, code, lockToken=str(old)).code == ResponseCode.STALE_LOCK_TOKEN
+    assert pull(locking, code, lockToken=str(new)).code == 0
+    assert pull(locking, code, lockToken=str(new + 5)).code == 0, "it may only be behind"
+
+
+def test_a_token_that_is_no_number_is_refused(locking: Broker) -> None:
+    assert commit(locking, 1, lockToken="x").code == ResponseCode.SYSTEM_ERROR

@@ -1,0 +1,295 @@
+"""A repeated send is answered like its first attempt, whoever leads and whatever happened since."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from commitlog.message_batch import BatchItem, encode_batch
+from commitlog.record import encode_record
+from dledger.state.state_record import TopicsChange, state_batch
+from remoting.processor import DEFERRED
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup
+
+ID = b"0123456789abcdef"
+RECORDS = RequestCode.SEND_RECORDS
+
+
+def rec(queue_id: int = 0, body: bytes = b"hello", topic: str = "T", key: str = "K") -> bytes:
+    properties = f"UNIQ_KEY\x01{key}\x02".encode()
+    return encode_record(topic=topic, queue_id=queue_id, body=body, properties=properties)
+
+
+def opened(broker: Broker, left: int = 0) -> int:
+    ext = {"producerId": ID.hex(), "producerEpoch": str(left)}
+    answer = broker.call(RequestCode.OPEN_PRODUCER, ext)
+    assert answer.code == 0
+    return int(answer.ext["producerEpoch"])
+
+
+def records_request(
+    stamp: list[Any] | None, runs: list[list[Any]], records: list[bytes]
+) -> tuple[dict[str, Any], bytes]:
+    body = struct.pack(f">{len(records)}I", *map(len, records)) + b"".join(records)
+    return {"group": "p", "runs": runs, "timeout_ms": 3000, "producer": stamp}, body
+
+
+def send(
+    broker: Broker, stamp: list[Any] | None, runs: list[list[Any]], records: list[bytes]
+) -> RemotingCommand:
+    ext, body = records_request(stamp, runs, records)
+    return broker.call(RECORDS, ext, body)
+
+
+@pytest.fixture
+def epoch(broker: Broker) -> int:
+    broker.make_topic("T")
+    return opened(broker)
+
+
+def max_offset(broker: Broker, queue_id: int = 0) -> int:
+    return broker.group.state.max_offset("T", queue_id)
+
+
+def test_a_repeated_batch_is_stored_once_and_answered_alike(broker: Broker, epoch: int) -> None:
+    runs = [["T", 1, 2], ["T", 0, 1]]
+    records = [rec(1, b"a", key="K1"), rec(1, b"b", key="K2"), rec(0, b"c", key="K3")]
+    send(broker, None, [["T", 1, 1]], [rec(1)])
+    first = send(broker, [ID, epoch, 0, 0], runs, records)
+    assert first.ext["results"] == [[0, 1], [0, 0]]
+    again = send(broker, [ID, epoch, 0, 0], runs, records)
+    assert (again.code, again.ext) == (0, first.ext)
+    assert (max_offset(broker, 1), max_offset(broker)) == (3, 1)
+
+
+def test_after_a_change_of_leader_it_is_answered_alike(broker: Broker, epoch: int) -> None:
+    first = send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
+    broker.group.step_down()
+    broker.group.lead()
+    again = Broker(broker.group, broker.clock)  # knows of nothing in flight
+    assert send(again, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()]).ext == first.ext
+    assert max_offset(broker) == 1
+
+
+def test_while_the_first_is_on_its_way_the_second_waits_for_it(broker: Broker, epoch: int) -> None:
+    ext, body = records_request([ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
+    one, other = FakeConnection(), FakeConnection()
+    assert broker.handle(request(RECORDS, dict(ext), body), one) is DEFERRED
+    assert broker.handle(request(RECORDS, dict(ext), body), other) is DEFERRED
+    assert broker.group.waiting == 1
+    assert other.replies == []
+    broker.group.settle()
+    assert one.reply_.ext == other.reply_.ext
+    assert one.reply_.ext["results"] == [[0, 0]]
+    assert max_offset(broker) == 1
+
+
+def test_what_was_refused_then_is_told_again_and_the_rest_found(broker: Broker, epoch: int) -> None:
+    runs = [["T", 0, 1], ["T", 9, 1], ["T", 1, 1]]
+    records = [rec(0, b"a"), rec(9, b"b"), rec(1, b"c")]
+    first = send(broker, [ID, epoch, 0, 0], runs, records)
+    assert [result[0] for result in first.ext["results"]] == [0, 29, 0]
+    again = send(broker, [ID, epoch, 0, 0], runs, records)
+    assert [result[:2] for result in again.ext["results"]] == [[0, 0], [2, -1], [0, 0]]
+    assert again.ext["phy_offset"] == first.ext["phy_offset"]
+
+
+def test_a_topic_made_by_the_first_is_made_once(broker: Broker, epoch: int) -> None:
+    records = [rec(topic="New", body=b"x")]
+    first = send(broker, [ID, epoch, 0, 0], [["New", 0, 1]], records)
+    again = send(broker, [ID, epoch, 0, 0], [["New", 0, 1]], records)
+    assert again.ext == first.ext
+    assert broker.group.state.max_offset("New", 0) == 1
+
+
+def test_a_topic_deleted_since_does_not_make_it_unstored(broker: Broker, epoch: int) -> None:
+    first = send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
+    broker.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    broker.group.settle()
+    assert send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()]).ext == first.ext
+
+
+@pytest.mark.parametrize(
+    ("runs", "records"),
+    [
+        ([["T", 0, 1]], [rec(body=b"other")]),
+        ([["T", 0, 1]], [rec(key="other")]),
+        ([["T", 2, 1]], [rec(2)]),
+    ],
+)
+def test_another_message_under_the_same_sequence_is_refused(
+    broker: Broker, epoch: int, runs: list[list[Any]], records: list[bytes]
+) -> None:
+    send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
+    answer = send(broker, [ID, epoch, 0, 0], runs, records)
+    assert (answer.code, answer.ext["outcome"]) == (13, "not_stored")
+    assert answer.ext["reason"] == "sequence_reused"
+    assert max_offset(broker) == 1
+
+
+def test_an_answer_that_cannot_be_given_says_so(
+    broker: Broker, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
+    # The record is stored, but something else stands where it was.
+    found = broker.group.log.record_at
+    monkeypatch.setattr(
+        broker.group.log, "record_at", lambda at: found(at)[:40] if at else found(at)
+    )
+    answer = send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
+    assert (answer.code, answer.ext["outcome"]) == (1, "unknown")
+    assert answer.ext["reason"] == "sequence_too_old"
+    assert broker.group.damage_reports == [(first.ext["phy_offset"], 1)]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "code", "outcome", "reason"),
+    [
+        ((0, 1, 0), 2, "not_stored", "sequence_gap"),
+        ((1, 0, 0), 1, "unknown", "producer_unknown"),
+    ],
+)
+def test_a_stamp_that_does_not_fit_is_told_with_its_outcome(
+    broker: Broker, epoch: int, stamp: tuple[int, int, int], code: int, outcome: str, reason: str
+) -> None:
+    later, sequence, first_open = stamp
+    answer = send(broker, [ID, epoch + later, sequence, first_open], [["T", 0, 1]], [rec()])
+    assert (answer.code, answer.ext["outcome"], answer.ext["reason"]) == (code, outcome, reason)
+    assert max_offset(broker) == 0
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [[ID, 1, 0], [b"short", 1, 0, 0], [ID, 0, 0, 0], [ID, 1, 0, 1], [ID, 1, "0", 0], "x"],
+)
+def test_what_is_no_stamp_is_refused(broker: Broker, epoch: int, stamp: Any) -> None:
+    answer = send(broker, stamp, [["T", 0, 1]], [rec()])
+    assert (answer.code, answer.ext["outcome"]) == (1, "not_stored")
+    assert max_offset(broker) == 0
+
+
+# -- RocketMQ's own requests -------------------------------------------------------------
+
+
+def single(
+    broker: Broker,
+    epoch: int,
+    sequence: int,
+    *,
+    properties: str = "UNIQ_KEY\x01K\x02",
+    code: RequestCode = RequestCode.SEND_MESSAGE_V2,
+    body: bytes = b"hello",
+    queue_id: int = 0,
+    connection: FakeConnection | None = None,
+) -> RemotingCommand:
+    ext = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": str(queue_id), "f": "0", "g": "5"}
+    ext |= {"h": "0", "i": properties}
+    ext |= {
+        "producerId": ID.hex(),
+        "producerEpoch": str(epoch),
+        "producerSequence": str(sequence),
+        "producerFirstOpen": str(sequence),
+    }
+    return broker.call(code, ext, body, connection=connection)
+
+
+def test_a_repeated_single_send_is_stored_once(broker: Broker, epoch: int) -> None:
+    first = single(broker, epoch, 0)
+    again = single(broker, epoch, 0, connection=FakeConnection(("10.9.9.9", 1)))
+    assert first.code == 0
+    assert again.ext == first.ext
+    assert max_offset(broker) == 1
+    assert single(broker, epoch, 1).ext["queueOffset"] == "1"
+
+
+def test_a_repeated_delayed_send_waits_once(broker: Broker, epoch: int) -> None:
+    properties = "UNIQ_KEY\x01K\x02DELAY\x013\x02"
+    first = single(broker, epoch, 0, properties=properties, queue_id=2)
+    again = single(broker, epoch, 0, properties=properties, queue_id=2)
+    assert (again.code, again.ext) == (0, first.ext)
+    assert first.ext["queueId"] == "2"
+    assert broker.group.state.max_offset("SCHEDULE_TOPIC_XXXX", 2) == 1
+
+
+def test_a_repeated_half_message_is_one_transaction(broker: Broker, epoch: int) -> None:
+    properties = "UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
+    first = single(broker, epoch, 0, properties=properties, queue_id=2)
+    again = single(broker, epoch, 0, properties=properties, queue_id=2)
+    assert (again.code, again.ext) == (0, first.ext)
+    assert first.ext["transactionId"] == "K"
+    assert (first.ext["queueId"], first.ext["queueOffset"]) == ("2", "0")
+    assert list(broker.group.state.transactions.open) == [0]
+
+
+def test_a_repeated_rocketmq_batch_is_stored_once(broker: Broker, epoch: int) -> None:
+    body = encode_batch(
+        [BatchItem(b"one", b"UNIQ_KEY\x01A\x02", 0), BatchItem(b"two", b"UNIQ_KEY\x01B\x02", 0)]
+    )
+    code = RequestCode.SEND_BATCH_MESSAGE
+    first = single(broker, epoch, 0, code=code, body=body)
+    again = single(broker, epoch, 0, code=code, body=body)
+    assert (again.code, again.ext) == (0, first.ext)
+    assert len(first.ext["msgId"].split(",")) == 2
+    assert max_offset(broker) == 2
+
+
+def test_a_single_repetition_on_the_way_waits_for_the_first(broker: Broker, epoch: int) -> None:
+    ext = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "5", "h": "0"}
+    ext |= {"i": "UNIQ_KEY\x01K\x02", "producerId": ID.hex(), "producerEpoch": str(epoch)}
+    ext |= {"producerSequence": "0", "producerFirstOpen": "0"}
+    one, other = FakeConnection(), FakeConnection()
+    for connection in (one, other):
+        command = request(RequestCode.SEND_MESSAGE_V2, dict(ext), b"x")
+        assert broker.handle(command, connection) is DEFERRED
+    assert broker.group.waiting == 1
+    broker.group.settle()
+    assert one.reply_.ext == other.reply_.ext
+    assert max_offset(broker) == 1
+
+
+def test_a_half_message_on_the_way_is_told_to_both(broker: Broker, epoch: int) -> None:
+    ext = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "5", "h": "0"}
+    ext |= {"i": "UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02", "producerId": ID.hex()}
+    ext |= {"producerEpoch": str(epoch), "producerSequence": "0", "producerFirstOpen": "0"}
+    one, other = FakeConnection(), FakeConnection()
+    for connection in (one, other):
+        command = request(RequestCode.SEND_MESSAGE_V2, dict(ext), b"x")
+        assert broker.handle(command, connection) is DEFERRED
+    broker.group.settle()
+    assert one.reply_.ext == other.reply_.ext
+    assert one.reply_.ext["transactionId"] == "K"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"queue_id": -1}, {"properties": "KEYS\x01k\x02"}, {"epoch": 0}]
+)
+def test_a_single_send_that_cannot_be_recognised_again_is_refused(
+    broker: Broker, epoch: int, changed: dict[str, Any]
+) -> None:
+    answer = single(broker, changed.pop("epoch", epoch), 0, **changed)
+    assert (answer.code, answer.ext["outcome"]) == (1, "not_stored")
+    assert max_offset(broker) == 0
+
+
+def test_sends_without_a_stamp_leave_no_trace(broker: Broker, group: FakeGroup) -> None:
+    broker.make_topic("T")
+    before = group.state.max_offset("RMQ_SYS_DLEDGER_STATE", 10)
+    send(broker, None, [["T", 0, 1]], [rec()])
+    assert group.state.max_offset("RMQ_SYS_DLEDGER_STATE", 10) == before == 0
+    assert len(group.state.producers) == 0
+
+
+def test_a_repeated_half_message_is_stored_once_and_names_its_transaction(
+    broker: Broker, epoch: int
+) -> None:
+    properties = "UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
+    first = single(broker, epoch, 0, properties=properties)
+    again = single(broker, epoch, 0, properties=properties)
+    assert (first.code, first.ext["transactionId"]) == (0, "K")
+    assert (again.code, again.ext) == (0, first.ext)
+    assert broker.group.state.max_offset("RMQ_SYS_TRANS_HALF_TOPIC", 0) == 1

@@ -1,0 +1,209 @@
+"""Members prove to each other that they know the group's secret, before anything else counts."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+import structlog.testing
+import trio
+
+from commitlog.errors import ConfigError, RemoteProtocolError
+from dledger.raft.identity import Hello
+from dledger.raft.proof import GroupSecret, Side, check_nonce
+from dledger.raft.wire import (
+    HELLO_BYTES_MAX,
+    Kind,
+    PeerFrame,
+    PeerFrameDecoder,
+    encode_frame,
+    encode_head,
+)
+from tests.harness.groups import Groups
+
+SECRET = b"0123456789abcdef"
+DIALLER = {"name": "n1", "nonce": b"a" * 16}
+ACCEPTOR = {"name": "n0", "nonce": b"b" * 16}
+
+
+def test_a_proof_is_about_everything_that_was_said() -> None:
+    said = cbor2.dumps(["dialler", DIALLER, ACCEPTOR, 7], canonical=True)
+    expected = hmac.digest(SECRET, said, hashlib.sha256)
+    assert GroupSecret(SECRET).proof(Side.DIALLER, DIALLER, ACCEPTOR, 7) == expected
+
+
+@pytest.mark.parametrize(
+    ("secret", "side", "dialler", "acceptor", "epoch"),
+    [
+        (b"another secret...", Side.DIALLER, DIALLER, ACCEPTOR, 7),
+        (SECRET, Side.ACCEPTOR, DIALLER, ACCEPTOR, 7),
+        (SECRET, Side.DIALLER, {**DIALLER, "name": "n2"}, ACCEPTOR, 7),
+        (SECRET, Side.DIALLER, {**DIALLER, "nonce": b"c" * 16}, ACCEPTOR, 7),
+        (SECRET, Side.DIALLER, DIALLER, {**ACCEPTOR, "nonce": b"c" * 16}, 7),
+        (SECRET, Side.DIALLER, ACCEPTOR, DIALLER, 7),
+        (SECRET, Side.DIALLER, DIALLER, ACCEPTOR, 8),
+    ],
+)
+def test_a_proof_fits_nothing_else(
+    secret: bytes, side: Side, dialler: dict[str, Any], acceptor: dict[str, Any], epoch: int
+) -> None:
+    proof = GroupSecret(secret).proof(side, dialler, acceptor, epoch)
+    with pytest.raises(RemoteProtocolError, match="n1 does not prove that it knows the secret"):
+        GroupSecret(SECRET).check(proof, Side.DIALLER, DIALLER, ACCEPTOR, 7, who="n1")
+
+
+@pytest.mark.parametrize("proof", [None, "", b"", 7, b"\0" * 32], ids=repr)
+def test_what_is_no_proof_is_refused(proof: object) -> None:
+    with pytest.raises(RemoteProtocolError):
+        GroupSecret(SECRET).check(proof, Side.DIALLER, DIALLER, ACCEPTOR, 7, who="n1")
+
+
+@pytest.mark.parametrize("nonce", [None, b"", b"a" * 15, "a" * 16], ids=repr)
+def test_who_says_nothing_to_prove_knows_of_no_secret(nonce: object) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"raft\.secret_file"):
+        check_nonce({"nonce": nonce}, "n1")
+
+
+def test_a_short_secret_is_refused_and_none_is_shown() -> None:
+    with pytest.raises(ConfigError, match="15 bytes, at least 16") as raised:
+        GroupSecret(SECRET[:15])
+    assert "0123456789" not in str(raised.value)
+    assert "0123456789" not in repr(GroupSecret(SECRET))
+
+
+@pytest.fixture
+def groups(tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> Groups:
+    return Groups(tmp_path, nursery)
+
+
+async def test_members_that_know_the_secret_are_a_group(groups: Groups) -> None:
+    groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
+    for name in groups.names:
+        await groups.start(name)
+    leader = await groups.leader()
+    await trio.sleep(2)
+    rows = leader.group.status()["peers"]
+    assert {name: row["connected"] for name, row in rows.items()} == dict.fromkeys(rows, True)
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("other", [None, b"another secret..."])
+async def test_one_that_does_not_know_it_is_refused_by_name_and_the_others_go_on(
+    groups: Groups, other: bytes | None
+) -> None:
+    groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
+    for name in groups.names:
+        await groups.start(name)
+    await groups.leader()
+    await trio.sleep(1)
+    groups.replicas.pop("n2").kill()
+    groups.secrets.pop("n2")
+    if other is not None:
+        groups.secrets["n2"] = GroupSecret(other)
+    with structlog.testing.capture_logs() as lines:
+        stranger = await groups.start("n2")
+        await trio.sleep(5)
+    assert stranger.group.leadership is None
+    assert not any(peer.is_connected for peer in stranger.group.node.peers.values())
+    leader = await groups.leader(among=["n0", "n1"])
+    assert leader.group.status()["peers"]["n2"]["connected"] is False
+    refused = {line["error"] for line in lines if line["event"] == "peer_refused"}
+    assert "n2 does not prove that it knows the secret of the group (raft.secret_file)" in refused
+
+
+def frame(kind: Kind, said: object) -> bytes:
+    return encode_frame(encode_head(kind, 0, 5, 0, (said,)))
+
+
+async def answers(groups: Groups, *sent: bytes) -> list[PeerFrame]:
+    """Say something to n0 as a stranger; return what it says before it hangs up."""
+    decoder = PeerFrameDecoder()
+    frames: list[PeerFrame] = []
+    stream = await groups.network.view("stranger").connect("127.0.0.1", 40911, timeout_s=1)
+    for data in sent:
+        try:
+            await stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            break
+    with trio.move_on_after(20):
+        while data := bytes(await stream.receive_some(65536)):
+            frames += decoder.feed(data)
+        return frames
+    raise AssertionError("it did not hang up")
+
+
+HELLO = Hello("C", "G", "n1", "ab" * 16, {}, False, "h:1", "data").encode()
+WITH_NONCE = {**HELLO, "nonce": b"n" * 16}
+TOO_LARGE = encode_frame(
+    encode_head(Kind.HELLO, 0, 5, 0, (WITH_NONCE,)), [memoryview(bytes(HELLO_BYTES_MAX))]
+)
+VOTE = encode_frame(encode_head(Kind.VOTE, 99, 5, 1, (9, 9, False)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        ([frame(Kind.HELLO, HELLO), VOTE], 0),
+        ([frame(Kind.HELLO, WITH_NONCE), VOTE], 1),
+        ([frame(Kind.HELLO, WITH_NONCE) + VOTE], 1),
+        ([frame(Kind.HELLO, WITH_NONCE), frame(Kind.HELLO, {"proof": b"\0" * 32}), VOTE], 1),
+        ([frame(Kind.HELLO, WITH_NONCE), frame(Kind.HELLO, {}), VOTE], 1),
+        ([frame(Kind.HELLO, WITH_NONCE), frame(Kind.HELLO, "proof"), VOTE], 1),
+        ([TOO_LARGE], 0),
+        ([frame(Kind.HELLO, WITH_NONCE)], 1),
+    ],
+)
+async def test_nothing_that_a_stranger_says_counts(
+    groups: Groups, sent: list[bytes], answered: int
+) -> None:
+    groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
+    node = (await groups.start("n0")).group.node
+    found = await answers(groups, *sent)
+    assert [item.kind for item in found] == [Kind.HELLO_ACK] * answered
+    assert node.term == 0
+    assert node.peers["n1"].hello is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"nonce": b"m" * 16},
+        {"nonce": b"m" * 16, "proof": b"\0" * 32},
+        {"proof": b"\0" * 32},
+    ],
+    ids=repr,
+)
+async def test_a_stranger_at_a_members_address_is_told_nothing(
+    groups: Groups, said: dict[str, object]
+) -> None:
+    """It answers with the right name and epoch, and proves nothing."""
+    groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
+    listener = await groups.network.view("n1").listen("127.0.0.1", 40912)
+    node = (await groups.start("n0")).group.node
+    frames: list[PeerFrame] = []
+    with trio.fail_after(30):
+        stream = await listener.accept()
+        decoder = PeerFrameDecoder()
+        while not frames:
+            frames += decoder.feed(bytes(await stream.receive_some(65536)))
+        answer = {**HELLO, "channel": frames[0].fields[0]["channel"], **said}
+        head = encode_head(Kind.HELLO_ACK, 0, frames[0].epoch, 0, (answer,))
+        await stream.send_all(encode_frame(head))
+        while data := bytes(await stream.receive_some(65536)):
+            frames += decoder.feed(data)
+    assert [item.kind for item in frames] == [Kind.HELLO]
+    assert node.peers["n1"].hello is None
+    assert not node.peers["n1"].is_connected
+
+
+async def test_a_member_without_a_secret_draws_no_nonce(groups: Groups) -> None:
+    """So runs that were recorded without one stay what they were."""
+    await groups.start("n0")
+    found = await answers(groups, frame(Kind.HELLO, HELLO), b"\0" * 8)
+    assert [item.kind for item in found] == [Kind.HELLO_ACK]
+    assert "nonce" not in found[0].fields[0]

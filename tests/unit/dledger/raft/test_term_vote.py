@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from commitlog.slot_file import SLOT_STRIDE_BYTES, SlotFile
+from dledger.raft.term_vote import TermVote
+from jepsen_like.seeded_rng import rng_stream
+from jepsen_like.simulation.sim_disk import Inode, SimDisk
+
+PATH = "/store/raft/vote"
+
+
+def opened(disk: SimDisk) -> TermVote:
+    mount = disk.mount()
+    mount.make_dir("/store/raft")
+    return TermVote(SlotFile(mount, PATH))
+
+
+def kept(vote: TermVote, term: int, candidate: str | None) -> None:
+    vote.set(term, candidate)
+    version, record = vote.snapshot()
+    vote.write(record)
+    vote.mark_durable(version)
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("votes", range(1, 3))
+def test_a_bad_sector_in_either_slot_forgets_no_vote(slot: int, votes: int) -> None:
+    disk = SimDisk(rng_stream(1))
+    vote = opened(disk)
+    for term in range(1, votes + 1):
+        kept(vote, term, "n0")
+        kept(vote, term + 1, None)
+        kept(vote, term + 1, "n1")
+    disk.flip(PATH, slot * SLOT_STRIDE_BYTES, slot * SLOT_STRIDE_BYTES + 24, bits=1)
+    again = opened(disk)
+    assert (again.term, again.voted_for) == (votes + 1, "n1")
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_record_with_one_copy_left_is_written_again_before_anything_rests_on_it(
+    slot: int,
+) -> None:
+    disk = SimDisk(rng_stream(1))
+    kept(opened(disk), 3, "n1")
+    assert opened(disk).is_durable
+    disk.flip(PATH, slot * SLOT_STRIDE_BYTES, slot * SLOT_STRIDE_BYTES + 24, bits=1)
+    vote = opened(disk)
+    assert not vote.is_durable
+    version, record = vote.snapshot()
+    vote.write(record)
+    vote.mark_durable(version)
+    assert vote.is_durable
+    for spoilt in (0, SLOT_STRIDE_BYTES):
+        copy = SimDisk(rng_stream(2))
+        copy.names = {PATH: Inode(len(disk.names[PATH].content), reserve=True)}
+        copy.names[PATH].content[:] = disk.names[PATH].content
+        copy.flip(PATH, spoilt, spoilt + 24, bits=1)
+        again = opened(copy)
+        assert (again.term, again.voted_for) == (3, "n1")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_power_cut_while_it_is_written_leaves_the_old_or_the_new_one(seed: int) -> None:
+    disk = SimDisk(rng_stream(seed))
+    vote = opened(disk)
+    kept(vote, 3, "n0")
+    mount = disk.mount()
+    written = TermVote(SlotFile(mount, PATH))
+    written.set(4, "n2")
+    mount.take_off()
+    written.write(written.snapshot()[1])
+    disk.power_cut()
+    again = opened(disk)
+    assert (again.term, again.voted_for) in {(3, "n0"), (4, "n2")}

@@ -1,0 +1,314 @@
+"""Messages with a time of their own: once, never early, or recalled, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.entry import Run
+from commitlog.errors import InvariantBroken
+from commitlog.record import Record, decode_record, encode_record
+from dledger.errors import PendingFullError
+from dledger.services import timer
+from dledger.services.timer import TimerMessageService
+from dledger.services.timer_claims import TimerClaims
+from dledger.services.timer_message import due_ms, timed_properties
+from dledger.state.names import TIMER_TOPIC
+from dledger.state.state_record import TimersChange, state_batch
+from tests.harness.fake_group import FakeGroup, VirtualClock, batch_of
+
+DAY_S = 24 * 3600
+
+
+class World:
+    """A group with its timer service on virtual time."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = VirtualClock()
+        self.group = FakeGroup(root, self.clock, segment_bytes=8 << 20)
+        self.claims = TimerClaims(self.group)
+        self.deleting: set[str] = set()
+        self.scope = trio.CancelScope()
+        self.entry_bytes_max = 1 << 23
+
+    def schedule(self, delay_s: float, *bodies: bytes, topic: str = "T", queue_id: int = 0) -> None:
+        """Store messages that are due in *delay_s* as the send processor does."""
+        due = due_ms(self.clock.wall_ms() + int(delay_s * 1000))
+        records = [
+            encode_record(
+                topic=TIMER_TOPIC,
+                queue_id=0,
+                body=body,
+                properties=timed_properties(b"UNIQ_KEY\x01K%b\x02" % body, topic, queue_id, due),
+            )
+            for body in bodies
+        ]
+        run = Run(TIMER_TOPIC, 0, len(records))
+        self.group.propose(batch_of(records, run), lambda _: None)
+        self.group.settle()
+
+    def recall(self, offset: int) -> None:
+        """Recall a message as the recall processor does."""
+        assert self.claims.claim(offset)
+        self.group.propose(state_batch(TimersChange(recalled=(offset,))), lambda _: None)
+        self.group.settle()
+
+    def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
+        """Return what stands in a real queue."""
+        count = self.group.state.max_offset(topic, queue_id)
+        if not count:
+            return []
+        units = self.group.queues.queue(topic, queue_id).read(0, count)
+        return [
+            decode_record(bytes(self.group.log.record_at(position)))
+            for position in units["phy_offset"].tolist()
+        ]
+
+    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+        return [bytes(record.body) for record in self.delivered(topic, queue_id)]
+
+    async def serve(self) -> None:
+        """Run the service as a leadership does."""
+        self.scope = trio.CancelScope()
+        service = TimerMessageService(
+            self.group,
+            self.clock,
+            self.claims,
+            is_deleting=self.deleting.__contains__,
+            entry_bytes_max=self.entry_bytes_max,
+        )
+        with self.scope:
+            await service.run()
+
+    def depose(self) -> None:
+        """End leadership and its services."""
+        self.group.step_down()
+        self.scope.cancel()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.group.close()
+
+
+async def test_messages_come_out_when_due_and_in_the_order_of_their_times(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(7, b"seven")
+    world.schedule(3 * DAY_S, b"days")
+    world.schedule(2, b"two", b"two again")
+    await trio.sleep(1.999)
+    assert world.bodies() == []
+    await trio.sleep(0.01)
+    assert world.bodies() == [b"two", b"two again"]
+    await trio.sleep(5)
+    assert world.bodies() == [b"two", b"two again", b"seven"]
+    assert len(world.group.state.timers) == 1
+    await trio.sleep(3 * DAY_S - 8)
+    assert len(world.bodies()) == 3
+    await trio.sleep(2)
+    assert world.bodies()[-1] == b"days"
+    assert all(
+        record.store_timestamp_ms >= int(record.property_map["TIMER_OUT_MS"])
+        for record in world.delivered()
+    )
+    nursery.cancel_scope.cancel()
+
+
+async def test_nobody_is_early_when_the_clock_stands_behind(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.schedule(5, b"five")
+    world.clock.skew_ms = -3000
+    nursery.start_soon(world.serve)
+    await trio.sleep(7.9)
+    assert world.bodies() == []
+    await trio.sleep(0.2)
+    assert world.bodies() == [b"five"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_recalled_message_never_comes(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(5, b"a", b"b", b"c")
+    await trio.sleep(1)
+    world.recall(1)
+    await trio.sleep(9)
+    assert world.bodies() == [b"a", b"c"]
+    assert not world.claims.claim(1)
+    assert not world.claims.claim(0)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_recall_on_its_way_holds_the_delivery_back(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(5, b"a", b"b")
+    assert world.claims.claim(0)
+    await trio.sleep(8)
+    assert world.bodies() == [b"b"]
+    world.claims.give_back([0])  # it was not stored
+    await trio.sleep(2)
+    assert world.bodies() == [b"b", b"a"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_new_leader_delivers_what_the_old_one_did_not(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(5, b"a")
+    world.schedule(9, b"b")
+    await trio.sleep(6)
+    world.depose()
+    world.group.lead()
+    await trio.sleep(30)
+    nursery.start_soon(world.serve)
+    await trio.sleep(0.1)
+    assert world.bodies() == [b"a", b"b"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_unknown_delivery_is_not_made_again(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(5, b"a")
+    world.group.stalled = True
+    await trio.sleep(6)
+    world.group.time_out()
+    await trio.sleep(20)
+    assert world.bodies() == []
+    world.group.stalled = False
+    world.schedule(1, b"b")  # applies what was appended
+    await trio.sleep(3)
+    assert world.bodies() == [b"a", b"b"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_deposed_leaders_delivery_counts_when_it_was_stored(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(5, b"a")
+    world.group.stalled = True
+    await trio.sleep(6)
+    world.depose()
+    world.group.stalled = False
+    world.group.lead()
+    nursery.start_soon(world.serve)
+    await trio.sleep(9)
+    assert world.bodies() == [b"a"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_the_log_did_not_take_is_tried_again(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(1, b"a", b"b")
+    world.group.refuse = PendingFullError("full")
+    await trio.sleep(3)
+    assert world.bodies() == []
+    assert len(world.claims) == 0
+    world.group.refuse = None
+    await trio.sleep(2)
+    assert world.bodies() == [b"a", b"b"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_topic_that_is_being_deleted_holds_only_its_own_back(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.deleting.add("gone")
+    world.schedule(1, b"a", topic="gone")
+    world.schedule(1, b"b")
+    await trio.sleep(2)
+    assert (world.bodies("gone"), world.bodies()) == ([], [b"b"])
+    world.deleting.clear()
+    await trio.sleep(2)
+    assert world.bodies("gone") == [b"a"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_entry_holds_no_more_bytes_and_messages_than_it_may(
+    autojump_clock: Any,
+    world: World,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timer, "MAX_DELIVERIES_PER_ENTRY", 3)
+    world.entry_bytes_max = 5000
+    world.schedule(1, *(b"%04d" % i for i in range(8)))
+    world.schedule(1, *(b"%02d" % i * 700 for i in range(4)))
+    nursery.start_soon(world.serve)
+    await trio.sleep(3)
+    assert [body[:4] for body in world.bodies()] == [
+        *(b"%04d" % i for i in range(8)),
+        *(b"%02d" % i * 2 for i in range(4)),
+    ]
+    counts = [
+        len(item.units)
+        for applied in world.group.applied
+        for item in applied.units
+        if item.topic == "T"
+    ]
+    assert counts == [3, 3, 2, 1, 1, 1, 1]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_waits_long_is_stored_anew_and_delivered_once(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    await trio.sleep(0)
+    world.schedule(3 * DAY_S, b"a", b"b")
+    world.schedule(3 * DAY_S, b"recalled")
+    await trio.sleep(DAY_S)
+    world.recall(2)
+    assert world.group.state.timers.lowest == 0
+    await trio.sleep(DAY_S + 120)
+    assert world.group.state.timers.lowest == 3
+    assert len(world.group.state.timers) == 2
+    await trio.sleep(DAY_S)
+    assert world.bodies() == [b"a", b"b"]
+    assert [r.property_map["TIMER_ROLL_TIMES"] for r in world.delivered()] == ["1", "1"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_message_is_not_delivered_by_two_entries(world: World) -> None:
+    world.schedule(1, b"a")
+    batch = state_batch(TimersChange(done=(0,)))
+    world.group.propose(batch, lambda _: None)
+    world.group.settle()
+    world.group.propose(batch, lambda _: None)
+    with pytest.raises(InvariantBroken, match="timer message 0"):
+        world.group.settle()
+
+
+async def test_claims_of_an_earlier_reign_are_forgotten(world: World) -> None:
+    world.schedule(1, b"a")
+    assert world.claims.claim(0)
+    assert not world.claims.claim(0)
+    world.group.step_down()
+    world.group.lead()
+    assert world.claims.claim(0)

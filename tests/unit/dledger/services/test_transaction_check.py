@@ -1,0 +1,404 @@
+"""Check-back on virtual time: who is asked when, how often, and what becomes of the undecided."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.record import decode_record
+from dledger.errors import PendingFullError
+from dledger.group_api import Proposed
+from dledger.processors.check_back import CheckBack
+from dledger.processors.client_table import Client
+from dledger.services.half_message import HalfMessage
+from dledger.services.transaction_check import CheckSettings, TransactionCheckService
+from dledger.state.names import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTIONS_QUEUE
+from dledger.state.transactions import TransactionDecision
+from remoting.errors import ConnectionLostError
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.headers import CheckTransactionStateHeader
+from tests.harness.broker import Broker
+from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup, VirtualClock
+from tests.harness.half_messages import COMMIT, PROPERTIES, ROLLBACK, begin, end, records
+
+GIVEN_UP = TransactionDecision.GIVEN_UP
+
+
+class World:
+    """A broker with its check-back on virtual time."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = VirtualClock()
+        self.group = FakeGroup(root, self.clock, segment_bytes=4 << 20)
+        self.broker = Broker(self.group, self.clock)
+        self.broker.make_topic()
+        self.settings = CheckSettings(6_000, 30_000, checks_max=3, reserved_ms=3_600_000)
+        self.floor_wanted = 0
+        self.scope = trio.CancelScope()
+
+    def producer(self, group: str = "pg") -> FakeConnection:
+        """Let a producer of *group* send its heartbeat."""
+        connection = FakeConnection()
+        client: Client[Any] = Client(connection, f"c{id(connection)}", "", "JAVA", 407)
+        self.broker.processors.clients.register_producer(group, client)
+        return connection
+
+    def gone(self, connection: Any) -> None:
+        """End a producer."""
+        self.broker.processors.clients.close_channel(connection)
+
+    @property
+    def checks(self) -> dict[int, int]:
+        """How often each open half message was asked for, as the tables say."""
+        return {at: half.checks for at, half in self.group.state.transactions.open.items()}
+
+    @property
+    def discarded(self) -> list[bytes]:
+        """Bodies of what was given up."""
+        return [bytes(record.body) for record in records(self.group, TRANS_CHECK_MAX_TIME_TOPIC, 0)]
+
+    async def serve(self) -> None:
+        """Run the service as a leadership does."""
+        self.scope = trio.CancelScope()
+        processors = self.broker.processors
+        service = TransactionCheckService(
+            self.group,
+            processors.topics,
+            processors.transactions,
+            CheckBack(processors.clients, self.broker.settings),
+            self.settings,
+            clock=self.clock,
+            floor_wanted=lambda: self.floor_wanted,
+        )
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(service.run)
+                nursery.start_soon(self.settle)
+
+    async def settle(self) -> None:
+        """What is proposed and only kicked becomes an entry, as in a group with a disk."""
+        while True:
+            await trio.sleep(0.01)
+            if self.group.waiting:
+                self.group.settle()
+
+    def depose(self) -> None:
+        """End leadership and its services."""
+        self.group.step_down()
+        self.scope.cancel()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.group.close()
+
+
+def asked(connection: FakeConnection) -> list[tuple[int, int]]:
+    """Return half offset and number of each question."""
+    found = []
+    for command in connection.asked:
+        assert command.code == RequestCode.CHECK_TRANSACTION_STATE
+        header = CheckTransactionStateHeader.decode(command.ext)
+        record = decode_record(command.body)
+        times = record.property_map["TRANSACTION_CHECK_TIMES"]
+        found.append((header.tran_state_table_offset, int(times)))
+    return found
+
+
+async def test_a_producer_is_asked_when_the_time_is_over_and_then_at_intervals(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    nursery.start_soon(world.serve)
+    await trio.sleep(1)
+    half = begin(world.broker)
+    await trio.sleep(5.9)
+    assert asked(producer) == []
+    await trio.sleep(0.2)
+    assert asked(producer) == [(half.offset, 1)]
+    await trio.sleep(29.8)
+    assert asked(producer) == [(half.offset, 1)]
+    await trio.sleep(0.3)
+    assert asked(producer) == [(half.offset, 1), (half.offset, 2)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_question_carries_the_message_and_what_its_answer_needs(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    nursery.start_soon(world.serve)
+    begin(world.broker, b"other")
+    half = begin(world.broker, b"mine")
+    await trio.sleep(7)
+    _, question = producer.asked
+    header = CheckTransactionStateHeader.decode(question.ext)
+    assert (header.tran_state_table_offset, header.commit_log_offset) == half
+    assert (header.msg_id, header.transaction_id) == ("ABC", "ABC")
+    assert (header.topic, header.bname) == ("T", BROKER)
+    record = decode_record(question.body)
+    assert (record.topic, record.queue_id, bytes(record.body)) == ("T", 2, b"mine")
+    assert (record.queue_offset, record.phy_offset) == half
+    assert record.property_map["WAIT"] == "false"
+    answer = end(world.broker, half, COMMIT, fromTransactionCheck="true")
+    assert answer.code == 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_decided_are_not_asked_for(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    nursery.start_soon(world.serve)
+    first, second = begin(world.broker), begin(world.broker)
+    end(world.broker, first, ROLLBACK)
+    await trio.sleep(7)
+    assert asked(producer) == [(second.offset, 1)]
+    end(world.broker, second, COMMIT)
+    await trio.sleep(100)
+    assert asked(producer) == [(second.offset, 1)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_producers_are_asked_in_turn_and_the_dead_are_passed_over(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    first, second, other = world.producer(), world.producer(), world.producer("other")
+    nursery.start_soon(world.serve)
+    for _ in range(6):
+        begin(world.broker)
+    await trio.sleep(7)
+    assert (len(asked(first)), len(asked(second)), asked(other)) == (3, 3, [])
+
+    def dead(_: RemotingCommand) -> None:
+        raise ConnectionLostError("gone", sent=False)
+
+    first.invoke_oneway = dead  # type: ignore[assignment, method-assign]
+    await trio.sleep(30)
+    assert len(asked(second)) == 9
+    nursery.cancel_scope.cancel()
+
+
+async def test_without_a_producer_nothing_is_counted_and_the_next_round_tries_again(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    half = begin(world.broker)
+    before = world.group.log.last_index
+    await trio.sleep(200)
+    assert world.checks == {half.offset: 0}
+    assert world.group.log.last_index == before  # a wait costs no log
+    producer = world.producer()
+    await trio.sleep(31)
+    assert asked(producer) == [(half.offset, 1)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_after_the_last_question_it_is_given_up(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    nursery.start_soon(world.serve)
+    half = begin(world.broker, b"lost")
+    await trio.sleep(6 + 60 + 29)
+    assert asked(producer) == [(half.offset, n) for n in (1, 2, 3)]
+    assert world.discarded == []
+    await trio.sleep(2)
+    assert world.discarded == [b"lost"]
+    assert world.group.state.transactions.decided == {half.offset: GIVEN_UP}
+    config = world.group.state.topic_config(TRANS_CHECK_MAX_TIME_TOPIC)
+    assert config is not None
+    assert (config.read_queue_nums, config.write_queue_nums) == (1, 1)
+    late = end(world.broker, half, COMMIT, fromTransactionCheck="true")
+    assert (late.code, late.ext["decision"]) == (1, "given_up")
+    await trio.sleep(100)
+    assert (world.discarded, len(producer.asked)) == ([b"lost"], 3)
+    nursery.cancel_scope.cancel()
+
+
+async def test_many_are_given_up_together(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.producer()
+    nursery.start_soon(world.serve)
+    bodies = [b"%d" % n for n in range(20)]
+    for body in bodies:
+        begin(world.broker, body)
+    await trio.sleep(100)
+    assert sorted(world.discarded) == sorted(bodies)
+    assert not world.group.state.transactions.open
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_older_than_messages_are_kept_is_given_up_unasked(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    begin(world.broker, b"old")
+    await trio.sleep(3_590)
+    assert world.discarded == []
+    await trio.sleep(45)
+    assert world.discarded == [b"old"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_stands_in_retentions_way_is_given_up_after_its_time(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    begin(world.broker, b"in the way")
+    second = begin(world.broker, b"behind")
+    world.floor_wanted = second.position
+    await trio.sleep(6 + 3 * 30 - 1)
+    assert world.discarded == []
+    await trio.sleep(32)
+    assert world.discarded == [b"in the way"]
+    assert list(world.group.state.transactions.open) == [second.offset]
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_immune_are_not_asked_for_before_their_time(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    nursery.start_soon(world.serve)
+    properties = PROPERTIES + "CHECK_IMMUNITY_TIME_IN_SECONDS\x0120\x02"
+    immune = begin(world.broker, properties=properties)
+    usual = begin(world.broker)
+    await trio.sleep(19.9)
+    assert asked(producer) == [(usual.offset, 1)]
+    await trio.sleep(0.2)
+    assert asked(producer) == [(usual.offset, 1), (immune.offset, 1)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_new_leader_goes_on_counting(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    nursery.start_soon(world.serve)
+    half = begin(world.broker)
+    await trio.sleep(40)
+    assert asked(producer) == [(half.offset, 1), (half.offset, 2)]
+    world.depose()
+    await trio.sleep(10)
+    world.group.lead()
+    nursery.start_soon(world.serve)
+    await trio.sleep(15)
+    assert len(producer.asked) == 2  # an interval since the last one, whoever asked
+    await trio.sleep(5)
+    assert asked(producer)[2:] == [(half.offset, 3)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_clock_that_is_behind_delays_by_one_wait_at_most(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    half = begin(world.broker)
+    world.clock.skew_ms = -3_600_000
+    nursery.start_soon(world.serve)
+    await trio.sleep(6.1)
+    assert asked(producer) == [(half.offset, 1)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_count_of_unknown_outcome_is_waited_for(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    half = begin(world.broker)
+    world.group.stalled = True
+    nursery.start_soon(world.serve)
+    await trio.sleep(7)
+    world.group.time_out()
+    await trio.sleep(100)
+    assert asked(producer) == []
+    world.group.stalled = False
+    world.group.apply()
+    await trio.sleep(0.1)
+    assert asked(producer) == [(half.offset, 1)]
+    await trio.sleep(31)
+    assert world.checks == {half.offset: 2}
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_full_log_is_tried_again(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    half = begin(world.broker)
+    world.group.refuse = PendingFullError("full")
+    nursery.start_soon(world.serve)
+    await trio.sleep(10)
+    assert asked(producer) == []
+    world.group.refuse = None
+    await trio.sleep(1.1)
+    assert asked(producer) == [(half.offset, 1)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_decision_in_flight_is_not_asked_for(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    half = begin(world.broker)
+    world.group.stalled = True
+    found = decode_record(bytes(world.group.log.record_at(half.position)))
+    message = HalfMessage.of(found).committed(2)
+    outcomes: list[Proposed] = []
+    decisions = world.broker.processors.transactions
+    decisions.decide(half.offset, TransactionDecision.COMMIT, outcomes.append, message)
+    world.group.append()
+    nursery.start_soon(world.serve)
+    await trio.sleep(20)
+    assert (asked(producer), outcomes) == ([], [])
+    world.group.stalled = False
+    world.group.apply()
+    await trio.sleep(100)
+    assert asked(producer) == []
+    assert [each.outcome for each in outcomes] == ["stored"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_each_round_is_one_record_however_many_are_asked_for(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    for _ in range(100):
+        begin(world.broker)
+    before = world.group.log.end_position
+    nursery.start_soon(world.serve)
+    await trio.sleep(7)
+    assert len(producer.asked) == 100
+    assert world.group.state.max_offset(STATE_TOPIC, TRANSACTIONS_QUEUE) == 1
+    assert world.group.log.end_position - before < 1000
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_planned_does_not_outgrow_what_is_open(
+    autojump_clock: Any, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dledger.services.transaction_check.STALE_PLANS", 4)
+    forgotten: list[int] = []
+    original = TransactionCheckService._forget_decided
+
+    def counted(service: TransactionCheckService) -> None:
+        original(service)
+        forgotten.append(len(service._plans))
+
+    monkeypatch.setattr(TransactionCheckService, "_forget_decided", counted)
+    nursery.start_soon(world.serve)
+    await trio.sleep(1)
+    for _ in range(40):
+        end(world.broker, begin(world.broker), ROLLBACK)
+    assert len(forgotten) >= 5
+    assert max(forgotten) <= 2
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,123 @@
+"""Sessions of idempotent producers: what is remembered, for how long, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from commitlog.errors import InvariantBroken
+from dledger.state import producer_sessions
+from dledger.state.producer_sessions import (
+    SESSION_IDLE_MAX_MS,
+    ProducerSessions,
+    StoredSend,
+)
+
+A, B, C = b"A" * 16, b"B" * 16, b"C" * 16
+
+
+def known(sessions: ProducerSessions) -> list[bytes]:
+    return [item[0] for item in sessions.to_state()]
+
+
+def test_a_stored_sequence_is_found_at_its_place() -> None:
+    sessions = ProducerSessions()
+    sessions.open(A, 7, 1000)
+    sessions.note(A, 7, 0, 0, StoredSend(500), 1001)
+    sessions.note(A, 7, 1, 0, StoredSend(900, (2,)), 1002)
+    session = sessions.get(A)
+    assert session is not None
+    assert (session.epoch, session.floor, session.used_ms) == (7, 0, 1002)
+    assert session.stored == {0: StoredSend(500), 1: StoredSend(900, (2,))}
+    assert sessions.get(B) is None
+
+
+def test_what_the_producer_has_settled_is_forgotten() -> None:
+    sessions = ProducerSessions()
+    sessions.open(A, 7, 0)
+    for sequence in range(5):
+        sessions.note(A, 7, sequence, max(0, sequence - 1), StoredSend(sequence), 0)
+    session = sessions.get(A)
+    assert session is not None
+    assert session.floor == 3
+    assert sorted(session.stored) == [3, 4]
+
+
+def test_a_floor_never_goes_back_and_a_late_sequence_below_it_is_not_remembered() -> None:
+    sessions = ProducerSessions()
+    sessions.open(A, 7, 0)
+    sessions.note(A, 7, 9, 8, StoredSend(1), 0)
+    sessions.note(A, 7, 5, 4, StoredSend(2), 0)
+    session = sessions.get(A)
+    assert session is not None
+    assert (session.floor, sorted(session.stored)) == (8, [9])
+
+
+def test_a_sequence_that_is_stored_twice_stops_the_node() -> None:
+    sessions = ProducerSessions()
+    sessions.open(A, 7, 0)
+    sessions.note(A, 7, 0, 0, StoredSend(500), 0)
+    with pytest.raises(InvariantBroken, match="sequence 0 of epoch 7 stands at 500"):
+        sessions.note(A, 7, 0, 0, StoredSend(900), 0)
+
+
+def test_a_new_epoch_forgets_the_old_one_and_what_still_comes_of_it() -> None:
+    sessions = ProducerSessions()
+    sessions.open(A, 7, 0)
+    sessions.note(A, 7, 0, 0, StoredSend(500), 0)
+    sessions.open(A, 12, 0)
+    sessions.note(A, 7, 1, 0, StoredSend(900), 0)
+    session = sessions.get(A)
+    assert session is not None
+    assert (session.epoch, session.floor, session.stored) == (12, 0, {})
+
+
+def test_an_epoch_that_does_not_grow_stops_the_node() -> None:
+    sessions = ProducerSessions()
+    sessions.open(A, 7, 0)
+    with pytest.raises(InvariantBroken, match="epoch 7"):
+        sessions.open(A, 7, 0)
+
+
+def test_a_session_unused_for_too_long_by_store_time_is_closed() -> None:
+    sessions = ProducerSessions()
+    sessions.open(A, 1, 0)
+    sessions.open(B, 2, 10)
+    sessions.note(A, 1, 0, 0, StoredSend(1), 20)
+    sessions.open(C, 3, SESSION_IDLE_MAX_MS + 10)
+    assert known(sessions) == [B, A, C]
+    sessions.note(C, 3, 0, 0, StoredSend(1), SESSION_IDLE_MAX_MS + 11)
+    assert known(sessions) == [A, C]
+
+
+def test_over_the_limit_the_session_used_longest_ago_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_sessions, "SESSIONS_MAX", 2)
+    sessions = ProducerSessions()
+    sessions.open(A, 1, 0)
+    sessions.open(B, 2, 0)
+    sessions.note(A, 1, 0, 0, StoredSend(1), 0)
+    sessions.open(C, 3, 0)
+    assert known(sessions) == [A, C]
+    assert len(sessions) == 2
+
+
+def test_a_send_whose_session_expired_on_the_way_begins_it_again_from_there() -> None:
+    sessions = ProducerSessions()
+    sessions.note(A, 7, 5, 3, StoredSend(500), 0)
+    session = sessions.get(A)
+    assert session is not None
+    assert (session.epoch, session.floor, session.stored) == (7, 5, {5: StoredSend(500)})
+
+
+def test_sessions_survive_as_state_in_their_order_of_use() -> None:
+    sessions = ProducerSessions()
+    sessions.open(B, 2, 5)
+    sessions.open(A, 3, 6)
+    sessions.note(B, 2, 0, 0, StoredSend(77, (1, 4)), 8)
+    again = ProducerSessions.of_state(sessions.to_state())
+    assert again == sessions
+    assert known(again) == [A, B]
+    session = again.get(B)
+    assert session is not None
+    assert session.stored == {0: StoredSend(77, (1, 4))}

@@ -1,0 +1,108 @@
+"""Grants in the tables: tokens are entry indexes, and nobody ends a grant that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+import pytest
+
+from commitlog.errors import InvariantBroken
+from dledger.state.names import QUEUE_LOCKS_QUEUE, builtin_groups, builtin_topics
+from dledger.state.queue_lock import (
+    LockGrant,
+    LockKey,
+    LockRelease,
+    QueueLock,
+    QueueLocksChange,
+    apply_queue_locks,
+)
+from dledger.state.snapshot import _HEADER, load, snapshot
+from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
+from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
+
+KEY: LockKey = ("g", "T", 1)
+OTHER: LockKey = ("g", "U", 0)
+
+BUILTIN: dict[str, Any] = {
+    "builtin_topics": builtin_topics(CLUSTER, BROKER),
+    "builtin_groups": builtin_groups(),
+}
+
+
+def test_the_token_of_a_grant_is_the_index_of_its_entry(group: FakeGroup) -> None:
+    for client_id, replaces in (("a", 0), ("b", 1)):
+        grants = (LockGrant(KEY, client_id, replaces), LockGrant(OTHER, client_id, replaces))
+        group.propose(state_batch(QueueLocksChange(grants=grants)), lambda _: None)
+        group.settle()
+    assert group.state.queue_locks == {KEY: QueueLock("b", 2), OTHER: QueueLock("b", 2)}
+    assert group.state.queue_locks_index == 2
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    change = QueueLocksChange((LockRelease(KEY, 7),), (LockGrant(OTHER, "c", 9),))
+    queue_id, body = encode_change(change)
+    assert (queue_id, decode_change(queue_id, body)) == (QUEUE_LOCKS_QUEUE, change)
+    assert cbor2.loads(body) == {
+        "v": 1,
+        "release": [["g", "T", 1, 7]],
+        "grant": [["g", "U", 0, "c", 9]],
+    }
+
+
+@pytest.mark.parametrize("body", [{"v": 1}, {"v": 1, "release": [[1]], "grant": []}])
+def test_a_record_that_cannot_be_read_stops_the_node(body: dict[str, Any]) -> None:
+    with pytest.raises(InvariantBroken, match="unreadable state record on queue 8"):
+        decode_change(QUEUE_LOCKS_QUEUE, cbor2.dumps(body))
+
+
+def test_one_entry_may_give_a_queue_from_one_to_another() -> None:
+    locks = {KEY: QueueLock("a", 3)}
+    apply_queue_locks(
+        locks, QueueLocksChange((LockRelease(KEY, 3),), (LockGrant(KEY, "b"),)), index=4
+    )
+    assert locks == {KEY: QueueLock("b", 4)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        QueueLocksChange(releases=(LockRelease(KEY, 2),)),
+        QueueLocksChange(releases=(LockRelease(OTHER, 3),)),
+        QueueLocksChange(grants=(LockGrant(KEY, "b"),)),
+        QueueLocksChange(grants=(LockGrant(KEY, "b", 2),)),
+        QueueLocksChange(grants=(LockGrant(KEY, "b", 3), LockGrant(KEY, "c", 4))),
+        QueueLocksChange(grants=(LockGrant(OTHER, "b"), LockGrant(OTHER, "c"))),
+    ],
+)
+def test_what_ends_a_grant_that_is_not_there_stops_the_node(change: QueueLocksChange) -> None:
+    with pytest.raises(InvariantBroken, match="entry 4 ends grant"):
+        apply_queue_locks({KEY: QueueLock("a", 3)}, change, index=4)
+
+
+def test_the_grants_of_a_deleted_topic_go_with_it(group: FakeGroup) -> None:
+    grants = (LockGrant(KEY, "a"), LockGrant(OTHER, "a"))
+    group.propose(state_batch(QueueLocksChange(grants=grants)), lambda _: None)
+    group.settle()
+    group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    group.settle()
+    assert list(group.state.queue_locks) == [OTHER]
+
+
+def test_a_snapshot_carries_grants_and_an_older_one_has_none(group: FakeGroup) -> None:
+    group.propose(state_batch(QueueLocksChange(grants=(LockGrant(KEY, "a"),))), lambda _: None)
+    group.settle()
+    data = snapshot(group.state)
+    assert load(data, **BUILTIN) == group.state
+    assert load(data, **BUILTIN).queue_locks == {KEY: QueueLock("a", 1)}
+    value = cbor2.loads(data[_HEADER.size :])
+    del value["queue_locks"], value["queue_locks_index"]
+    older = load(_with_body(data, cbor2.dumps(value, canonical=True)), **BUILTIN)
+    assert (older.queue_locks, older.queue_locks_index) == ({}, 0)
+
+
+def _with_body(data: bytes, body: bytes) -> bytes:
+    import zlib
+
+    magic, version, _, _ = _HEADER.unpack_from(data)
+    return _HEADER.pack(magic, version, zlib.crc32(body), len(body)) + body

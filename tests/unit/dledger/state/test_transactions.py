@@ -1,0 +1,141 @@
+"""Half messages in the tables: derived from entries, decided once, kept by snapshots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commitlog.errors import InvariantBroken
+from dledger.state import transactions
+from dledger.state.names import HALF_TOPIC, builtin_groups, builtin_topics
+from dledger.state.snapshot import load, snapshot
+from dledger.state.state_record import TransactionsChange, state_batch
+from dledger.state.transactions import OpenHalf, TransactionDecision, TransactionTable
+from tests.harness.fake_group import BROKER, CLUSTER, EPOCH_MS, FakeGroup, ManualClock
+
+BUILTIN: dict[str, Any] = {
+    "builtin_topics": builtin_topics(CLUSTER, BROKER),
+    "builtin_groups": builtin_groups(),
+}
+COMMIT, ROLLBACK = TransactionDecision.COMMIT, TransactionDecision.ROLLBACK
+
+
+def change(group: FakeGroup, *changes: TransactionsChange) -> None:
+    group.propose(state_batch(*changes), lambda _: None)
+    group.settle()
+
+
+def positions(group: FakeGroup, count: int) -> list[int]:
+    units = group.queues.queue(HALF_TOPIC, 0).read(0, count)
+    return [int(position) for position in units["phy_offset"].tolist()]
+
+
+def test_what_comes_into_the_half_topic_is_open(group: FakeGroup, clock: ManualClock) -> None:
+    group.put(HALF_TOPIC, 0, b"a", b"b")
+    clock.now_s = 2
+    group.put(HALF_TOPIC, 0, b"c")
+    a, b, c = positions(group, 3)
+    assert group.state.transactions.open == {
+        0: OpenHalf(a, EPOCH_MS),
+        1: OpenHalf(b, EPOCH_MS),
+        2: OpenHalf(c, EPOCH_MS + 2000),
+    }
+    assert group.state.transactions.oldest_position == a
+
+
+def test_a_decision_closes_it_and_is_remembered(group: FakeGroup) -> None:
+    group.put(HALF_TOPIC, 0, b"a", b"b", b"c")
+    _, b, _ = positions(group, 3)
+    change(group, TransactionsChange(decided=((2, ROLLBACK), (0, COMMIT))))
+    assert list(group.state.transactions.open) == [1]
+    assert group.state.transactions.decided == {2: ROLLBACK, 0: COMMIT}
+    assert group.state.transactions.oldest_position == b
+
+
+def test_a_check_is_counted_with_the_time_of_its_entry(
+    group: FakeGroup, clock: ManualClock
+) -> None:
+    group.put(HALF_TOPIC, 0, b"a")
+    clock.now_s = 6
+    change(group, TransactionsChange(checked=((0, 1),)))
+    clock.now_s = 36
+    change(group, TransactionsChange(checked=((0, 2),)))
+    (half,) = group.state.transactions.open.values()
+    assert half[1:] == (EPOCH_MS, 2, EPOCH_MS + 36_000)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        TransactionsChange(decided=((1, COMMIT),)),
+        TransactionsChange(checked=((0, 2),)),
+        TransactionsChange(checked=((1, 1),)),
+    ],
+)
+def test_what_contradicts_the_tables_stops_the_node(
+    group: FakeGroup, wrong: TransactionsChange
+) -> None:
+    group.put(HALF_TOPIC, 0, b"a")
+    with pytest.raises(InvariantBroken, match="half message"):
+        change(group, wrong)
+
+
+def test_a_second_decision_names_the_first(group: FakeGroup) -> None:
+    group.put(HALF_TOPIC, 0, b"a")
+    change(group, TransactionsChange(decided=((0, ROLLBACK),)))
+    with pytest.raises(InvariantBroken, match="decided as ROLLBACK"):
+        change(group, TransactionsChange(decided=((0, COMMIT),)))
+
+
+def test_only_the_newest_decisions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "DECISIONS_KEPT", 2)
+    table = TransactionTable()
+    for half_offset in range(4):
+        table.begin(half_offset, 100 * half_offset, 0)
+    for half_offset in (3, 0, 2):
+        table.decide(half_offset, COMMIT)
+    assert list(table.decided) == [0, 2]
+
+
+def test_a_snapshot_keeps_them_in_their_order(group: FakeGroup) -> None:
+    group.put(HALF_TOPIC, 0, b"a", b"b", b"c", b"d")
+    change(
+        group,
+        TransactionsChange(checked=((1, 1),)),
+        TransactionsChange(decided=((3, COMMIT),)),
+        TransactionsChange(decided=((0, TransactionDecision.GIVEN_UP),)),
+    )
+    loaded = load(snapshot(group.state), **BUILTIN)
+    assert loaded.transactions == group.state.transactions
+    assert list(loaded.transactions.decided.items()) == [
+        (3, COMMIT),
+        (0, TransactionDecision.GIVEN_UP),
+    ]
+    assert list(loaded.transactions.open) == [1, 2]
+    assert snapshot(loaded) == snapshot(group.state)
+
+
+def test_a_snapshot_of_before_transactions_has_none(group: FakeGroup) -> None:
+    assert TransactionTable.from_state({}) == TransactionTable()
+    assert load(snapshot(group.state), **BUILTIN).transactions == TransactionTable()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1 << 62), st.integers(0, 1 << 62), st.integers(0, 15), st.integers(0, 9)
+        )
+    ),
+    st.lists(st.sampled_from(TransactionDecision)),
+)
+def test_every_table_survives_its_snapshot(
+    halves: list[tuple[int, int, int, int]], decisions: list[TransactionDecision]
+) -> None:
+    table = TransactionTable({at: OpenHalf(*half) for at, half in enumerate(halves)})
+    for at, decision in enumerate(decisions, len(halves)):
+        table.begin(at, at, at)
+        table.decide(at, decision)
+    assert TransactionTable.from_state(table.to_state()) == table

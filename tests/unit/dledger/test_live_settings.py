@@ -1,0 +1,341 @@
+"""Settings of a running broker: what takes effect, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from dledger.config import BrokerConfig, load_config
+from dledger.errors import SettingRefusedError
+from dledger.group import GroupSettings
+from dledger.live_settings import LIVE, LiveSettings, Parts, path_of
+from dledger.processors.broker_config import CHANGE_BYTES_MAX, BrokerConfigProcessor
+from dledger.processors.get_message import ReadLimits
+from dledger.registration import RegistrationSettings
+from dledger.services.retention import NEVER_RATIO, RetentionSettings
+from dledger.services.transaction_check import CheckSettings
+from dledger.settings_ignored import IGNORED_KEYS, REFUSED_KEYS
+from dledger.settings_tables import SETTINGS
+from remoting.errors import BadRequestError
+from remoting.java_properties import read_properties
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.outcome import answer_error
+from tests.harness.broker import Broker
+from tests.harness.fake_group import EPOCH_MS, FakeGroup, ManualClock
+
+
+def parts_of(broker: Broker) -> Parts:
+    settings = RegistrationSettings("C", "B", "a:1", "n0")
+    return Parts(
+        group=SimpleNamespace(settings=GroupSettings(), state=broker.group.state),  # type: ignore[arg-type]
+        settings=broker.settings,
+        processors=broker.processors,
+        retention=SimpleNamespace(settings=RetentionSettings(1 << 20)),  # type: ignore[arg-type]
+        checks=SimpleNamespace(settings=CheckSettings()),  # type: ignore[arg-type]
+        registration=SimpleNamespace(settings=settings),  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def broker(group: FakeGroup, clock: ManualClock) -> Broker:
+    return Broker(group, clock)
+
+
+@pytest.fixture
+def parts(broker: Broker) -> Parts:
+    return parts_of(broker)
+
+
+@pytest.fixture
+def live(parts: Parts, clock: ManualClock) -> LiveSettings:
+    return LiveSettings(load_config(), parts, clock)
+
+
+TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
+    "broker.broker_permission": ("4", lambda p: p.settings.broker_permission, 4),
+    "broker.auto_create_topic_enable": (
+        "false",
+        lambda p: p.processors.topics.auto_create_topic_enable,
+        False,
+    ),
+    "broker.auto_create_subscription_group": (
+        "false",
+        lambda p: p.processors.topics.auto_create_group_enable,
+        False,
+    ),
+    "broker.slave_read_enable": ("false", lambda p: p.settings.slave_read_enable, False),
+    "broker.long_polling_enable": ("false", lambda p: p.settings.long_polling_enable, False),
+    "broker.short_polling_time_ms": ("77", lambda p: p.settings.short_polling_time_ms, 77),
+    "broker.flush_consumer_offset_interval_ms": (
+        "2500",
+        lambda p: p.processors.offsets.interval_s,
+        2.5,
+    ),
+    "broker.enable_property_filter": (
+        "false",
+        lambda p: p.settings.enable_property_filter,
+        False,
+    ),
+    "broker.filter_support_retry": ("false", lambda p: p.settings.filter_support_retry, False),
+    "broker.reject_transaction_message": (
+        "true",
+        lambda p: p.settings.reject_transaction_message,
+        True,
+    ),
+    "broker.transaction_timeout_ms": ("9000", lambda p: p.checks.settings.timeout_ms, 9000),
+    "broker.transaction_check_interval_ms": (
+        "9000",
+        lambda p: p.checks.settings.interval_ms,
+        9000,
+    ),
+    "broker.transaction_check_max": ("3", lambda p: p.checks.settings.checks_max, 3),
+    "server.shutdown_timeout_ms": ("1500", lambda p: p.group.settings.drain_timeout_s, 1.5),
+    "client.register_interval_ms": ("2000", lambda p: p.registration.settings.interval_s, 2.0),
+    "client.register_timeout_ms": ("500", lambda p: p.registration.settings.timeout_s, 0.5),
+    "store.max_message_size": ("1 MiB", lambda p: p.settings.max_message_bytes, 1 << 20),
+    "store.max_transfer_bytes_in_memory": (
+        "1000",
+        lambda p: p.settings.pull_limits,
+        ReadLimits(32, 1000),
+    ),
+    "store.max_transfer_count_in_memory": (
+        "7",
+        lambda p: p.settings.pull_limits,
+        ReadLimits(7, 256 << 10),
+    ),
+    "store.max_transfer_bytes_in_disk": (
+        "1000",
+        lambda p: p.settings.cold_pull_limits,
+        ReadLimits(8, 1000),
+    ),
+    "store.max_transfer_count_in_disk": (
+        "7",
+        lambda p: p.settings.cold_pull_limits,
+        ReadLimits(7, 64 << 10),
+    ),
+    "store.keep_bytes": ("5000", lambda p: p.retention.settings.keep_bytes, 5000),
+    "store.retention_interval_ms": ("500", lambda p: p.retention.settings.check_interval_s, 0.5),
+    "store.delete_when": ("01;02", lambda p: p.retention.settings.delete_hours, (1, 2)),
+    "store.disk_max_used_space_ratio": (
+        "80",
+        lambda p: p.retention.settings.expire_anytime_ratio,
+        0.8,
+    ),
+    "store.disk_space_clean_forcibly_ratio": (
+        "0.9",
+        lambda p: p.retention.settings.force_ratio,
+        0.9,
+    ),
+    "store.clean_file_forcibly_enable": (
+        "false",
+        lambda p: p.retention.settings.force_ratio,
+        NEVER_RATIO,
+    ),
+    "store.disk_space_warning_level_ratio": (
+        "70",
+        lambda p: p.processors.space.warning_ratio,
+        0.7,
+    ),
+    "store.file_reserved_time": ("5", lambda p: p.retention.settings.reserved_hours, 5),
+    "raft.max_pending_bytes": ("16 MiB", lambda p: p.group.settings.pending_bytes_max, 16 << 20),
+    "raft.checkpoint_interval_ms": (
+        "500",
+        lambda p: p.group.settings.checkpoint_interval_s,
+        0.5,
+    ),
+    "raft.propose_timeout_ms": ("700", lambda p: p.group.settings.quorum_timeout_s, 0.7),
+}
+
+
+@pytest.mark.parametrize("path", LIVE)
+def test_what_can_change_reaches_the_part_that_looks_at_it(
+    live: LiveSettings, parts: Parts, path: str
+) -> None:
+    text, look, expected = TAKES_EFFECT[path]
+    assert look(parts) != expected
+    key = (SETTINGS[path].keys or (path,))[0]
+    live.update({key: text})
+    assert look(parts) == expected
+    assert live.config.sources[path] == ("changed while it runs")
+
+
+def test_half_messages_are_kept_as_long_as_others(live: LiveSettings, parts: Parts) -> None:
+    live.update({"fileReservedTime": "5"})
+    assert parts.checks.settings.reserved_ms == 5 * 3_600_000
+
+
+def test_the_processors_see_the_change(live: LiveSettings, broker: Broker) -> None:
+    pull = {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": "0",
+        "queueOffset": "0",
+        "maxMsgNums": "1",
+        "sysFlag": "0",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subVersion": "0",
+    }
+    broker.make_topic("T")
+    live.update({"brokerPermission": "2"})
+    assert broker.call(11, pull).code == 16
+    live.update({"brokerPermission": "6"})
+    assert broker.call(11, pull).code != 16
+
+
+def test_what_names_a_file_an_address_or_a_member_can_never_change(live: LiveSettings) -> None:
+    for path in SETTINGS:
+        named = path.endswith(("_file", "_dir", "_host", "_port", "_addr", "_ip1", "peers"))
+        assert not (named and path in LIVE), path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"listenPort": "1"}, "listenPort cannot change while the broker runs"),
+        ({"storePathRootDir": "/etc"}, "storePathRootDir cannot change"),
+        ({"raft.secret_file": "/etc/passwd"}, "raft.secret_file cannot change"),
+        ({"aclEnable": "true"}, "aclEnable cannot change"),
+        ({"namesrvAddr": "1.2.3.4:9876"}, "namesrvAddr cannot change"),
+        ({"rocketmqHome": "-c $@|sh . echo"}, "rocketmqHome changes nothing here"),
+        ({"filterServerNums": "1"}, "filterServerNums changes nothing here"),
+        ({"brokerConfigPath": "/etc/passwd"}, "brokerConfigPath changes nothing here"),
+        ({"authenticationEnabled": "false"}, "authenticationEnabled: users of ACL 2.0"),
+        ({"nonsense": "1"}, "there is no setting nonsense"),
+        ({"brokerPermission": "99"}, "brokerPermission = '99': expected"),
+        ({"brokerPermission": "x"}, "brokerPermission = 'x'"),
+        ({"maxMessageSize": "64 MiB"}, "store.max_message_size"),
+        ({"raft.max_pending_bytes": "64 KiB"}, "raft.max_pending_bytes"),
+    ],
+)
+def test_a_refusal_names_the_key_and_changes_nothing(
+    live: LiveSettings, parts: Parts, changes: dict[str, str], words: str
+) -> None:
+    before = (live.config, live.version, parts.settings.short_polling_time_ms)
+    with pytest.raises(SettingRefusedError) as raised:
+        live.update({"shortPollingTimeMills": "5", **changes})
+    assert words in str(raised.value)
+    assert (live.config, live.version, parts.settings.short_polling_time_ms) == before
+    answered = answer_error(request(25), raised.value)
+    assert (answered.code, answered.ext["outcome"]) == (1, "not_stored")
+
+
+def test_a_value_that_is_so_already_may_be_said(live: LiveSettings) -> None:
+    live.update({"listenPort": "10911", "brokerPermission": "6"})
+    assert live.version.counter == 0
+
+
+def test_topics_are_made_only_where_clients_find_the_template(
+    broker: Broker, clock: ManualClock
+) -> None:
+    broker.group.state.builtin_topics = {}
+    config = load_config(options={"broker.auto_create_topic_enable": "false"})
+    live = LiveSettings(config, parts_of(broker), clock)
+    with pytest.raises(SettingRefusedError, match=r"autoCreateTopicEnable.*restart"):
+        live.update({"autoCreateTopicEnable": "true"})
+
+
+def test_the_version_grows_with_each_change(live: LiveSettings, clock: ManualClock) -> None:
+    assert (live.version.counter, live.version.timestamp) == (0, EPOCH_MS)
+    clock.now_s += 3.0
+    live.update({"brokerPermission": "4", "shortPollingTimeMills": "5"})
+    assert (live.version.counter, live.version.timestamp) == (1, EPOCH_MS + 3000)
+
+
+def test_a_change_is_said_with_both_values(live: LiveSettings) -> None:
+    with structlog.testing.capture_logs() as lines:
+        live.update({"brokerPermission": "4"})
+    assert lines == [
+        {
+            "event": "setting_changed",
+            "log_level": "info",
+            "setting": "broker.broker_permission",
+            "value": "4",
+            "before": "6",
+        }
+    ]
+
+
+def test_every_setting_is_told_under_rocketmqs_name_or_its_own(live: LiveSettings) -> None:
+    told = read_properties(live.text())
+    assert len(told) == len(SETTINGS)
+    assert told["brokerPermission"] == "6"
+    assert told["longPollingEnable"] == "true"
+    assert told["deleteWhen"] == "04"
+    assert told["raft.election_timeout_ms"] == "800"
+    assert {path_of(key) for key in told} == set(SETTINGS)
+
+
+def test_a_key_has_one_meaning() -> None:
+    built = {key for setting in SETTINGS.values() for key in setting.keys}
+    assert not built & IGNORED_KEYS.keys()
+    assert not built & REFUSED_KEYS.keys()
+    assert not IGNORED_KEYS.keys() & REFUSED_KEYS.keys()
+
+
+# ------------------------------------------------------------------------------ requests
+
+
+@pytest.fixture
+def processor(live: LiveSettings) -> BrokerConfigProcessor:
+    return BrokerConfigProcessor(live)
+
+
+CONNECTION: Any = SimpleNamespace(peer_address=("10.0.0.1", 1))
+
+
+def updating(body: bytes) -> RemotingCommand:
+    return request(25, {"AccessKey": "admin-1"}, body)
+
+
+def test_settings_are_asked_for_with_their_version(processor: BrokerConfigProcessor) -> None:
+    answered = processor.get(CONNECTION, request(26))
+    assert answered.code == 0
+    assert json.loads(answered.ext["version"])["counter"] == 0
+    assert read_properties(bytes(answered.body).decode())["brokerName"] == "DEFAULT_BROKER"
+
+
+def test_settings_are_changed_with_properties(
+    processor: BrokerConfigProcessor, parts: Parts
+) -> None:
+    answered = processor.update(
+        CONNECTION, updating(b"brokerPermission=4\nshortPollingTimeMills = 9\n")
+    )
+    assert answered.code == 0
+    assert json.loads(answered.ext["version"])["counter"] == 1
+    assert (parts.settings.broker_permission, parts.settings.short_polling_time_ms) == (4, 9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\n# nothing\n", b"\xff=1", b"a=\\u12", b"=1", b"x" * (CHANGE_BYTES_MAX + 1)],
+)
+def test_a_body_that_is_no_change_is_refused(processor: BrokerConfigProcessor, body: bytes) -> None:
+    with pytest.raises((BadRequestError, SettingRefusedError)):
+        processor.update(CONNECTION, updating(body))
+
+
+def test_a_refused_change_is_logged_with_who_asked(processor: BrokerConfigProcessor) -> None:
+    with structlog.testing.capture_logs() as lines, pytest.raises(SettingRefusedError):
+        processor.update(CONNECTION, updating(b"storePathRootDir=/etc"))
+    (line,) = lines
+    assert (line["event"], line["peer"], line["access_key"]) == (
+        "setting_refused",
+        "10.0.0.1",
+        "admin-1",
+    )
+    assert "storePathRootDir" in line["error"]
+
+
+def test_a_change_is_checked_as_a_whole() -> None:
+    config: BrokerConfig = load_config()
+    changed = config.with_values(
+        {"raft.max_entry_bytes": 6 << 20, "store.max_message_size": 5 << 20}, "test"
+    )
+    assert changed.store.max_message_size == 5 << 20
+    assert config.store.max_message_size == 4 << 20

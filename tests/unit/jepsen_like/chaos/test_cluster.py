@@ -1,0 +1,101 @@
+"""Who is told which address: every way between two names leads over a link the runner owns."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from jepsen_like.chaos.cluster import CLIENTS, ChaosCluster, lay_out
+from jepsen_like.chaos.namespaces import RunNetwork
+from jepsen_like.plans.plan import Plan, Settings
+
+PLAN = Plan(
+    seed=1, duration_ms=1_000, members=3, name_servers=2, settings=Settings(register_ms=5_000)
+)
+
+
+def told(cluster: ChaosCluster, name: str) -> dict[str, Any]:
+    """Return what a process finds in its configuration."""
+    node = cluster.name_servers.get(name) or cluster.brokers[name]
+    assert node.config_path is not None
+    return tomllib.loads(node.config_path.read_text())
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_behind_the_proxy_every_pair_of_broker_and_name_server_has_a_link(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, PLAN)
+    targets = cluster.targets()
+    for name in cluster.brokers:
+        dialled = [
+            targets[port_of(address)]
+            for address in told(cluster, name)["broker"]["namesrv_addr"].split(";")
+        ]
+        assert [(target.source, target.name) for target in dialled] == [
+            (name, "ns0"),
+            (name, "ns1"),
+        ]
+        for target in dialled:
+            assert target.port == told(cluster, target.name)["server"]["listen_port"]
+    of_clients = [targets[port_of(address)] for address in cluster.namesrv_addresses]
+    assert [(target.source, target.name) for target in of_clients] == [
+        (CLIENTS, "ns0"),
+        (CLIENTS, "ns1"),
+    ]
+    bound = {target.port for target in targets.values()}
+    assert not bound & set(targets), "a process is told a port that another one has bound"
+
+
+def test_behind_the_proxy_members_and_clients_are_told_no_real_port(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, PLAN)
+    targets = cluster.targets()
+    for name in cluster.brokers:
+        settings = told(cluster, name)
+        peers = [targets[port_of(peer)] for peer in settings["raft"]["peers"].split(";")]
+        assert [(peer.name, peer.source) for peer in peers] == [
+            (other, None) for other in cluster.brokers
+        ]
+        advertised = targets[settings["broker"]["advertised_port"]]
+        assert (advertised.name, advertised.source) == (name, CLIENTS)
+        assert advertised.port == settings["server"]["listen_port"]
+
+
+def test_in_a_network_of_its_own_everybody_is_told_real_ports_at_first_addresses(
+    tmp_path: Path,
+) -> None:
+    hosts = RunNetwork("chaos-1-2-3-", ["n0", "n1", "n2", "ns0", "ns1", CLIENTS]).hosts
+    cluster = lay_out(tmp_path, PLAN, hosts=hosts)
+    for name, node in cluster.brokers.items():
+        settings, host = told(cluster, name), hosts[name]
+        ports = cluster.ports[name]
+        assert settings["broker"]["broker_ip1"] == host.address
+        assert settings["broker"]["advertised_port"] == settings["server"]["listen_port"]
+        assert settings["broker"]["namesrv_addr"] == ";".join(cluster.namesrv_addresses)
+        assert f"{name}-{host.address}:{ports.peer}" in settings["raft"]["peers"].split(";")
+        assert settings["raft"]["listen_port"] == ports.peer
+        assert node.address == f"{host.watch_address}:{ports.client}"
+        assert node.module == "jepsen_like.chaos.namespaced_child"
+        assert node.arguments[:2] == (str(host.namespace), "jepsen_like.chaos.broker_child")
+    assert [address.partition(":")[0] for address in cluster.namesrv_addresses] == [
+        hosts["ns0"].address,
+        hosts["ns1"].address,
+    ]
+
+
+def test_name_servers_unlist_who_missed_four_registrations(tmp_path: Path) -> None:
+    settings = told(lay_out(tmp_path, PLAN), "ns1")["namesrv"]
+    assert settings["broker_expiry_ms"] == 20_000
+    assert settings["scan_interval_ms"] < 5_000
+
+
+def test_a_broker_is_ahead_from_its_next_start_until_it_is_told_otherwise(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, PLAN, mutant=12)
+    assert cluster.brokers["n1"].arguments[2:] == ("12", "0")
+    cluster.be_ahead("n1", 1)
+    assert cluster.brokers["n1"].arguments[2:] == ("12", "1")
+    assert cluster.brokers["n0"].arguments[2:] == ("12", "0")
+    cluster.be_ahead("n1", 0)
+    assert cluster.brokers["n1"].arguments[2:] == ("12", "0")

@@ -1,0 +1,69 @@
+"""What a network of the run's own is told, and which ones nobody owns any more."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.chaos.namespaces import (
+    HOSTS_MAX,
+    RunNetwork,
+    is_left_over,
+    name_prefix,
+    process_start,
+    rule_lines,
+    run_network,
+)
+
+A, B, C = "10.77.1.2", "10.77.2.2", "10.77.3.2"
+
+
+def test_the_router_is_told_what_changes_and_nothing_else() -> None:
+    assert rule_lines((), [(A, B)]) == [f"rule add priority 10 from {A} to {B} blackhole"]
+    assert rule_lines([(A, B), (B, C)], [(B, C), (B, A)]) == [
+        f"rule del priority 10 from {A} to {B} blackhole",
+        f"rule add priority 10 from {B} to {A} blackhole",
+    ]
+    assert rule_lines([(A, B)], [(A, B)]) == []
+    assert rule_lines([(A, B)], ()) == [f"rule del priority 10 from {A} to {B} blackhole"]
+
+
+def test_a_network_of_a_process_that_is_gone_is_left_over_also_when_its_id_came_again() -> None:
+    starts = {70: 5_000}.get
+    assert is_left_over(name_prefix(71, 4_000, 0) + "n0", starts)
+    assert is_left_over(name_prefix(70, 4_000, 0) + "router", starts)
+    assert not is_left_over(name_prefix(70, 5_000, 3) + "n0", starts)
+
+
+@pytest.mark.parametrize(
+    "name", ["chaos", "chaos-monkey", "blue-71-4000-0-n0", "chaos-x-4000-0-n0", "chaos-71-4000-n0"]
+)
+def test_namespaces_of_others_are_left_alone(name: str) -> None:
+    assert not is_left_over(name, lambda pid: None)
+
+
+def test_a_process_has_one_start_and_a_missing_one_none() -> None:
+    assert process_start(os.getpid()) == process_start(os.getpid()) is not None
+    assert process_start(os.getpid()) != process_start(1) or os.getpid() == 1
+    assert process_start(1 << 30) is None
+
+
+def test_every_host_has_two_addresses_and_a_namespace_of_its_own() -> None:
+    hosts = list(RunNetwork("chaos-1-2-3-", ["n0", "ns0", "clients"]).hosts.values())
+    told = [address for host in hosts for address in (host.address, host.watch_address)]
+    assert len(set(told)) == 6
+    assert [host.namespace and host.namespace.name for host in hosts] == [
+        "chaos-1-2-3-n0",
+        "chaos-1-2-3-ns0",
+        "chaos-1-2-3-clients",
+    ]
+
+
+def test_more_hosts_than_there_are_addresses_are_refused_before_anything_is_made() -> None:
+    with (
+        pytest.raises(FaultError, match=f"{HOSTS_MAX} at most"),
+        run_network([f"n{n}" for n in range(HOSTS_MAX + 1)]),
+    ):
+        pass

@@ -1,0 +1,86 @@
+"""Sends of one producer stand in their order, those of unknown outcome included."""
+
+from __future__ import annotations
+
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.producer_order import OVERTAKEN, check_history
+from jepsen_like.history.operation import (
+    CLIENT_BITS,
+    NEVER,
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaRead,
+    RunHeader,
+)
+
+
+def send(
+    op_id: int, producer: int, number: int, off: int = NOTHING, due_ns: int = NOTHING
+) -> Operation:
+    outcome = Outcome.OK if off != NOTHING else Outcome.INFO
+    return Operation(
+        op_id,
+        op_id,
+        producer,
+        NOTHING,
+        F.SEND,
+        outcome,
+        op_id * 10,
+        op_id * 10 + 5 if outcome is Outcome.OK else NEVER,
+        "T",
+        0,
+        off=off,
+        value=value(producer, number),
+        due_ns=due_ns,
+    )
+
+
+def value(producer: int, number: int) -> int:
+    return producer << CLIENT_BITS | number
+
+
+def history(*sends: Operation, stored: tuple[int, ...] = ()) -> History:
+    read = ReplicaRead(999, "n1", "T", 0, 0, stored)
+    return History(RunHeader("run"), list(sends), [], [read] if stored else [])
+
+
+def test_what_is_in_order_is_valid() -> None:
+    verdict = check_history(history(send(1, 1, 1, 0), send(2, 2, 1, 1), send(3, 1, 2, 2)))
+    assert verdict.is_valid
+    assert verdict.counts == {"producers": 2, "stored": 3}
+
+
+def test_an_unknown_send_that_comes_after_a_later_one_is_found() -> None:
+    stored = (value(1, 2), value(2, 1), value(1, 1))
+    verdict = check_history(
+        history(send(1, 1, 1), send(2, 1, 2, 0), send(3, 2, 1, 1), stored=stored)
+    )
+    (violation,) = verdict.violations
+    assert violation.name == OVERTAKEN
+    assert violation.operations == (1, 2)
+    assert "they stand at 2 and 0" in violation.detail
+
+
+def test_producers_are_not_compared_with_each_other() -> None:
+    stored = (value(2, 1), value(1, 1))
+    assert check_history(history(send(1, 1, 1), send(2, 2, 1), stored=stored)).is_valid
+
+
+def test_delayed_messages_come_when_they_are_due() -> None:
+    stored = (value(1, 2), value(1, 1))
+    late = send(1, 1, 1, due_ns=500)
+    assert check_history(history(late, send(2, 1, 2), stored=stored)).is_valid
+
+
+def test_nothing_stored_proves_nothing() -> None:
+    assert check_history(history(send(1, 1, 1))).validity == "unknown"
+
+
+def test_it_is_asked_for_idempotent_producers_only() -> None:
+    played = history(send(1, 1, 1, 0))
+    names = {verdict.checker for verdict in check_everything(played)}
+    assert "producer_order" not in names
+    assert "producer_order" in {v.checker for v in check_everything(played, idempotent=True)}

@@ -1,0 +1,130 @@
+"""Every kind of broken promise of a push group is seen, and a good run is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jepsen_like.checkers.push_group import (
+    LOST,
+    NO_OWNER,
+    NOT_COMMITTED,
+    OUT_OF_ORDER,
+    PHANTOM,
+    TWO_OWNERS,
+    WRONG_COUNT,
+    Consumed,
+    PushRecord,
+    check_record,
+)
+from jepsen_like.history.operation import NOTHING
+
+
+def good() -> PushRecord:
+    """Two queues, two members; one message came twice, one through the retry topic."""
+    return PushRecord(
+        consumed=[
+            Consumed("a", 0, 0, 10, 1),
+            Consumed("b", 1, 0, 20, 2),
+            Consumed("a", 0, 1, 11, 3),
+            Consumed("b", 0, 1, 11, 4),
+            Consumed("b", NOTHING, 7, 21, 5),
+            Consumed("b", 0, 2, 12, 6),
+        ],
+        stored={0: (0, (10, 11, 12)), 1: (0, (20, 21))},
+        owners={"a": frozenset({1}), "b": frozenset({0})},
+        committed={0: 3, 1: 2},
+        counts={"a life 1": (2, 2), "b life 2": (4, 4)},
+    )
+
+
+def test_a_group_that_did_all_it_must_is_valid() -> None:
+    verdict = check_record(good())
+    assert verdict.is_valid
+    assert verdict.counts == {"consumed": 6, "more_than_once": 1, "members": 2, "lost": 0}
+
+
+def lose(record: PushRecord) -> None:
+    del record.consumed[4]
+
+
+def abandon(record: PushRecord) -> None:
+    record.owners["a"] = frozenset()
+
+
+def share(record: PushRecord) -> None:
+    record.owners["a"] = frozenset({0, 1})
+
+
+def forget(record: PushRecord) -> None:
+    record.committed[0] = 2
+
+
+def run_ahead(record: PushRecord) -> None:
+    record.committed[0] = 4
+
+
+def commit_nothing(record: PushRecord) -> None:
+    del record.committed[1]
+
+
+def count_badly(record: PushRecord) -> None:
+    record.counts["a life 1"] = (3, 2)
+
+
+def invent(record: PushRecord) -> None:
+    record.consumed.append(Consumed("a", 0, 3, 13, 9))
+
+
+def mistake(record: PushRecord) -> None:
+    record.consumed.append(Consumed("a", 0, 1, 12, 9))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (lose, LOST),
+        (abandon, NO_OWNER),
+        (share, TWO_OWNERS),
+        (forget, NOT_COMMITTED),
+        (run_ahead, NOT_COMMITTED),
+        (commit_nothing, NOT_COMMITTED),
+        (count_badly, WRONG_COUNT),
+        (invent, PHANTOM),
+        (mistake, PHANTOM),
+    ],
+)
+def test_a_broken_promise_is_named(spoil: Callable[[PushRecord], None], name: str) -> None:
+    record = good()
+    spoil(record)
+    assert {violation.name for violation in check_record(record).violations} == {name}
+
+
+def test_what_retention_removed_may_have_been_consumed() -> None:
+    record = good()
+    record.stored[0] = (2, (12,))
+    assert check_record(record).is_valid
+
+
+def test_in_order_a_first_time_may_not_skip_and_a_repetition_may_go_back() -> None:
+    record = good()
+    record.is_orderly = True
+    record.consumed = [
+        Consumed("a", 0, 0, 10, 1),
+        Consumed("a", 0, 1, 11, 2),
+        Consumed("b", 0, 0, 10, 3),
+        Consumed("b", 0, 1, 11, 4),
+        Consumed("b", 0, 2, 12, 5),
+        Consumed("b", 1, 0, 20, 6),
+        Consumed("b", 1, 1, 21, 7),
+    ]
+    assert check_record(record).is_valid
+    del record.consumed[1:4]
+    record.consumed.append(Consumed("a", 0, 1, 11, 8))
+    (violation,) = check_record(record).violations
+    assert (violation.name, violation.subject) == (OUT_OF_ORDER, "queue 0")
+
+
+def test_a_group_that_did_nothing_proves_nothing() -> None:
+    assert check_record(PushRecord()).validity == "unknown"

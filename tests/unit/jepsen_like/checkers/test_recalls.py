@@ -1,0 +1,61 @@
+"""Recalled messages in the checker of delayed ones; one planted anomaly each."""
+
+from __future__ import annotations
+
+import pytest
+
+from jepsen_like.checkers.delayed import (
+    DELIVERED_ERROR,
+    NOT_DELIVERED,
+    RECALLED,
+    TOO_LATE_EARLY,
+    check_history,
+)
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaRead,
+    RunHeader,
+)
+
+
+def row(f: F, outcome: Outcome, call: int, value: int) -> Operation:
+    end = NEVER if outcome == Outcome.INFO else call + 1
+    op = Operation(call, call, 1, NOTHING, f, outcome, call, end, "orders", 0)
+    op.value, op.due_ns = value, 100
+    return op
+
+
+def names(seen: list[int], *rows: Operation) -> list[str]:
+    history = History(RunHeader("r"))
+    history.operations = [row(F.SEND, Outcome.OK, 1, 7), *rows]
+    history.replica_reads = [ReplicaRead(500, "n0", "orders", 0, 0, tuple(seen))]
+    return [violation.name for violation in check_history(history).violations]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "seen", "found"),
+    [
+        (Outcome.OK, [], []),
+        (Outcome.OK, [7], [RECALLED]),
+        (Outcome.INFO, [], []),
+        (Outcome.INFO, [7], []),
+        (Outcome.FAIL, [7], []),
+        (Outcome.FAIL, [], [NOT_DELIVERED]),
+    ],
+)
+def test_a_recalled_message_is_gone_and_no_other(
+    outcome: Outcome, seen: list[int], found: list[str]
+) -> None:
+    assert names(seen, row(F.RECALL, outcome, 50, 7)) == found
+
+
+@pytest.mark.parametrize(("call", "found"), [(50, [TOO_LATE_EARLY]), (150, [])])
+def test_delivered_already_is_said_after_its_time_only(call: int, found: list[str]) -> None:
+    late = row(F.RECALL, Outcome.FAIL, call, 7)
+    late.err = DELIVERED_ERROR
+    assert names([7], late) == found

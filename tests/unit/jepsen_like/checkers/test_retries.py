@@ -1,0 +1,88 @@
+"""Messages given back: nothing lost, nothing doubled, counted right; one planted anomaly each."""
+
+from __future__ import annotations
+
+import pytest
+
+from jepsen_like.checkers.retries import DOUBLED, LOST, MAX_TRIES, NOWHERE, check_history
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+
+RETRY, DEAD = "%RETRY%g", "%DLQ%g"
+
+
+class Rows:
+    """A history under construction."""
+
+    def __init__(self) -> None:
+        self.rows: list[Operation] = []
+
+    def gave(self, value: int, tries: int, outcome: Outcome = Outcome.OK, asked: int = 0) -> None:
+        op_id = len(self.rows)
+        end = NEVER if outcome == Outcome.INFO else 2
+        op = Operation(op_id, op_id, 1, NOTHING, F.SEND_BACK, outcome, 1, end)
+        op.value, op.cnt, op.status = value, tries, asked
+        self.rows.append(op)
+
+    def there(self, value: int, tries: int, topic: str = RETRY, min_off: int = 0) -> None:
+        op_id = len(self.rows)
+        op = Operation(op_id, op_id, 1, NOTHING, F.RETURNED, Outcome.OK, 3, 4, topic)
+        op.value, op.cnt, op.min_off = value, tries, min_off
+        self.rows.append(op)
+
+    def names(self) -> list[str]:
+        return [violation.name for violation in check_history(self.rows).violations]
+
+
+@pytest.fixture
+def good() -> Rows:
+    """A message tried until it is given up, one given up at once, one nobody knows of."""
+    rows = Rows()
+    for tries in range(MAX_TRIES):
+        rows.gave(7, tries)
+        rows.there(7, tries + 1)
+    rows.gave(7, MAX_TRIES)
+    rows.there(7, MAX_TRIES + 1, DEAD)
+    rows.gave(8, 0, asked=-1)
+    rows.there(8, 1, DEAD)
+    rows.gave(9, 0, Outcome.INFO)
+    rows.gave(9, 0, Outcome.FAIL)
+    return rows
+
+
+def test_what_was_given_back_once_is_there_once(good: Rows) -> None:
+    verdict = check_history(good.rows)
+    assert (verdict.validity, verdict.violations) == ("valid", ())
+    assert verdict.counts == {
+        "acknowledged": 5, "unknown": 1, "there": 5, "dead": 2, "tries_max": MAX_TRIES + 1,
+    }  # fmt: skip
+
+
+def test_an_unknown_one_may_be_there_but_once(good: Rows) -> None:
+    good.there(9, 1)
+    assert good.names() == []
+    good.there(9, 1)
+    assert good.names() == [DOUBLED]
+
+
+def test_a_lost_one_is_found_unless_retention_took_the_beginning(good: Rows) -> None:
+    good.gave(10, 0)
+    assert good.names() == [LOST]
+    good.there(NOTHING, 0, min_off=5)
+    assert good.names() == []
+
+
+def test_a_wrong_count_is_a_lost_one_and_one_out_of_nothing(good: Rows) -> None:
+    good.gave(10, 1)
+    good.there(10, 1)
+    assert sorted(good.names()) == sorted([LOST, NOWHERE])
+
+
+def test_the_wrong_topic_is_found(good: Rows) -> None:
+    good.gave(10, MAX_TRIES)
+    good.there(10, MAX_TRIES + 1)
+    assert sorted(good.names()) == sorted([LOST, NOWHERE])
+
+
+def test_nothing_is_said_before_everything_was_read(good: Rows) -> None:
+    good.gave(10, 0)
+    assert check_history(good.rows, drained=False).violations == ()

@@ -1,0 +1,172 @@
+"""The tables of a run: nothing is lost on the way, and every record is accounted for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cbor2
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from jepsen_like.history import parquet
+from jepsen_like.history.columns import OPS, hash_range
+from jepsen_like.history.operation import (
+    NEVER,
+    Event,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaState,
+    Row,
+    RunHeader,
+)
+from jepsen_like.history.sequence import encode_history, encode_row
+from tests.harness.clean_histories import clean_history
+
+
+def run_of(folder: Path, *pieces: bytes) -> Path:
+    """Return a run folder whose history files hold *pieces*."""
+    (folder / "history").mkdir()
+    for number, piece in enumerate(pieces):
+        (folder / "history" / f"{number}.cbor").write_bytes(piece)
+    return folder
+
+
+def operation(op_id: int, *, outcome: Outcome = Outcome.OK, ret_ns: int = 20) -> Operation:
+    return Operation(op_id, op_id, 1, -1, F.SEND, outcome, 10, ret_ns, "orders", 0, op_id)
+
+
+def sound(counts: parquet.Ingested) -> bool:
+    """Whether every record is counted exactly once."""
+    kinds = (counts.ops, counts.events, counts.reads, counts.states, counts.headers)
+    return counts.records == sum(kinds) + counts.replaced + counts.bad
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_history_comes_back_from_its_tables_as_it_was(seed: int, tmp_path: Path) -> None:
+    history = clean_history(seed)
+    history.events.append(Event(5, 6, "kill", "leader", "n1", "process 7"))
+    history.replica_states.append(ReplicaState(9, "n9", 3, (1 << 64) - 5, "abc"))
+    counts = parquet.ingest(run_of(tmp_path, encode_history(history)))
+    back = parquet.read_history(tmp_path / "parquet")
+    assert back.operations == sorted(history.operations, key=lambda op: op.op_id)
+    assert back.events == history.events
+    assert back.replica_reads == history.replica_reads
+    assert back.replica_states == history.replica_states
+    assert (back.header.run_id, back.header.seed) == (history.header.run_id, history.header.seed)
+    assert (counts.ops, counts.bad, counts.replaced) == (len(history.operations), 0, 0)
+    assert sound(counts)
+
+
+def test_a_later_row_of_the_same_operation_takes_the_place_of_the_earlier(tmp_path: Path) -> None:
+    called = operation(7, outcome=Outcome.INFO, ret_ns=NEVER)
+    rows: list[Row] = [
+        RunHeader("r"),
+        called,
+        Event(1, -1, "kill"),
+        operation(7),
+        Event(1, 2, "kill"),
+    ]
+    counts = parquet.ingest(run_of(tmp_path, b"".join(map(encode_row, rows))))
+    back = parquet.read_history(tmp_path / "parquet")
+    assert [op.outcome for op in back.operations] == [Outcome.OK]
+    assert [event.end_ns for event in back.events] == [2]
+    assert (counts.ops, counts.events, counts.replaced, counts.bad) == (1, 1, 2, 0)
+    assert sound(counts)
+
+
+def bad_rows(folder: Path) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = pq.read_table(folder / "parquet" / "bad.parquet").to_pylist()
+    return rows
+
+
+def changed(op: Operation, **fields: int) -> bytes:
+    return encode_row(msgspec.structs.replace(op, **fields))
+
+
+BAD_RECORDS = {
+    "a word where a number belongs": (
+        cbor2.dumps([1, "seven", 7, 1, -1, 0, 0, 10, 20]),
+        "Expected `int`",
+    ),
+    "no such row": (cbor2.dumps([99, 1]), "Invalid value 99"),
+    "no such operation": (changed(operation(7), f=55), "f is 55, beyond 0 … 14"),
+    "no such outcome": (changed(operation(7), outcome=3), "outcome is 3"),
+    "a process beyond its column": (
+        changed(operation(7), process=1 << 31),
+        "process is 2147483648",
+    ),
+    "returned before its call": (changed(operation(7), ret_ns=3), "before its call at 10"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RECORDS)
+def test_a_bad_record_is_kept_apart_with_its_reason_and_the_next_is_read(
+    name: str, tmp_path: Path
+) -> None:
+    record, reason = BAD_RECORDS[name]
+    before, after = encode_row(operation(1)), encode_row(operation(2))
+    counts = parquet.ingest(run_of(tmp_path, before + record + after))
+    assert [op.op_id for op in parquet.read_history(tmp_path / "parquet").operations] == [1, 2]
+    (row,) = bad_rows(tmp_path)
+    assert (row["file"], row["at"], row["record"]) == ("0.cbor", len(before), record)
+    assert reason in str(row["reason"])
+    assert (counts.bad, counts.torn, counts.lost_records) == (1, 0, 1)
+    assert sound(counts)
+
+
+def test_a_torn_last_record_is_no_damage_and_other_files_are_read(tmp_path: Path) -> None:
+    whole, torn = encode_row(operation(1)), encode_row(operation(2))[:-3]
+    counts = parquet.ingest(run_of(tmp_path, whole + torn, encode_row(operation(3))))
+    assert [op.op_id for op in parquet.read_history(tmp_path / "parquet").operations] == [1, 3]
+    assert (counts.bad, counts.torn, counts.lost_records) == (1, 1, 0)
+    assert counts.torn_bytes == len(torn)
+    assert bad_rows(tmp_path)[0]["reason"] == parquet.TORN
+    assert sound(counts)
+
+
+def test_after_bytes_that_are_no_record_the_rest_of_the_file_is_one_bad_record(
+    tmp_path: Path,
+) -> None:
+    before = encode_row(operation(1))
+    junk = b"\xfc\xfd" + encode_row(operation(2)) * 1000
+    counts = parquet.ingest(run_of(tmp_path, before + junk))
+    (row,) = bad_rows(tmp_path)
+    assert row["at"] == len(before)
+    assert row["record"] == junk[: parquet.KEPT_BYTES_MAX]
+    assert (counts.ops, counts.bad, counts.lost_records) == (1, 1, 1)
+    assert sound(counts)
+
+
+def test_rows_are_sorted_for_a_look_at_one_place_and_strings_are_dictionaries(
+    tmp_path: Path,
+) -> None:
+    history = clean_history(4)
+    parquet.ingest(run_of(tmp_path, encode_history(history)))
+    table = pq.read_table(tmp_path / "parquet" / "ops.parquet")
+    keys = [table.column(name).to_pylist() for name in parquet.SORT]
+    rows = list(zip(*keys, strict=True))
+    assert rows == sorted(rows)
+    assert table.schema.equals(OPS)
+    columns = pq.ParquetFile(tmp_path / "parquet" / "ops.parquet").metadata.row_group(0)
+    assert {columns.column(at).compression for at in range(columns.num_columns)} == {"ZSTD"}
+    assert all(columns.column(at).is_stats_set for at in range(columns.num_columns))
+
+
+def test_a_folder_without_a_history_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(parquet.NoHistoryError, match="name the folder of a run"):
+        parquet.ingest(tmp_path)
+    parquet.write_history(tmp_path / "half", History(RunHeader("x")), "x")
+    with pytest.raises(parquet.NoHistoryError, match="dledger history ingest"):
+        parquet.read_history(tmp_path / "half")
+
+
+def test_the_hash_of_a_range_adds_up_and_is_bound_to_its_place() -> None:
+    whole = hash_range(5, (10, 11, 12, 13))
+    word = 1 << 64
+    assert (hash_range(5, (10, 11)) + hash_range(7, (12, 13)) - whole) % word == 0
+    assert hash_range(6, (10, 11, 12, 13)) != whole
+    assert hash_range(5, (11, 10, 12, 13)) != whole
+    assert hash_range(5, ()) == 0

@@ -1,0 +1,94 @@
+"""Consumers that stand still and their doubles never commit one offset twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from client.route import MessageQueue
+from jepsen_like.history.operation import F, Operation, Outcome
+from jepsen_like.workloads import consumers
+from jepsen_like.workloads.consumers import Consumers
+
+QUEUE = MessageQueue("t", "b", 0)
+MESSAGES = 5
+
+
+class Clients:
+    """A queue of five messages, and everything that is committed of it, in order."""
+
+    def __init__(self) -> None:
+        self.queues = [QUEUE]
+        self.is_over = False
+        self.commits: list[tuple[str, int]] = []
+
+    def new_process(self) -> int:
+        return 1
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        yield
+
+    async def pause(self, rng: object) -> bool:
+        await trio.sleep(0.1)
+        return not self.is_over
+
+    def is_awaited(self, moment: object) -> bool:
+        return False
+
+    def _row(self, f: F, off: int, count: int = 0) -> Operation:
+        return Operation(0, 0, 1, -1, f, Outcome.OK, 0, 1, "t", 0, off=off, cnt=count)
+
+    async def commit(self, consumer: Any, process: int, queue: object, offset: int) -> Operation:
+        self.commits.append((consumer.instance, offset))
+        return self._row(F.COMMIT, offset)
+
+    async def fetch_commit(self, consumer: Any, process: int, queue: object) -> Operation:
+        return self._row(F.FETCH_COMMIT, self.commits[-1][1] if self.commits else -1)
+
+    async def pull(
+        self, consumer: Any, process: int, queue: object, offset: int, wait_s: float
+    ) -> tuple[Operation, int]:
+        return self._row(F.PULL, offset, MESSAGES - offset), MESSAGES
+
+
+@asynccontextmanager
+async def _opened(instance: str, group: str) -> Any:
+    class Opened:
+        def __init__(self) -> None:
+            self.instance, self.group = instance, group
+
+    yield Opened()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_what_one_has_in_hand_its_double_leaves_to_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    monkeypatch.setattr(consumers, "PullConsumer", _opened)
+    clients: Any = Clients()
+    made = Consumers(clients, seed)
+    instance: Any = "first"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.consume, instance, 0)
+        await trio.sleep(0.15)  # one step
+        made.hold()
+        await trio.sleep(1)
+        before = list(clients.commits)
+        instance = "double"
+        nursery.start_soon(made.double, instance, 0)
+        await trio.sleep(20)
+        assert not [who for who, _ in clients.commits[len(before) :] if who == "first"]
+        in_hand = made.release()
+        await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    assert made.release() == 0, "it may be called again"
+    woken = [offset for who, offset in clients.commits if who == "first"][: in_hand or None]
+    assert in_hand in (0, 1)
+    assert in_hand == 0 or woken == [MESSAGES]
+    offsets = [offset for _, offset in clients.commits]
+    assert offsets == [MESSAGES], "whoever has it in hand, and nobody else"

@@ -1,0 +1,198 @@
+"""A request passes with the right signature and the rights it needs, and not otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from commitlog.disk import OsDisk
+from remoting.access.account_store import AccountStore
+from remoting.access.accounts import Permission, Right
+from remoting.access.gate import AccessGate
+from remoting.access.rules import ADMIN, SIGNED, Rule
+from remoting.errors import AccessRefusedError, BadRequestError
+from remoting.processor import Limiter, ProcessorTable
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.outcome import Condition, answer_error, condition_of
+from remoting.protocol.signature import Credentials
+from tests.harness.fake_group import ManualClock
+
+ACCOUNTS = """\
+global_white_addresses = "10.9.9.9"
+[accounts.producer-1]
+secret_key = "0123456789"
+topics = { T = "PUB" }
+[accounts.admin-1]
+secret_key = "0123456789"
+admin = true
+[accounts.neighbour]
+secret_key = "0123456789"
+white_address = "10.0.0.*"
+"""
+
+FREE, FOR_ADMINS, PUBLISHING, BROKEN, UNDECIDED = 1, 2, 3, 4, 5
+
+
+def broken(_: RemotingCommand) -> list[Right]:
+    raise BadRequestError("the custom field topic is null")
+
+
+RULES = {
+    FREE: SIGNED,
+    FOR_ADMINS: ADMIN,
+    PUBLISHING: Rule(rights=lambda asked: [Right(asked.ext["topic"], Permission.PUB)]),
+    BROKEN: Rule(rights=broken),
+}
+
+
+@pytest.fixture
+def gate(tmp_path: Path, clock: ManualClock) -> AccessGate:
+    path = tmp_path / "accounts.toml"
+    path.write_text(ACCOUNTS)
+    return AccessGate(AccountStore(OsDisk(), str(path)), RULES, clock)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def called(
+    gate: AccessGate, command: RemotingCommand, host: str = "10.1.1.1"
+) -> tuple[str, list[RemotingCommand]]:
+    """Return what the refusal says, empty when there was none, and what reached the handler."""
+    reached: list[RemotingCommand] = []
+
+    def handler(_: Any, asked: RemotingCommand) -> RemotingCommand:
+        reached.append(asked)
+        return response_to(asked)
+
+    table = ProcessorTable(gate.guard)
+    table.register(command.code, handler, Limiter("test", 1))
+    processor = table.get(command.code)
+    assert processor is not None
+    try:
+        answered = processor.handler(SimpleNamespace(peer_address=(host, 1)), command)  # type: ignore[arg-type]
+    except AccessRefusedError as error:
+        return str(error), reached
+    assert isinstance(answered, RemotingCommand)
+    return "", reached
+
+
+def signed(code: int, who: str, **ext: Any) -> RemotingCommand:
+    command = request(code, ext, b"body")
+    Credentials(who, "0123456789").sign(command)
+    return command
+
+
+PREFIX = "org.apache.rocketmq.acl.common.AclException: "
+
+
+def test_a_signed_request_reaches_its_handler(gate: AccessGate) -> None:
+    command = signed(FREE, "producer-1")
+    assert called(gate, command) == ("", [command])
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (request(FREE), "No accessKey is configured"),
+        (request(FREE, {"AccessKey": ""}), "No accessKey is configured"),
+        (request(FREE, {"AccessKey": 7}), "No accessKey is configured"),
+        (signed(FREE, "nobody-1"), "No acl config for nobody-1"),
+        (request(FREE, {"AccessKey": "admin-1"}), "Check signature failed for accessKey=admin-1"),
+        (
+            request(FREE, {"AccessKey": "admin-1", "Signature": "AAAA"}),
+            "Check signature failed for accessKey=admin-1",
+        ),
+        (
+            signed(FOR_ADMINS, "producer-1"),
+            "Need admin permission for request code=2, but accessKey=producer-1 is not",
+        ),
+        (signed(PUBLISHING, "producer-1", topic="U"), "No default permission for topic: U"),
+    ],
+)
+def test_a_refusal_says_why_in_rocketmqs_words_and_nothing_is_done(
+    gate: AccessGate, command: RemotingCommand, words: str
+) -> None:
+    assert called(gate, command) == (PREFIX + words, [])
+    assert gate.refused == 1
+
+
+def test_a_refusal_is_code_1_not_stored_and_final() -> None:
+    error = AccessRefusedError("No accessKey is configured")
+    answered = answer_error(request(10), error)
+    assert condition_of(error) is Condition.ACCESS_REFUSED
+    assert (answered.code, answered.remark) == (1, PREFIX + "No accessKey is configured")
+    assert answered.ext == {"outcome": "not_stored"}
+
+
+def test_an_administrator_passes(gate: AccessGate) -> None:
+    assert called(gate, signed(FOR_ADMINS, "admin-1"))[0] == ""
+    assert called(gate, signed(PUBLISHING, "admin-1", topic="any"))[0] == ""
+
+
+def test_a_code_without_a_rule_is_for_administrators(gate: AccessGate) -> None:
+    assert "Need admin permission" in called(gate, signed(UNDECIDED, "producer-1"))[0]
+    assert called(gate, signed(UNDECIDED, "admin-1"))[0] == ""
+
+
+def test_white_addresses_need_no_signature(gate: AccessGate) -> None:
+    assert called(gate, request(FOR_ADMINS), host="10.9.9.9")[0] == ""
+    unsigned = request(FOR_ADMINS, {"AccessKey": "neighbour"})
+    assert called(gate, unsigned, host="10.0.0.77")[0] == ""
+    assert "Check signature failed" in called(gate, unsigned, host="10.0.1.77")[0]
+    # The address is white for its own account only.
+    assert (
+        "Check signature"
+        in called(gate, request(FREE, {"AccessKey": "producer-1"}), host="10.0.0.77")[0]
+    )
+
+
+def test_what_cannot_be_read_is_told_only_to_who_signed(gate: AccessGate) -> None:
+    assert "Check signature failed" in called(gate, request(BROKEN, {"AccessKey": "producer-1"}))[0]
+    with pytest.raises(BadRequestError, match="topic is null"):
+        called(gate, signed(BROKEN, "producer-1"))
+
+
+def test_every_handler_of_a_table_with_a_guard_is_guarded(gate: AccessGate) -> None:
+    table = ProcessorTable(gate.guard)
+    for code in RULES:
+        table.register(code, lambda _, asked: response_to(asked), Limiter("test", 1))
+    for copy in (table, table.without(())):
+        for code in copy.codes():
+            processor = copy.get(code)
+            assert processor is not None
+            with pytest.raises(AccessRefusedError):
+                processor.handler(SimpleNamespace(peer_address=("10.1.1.1", 1)), request(code))  # type: ignore[arg-type]
+
+
+def test_without_a_guard_the_handler_is_the_handler_itself() -> None:
+    def handler(_: Any, asked: RemotingCommand) -> RemotingCommand:
+        return response_to(asked)
+
+    table = ProcessorTable()
+    table.register(FREE, handler, Limiter("test", 1))
+    processor = table.get(FREE)
+    assert processor is not None
+    assert processor.handler is handler
+
+
+def test_refusals_are_logged_once_a_second_with_their_number(
+    gate: AccessGate, clock: ManualClock
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(10):
+            called(gate, request(FREE, {"AccessKey": "x" * 100, "Signature": "the signature"}))
+        clock.now_s += 1.0
+        called(gate, request(FREE))
+    assert [(line["event"], line["times"]) for line in lines] == [
+        ("access_refused", 1),
+        ("access_refused", 10),
+    ]
+    assert lines[0]["access_key"] == "x" * 64
+    assert "the signature" not in str(lines)
