@@ -16,6 +16,7 @@ from client.errors import (
     ClientError,
     DamagedAnswerError,
     MessageIllegalError,
+    NoNameServerError,
     NoRouteError,
     RequestFailedError,
 )
@@ -50,6 +51,10 @@ from remoting.protocol.headers import (
 
 ADMIN_TIMEOUT_S: Final = 10.0
 """Budget of one administrative request, a fail-over included."""
+LEADER_WAIT_S: Final = 5.0
+"""For a first leader; an election takes less than a second."""
+LEADER_POLL_S: Final = 0.1
+ROUTE_POLL_S: Final = 0.02
 CHANGE_TIMEOUT_S: Final = 20.0
 """A change of members waits for the one before it, for an answer of the new one, for its commit."""
 MAX_QUERY_MESSAGES: Final = 64
@@ -210,10 +215,11 @@ class Admin:
             attributes: Set on the topic, e.g. ``message.type``.
             broker_names: Which groups; None: all the NameServer knows.
         Returns:
-            The names of the groups that have it now.
+            The names of the groups that have it now; the NameServer in use lists them, too,
+            unless it took longer than `LEADER_WAIT_S`.
         Raises:
             RequestFailedError: A group refused; those before it in order have the topic.
-            NoRouteError: No group has a leader.
+            NoRouteError: No group has a leader, nor gets one within `LEADER_WAIT_S`.
         """
         header = CreateTopicHeader(
             topic=topic,
@@ -227,12 +233,14 @@ class Admin:
                 ",".join(f"+{k}={v}" for k, v in attributes.items()) if attributes else None
             ),
         )
-        return await self._on_every_leader(
+        names = await self._on_every_leader(
             RequestCode.UPDATE_AND_CREATE_TOPIC,
             dict(header.encode()),
             broker_names,
             f"create topic {topic}",
         )
+        await self._wait_route(topic, set(names))
+        return names
 
     async def update_topic(self, topic: str, **changes: Any) -> list[str]:
         """Change *topic*; RocketMQ has one request for both, so this is `create_topic`."""
@@ -500,13 +508,38 @@ class Admin:
                 leaders[name] = address
         return leaders
 
+    async def _wait_route(self, topic: str, names: set[str]) -> None:
+        """Ask until the route has all *names*: a send before that would guess the queues.
+
+        The topic is stored by then; a NameServer that hears of it late is no failure.
+        """
+        clock = self._instance.clock
+        until = clock.monotonic() + LEADER_WAIT_S
+        while clock.monotonic() < until:
+            try:
+                route = await self._instance.refresh_route(topic)
+            except (NoRouteError, NoNameServerError):
+                pass
+            else:
+                if names <= set(route.addresses):
+                    return
+            await clock.sleep(ROUTE_POLL_S)
+
+    async def _wait_leaders(self) -> dict[str, str]:
+        """Ask until a group has a leader: one was killed, or has not registered yet."""
+        clock = self._instance.clock
+        until = clock.monotonic() + LEADER_WAIT_S
+        while clock.monotonic() < until:
+            await clock.sleep(LEADER_POLL_S)
+            if leaders := await self._learn_leaders():
+                return leaders
+        raise NoRouteError(f"no broker group had a leader for {LEADER_WAIT_S:g} s")
+
     async def _on_every_leader(
         self, code: RequestCode, ext: ExtFields, names: tuple[str, ...] | None, what: str
     ) -> list[str]:
         known = await self._learn_leaders()
-        chosen = list(names if names is not None else known)
-        if not chosen:
-            raise NoRouteError("no broker group has a leader now")
+        chosen = list(names if names is not None else known or await self._wait_leaders())
         for name in chosen:
             answer = await self._instance.ask_leader(
                 name, code, dict(ext), topic="TBW102", timeout_s=ADMIN_TIMEOUT_S

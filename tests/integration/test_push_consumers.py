@@ -40,7 +40,8 @@ from client.push_config import PushConfig
 
 def listener(messages, context):
     for message in messages:
-        print("heard", message.body_bytes.decode(), flush=True)
+        sys.stdout.write("heard %s\\n" % message.body_bytes.decode())
+        sys.stdout.flush()
 
 with BlockingClient(sys.argv[1]) as client:
     client.push_consumer("group", listener, {"push": "*"}, PushConfig(consume_from=FROM_FIRST))
@@ -119,25 +120,9 @@ async def test_members_and_leaders_are_killed_and_everything_is_heard(tmp_path: 
             for number in range(200, 300):
                 await producer.send(Message("push", str(number).encode()))
             wanted = {str(number) for number in range(300)}
-            with trio.move_on_after(60):
+            with trio.fail_after(60):
                 while {*heard, *heard_by(said)} != wanted:
                     await trio.sleep(0.05)
-            got = {*heard, *heard_by(said)}
-            print("DIFF", wanted ^ got, consumer.counts)
-            for o in consumer._owned:
-                print(
-                    "Q",
-                    o.queue,
-                    o.messages
-                    and (
-                        o.messages.next_offset,
-                        o.messages.commit_offset,
-                        o.messages.in_hand,
-                        o.messages.waiting,
-                    ),
-                    o.counts,
-                )
-            assert wanted ^ got == set()
             assert own(consumer) == QUEUES
     by_the_other = heard_by(said)
     assert len(by_the_other) > 20
