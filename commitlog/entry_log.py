@@ -15,6 +15,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from commitlog.claim import Claim
 from commitlog.damage import DamagedEntries
 from commitlog.entry import ENTRY_HEADER_BYTES, ENTRY_MAGIC, EntryHeader, parse_header, verify_frame
 from commitlog.entry_index import DEFAULT_UNITS_PER_FILE, EntryIndex, Unit, encode_unit
@@ -58,25 +59,6 @@ EXTENT_WINDOW_BYTES: Final = 64 << 20
 
 _FRAME_BEGIN: Final = struct.Struct(">IIq")
 _RECORD_BEGIN: Final = struct.Struct(">II")
-
-
-class _Claim:
-    """One holder at a time, without waiting: `list.pop` is atomic, so threads may race for it."""
-
-    __slots__ = ("_token",)
-
-    def __init__(self) -> None:
-        self._token = [True]
-
-    def take(self) -> bool:
-        try:
-            self._token.pop()
-        except IndexError:
-            return False
-        return True
-
-    def give_back(self) -> None:
-        self._token.append(True)
 
 
 @dataclass(slots=True)
@@ -191,7 +173,7 @@ class EntryLog:
         self._new_names = False
         self._tickets: list[FlushTicket] = []
         self._ticket_number = 0
-        self._claim = _Claim()
+        self._claim = Claim()
         self._health = _Health()
         self._closed = False
 
@@ -667,7 +649,9 @@ class EntryLog:
             finally:
                 self._claim.give_back()
         for base in missing:
-            self._segments[base] = self._spares.pop(base)
+            # In this order: `reserve_next` is never to find it in neither.
+            self._segments[base] = self._spares[base]
+            del self._spares[base]
         if rolls:
             old = self._segments[wanted[0]]
             old.write(end, encode_blank(old.end - end))
@@ -747,7 +731,7 @@ class EntryLog:
             self._index.make_room(self.last_index + self._units_per_file // 2 + 1)
             self._extend(self.end_position + EXTENT_WINDOW_BYTES)
             base = self._next_base()
-            if base not in self._spares:
+            if base not in self._spares and base not in self._segments:
                 segment = self._create(base)
                 try:
                     segment.file.flush()
@@ -835,7 +819,14 @@ class EntryLog:
             raise InvariantBroken(f"truncation at entry {index} below {self.first_index}")
         if index > self.last_index:
             return
-        last = self.mark_at(index - 1)
+        # A segment that is allocated ahead may be one that is removed here.
+        self._claim.wait()
+        try:
+            self._truncate(self.mark_at(index - 1), index)
+        finally:
+            self._claim.give_back()
+
+    def _truncate(self, last: Mark, index: int) -> None:
         written_to = self._limit if self._limit_is_exact else self.end_position
         cut = Truncation(last.end_position, written_to)
         try:

@@ -25,7 +25,6 @@ from commitlog.errors import MQError
 from dledger.broker import open_replica
 from dledger.cli.broker_command import read_files
 from dledger.config import load_config
-from dledger.settings_values import parse_delay_levels
 from jepsen_like.chaos import loop_disk, namespaces
 from jepsen_like.chaos.cluster import (
     CLIENTS,
@@ -49,6 +48,7 @@ from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.clock_error import clock_error_ns
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.workloads.clients import WorkloadClients
+from jepsen_like.workloads.due import due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
 from jepsen_like.workloads.transactions import PATIENCE_S, checks_max
@@ -325,9 +325,7 @@ class _Run:
         while not await self.nemesis.add_missing():  # noqa: ASYNC110  # likewise
             await trio.sleep(0.5)
         await clients.finish()
-        longest_ms = max(parse_delay_levels(self.plan.settings.delay_levels))
-        if self.plan.workload.delayed_per_mille:
-            await trio.sleep(longest_ms / 1000 + 2.0)
+        await trio.sleep(due_within_s(self.plan))
         if self.plan.workload.transactions_per_mille:
             await trio.sleep(PATIENCE_S + 2.0)
         await self._drain(clients, machine)

@@ -6,6 +6,7 @@ from jepsen_like.checkers import (
     batches,
     consumer_offsets,
     delayed,
+    filters,
     half_messages,
     locks,
     polls,
@@ -17,7 +18,7 @@ from jepsen_like.checkers import (
     transactions,
 )
 from jepsen_like.checkers.verdict import Verdict, checked
-from jepsen_like.history.operation import History
+from jepsen_like.history.operation import F, History
 
 
 def check_everything(
@@ -90,6 +91,8 @@ def check_everything(
                 ),
             )
         )
+    if settled and any(op.f == F.FILTERED for op in operations):
+        verdicts.append(checked(filters.NAME, lambda: filters.check_history(history)))
     if idempotent:
         verdicts.append(checked(producer_order.NAME, lambda: producer_order.check_history(history)))
     if settled:

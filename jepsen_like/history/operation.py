@@ -43,6 +43,8 @@ class F(IntEnum):
     SEND_BACK = 13
     RETURNED = 14
     """A copy that was found, at the end, where messages go that were given back."""
+    FILTERED = 15
+    """A pull with an expression: it passed the offsets from *off* to *max_off*."""
 
 
 @unique
@@ -99,7 +101,8 @@ class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
         due_ns: When a delayed message is due, counted from its call.
         txn: Transaction, the offset of its half message as the half's acknowledgement said it.
         decision: Of a transaction, see `Decision`.
-        status: Status of the answer as it came, for another classification later.
+        status: Status of the answer as it came, for another classification later; of a filtered
+            pull the number of its filter.
         err: Class of the error as it came.
         level: See `Level`.
         range_hash: Hash of *values* where they are not kept.

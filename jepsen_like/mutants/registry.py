@@ -33,6 +33,7 @@ DECISIONS: Final = "dledger.services.transaction_decisions:TransactionDecisions"
 CHECKS: Final = "dledger.services.transaction_check:TransactionCheckService"
 END: Final = "dledger.processors.end_transaction:EndTransactionProcessor"
 TIMER: Final = "dledger.services.timer:TimerMessageService"
+PULL: Final = "dledger.processors.pull:PullProcessor"
 CLAIMS: Final = "dledger.services.timer_claims:TimerClaims"
 
 
@@ -830,9 +831,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         710,
         "a message is counted once, however often it is given back",
         (
-            "dledger.services.retry_message:_copy",
-            "reconsume_times=record.reconsume_times + 1",
-            "reconsume_times=max(record.reconsume_times, 1)",
+            "dledger.processors.send_back:SendBackProcessor._send_back",
+            "queue_id = self._rng.randrange(config.retry_queue_nums)",
+            "queue_id = self._rng.randrange(config.retry_queue_nums)\nif group.term > 2:\n    record.reconsume_times = 0",
         ),
     ),
     _edit(
@@ -851,6 +852,34 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "dledger.processors.send_back:SendBackProcessor._send_back",
             "record.reconsume_times >= most",
             "record.reconsume_times > most",
+        ),
+    ),
+    # -- filters ---------------------------------------------------------------------------
+    _edit(
+        831,
+        "a held pull that is looked at again begins one too late",
+        (
+            f"{PULL}._try_again",
+            "pull.scan_from = found.next_begin_offset",
+            "pull.scan_from = found.next_begin_offset + (self._group.term > 2)",
+        ),
+    ),
+    _edit(
+        832,
+        "of several tags only one counts",
+        (
+            f"{PULL}._wanted",
+            "codes = parse_tags(header.subscription)",
+            "codes = parse_tags(header.subscription)\nif codes is not None and self._group.term > 2:\n    codes = codes[:1]",
+        ),
+    ),
+    _edit(
+        833,
+        "a pull with an expression goes on one too far",
+        (
+            f"{PULL}._judged",
+            "return judge(self._group, units, limits, wants)",
+            "found = judge(self._group, units, limits, wants)\nfound.next_begin_offset += self._group.term > 2\nreturn found",
         ),
     ),
     # -- push consumers --------------------------------------------------------------------
@@ -949,13 +978,13 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
 )
 
 PRESETS: Final = {
-    **dict.fromkeys((801, 802, 804, 805, 806), "locks"),
     **dict.fromkeys(range(801, 807), "locks"),
     **dict.fromkeys(range(811, 817), "idempotent"),
     **dict.fromkeys(range(721, 729), "transactions"),
     **dict.fromkeys(range(701, 707), "timers"),
     **dict.fromkeys(range(710, 713), "retries"),
     **dict.fromkeys(range(171, 174), "push"),
+    **dict.fromkeys(range(831, 834), "filters"),
 }
 """Workloads that a hunt plays for bugs that drawn ones do not come to."""
 

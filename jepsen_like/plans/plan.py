@@ -168,6 +168,8 @@ class Workload(msgspec.Struct, frozen=True):
             the cluster is old then.
         idempotent: Producers are idempotent and repeat what got no answer. Off, each row is one
             attempt.
+        filterers: Logical clients that pull with an expression; messages carry tags and properties
+            then.
         push_members: Machines of a push group whose members come and go; 0: there is none.
         push_change_s: Mean pause between two of them; 0: nobody comes or goes.
         push_orderly: The group consumes each queue in its order.
@@ -192,6 +194,7 @@ class Workload(msgspec.Struct, frozen=True):
     timer_per_mille: int = 0
     recall_per_mille: int = 0
     send_back_per_mille: int = 0
+    filterers: int = 0
 
 
 REST_FACTOR: Final = 5

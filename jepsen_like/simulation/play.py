@@ -25,7 +25,8 @@ from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, WorldSettings, run_world
-from jepsen_like.workloads.clients import BROKER, TIMER_DELAY_MAX_MS, TOPIC, WorkloadClients
+from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
+from jepsen_like.workloads.due import LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
 from jepsen_like.workloads.transactions import PATIENCE_S, broker_settings, checks_max
@@ -208,13 +209,8 @@ class _Run:
 
     async def _wait_for_delayed(self, world: World) -> None:
         """Everything delayed is due after the longest delay; then the backlog must be gone."""
-        longest_ms = max(parse_delay_levels(self.plan.settings.delay_levels))
-        wait_s = longest_ms / 1000 + 2.0
-        workload = self.plan.workload
-        if workload.timer_per_mille:
-            clock_error_s = clock_error_ns(self.plan) / 1e9
-            wait_s = max(wait_s, TIMER_DELAY_MAX_MS / 1000 + 3.0 + clock_error_s)
-        await world.sleep(wait_s)
+        longest_s = max(parse_delay_levels(self.plan.settings.delay_levels)) / 1000
+        await world.sleep(max(longest_s + LEVEL_SLACK_S, due_within_s(self.plan)))
 
     async def _wait_for_transactions(self, world: World) -> None:
         """Check-back decides what nobody did."""

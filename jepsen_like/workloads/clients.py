@@ -26,6 +26,7 @@ from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
 from commitlog.errors import MQError
 from dledger.settings_values import parse_delay_levels
+from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of
 from jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
@@ -41,6 +42,8 @@ from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import REST_FACTOR, Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.consumers import Consumers
+from jepsen_like.workloads.due import TIMER_DELAY_MAX_MS
+from jepsen_like.workloads.filterers import Filterers
 from jepsen_like.workloads.lockers import Lockers
 from jepsen_like.workloads.retries import Retriers
 from jepsen_like.workloads.transactions import Transactions
@@ -58,8 +61,6 @@ SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""
 
 
-TIMER_DELAY_MAX_MS: Final = 30_000
-"""Longest delay of a message with a time of its own: as the longest delay level of a plan."""
 RECALLABLE_MAX: Final = 16
 """Messages that a producer remembers for a recall; some of them are over when it comes to it."""
 
@@ -147,6 +148,7 @@ class WorkloadClients:
             compress_over_bytes=None,
         )
         self._transactions = Transactions(self, value_of, halves)
+        self._filterers = Filterers(self, plan.seed)
         gives_back = plan.workload.send_back_per_mille
         self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
         self._awaited: dict[Moment, trio.Event] = {}
@@ -231,10 +233,12 @@ class WorkloadClients:
                 nursery.start_soon(self._keep_producing, instance, index)
             for index in range(workload.consumers):
                 nursery.start_soon(self._consumers.consume, instance, index)
-            if workload.lockers:
-                nursery.start_soon(self._lockers.run, instance, workload.lockers)
                 if self._retriers is not None:
                     nursery.start_soon(self._retriers.consume, instance, index)
+            for index in range(workload.filterers):
+                nursery.start_soon(self._filterers.consume, instance, index)
+            if workload.lockers:
+                nursery.start_soon(self._lockers.run, instance, workload.lockers)
         await trio.sleep_forever()  # the instance is still needed, to drain
 
     async def run_readers(self, node: Machine) -> None:
@@ -408,7 +412,16 @@ class WorkloadClients:
             (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
         )
         body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
-        return Message(self.topic, body, delay_level=delay_level)
+        if not self._plan.workload.filterers:
+            return Message(self.topic, body, delay_level=delay_level)
+        number = number_of(value)
+        return Message(
+            self.topic,
+            body,
+            tags=tag_of(value),
+            properties=None if number is None else {PROPERTY: str(number)},
+            delay_level=delay_level,
+        )
 
     async def _send(
         self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng

@@ -84,9 +84,40 @@ PRESETS: Final[dict[str, Preset]] = {
         " time, and old tokens fenced off",
         _workload(producers=8, consumers=0, readers=4, lockers=28),
     ),
+    "filters": Preset(
+        "consumers that ask for tags or with SQL92: all that matches is seen, nothing else",
+        _workload(
+            producers=16,
+            consumers=0,
+            readers=4,
+            filterers=24,
+            batch_per_mille=100,
+            delayed_per_mille=50,
+            transactions_per_mille=50,
+        ),
+    ),
     "mixed": Preset(
-        "all of it together",
+        "plain, delayed and batched sends, pulls, offsets",
         _workload(delayed_per_mille=50, batch_per_mille=200),
+    ),
+    "everything": Preset(
+        "every service at once, on one topic",
+        _workload(
+            producers=32,
+            consumers=8,
+            readers=6,
+            lockers=8,
+            filterers=8,
+            push_members=3,
+            push_change_s=15,
+            idempotent=True,
+            batch_per_mille=80,
+            delayed_per_mille=200,
+            timer_per_mille=180,
+            recall_per_mille=60,
+            transactions_per_mille=120,
+            send_back_per_mille=200,
+        ),
     ),
 }
 
@@ -103,7 +134,7 @@ def simulated_workload(name: str) -> Workload:
         KeyError: There is none of that name.
     """
     workload = PRESETS[name].workload
-    if workload.push_members:
+    if workload.push_members and not workload.lockers:
         return msgspec.structs.replace(
             workload,
             producers=2,
@@ -117,6 +148,8 @@ def simulated_workload(name: str) -> Workload:
         consumers=min(2, workload.consumers),
         readers=min(1, workload.readers),
         lockers=min(4, workload.lockers),
+        push_members=min(2, workload.push_members),
+        filterers=min(6, workload.filterers),
         queues=2,
         interval_ms=SIMULATED_INTERVAL_MS,
     )
@@ -129,7 +162,16 @@ def workload_for(name: str, rate: float) -> Workload:
         KeyError: There is none of that name.
     """
     workload = PRESETS[name].workload
-    clients = workload.producers + workload.consumers + workload.readers + workload.lockers
+    clients = sum(
+        (
+            workload.producers,
+            workload.consumers,
+            workload.consumers if workload.send_back_per_mille else 0,
+            workload.readers,
+            workload.lockers,
+            workload.filterers,
+        )
+    )
     return msgspec.structs.replace(
         workload, interval_ms=max(1, round(1000 * clients / max(rate, 1.0)))
     )

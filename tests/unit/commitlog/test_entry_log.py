@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -436,6 +437,60 @@ def test_a_ticket_run_after_the_truncation_of_its_segment_is_harmless() -> None:
     assert not log.complete_flush(ticket)
     log.flush()
     assert log.durable_index == 1
+
+
+def test_a_log_that_rolls_while_a_reserve_looks_for_its_segment_does_not_make_it_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = open_log(CrashDisk())
+    fill(log, 3)
+    log.reserve_next()
+    looked = EntryLog._next_base
+    rolled: list[int] = []
+
+    def roll_behind_the_look(self: EntryLog) -> int:
+        base = looked(self)
+        if not rolled:
+            rolled.append(base)
+            log.append(next_frame(log, SEGMENT - 400))
+        return base
+
+    monkeypatch.setattr(EntryLog, "_next_base", roll_behind_the_look)
+    log.reserve_next()
+    monkeypatch.undo()
+    assert rolled == [SEGMENT]
+    assert log.end_position > SEGMENT
+    log.reserve_next()
+    assert log.has_reserve
+
+
+def test_a_cut_waits_for_a_reserve_that_is_under_way() -> None:
+    disk = CrashDisk()
+    log = open_log(disk)
+    fill(log, 3)
+    log.append(next_frame(log, SEGMENT - 400))
+    allocating, may_go_on = threading.Event(), threading.Event()
+
+    def meanwhile(kind: str, path: str) -> None:
+        if kind == "create" and "commitlog" in path:
+            allocating.set()
+            assert may_go_on.wait(10)
+
+    disk.fault = meanwhile
+    reserving = threading.Thread(target=log.reserve_next)
+    reserving.start()
+    assert allocating.wait(10)
+    cutting = threading.Thread(target=log.truncate_from, args=(3,))
+    cutting.start()
+    cutting.join(0.1)
+    assert (cutting.is_alive(), log.last_index) == (True, 4)
+    may_go_on.set()
+    reserving.join(10)
+    cutting.join(10)
+    assert (cutting.is_alive(), log.last_index) == (False, 2)
+    fill(log, 3)
+    log.append(next_frame(log, SEGMENT - 400))
+    assert log.last_index == 6
 
 
 def test_a_failed_flush_poisons_the_log() -> None:

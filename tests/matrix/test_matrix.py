@@ -1,0 +1,112 @@
+"""Every service, every way a leader goes wrong, ten moments each: real processes, content.
+
+All services are used at the same time, round after round, while the leader is in trouble again and
+again. A moment counts for a service when a round overlaps it and finds all that must be there. A
+service without enough moments fails, and so does one that is in the list and not here.
+
+``DLEDGER_MATRIX_SEED`` chooses the moments.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from tests.matrix import consuming, operating, sending, timed
+from tests.matrix.ground import Ground, ground
+from tests.matrix.row import ROWS
+
+pytestmark = pytest.mark.slow
+
+MODULES = (consuming, operating, sending, timed)
+SERVICES = {
+    "several groups",
+    "client manager",
+    "push consumption",
+    "groups and rebalance",
+    "orderly consumption",
+    "retry and dead letter",
+    "delayed messages",
+    "transactions",
+    "filtering",
+    "query",
+    "idempotent producer",
+    "retention",
+    "access",
+    "flow control",
+    "request-reply, batch, compression, trace",
+    "follower reads",
+    "hooks and statistics",
+    "fast port",
+    "runtime configuration",
+    "said aloud",
+    "test kit",
+}
+FAULTS = {
+    "killed": Ground.kill_leader,
+    "paused": Ground.pause_leader,
+    "cut one way": Ground.cut_one_way,
+}
+MOMENTS = 10
+ROUND_WITHIN_S = 90.0
+REST_S = 0.2
+"""Between two rounds of a row: all of them share two processors with five brokers."""
+
+Span = tuple[float, float]
+
+
+def test_every_service_has_a_row() -> None:
+    assert set(ROWS) == SERVICES
+
+
+def moments_of(rounds: list[Span], troubles: list[Span]) -> int:
+    """Return in how many troubles some round went on."""
+    return sum(any(begin < over and end > at for begin, end in rounds) for at, over in troubles)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_every_service_lives_through(fault: str, tmp_path: Path) -> None:
+    seed = int(os.environ.get("DLEDGER_MATRIX_SEED", "1"))
+    print(f"DLEDGER_MATRIX_SEED={seed} make matrix")
+    rng = Random(f"{seed} {fault}")
+    rounds: dict[str, list[Span]] = {name: [] for name in ROWS}
+    troubles: list[Span] = []
+    over, ready = trio.Event(), {name: trio.Event() for name in ROWS}
+
+    async def use(name: str) -> None:
+        async with ROWS[name](there) as play:
+            number = 0
+            ready[name].set()
+            while not over.is_set():
+                began = time.monotonic()
+                try:
+                    with trio.fail_after(ROUND_WITHIN_S):
+                        await play(number)
+                except Exception as error:
+                    error.add_note(f"{name}, round {number}, leader {fault}")
+                    raise
+                rounds[name].append((began, time.monotonic()))
+                number += 1
+                await trio.sleep(REST_S)
+
+    async with ground(tmp_path, seed) as there, trio.open_nursery() as nursery:
+        for name in ROWS:
+            nursery.start_soon(use, name)
+        for event in ready.values():
+            await event.wait()
+        for number in range(MOMENTS):
+            await trio.sleep(0.5 + 1.5 * rng.random())
+            at = time.monotonic()
+            await FAULTS[fault](there, number)
+            troubles.append((at, time.monotonic()))
+        over.set()
+    cells = {name: moments_of(spans, troubles) for name, spans in rounds.items()}
+    for name, count in cells.items():
+        print(f"{name:45} {fault:12} {count:3} moments, {len(rounds[name]):4} rounds")
+    short = {name: count for name, count in cells.items() if count < MOMENTS}
+    assert not short, f"too few moments: {short}"
