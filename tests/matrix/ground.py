@@ -70,7 +70,7 @@ PLAN = Plan(
 )
 SETTINGS: dict[str, object] = {
     "server.acl_enable": True,
-    "server.max_in_flight_bytes": 1 << 20,
+    "server.max_in_flight_bytes": 256 << 10,
     "broker.slave_read_enable": True,
     "store.retention_interval_ms": 500,
 }

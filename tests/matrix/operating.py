@@ -17,7 +17,7 @@ from remoting.protocol.headers import SendMessageHeader
 from tests.matrix.ground import LOOK_S, SWITCH, Ground
 from tests.matrix.row import Round, row
 
-SETTING = "accessMessageInMemoryMaxRatio"
+SETTING = "maxTransferCountOnMessageInMemory"
 """One that may be changed while a broker runs."""
 
 
@@ -71,7 +71,7 @@ async def fast_port(ground: Ground) -> AsyncIterator[Round]:
 @row("runtime configuration")
 async def runtime_configuration(ground: Ground) -> AsyncIterator[Round]:
     async def play(number: int) -> None:
-        value = str(30 + number % 20)
+        value = str(20 + number % 10)
         body = format_properties({SETTING: value}).encode()
         while True:
             address = ground.cluster.brokers[await ground.leader()].address
@@ -82,7 +82,7 @@ async def runtime_configuration(ground: Ground) -> AsyncIterator[Round]:
                 break
         found = read_properties(bytes(answer.body).decode())[SETTING]
         # A broker that was killed in between begins with what its file says.
-        assert found in (value, "40"), found
+        assert found in (value, "32"), found
         refused = {"storePathRootDir": "/elsewhere"}
         body = format_properties(refused).encode()
         assert await _ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, body) is None

@@ -174,7 +174,7 @@ async def flow_control(ground: Ground) -> AsyncIterator[Round]:
     async with ground.connect() as client, Producer(client, "flooders", config) as producer:
 
         async def play(number: int) -> None:
-            bodies = [(b"%d-%d " % (number, each)).ljust(200_000, b".") for each in range(12)]
+            bodies = [(b"%d-%d " % (number, each)).ljust(50_000, b".") for each in range(12)]
             stored: list[bytes] = []
 
             async def send(body: bytes) -> None:
