@@ -63,7 +63,8 @@ def _is_given_up(columns: dict[str, Any]) -> Flags:
 def _is_dead(rows: Any) -> Flags:
     topics = rows.column("topic").combine_chunks()
     words = [word.startswith(retries.DEAD_PREFIX) for word in topics.dictionary.to_pylist()]
-    return np.array([*words, False], np.bool_)[topics.indices.to_numpy()]
+    dead: Flags = np.array([*words, False], np.bool_)[topics.indices.to_numpy()]
+    return dead
 
 
 def _copies(rows: Any, value: I64, tries: I64, dead: Flags) -> I64:

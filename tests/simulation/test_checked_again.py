@@ -19,7 +19,6 @@ from tests.property.test_column_checks import told
 
 SEED = 3
 JUDGED_BY_ITSELF = {
-    "retries": "retries",
     "idempotent": "producer_order",
     "transactions": "transactions",
     "locks": "locks",
