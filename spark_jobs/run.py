@@ -8,10 +8,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.checkers import push_group
+from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.parquet import FOLDER, SUMMARY, Ingested, ingest, read_summary
-from jepsen_like.plans.clock_error import clock_error_ns
+from jepsen_like.history.run_files import PUSH_RECORD
 from jepsen_like.plans.plan import Plan, decode_plan
+from jepsen_like.plans.promised import promised
 from spark_jobs.checks.everything import Settings, check_source
 from spark_jobs.checks.outcome import Outcome, outcome_of
 from spark_jobs.checks.source import Source
@@ -28,8 +30,11 @@ def judge_run(
     master: str = "",
     tell: Callable[[str], object] = lambda _: None,
     on_rows: Callable[[int], object] = lambda _: None,
+    late_max_ns: int | None = None,
 ) -> Outcome:
     """Judge the run in *folder*; its tables are made first where they are missing.
+
+    What was promised is taken from the plan of the run, as its runner does.
 
     Args:
         folder: A run, or a folder of tables.
@@ -38,8 +43,10 @@ def judge_run(
         master: Of Spark; empty: this machine.
         tell: Told what is looked at now.
         on_rows: Told how many rows were judged, by the local engine.
+        late_max_ns: How late a delayed message may come, which no plan says; None: any.
 
     Raises:
+        ConfigError: Its plan is none, or one of a newer format.
         NoHistoryError: There is nothing to judge.
         NoJavaError: Spark is to judge, and there is no Java runtime.
         OSError: A file cannot be read or written.
@@ -47,13 +54,10 @@ def judge_run(
     begin_s = now_s()
     parquet = tables_of(folder, tell)
     counts = read_summary(parquet)
-    plan = plan_of(folder)
-    settings = Settings()
-    if plan is not None:
-        settings = Settings(
-            clock_error_ns=clock_error_ns(plan), lease_ns=plan.settings.lock_lease_ns
-        )
+    plan = plan_of(folder, counts)
+    settings = settings_of(folder, plan, late_max_ns)
     verdicts = check_source(_source(parquet, engine, master, on_rows), settings, tell)
+    verdicts += push_groups(parquet)
     kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
     return outcome_of(verdicts, kept, counts, plan, now_s() - begin_s)
 
@@ -92,24 +96,57 @@ def tables_of(folder: Path, tell: Callable[[str], object] = lambda _: None) -> P
 def is_older(parquet: Path, history: Path) -> bool:
     """Whether records were written since the tables were made."""
     made = (parquet / SUMMARY).stat().st_mtime_ns
-    return any(path.stat().st_mtime_ns > made for path in history.glob("*.cbor"))
+    written = (*history.glob("*.cbor"), *history.glob(PUSH_RECORD))
+    return any(path.stat().st_mtime_ns > made for path in written)
 
 
-def plan_of(folder: Path) -> Plan | None:
-    """Return the plan of a run, if it has one."""
+def plan_of(folder: Path, counts: Ingested) -> Plan | None:
+    """Return the plan of a run, if it has one: of tables alone the one their history began with.
+
+    Raises:
+        ConfigError: It is none, or one of a newer format.
+    """
     path = folder / "plan.json"
-    return decode_plan(path.read_text()) if path.is_file() else None
+    text = path.read_text() if path.is_file() else counts.plan
+    return decode_plan(text) if text else None
+
+
+def settings_of(folder: Path, plan: Plan | None, late_max_ns: int | None = None) -> Settings:
+    """Return what a run promised, by its plan."""
+    if plan is None:
+        return Settings(late_max_ns=late_max_ns)
+    extras = result_of(folder).get("extras", {})
+    is_foreign = bool(extras.get("namesrv"))
+    return Settings(**promised(plan, is_foreign=is_foreign), late_max_ns=late_max_ns)
+
+
+def push_groups(parquet: Path) -> list[Verdict]:
+    """Judge the push group of a run, where it had one and left its record."""
+    path = parquet / PUSH_RECORD
+    if not path.is_file():
+        return []
+    return [
+        checked(
+            push_group.NAME,
+            lambda: push_group.check_record(push_group.decode_record(path.read_bytes())),
+        )
+    ]
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """Return what a run said of itself when it was over; nothing if it did not end."""
+    path = folder / "result.json"
+    told: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    return told
 
 
 def kept_verdicts(folder: Path, judged: set[str]) -> list[Verdict]:
     """Return verdicts that no history holds: liveness, and files that could not be read."""
     if not (folder / "plan.json").is_file():
         return []
-    path = folder / "result.json"
-    if not path.is_file():
+    if not (folder / "result.json").is_file():
         return [Verdict("run", "unknown", reason=NO_END)]
-    told: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    verdicts = msgspec.convert(told.get("verdicts", []), type=list[Verdict])
+    verdicts = msgspec.convert(result_of(folder).get("verdicts", []), type=list[Verdict])
     return [verdict for verdict in verdicts if verdict.checker not in judged]
 
 

@@ -37,10 +37,10 @@ from jepsen_like.chaos.shown import show_result, show_smallest
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.mutants.registry import numbers
-from jepsen_like.plans.clock_error import clock_error_ns
 from jepsen_like.plans.draw import SHAPES
 from jepsen_like.plans.packages import NETWORK, PACKAGES
 from jepsen_like.plans.plan import Kind, Plan, decode_plan, encode_plan
+from jepsen_like.plans.promised import promised
 from jepsen_like.plans.shrink import shrink
 from jepsen_like.report.wording import many
 from jepsen_like.workloads.presets import PRESETS
@@ -282,9 +282,7 @@ def check(name: RunName, /, *, store: Store = DEFAULT_STORE, output: Output = "t
     verdicts: list[Verdict] = check_everything(
         history,
         settled=settled,
-        clock_error_ns=clock_error_ns(plan),
-        lease_ns=plan.settings.lock_lease_ns,
-        idempotent=plan.workload.idempotent,
+        **promised(plan, is_foreign=bool(extras_of(folder).namesrv)),
     )
     before = verdicts_before(folder)
     kept = [verdict for verdict in before if verdict.checker not in {v.checker for v in verdicts}]

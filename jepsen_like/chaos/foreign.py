@@ -22,6 +22,7 @@ from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import History, ReplicaRead, RunHeader
 from jepsen_like.plans.plan import Plan, encode_plan
+from jepsen_like.plans.promised import promised
 from jepsen_like.workloads.clients import WorkloadClients
 
 READY_WITHIN_S: Final = 30.0
@@ -96,11 +97,14 @@ async def run_against(
     if not ran.settled:
         text = f"the queues could not be read within {DRAIN_WITHIN_S} s"
         found.append(Verdict(LIVENESS, "invalid", (Violation(LIVENESS, "cluster", text),)))
-    for queue, (begin, values) in clients.drained.items():
+    for queue, (begin, values) in clients.drained.items() if ran.settled else ():
         ran.history.replica_reads.append(
             ReplicaRead(clients.now_ns, NODE, queue.topic, queue.queue_id, begin, values)
         )
-    ran.verdicts = [*found, *check_everything(ran.history, settled=ran.settled)]
+    ran.verdicts = [
+        *found,
+        *check_everything(ran.history, settled=ran.settled, **promised(plan, is_foreign=True)),
+    ]
     write_rest(folder, ran.history)
     write_tables(folder)
     return ran

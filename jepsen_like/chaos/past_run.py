@@ -39,8 +39,11 @@ def verdicts_before(folder: Path) -> list[Verdict]:
 
 
 def extras_of(folder: Path) -> Extras:
-    """Return what belonged to the run beside its plan; older runs did not write it down."""
-    told: dict[str, Any] = msgspec.json.decode((folder / "result.json").read_bytes())
+    """Return what belonged to the run beside its plan, as far as it wrote that down."""
+    path = folder / "result.json"
+    if not path.is_file():
+        return Extras()
+    told: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     return msgspec.convert(told.get("extras", {}), type=Extras)
 
 

@@ -20,6 +20,7 @@ from jepsen_like.chaos.progress import Progress
 from jepsen_like.chaos.runner import Options, Ran, run_plan
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.plans.plan import Plan
+from jepsen_like.plans.promised import has_delayed_messages
 
 _EXPECTED: Final = (MQError, OSError)
 
@@ -67,6 +68,6 @@ def verdict_of(ran: Ran) -> Verdict:
     workload = ran.plan.workload
     return merged(
         ran.verdicts,
-        delayed=workload.delayed_per_mille > 0,
+        delayed=has_delayed_messages(workload),
         commits=workload.consumers > 0,
     )

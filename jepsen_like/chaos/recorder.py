@@ -14,8 +14,10 @@ import cbor2
 import msgspec
 import trio
 
+from jepsen_like.checkers.push_group import PushRecord, encode_record
 from jepsen_like.history.latest_rows import LatestRows
 from jepsen_like.history.operation import Event, History, Operation, Row, RunHeader
+from jepsen_like.history.run_files import PUSH_RECORD
 from jepsen_like.history.sequence import encode_row, iter_rows
 
 WRITE_INTERVAL_S: Final = 0.05
@@ -83,6 +85,11 @@ def write_rest(folder: Path, history: History) -> None:
     """Write what was read from the replicas when the run was over, beside the rows."""
     rows: list[Row] = [*history.replica_reads, *history.replica_states]
     (folder / "history" / "replicas.cbor").write_bytes(b"".join(map(encode_row, rows)))
+
+
+def write_push_record(folder: Path, record: PushRecord) -> None:
+    """Write what a push group came to, beside the rows."""
+    (folder / "history" / PUSH_RECORD).write_bytes(encode_record(record))
 
 
 def write_tables(folder: Path) -> None:

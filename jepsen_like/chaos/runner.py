@@ -40,18 +40,18 @@ from jepsen_like.chaos.proxy import LinkProxy
 from jepsen_like.chaos.real_client import RealClient
 from jepsen_like.chaos.real_ground import RealGround, RealMember
 from jepsen_like.chaos.real_links import RunLinks
-from jepsen_like.chaos.recorder import Recorder, write_rest, write_tables
+from jepsen_like.chaos.recorder import Recorder, write_push_record, write_rest, write_tables
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import Event, History, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.clock_error import clock_error_ns
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
+from jepsen_like.plans.promised import promised
 from jepsen_like.workloads.clients import WorkloadClients
 from jepsen_like.workloads.due import due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
-from jepsen_like.workloads.transactions import PATIENCE_S, checks_max
+from jepsen_like.workloads.transactions import PATIENCE_S
 
 READERS: Final = "readers"
 DOUBLES: Final = "doubles"
@@ -158,16 +158,11 @@ class _Run:
         ran.duration_s = (time.monotonic_ns() - self.begin_ns) / 1e9
         ran.verdicts = [
             *self.found,
-            *check_everything(
-                ran.history,
-                settled=ran.settled,
-                clock_error_ns=clock_error_ns(self.plan),
-                lease_ns=self.plan.settings.lock_lease_ns,
-                checks_max=checks_max(self.plan.workload),
-                idempotent=self.plan.workload.idempotent,
-            ),
+            *check_everything(ran.history, settled=ran.settled, **promised(self.plan)),
         ]
         write_rest(ran.folder, ran.history)
+        if self.push_group is not None and self.push_group.is_settled:
+            write_push_record(ran.folder, self.push_group.record)
         write_tables(ran.folder)
         return ran
 

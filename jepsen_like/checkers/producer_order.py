@@ -34,7 +34,7 @@ def check_history(history: History) -> Verdict:
             lines.setdefault((queue, op.value >> CLIENT_BITS), []).append(op)
     violations: list[Violation] = []
     stored = 0
-    for (queue, producer), line in sorted(lines.items()):
+    for (queue, _), line in sorted(lines.items()):
         line.sort(key=lambda op: op.value)
         stored += len(line)
         there = places[queue]
@@ -43,35 +43,52 @@ def check_history(history: History) -> Verdict:
             if there[op.value] > there[highest.value]:
                 highest = op
             elif len(violations) < REPORTED_MAX:
-                violations.append(
-                    Violation(
-                        OVERTAKEN,
-                        f"{queue[0]}/{queue[1]}",
-                        f"producer {producer} sent value {highest.value} before value {op.value}, "
-                        f"and they stand at {there[highest.value]} and {there[op.value]}",
-                        (highest.op_id, op.op_id),
-                        at_ns=op.call_ns,
-                    )
-                )
+                places_of_both = (there[highest.value], there[op.value])
+                violations.append(overtaken(highest, op, places_of_both))
     counts = {"producers": len({producer for _, producer in lines}), "stored": stored}
     return judge(NAME, violations, counts, looked_at=stored)
 
 
+def overtaken(highest: Operation, op: Operation, places: tuple[int, int]) -> Violation:
+    """Return that *op* stands before *highest*, which was sent before it.
+
+    Args:
+        places: Their offsets.
+    """
+    return Violation(
+        OVERTAKEN,
+        f"{op.topic}/{op.queue}",
+        f"producer {op.value >> CLIENT_BITS} sent value {highest.value} before value {op.value}, "
+        f"and they stand at {places[0]} and {places[1]}",
+        (highest.op_id, op.op_id),
+        at_ns=op.call_ns,
+    )
+
+
 def _places(history: History) -> dict[_Queue, dict[int, int]]:
-    """Return where each value of a queue was acknowledged or seen; the first place of each."""
-    places: dict[_Queue, dict[int, int]] = {}
+    """Return where each value of a queue was acknowledged, or seen where nobody was told.
+
+    Of several places the lowest, so that the order of the rows decides nothing.
+    """
+    acked: dict[_Queue, dict[int, int]] = {}
+    seen: dict[_Queue, dict[int, int]] = {}
+    for op in history.operations:
+        is_told = op.f == F.SEND and op.outcome == Outcome.OK and op.due_ns == NOTHING
+        if is_told and op.off != NOTHING:
+            _note(acked.setdefault((op.topic, op.queue), {}), op.value, op.off)
     for queue, offset, value in _sightings(history):
-        places.setdefault(queue, {}).setdefault(value, offset)
-    return places
+        _note(seen.setdefault(queue, {}), value, offset)
+    queues = acked.keys() | seen.keys()
+    return {queue: seen.get(queue, {}) | acked.get(queue, {}) for queue in queues}
+
+
+def _note(places: dict[int, int], value: int, offset: int) -> None:
+    places[value] = min(offset, places.get(value, offset))
 
 
 def _sightings(history: History) -> Iterator[tuple[_Queue, int, int]]:
     for op in history.operations:
-        if op.outcome != Outcome.OK:
-            continue
-        if op.f == F.SEND and op.off != NOTHING and op.due_ns == NOTHING:
-            yield (op.topic, op.queue), op.off, op.value
-        elif op.f == F.PULL:
+        if op.f == F.PULL and op.outcome == Outcome.OK:
             for place, value in enumerate(op.values):
                 yield (op.topic, op.queue), op.off + place, value
     for read in history.replica_reads:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 
 NAME: Final = "push_group"
@@ -64,6 +66,20 @@ class PushRecord:
     committed: dict[int, int] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_orderly: bool = False
+
+
+def encode_record(record: PushRecord) -> bytes:
+    """Return *record* as JSON."""
+    return msgspec.json.encode(record)
+
+
+def decode_record(data: bytes) -> PushRecord:
+    """Return what `encode_record` made *data* of.
+
+    Raises:
+        msgspec.DecodeError: It is no record.
+    """
+    return msgspec.json.decode(data, type=PushRecord)
 
 
 def never_consumed(record: PushRecord) -> set[int]:

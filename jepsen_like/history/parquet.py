@@ -42,6 +42,7 @@ from jepsen_like.history.operation import (
     Row,
     RunHeader,
 )
+from jepsen_like.history.run_files import PUSH_RECORD
 
 FOLDER: Final = "parquet"
 SUMMARY: Final = "ingest.json"
@@ -70,6 +71,7 @@ class Ingested(msgspec.Struct):
     Attributes:
         run_id: Of the run.
         seed: Likewise.
+        plan: Likewise, as JSON; empty: it had none.
         versions: What ran.
         records: Records read, a torn piece included.
         ops: Rows of `ops`.
@@ -87,6 +89,7 @@ class Ingested(msgspec.Struct):
 
     run_id: str = ""
     seed: int = 0
+    plan: str = ""
     versions: dict[str, str] = {}
     records: int = 0
     ops: int = 0
@@ -132,13 +135,13 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     counts, bad = Ingested(), list[BadRecord]()
     history = History(RunHeader(run_id=""))
     operations: dict[int, Operation] = {}
-    events: dict[tuple[int, str, str], Event] = {}
+    events: dict[tuple[int, str, str], Event] = {}  # keyed as by `LatestRows`
     for path in paths:
         for row in _rows(path, counts, bad):
             if isinstance(row, Operation):
                 operations[row.op_id] = row
             elif isinstance(row, Event):
-                events[row.at_ns, row.kind, row.target] = row
+                events[row.at_ns, row.kind, row.target or row.node] = row
             else:
                 history.add(row)
     history.operations, history.events = list(operations.values()), list(events.values())
@@ -147,13 +150,22 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     counts.bad = len(bad)
     counts.run_id = history.header.run_id or folder.resolve().name
     counts.seed, counts.versions = history.header.seed, history.header.versions
+    counts.plan = history.header.plan
     samples = list(_samples(folder / "samples.cbor"))
     counts.samples = len(samples)
     into = into or folder / FOLDER
     counts.obs = write_history(into, history, counts.run_id, samples)
+    _take_over(folder / "history" / PUSH_RECORD, into / PUSH_RECORD)
     pq.write_table(_bad_table(bad), into / "bad.parquet", compression=COMPRESSION)
     write_summary(into, counts)
     return counts
+
+
+def _take_over(record: Path, into: Path) -> None:
+    """Put what a push group left beside the tables: it is judged as it is."""
+    into.unlink(missing_ok=True)
+    if record.is_file():
+        into.write_bytes(record.read_bytes())
 
 
 def write_summary(into: Path, counts: Ingested) -> None:
@@ -219,7 +231,7 @@ def read_history(parquet: Path) -> History:
         name: pq.read_table(parquet / f"{name}.parquet", schema=schema)
         for name, schema in schemas.items()
     }
-    return history_of(**tables, header=RunHeader(told.run_id, told.seed, versions=told.versions))
+    return history_of(**tables, header=RunHeader(told.run_id, told.seed, told.plan, told.versions))
 
 
 def _rows(path: Path, counts: Ingested, bad: list[BadRecord]) -> Iterator[Row]:

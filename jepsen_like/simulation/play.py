@@ -21,6 +21,7 @@ from jepsen_like.checkers.verdict import Verdict, Violation, merge
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
+from jepsen_like.plans.promised import has_delayed_messages, promised
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
 from jepsen_like.simulation.world import Violation as Broken
@@ -29,7 +30,7 @@ from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
 from jepsen_like.workloads.due import LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
-from jepsen_like.workloads.transactions import PATIENCE_S, broker_settings, checks_max
+from jepsen_like.workloads.transactions import PATIENCE_S, broker_settings
 
 LEADER_WITHIN_ELECTIONS: Final = 3
 """After the faults a leader must lead within so many of the longest election timeouts."""
@@ -262,10 +263,7 @@ class _Run:
             *check_everything(
                 self.history,
                 settled=self.settled,
-                clock_error_ns=clock_error_ns(self.plan),
-                lease_ns=self.plan.settings.lock_lease_ns,
-                checks_max=checks_max(self.plan.workload),
-                idempotent=self.plan.workload.idempotent,
+                **promised(self.plan) | {"clock_error_ns": clock_error_ns(self.plan)},
             ),
         ]
         if clients is not None and clients.unclassified:
@@ -293,7 +291,7 @@ class _Run:
         """A part of the workload that a plan leaves out proves nothing, and is no failure."""
         workload = self.plan.workload
         left_out = {
-            "delayed": workload.delayed_per_mille == 0 and workload.timer_per_mille == 0,
+            "delayed": not has_delayed_messages(workload),
             producer_order.NAME: True,  # nothing may have been sent twice by one producer
             "consumer_offsets": True,  # few runs are long enough to read a commit
         }

@@ -84,6 +84,7 @@ class PushGroup:
     Attributes:
         record: What is to be judged.
         joined, left, killed: How often.
+        is_settled: Its members have left, and the record is whole.
     """
 
     def __init__(self, clients: WorkloadClients, plan: Plan, make: MakeMachine) -> None:
@@ -91,6 +92,7 @@ class PushGroup:
         self._plan = plan
         self.record = PushRecord(is_orderly=plan.workload.push_orderly)
         self.joined = self.left = self.killed = 0
+        self.is_settled = False
         self._live: dict[str, PushConsumer] = {}
         self._leave: dict[str, trio.Event] = {}
         self._lives = 0
@@ -216,6 +218,7 @@ class PushGroup:
                 break
             await clients.sleep(LOOK_S)
         await self._end()
+        self.is_settled = True
         return check_record(record)
 
     async def _look(self, instance: ClientInstance) -> None:

@@ -25,9 +25,9 @@ from client.producer import ProducerConfig
 from client.route import MessageQueue
 from client.transaction_end import TransactionEnd
 from client.transaction_producer import TransactionProducer, TransactionProducerConfig
-from jepsen_like.checkers.transactions import CHECKS_MAX as DEFAULT_CHECKS_MAX
 from jepsen_like.history.operation import Decision, F, Outcome
 from jepsen_like.plans.plan import Workload
+from jepsen_like.plans.promised import CHECKS_MAX
 from jepsen_like.seeded_rng import SimRng
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ GROUP: Final = "transactions"
 
 TIMEOUT_MS: Final = 2_000
 INTERVAL_MS: Final = 4_000
-CHECKS_MAX: Final = 6
-"""Of the brokers: short, so that check-back has work within the faults of a plan."""
-
 PATIENCE_S: Final = (TIMEOUT_MS + CHECKS_MAX * INTERVAL_MS) / 1000
 """How long check-back takes at most while a producer of the group is connected."""
 
@@ -66,11 +63,6 @@ def broker_settings(workload: Workload) -> dict[str, str]:
         "broker.transaction_check_interval_ms": str(INTERVAL_MS),
         "broker.transaction_check_max": str(CHECKS_MAX),
     }
-
-
-def checks_max(workload: Workload) -> int:
-    """Return how often brokers ask about one transaction of a workload."""
-    return CHECKS_MAX if workload.transactions_per_mille else DEFAULT_CHECKS_MAX
 
 
 class Transactions:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from jepsen_like.checkers import (
@@ -20,8 +21,10 @@ from jepsen_like.checkers import (
     half_messages,
     locks,
     polls,
+    producer_order,
     queue_log,
     replicas,
+    retries,
     total_queue,
     transactions,
 )
@@ -38,7 +41,10 @@ from jepsen_like.history.operation import (
     ReplicaState,
     RunHeader,
 )
+from spark_jobs.checks import given_back
 from spark_jobs.checks.home import Home, add_up, replica_violations, total_verdict
+from spark_jobs.checks.late_reads import READS, latest_before
+from spark_jobs.checks.producer_lines import Lines
 from spark_jobs.checks.queue_facts import OBS_COLUMNS, OPS_COLUMNS
 from spark_jobs.checks.queue_log import table_to_numpy, verdict_of
 from spark_jobs.checks.queue_witness import Wanted, name_violations, wanted_by
@@ -58,8 +64,6 @@ ROW_WISE: Final = tuple(
         F.END_TRANSACTION,
         F.CHECK,
         F.RECALL,
-        F.SEND_BACK,
-        F.RETURNED,
     )
 )
 REST: Final = Want(
@@ -69,6 +73,9 @@ REST: Final = Want(
 """All that the row-wise checkers look at, but for what pulls found."""
 SHARED: Final = Want(other_than=(("parent_op_id", "op_id"),))
 """Rows that are not their own logical operation: later attempts, messages of a batch."""
+GIVEN_BACK: Final = Want((("f", given_back.OPERATIONS),))
+"""What consumers gave back, and what was found of it."""
+SENDS: Final = Want((("f", (int(F.SEND),)),))
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -77,7 +84,10 @@ class Settings(msgspec.Struct, frozen=True):
     clock_error_ns: int = 0
     lease_ns: int = locks.LEASE_NS
     check_interval_ns: int = transactions.CHECK_INTERVAL_NS
+    checks_max: int = transactions.CHECKS_MAX
     immunity_ns: int = 0
+    late_max_ns: int | None = None
+    idempotent: bool = False
     rows_max: int = ROWS_MAX
 
 
@@ -135,7 +145,7 @@ class _Check:
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown and says why."""
-        self.source.prepare((REST, SHARED))
+        self.source.prepare((REST, SHARED, GIVEN_BACK))
         self.tell("operations")
         rest = self._rest()
         if isinstance(rest, Verdict):
@@ -154,6 +164,8 @@ class _Check:
             checked(replicas.NAME, lambda: self._replicas(reports)),
             *self._where_there_are_any(rest),
         ]
+        if self.settings.idempotent:
+            verdicts.append(checked(producer_order.NAME, self._producer_order))
         if self.settled:
             verdicts.append(checked(total_queue.NAME, lambda: self._total(reports, appends)))
         return verdicts
@@ -161,7 +173,8 @@ class _Check:
     def _rest(self) -> list[Operation] | Verdict:
         """Return all rows that the row-wise checkers look at, but for what pulls found.
 
-        Commits and reads of offsets are looked at in columns, unless somebody polled.
+        Commits and reads of offsets are looked at in columns, unless somebody polled; what was
+        given back always is.
         """
         result: list[Operation] = []
 
@@ -170,9 +183,10 @@ class _Check:
             f = rows.column("f").to_numpy()
             of_offsets = (f == F.COMMIT) | (f == F.FETCH_COMMIT)
             self.offsets = rows.filter(pa.array(of_offsets))
+            plain = np.isin(f, given_back.OPERATIONS)
             if not (f == F.PULL).any():
-                plain = of_offsets & (rows.column("token").to_numpy() == NOTHING)
-                rows = rows.filter(pa.array(~plain))
+                plain |= of_offsets & (rows.column("token").to_numpy() == NOTHING)
+            rows = rows.filter(pa.array(~plain))
             result.extend(operations_of(rows, self.source.obs(Want(), 0)))
             return Verdict("rows", "valid")
 
@@ -258,12 +272,32 @@ class _Check:
     # -- row by row ------------------------------------------------------------------------
 
     def _delayed(self, rest: list[Operation]) -> Verdict:
+        settings = self.settings
         sends = [op for op in rest if op.f == F.SEND and op.due_ns != NOTHING]
+        history = self._sighted([*sends, *_of(rest, F.RECALL)], {op.value for op in sends})
+        if settings.late_max_ns is not None:
+            history.operations += self._late_reads(history)
         return delayed.check_history(
-            self._sighted(sends, {op.value for op in sends}),
-            clock_error_ns=self.settings.clock_error_ns,
+            history,
+            clock_error_ns=settings.clock_error_ns,
             drained=self.settled,
+            late_max_ns=settings.late_max_ns,
         )
+
+    def _late_reads(self, history: History) -> list[Operation]:
+        """Return the reads that prove most of the places where delayed messages were seen."""
+        places: dict[Queue, set[int]] = {}
+        for op in _of(history.operations, F.PULL):
+            places.setdefault((op.topic, op.queue), set()).add(op.off)
+        for read in history.replica_reads:
+            if read.values:
+                places.setdefault((read.topic, read.queue), set()).add(read.min_off)
+        reads: list[Operation] = []
+        for queue, offs in sorted(places.items()):
+            self.tell(f"reads of {queue[0]}/{queue[1]}")
+            rows = self.source.ops(Want((("f", READS),), queue=queue), self.settings.rows_max)
+            reads += latest_before(rows, offs)
+        return reads
 
     def _where_there_are_any(self, rest: list[Operation]) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -273,6 +307,7 @@ class _Check:
             verdicts.append(checked(batches.NAME, self._batches))
         if polls.polls_of(rest):
             verdicts.append(checked(polls.NAME, lambda: polls.check_history(rest)))
+        verdicts += self._given_back()
         if any(op.f in locks.OPERATIONS for op in rest):
             verdicts.append(
                 checked(
@@ -285,6 +320,25 @@ class _Check:
         if any(op.f in half_messages.OPERATIONS for op in rest):
             verdicts.append(checked(transactions.NAME, lambda: self._transactions(rest)))
         return verdicts
+
+    def _given_back(self) -> list[Verdict]:
+        """Return what is said of messages given back; nothing where there are none."""
+        nothing = Verdict(retries.NAME, "valid")
+
+        def judged() -> Verdict:
+            rows = self.source.ops(GIVEN_BACK, self.settings.rows_max)
+            if not rows.num_rows:
+                return nothing
+            return given_back.check_given_back(rows, drained=self.settled)
+
+        said = checked(retries.NAME, judged)
+        return [] if said is nothing else [said]
+
+    def _producer_order(self) -> Verdict:
+        rows_max = self.settings.rows_max
+        self.tell("the order of producers")
+        lines = Lines(self.source.ops(SENDS, rows_max))
+        return lines.check(self.source.obs(Want((("value", lines.open_values()),)), rows_max))
 
     def _batched(self) -> list[Operation] | None:
         """Return sends that share their logical operation; None if they are too many."""
@@ -316,6 +370,7 @@ class _Check:
             self._sighted(rows, values),
             drained=self.settled,
             check_interval_ns=settings.check_interval_ns,
+            checks_max=settings.checks_max,
             immunity_ns=max(settings.immunity_ns - settings.clock_error_ns, 0),
         )
 

@@ -11,6 +11,7 @@ from jepsen_like.checkers import consumer_offsets, delayed
 from jepsen_like.checkers.verdict import Verdict, Violation, merge
 from jepsen_like.history.parquet import Ingested
 from jepsen_like.plans.plan import Plan
+from jepsen_like.plans.promised import has_delayed_messages
 from spark_jobs.checks.everything import digest_of
 
 
@@ -57,8 +58,9 @@ def outcome_of(
         reason = f"{counts.lost_records} records of the history could not be read"
         every.append(Verdict("ingest", "unknown", reason=reason))
     workload = None if plan is None else plan.workload
+    has_delayed = workload is not None and has_delayed_messages(workload)
     left_out = {
-        delayed.NAME: workload is None or not workload.delayed_per_mille,
+        delayed.NAME: not has_delayed,
         consumer_offsets.NAME: workload is None or not workload.consumers,
     }
     merged = merge(

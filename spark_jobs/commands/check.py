@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
@@ -38,6 +38,14 @@ def check(
     follow: Annotated[
         bool, Parameter(help="Judge a run that goes on, batch by batch, and the whole at its end.")
     ] = False,
+    late_max_ms: Annotated[
+        int | None,
+        Parameter(
+            help="How late a delayed message may come, time without a leader included; not given: "
+            "as late as it likes. All else that was promised is in the plan of the run.",
+            validator=validators.Number(gte=0),
+        ),
+    ] = None,
     store: Store = STORE,
     output: Output = "table",
 ) -> int:
@@ -48,7 +56,13 @@ def check(
     tell = note if engine != "local" or output != "json" else _silent
     with progress("operations", records(folder)) as on_rows:
         outcome = judge_run(
-            folder, engine, time.monotonic, master=master, tell=tell, on_rows=on_rows
+            folder,
+            engine,
+            time.monotonic,
+            master=master,
+            tell=tell,
+            on_rows=on_rows,
+            late_max_ns=None if late_max_ms is None else late_max_ms * 1_000_000,
         )
     show(outcome, output)
     return EXIT.get(outcome.verdict, UNKNOWN_EXIT)

@@ -13,34 +13,34 @@ from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.columns import ops_table
 from jepsen_like.history.operation import History
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.checks.everything import check_source, digest_of
+from spark_jobs.checks.everything import Settings, check_source, digest_of
 from spark_jobs.checks.registers import check_offsets
 from spark_jobs.engines.local import LocalSource
-from tests.harness.clean_histories import clean_history, interrupted
+from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupted
 from tests.harness.offset_histories import random_history as random_register
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
 
 CLEAN = 60
 PER_KIND = 2
 TRIES = 60
-LATE = "delivered late"
-"""Judged only where a run says how late a message may come."""
 
 
 def by_columns(history: History, folder: Path) -> list[Verdict]:
     folder.mkdir()
     obs = write_history(folder, history, "r")
     write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
-    return check_source(LocalSource(folder))
+    return check_source(LocalSource(folder), Settings(late_max_ns=LATE_MAX_NS))
 
 
 def told(verdicts: list[Verdict]) -> dict[str, object]:
-    """Everything but the witnesses, of which any of equals may be named."""
+    """Return everything that verdicts say, in an order of its own."""
     return {
         verdict.checker: (
             verdict.validity,
             verdict.counts,
-            sorted((v.name, v.subject, v.detail, v.at_ns) for v in verdict.violations),
+            sorted(
+                (v.name, v.subject, v.detail, v.at_ns, v.operations) for v in verdict.violations
+            ),
         )
         for verdict in verdicts
     }
@@ -50,13 +50,14 @@ def told(verdicts: list[Verdict]) -> dict[str, object]:
 def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: Path) -> None:
     history = clean_history(seed)
     found = by_columns(history, tmp_path / "whole")
-    assert told(found) == told(check_everything(history))
+    assert told(found) == told(check_everything(history, late_max_ns=LATE_MAX_NS))
     assert "invalid" not in {verdict.validity for verdict in found}, found
     cut = interrupted(history)
-    assert told(by_columns(cut, tmp_path / "cut")) == told(check_everything(cut, settled=False))
+    expected = check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS)
+    assert told(by_columns(cut, tmp_path / "cut")) == told(expected)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PLANTERS if kind[1] != LATE], ids=": ".join)
+@pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
 def test_planted_anomalies_get_the_same_violations(kind: tuple[str, str], tmp_path: Path) -> None:
     planted = 0
     for seed in range(TRIES):
@@ -65,7 +66,9 @@ def test_planted_anomalies_get_the_same_violations(kind: tuple[str, str], tmp_pa
             PLANTERS[kind](Scene(history, seed))
         except InapplicableError:
             continue
-        expected = check_everything(history, settled=bool(history.replica_reads))
+        expected = check_everything(
+            history, settled=bool(history.replica_reads), late_max_ns=LATE_MAX_NS
+        )
         found = by_columns(history, tmp_path / str(seed))
         assert told(found) == told(expected), f"{kind} in clean_history({seed})"
         assert any(v.name == kind[1] for verdict in found for v in verdict.violations)

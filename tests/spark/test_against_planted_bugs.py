@@ -11,8 +11,8 @@ import pytest
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.sequence import read_history
-from jepsen_like.plans.clock_error import clock_error_ns
 from jepsen_like.plans.plan import decode_plan
+from jepsen_like.plans.promised import promised
 from spark_jobs.run import judge_run
 from tests.spark.test_against_the_runner import named
 
@@ -54,7 +54,7 @@ def test_a_planted_bug_is_judged_as_by_the_runner(number: int, tmp_path: Path) -
     expected = check_everything(
         history,
         settled=bool(history.replica_reads),
-        clock_error_ns=clock_error_ns(decode_plan(history.header.plan)),
+        **promised(decode_plan(history.header.plan)),
     )
     outcomes = [judge_run(tmp_path, engine, lambda: 0.0) for engine in ("local", "spark")]
     for outcome in outcomes:

@@ -20,10 +20,11 @@ import pytest
 
 from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
 from jepsen_like.history.operation import Operation
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.checks.everything import check_source, digest_of
+from spark_jobs.checks.everything import Settings, check_source, digest_of
 from spark_jobs.checks.outcome import Outcome
 from spark_jobs.checks.queue_log import check_tables
 from spark_jobs.engines.local import LocalSource
@@ -32,6 +33,7 @@ from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
 from tests.harness.queue_histories import random_history
 from tests.harness.shipped_files import ROOT
+from tests.harness.workload_histories import MAKERS, MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,6 +84,29 @@ def test_all_engines_say_the_same_of_every_kind_of_operation(
     folder = many_kinds(tmp_path / "parquet")
     assert spark_digest(spark, folder) == local_digest(folder)
     assert windows_digest(spark, folder) == local_digest(folder)
+
+
+def test_all_engines_say_the_same_of_what_is_given_back_recalled_and_in_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from spark_jobs.engines.spark import SparkSource
+
+    settings = Settings(idempotent=True, late_max_ns=3 * MS)
+    for workload, make in MAKERS.items():
+        history, folder = make(7, 0.2), tmp_path / workload
+        obs = write_history(folder, history, "r")
+        write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
+        local = check_source(LocalSource(folder), settings)
+        assert any(verdict.violations for verdict in local), workload
+        again = check_source(SparkSource(spark, str(folder)), settings)
+        assert digest_of(again) == digest_of(local), workload
+        expected = check_everything(history, idempotent=True, late_max_ns=3 * MS)
+        assert witnesses(again) == witnesses(expected), workload
+
+
+def witnesses(verdicts: list[Verdict]) -> list[tuple[str, str, tuple[int, ...]]]:
+    every = [violation for verdict in verdicts for violation in verdict.violations]
+    return sorted((violation.checker, violation.name, violation.operations) for violation in every)
 
 
 def shuffled(folder: Path, into: Path, seed: int, *, files: int, group_rows: int) -> Path:

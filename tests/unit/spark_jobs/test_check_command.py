@@ -7,19 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import cbor2
+import msgspec
 import pytest
 
 from dledger.cli.main import main
-from jepsen_like.checkers import queue_log
+from jepsen_like.checkers import delayed, push_group, queue_log, transactions
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.push_group import Consumed, PushRecord, check_record, encode_record
 from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.parquet import ingest
+from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
+from jepsen_like.history.parquet import FOLDER, ingest
+from jepsen_like.history.run_files import PUSH_RECORD
 from jepsen_like.history.sequence import encode_history
-from jepsen_like.plans.plan import Plan, encode_plan
+from jepsen_like.plans.plan import Plan, Workload, encode_plan
+from jepsen_like.plans.plan import Settings as Configured
+from jepsen_like.plans.promised import CHECKS_MAX, promised
 from spark_jobs.checks.everything import Settings, check_source
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape, generate
-from spark_jobs.run import NO_END
+from spark_jobs.run import NO_END, judge_run, settings_of
 from tests.harness.clean_histories import clean_history
+from tests.harness.workload_histories import recalled
 
 
 def check(capsys: pytest.CaptureFixture[str], run: Path) -> tuple[int, dict[str, Any]]:
@@ -114,3 +122,94 @@ def test_a_check_that_wants_more_rows_than_fit_is_unknown_and_says_so(tmp_path: 
     assert {verdict.validity for verdict in verdicts} == {"unknown"}
     assert "more than 10 rows" in verdicts[0].reason
     assert queue_log.NAME in {verdict.checker for verdict in check_source(source)}
+
+
+# -- what a run promised, from its folder ----------------------------------------------------
+
+TRANSACTIONS = Workload(transactions_per_mille=500, idempotent=True)
+PLAN = Plan(1, 1_000, workload=TRANSACTIONS, settings=Configured(lock_lease_ms=7_000))
+
+
+def asked_too_often(plan: str) -> History:
+    """A half message that is asked for once more than the runner's brokers may ask."""
+    history = History(RunHeader("r", 1, plan))
+    for op_id in range(CHECKS_MAX + 2):
+        f = F.CHECK if op_id else F.HALF
+        op = Operation(op_id, op_id, 1, NOTHING, f, Outcome.OK, op_id * 10, op_id * 10, "orders", 0)
+        op.value, op.txn = 5, 0
+        history.operations.append(op)
+    return history
+
+
+def found_in(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
+    verdicts = judge_run(folder, "local", lambda: 0.0).verdicts
+    return [(v.name, v.operations) for verdict in verdicts for v in verdict.violations]
+
+
+def test_a_run_is_held_to_what_its_plan_promises(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    folder.mkdir()
+    history = asked_too_often(encode_plan(PLAN))
+    (folder / "runner.cbor").write_bytes(encode_history(history))
+    expected = [
+        (v.name, v.operations)
+        for verdict in check_everything(history, settled=False, **promised(PLAN))
+        for v in verdict.violations
+    ]
+    assert expected == [(transactions.CHECKED_OFTEN, (0, CHECKS_MAX + 1))]
+    (tmp_path / "plan.json").write_text(encode_plan(PLAN))
+    assert found_in(tmp_path) == expected
+    (tmp_path / "plan.json").unlink()
+    assert found_in(tmp_path) == expected, "the history begins with the plan"
+    assert found_in(tmp_path / FOLDER) == expected, "and tables alone say it, too"
+
+
+def test_of_somebody_elses_brokers_only_their_own_settings_are_asked(tmp_path: Path) -> None:
+    own = settings_of(tmp_path, PLAN)
+    assert (own.lease_ns, own.checks_max, own.idempotent) == (7 * 10**9, CHECKS_MAX, True)
+    (tmp_path / "result.json").write_text(json.dumps({"extras": {"namesrv": "h:9876"}}))
+    theirs = settings_of(tmp_path, PLAN)
+    assert (theirs.checks_max, theirs.idempotent) == (transactions.CHECKS_MAX, True)
+    assert theirs.lease_ns == Settings().lease_ns
+    assert settings_of(tmp_path, None) == Settings()
+
+
+def test_how_late_a_message_may_come_is_judged_where_it_is_asked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "history").mkdir()
+    history = recalled(1)
+    (tmp_path / "history" / "runner.cbor").write_bytes(encode_history(history))
+    expected = delayed.check_history(history, late_max_ns=0).violations
+    assert {violation.name for violation in expected} == {delayed.LATE}
+    for option, count in (([], 0), (["--late-max-ms", "0"], len(expected))):
+        main(["check", str(tmp_path), "--output", "json", *option])
+        told = json.loads(capsys.readouterr().out)
+        late = [one for one in told["anomalies"] if one["name"] == delayed.LATE]
+        assert len(late) == count
+    assert [tuple(one["operations"]) for one in late] == [v.operations for v in expected]
+
+
+def test_a_push_group_is_judged_again_from_its_record(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = run_of(tmp_path / "run", 5)
+    record = PushRecord(
+        consumed=[Consumed("m0", 0, 0, 10, 1), Consumed("m1", NOTHING, 3, 11, 2)],
+        stored={0: (0, (10, 11, 12))},
+        owners={"m0": frozenset({0}), "m1": frozenset()},
+        committed={0: 3},
+        counts={"m0 life 1": (1, 1)},
+        is_orderly=True,
+    )
+    (run / "history" / PUSH_RECORD).write_bytes(encode_record(record))
+    expected = check_record(record)
+    assert [violation.name for violation in expected.violations] == [push_group.LOST]
+    for folder in (run, run / FOLDER):
+        code, told = check(capsys, folder)
+        (found,) = [v for v in told["verdicts"] if v["checker"] == push_group.NAME]
+        assert msgspec.convert(found, type=Verdict) == expected
+        assert (code, told["verdict"]) == (1, "invalid")
+    (run / "history" / PUSH_RECORD).write_bytes(b"no record")
+    code, told = check(capsys, run)
+    assert (code, told["verdict"]) == (2, "unknown")

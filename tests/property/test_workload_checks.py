@@ -1,0 +1,128 @@
+"""Checks over tables say of every workload what the runner's checkers say over its rows."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jepsen_like.checkers import delayed, producer_order, retries
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.columns import OBS, obs_table, ops_table
+from jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
+from jepsen_like.history.parquet import Ingested, write_history, write_summary
+from spark_jobs.checks.everything import Settings, check_source
+from spark_jobs.checks.given_back import OPERATIONS, check_given_back
+from spark_jobs.checks.late_reads import latest_before
+from spark_jobs.checks.producer_lines import Lines
+from spark_jobs.engines.local import LocalSource
+from tests.harness.workload_histories import MAKERS, MS, given_back, idempotent
+from tests.property.test_column_checks import told
+
+WHOLE = 12
+"""Histories of each workload that go through files and all checks."""
+DRAWN = 450
+"""Histories that one check alone judges."""
+LATE_MAX_NS = 3 * MS
+NAMES = {
+    "given back": {retries.LOST, retries.DOUBLED, retries.NOWHERE},
+    "recalled": {delayed.RECALLED, delayed.TOO_LATE_EARLY, delayed.NOT_DELIVERED, delayed.LATE},
+    "idempotent": {producer_order.OVERTAKEN},
+}
+"""Anomalies that the spoiled histories of a workload must have shown."""
+
+
+def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
+    """Return what the runner's checkers say of a history, and what is said of its tables."""
+    settled = bool(history.replica_reads)
+    expected = check_everything(history, settled=settled, idempotent=True, late_max_ns=LATE_MAX_NS)
+    folder.mkdir()
+    obs = write_history(folder, history, "r")
+    write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
+    settings = Settings(idempotent=True, late_max_ns=LATE_MAX_NS)
+    return expected, check_source(LocalSource(folder), settings)
+
+
+@pytest.mark.parametrize("workload", MAKERS)
+def test_a_workload_gets_the_same_verdicts_counts_and_witnesses(
+    workload: str, tmp_path: Path
+) -> None:
+    names: Counter[str] = Counter()
+    for seed in range(WHOLE):
+        for spoiled in (0.0, 0.1):
+            history = MAKERS[workload](seed, spoiled)
+            expected, found = both(history, tmp_path / f"{seed}-{spoiled}")
+            assert told(found) == told(expected), f"{MAKERS[workload].__name__}({seed}, {spoiled})"
+            names.update(v.name for verdict in found for v in verdict.violations if spoiled)
+    assert names.keys() >= NAMES[workload], names
+
+
+def test_what_was_given_back_is_judged_as_row_by_row() -> None:
+    judged: Counter[str] = Counter()
+    for seed in range(DRAWN):
+        history = given_back(seed, (0.0, 0.02, 0.5)[seed % 3])
+        rows = [op for op in history.operations if op.f in OPERATIONS]
+        random.Random(seed).shuffle(rows)
+        for drained in (True, False):
+            expected = retries.check_history(history.operations, drained=drained)
+            found = check_given_back(ops_table("r", rows), drained=drained)
+            assert told([found]) == told([expected]), f"given_back({seed}), {drained}"
+        whole = retries.check_history(history.operations)
+        judged.update([whole.validity, *(violation.name for violation in whole.violations)])
+    assert min(judged[name] for name in NAMES["given back"]) > 30, judged
+    assert judged["valid"] > 30
+
+
+def test_no_more_of_what_was_given_back_is_named_than_by_the_checker() -> None:
+    """Many wrong copies: the first few of the rows are named, and all is counted."""
+    rows: list[Operation] = []
+    for value in range(50):
+        op = Operation(value, value, 1, NOTHING, F.SEND_BACK, Outcome.OK, value, value + 1)
+        op.value, op.status = 49 - value, 0
+        rows.append(op)
+    expected = retries.check_history(rows)
+    found = check_given_back(ops_table("r", rows[::-1]), drained=True)
+    assert found == expected
+    assert [v.operations for v in found.violations] == [(n,) for n in range(retries.REPORTED_MAX)]
+    assert found.counts["acknowledged"] == 50
+
+
+def test_lines_of_producers_are_judged_as_row_by_row() -> None:
+    judged: Counter[str] = Counter()
+    for seed in range(DRAWN):
+        history = idempotent(seed, (0.0, 0.05, 0.5)[seed % 3])
+        expected = producer_order.check_history(history)
+        sends = [op for op in history.operations if op.f == F.SEND]
+        random.Random(seed).shuffle(sends)
+        lines = Lines(ops_table("r", sends))
+        looks = obs_table("r", history.operations, history.replica_reads)
+        found = lines.check(looks if lines.open_values() else OBS.empty_table())
+        assert told([found]) == told([expected]), f"idempotent({seed})"
+        judged[found.validity] += 1
+    assert min(judged["valid"], judged["invalid"]) > 60, judged
+
+
+def test_only_the_read_that_proves_most_is_taken() -> None:
+    def read(op_id: int, call_ns: int, end: int, level: Level = Level.LINEARIZABLE) -> Operation:
+        op = Operation(op_id, op_id, 1, NOTHING, F.MAX_OFFSET, Outcome.OK, call_ns, call_ns + 5)
+        op.max_off, op.level = end, level
+        return op
+
+    rows = [
+        read(1, 10, 0),
+        read(2, 30, 2),
+        read(3, 20, 2),
+        read(4, 15, 3),
+        read(5, 90, 4),
+        read(6, 99, 1, Level.LOCAL),
+    ]
+    table = ops_table("r", rows)
+    assert [op.op_id for op in latest_before(table, [0])] == [1]
+    assert [op.op_id for op in latest_before(table, [3, 2, 3])] == [2]
+    assert [op.op_id for op in latest_before(table, [0, 3, 9])] == [1, 2, 5]
+    assert latest_before(ops_table("r", rows[1:2]), [1]) == []
+    assert latest_before(table, []) == []
+    assert latest_before(ops_table("r", []), [4]) == []

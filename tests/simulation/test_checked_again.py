@@ -1,0 +1,59 @@
+"""The history of every workload, played and then judged from its folder: the same verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.parquet import FOLDER
+from jepsen_like.history.sequence import encode_history
+from jepsen_like.plans.promised import promised
+from jepsen_like.simulation.play import Played, play
+from jepsen_like.worker import Order, plan_of
+from jepsen_like.workloads.presets import PRESETS
+from spark_jobs.run import judge_run
+from tests.property.test_column_checks import told
+
+SEED = 3
+JUDGED_BY_ITSELF = {
+    "idempotent": "producer_order",
+    "transactions": "transactions",
+    "locks": "locks",
+    "timers": "delayed",
+}
+"""Workload, and the checker that must have had something to judge."""
+
+
+def run_of(folder: Path, played: Played) -> Path:
+    """Write the folder of a run, as a runner does."""
+    (folder / "history").mkdir(parents=True)
+    (folder / "history" / "runner.cbor").write_bytes(encode_history(played.history))
+    (folder / "plan.json").write_text(played.history.header.plan)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_played_workload_is_judged_again_as_by_the_runner(preset: str, tmp_path: Path) -> None:
+    plan = plan_of(SEED, Order(duration_s=90.0, preset=preset))
+    played = play(plan)
+    history = played.history
+    expected = check_everything(history, settled=bool(history.replica_reads), **promised(plan))
+    folder = run_of(tmp_path / "run", played)
+    found = without_run(judge_run(folder, "local", lambda: 0.0).verdicts)
+    assert told(found) == told(expected)
+    assert {v.checker for v in found if v.violations} == set()
+    tables = judge_run(folder / FOLDER, "local", lambda: 0.0)
+    assert told(tables.verdicts) == told(expected)
+    if preset in JUDGED_BY_ITSELF:
+        (own,) = [v for v in found if v.checker == JUDGED_BY_ITSELF[preset]]
+        assert own.validity == "valid"
+
+
+def without_run(verdicts: list[Verdict]) -> list[Verdict]:
+    """Leave out that the run wrote no result: it was no real one."""
+    return [verdict for verdict in verdicts if verdict.checker != "run"]
