@@ -20,16 +20,22 @@ from client.errors import (
     NoRouteError,
     RequestFailedError,
 )
+from client.group_admin import GroupAdmin, OffsetMove, OffsetsReset, checked
 from client.message import MessageExt
 from client.route import LEADER_ID, MessageQueue, TopicRoute
 from commitlog.errors import CorruptRecordError, LocalProtocolError
 from commitlog.message_id import decode_offset_message_id
 from commitlog.properties import KEY_SEPARATOR
 from remoting.protocol.bodies import (
+    BrokerStatsData,
+    ClientConnection,
     ClusterInfo,
+    ConsumerConnection,
     ConsumeStats,
     OffsetWrapper,
+    ProducerInfo,
     QueryConsumeQueueResponseBody,
+    SubscriptionGroupConfig,
     TopicConfigSerializeWrapper,
     TopicList,
 )
@@ -114,6 +120,7 @@ class Admin:
     def __init__(self, instance: ClientInstance) -> None:
         """Use *instance*, which must be open."""
         self._instance = instance
+        self._groups = GroupAdmin(instance)
 
     # ------------------------------------------------------------------------------ cluster
 
@@ -136,7 +143,7 @@ class Admin:
         answer = await self._instance.ask(
             address, RequestCode.RAFT_STATUS, timeout_s=STATUS_TIMEOUT_S
         )
-        _check(answer, f"raft status of {address}")
+        checked(answer, f"raft status of {address}")
         status: dict[str, Any] = dict(answer.ext)
         if memoryview(answer.body).nbytes:
             status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
@@ -165,7 +172,7 @@ class Admin:
             timeout_s=CHANGE_TIMEOUT_S,
             attempt_timeout_s=CHANGE_TIMEOUT_S,
         )
-        _check(answer, f"{op} {name} in {broker_name}")
+        checked(answer, f"{op} {name} in {broker_name}")
 
     async def cluster_health(self) -> dict[str, GroupHealth]:
         """Return how each broker group is, by name; all members are asked at the same time.
@@ -296,8 +303,144 @@ class Admin:
         answer = await self._instance.ask_leader(
             broker_name, RequestCode.GET_ALL_TOPIC_CONFIG, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
         )
-        _check(answer, f"topics of {broker_name}")
+        checked(answer, f"topics of {broker_name}")
         return dict(TopicConfigSerializeWrapper.decode(answer.body).topic_config_table)
+
+    async def set_topic_perm(
+        self, topic: str, perm: int, *, broker_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """Change what may be done with *topic*, and nothing else of it.
+
+        Args:
+            perm: 4 read, 2 write, 0 neither.
+            broker_names: Only these broker groups; all that have the topic otherwise.
+        Returns:
+            The names of the groups that were asked.
+        Raises:
+            NoRouteError: The NameServers do not know the topic.
+            RequestFailedError: A group has no such topic, or refused; those before it have the
+                new permission.
+            BrokerUnreachableError: A leader does not answer.
+        """
+        names = broker_names
+        if names is None:
+            names = tuple(sorted((await self.topic_route(topic)).addresses))
+        for name in names:
+            config = (await self.topic_configs(name)).get(topic)
+            if config is None:
+                raise RequestFailedError(
+                    f"{name} has no topic {topic}", code=ResponseCode.TOPIC_NOT_EXIST, remark=""
+                )
+            header = CreateTopicHeader(
+                topic=topic,
+                default_topic="TBW102",
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=perm,
+                topic_filter_type=config.topic_filter_type,
+                topic_sys_flag=config.topic_sys_flag,
+                order=config.order,
+            )
+            await self._ask_group(
+                name, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(header.encode()), topic
+            )
+        return list(names)
+
+    # ------------------------------------------------------------------------------ groups
+
+    async def subscription_groups(self) -> dict[str, SubscriptionGroupConfig]:
+        """Return every consumer group that brokers know, by name.
+
+        Raises:
+            NoNameServerError: None answers.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        return await self._groups.subscription_groups(await self._leading())
+
+    async def consumer_connection(self, group: str) -> ConsumerConnection | None:
+        """Return who is in a consumer group and what they want; None when nobody is there.
+
+        Errors as `subscription_groups`.
+        """
+        return await self._groups.consumer_connection(group, await self._leading())
+
+    async def producer_connection(self, group: str) -> list[ClientConnection]:
+        """Return who is in a producer group; errors as `subscription_groups`."""
+        return await self._groups.producer_connection(group, await self._leading())
+
+    async def producers(self) -> dict[str, list[ProducerInfo]]:
+        """Return who is in every producer group; errors as `subscription_groups`."""
+        return await self._groups.producers(await self._leading())
+
+    async def queue_owners(self, group: str) -> dict[MessageQueue, str]:
+        """Return which client of a consumer group has which queue, as far as clients say so.
+
+        Errors as `subscription_groups`.
+        """
+        return await self._groups.queue_owners(group, await self._leading())
+
+    async def group_progress(self, group: str) -> dict[MessageQueue, OffsetWrapper]:
+        """Return how far a group is in every queue of every topic it has offsets of.
+
+        Errors as `subscription_groups`.
+        """
+        return await self._groups.progress(group, await self._leading())
+
+    async def lags(self) -> dict[str, dict[str, int]]:
+        """Return messages still to come, by group and topic; errors as `subscription_groups`."""
+        return await self._groups.lags(await self._leading())
+
+    async def plan_offset_reset(
+        self, group: str, topic: str, timestamp_ms: int
+    ) -> dict[MessageQueue, OffsetMove]:
+        """Return what `reset_offsets` would do; `client.group_admin.GroupAdmin.plan_reset`."""
+        await self._learn_leaders()
+        return await self._groups.plan_reset(group, topic, timestamp_ms)
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        timestamp_ms: int,
+        moves: Mapping[MessageQueue, OffsetMove] | None = None,
+    ) -> OffsetsReset:
+        """Let a group go on elsewhere, running or not; `client.group_admin.GroupAdmin.reset`.
+
+        Args:
+            timestamp_ms: At the first message stored at or after it, ms since the epoch; 0: the
+                first that is kept; -1: the end.
+            moves: The plan, if it was looked at before.
+        """
+        if moves is None:
+            moves = await self.plan_offset_reset(group, topic, timestamp_ms)
+        return await self._groups.reset(group, topic, timestamp_ms, moves)
+
+    async def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
+        """Let group *target* begin where *source* is; `client.group_admin.GroupAdmin.clone`."""
+        await self._groups.clone(source, target, topic, await self._leading())
+
+    async def broker_stats(self, name: str, key: str) -> dict[str, BrokerStatsData]:
+        """Return what each broker counted of *key*, by address; those that know nothing are not in.
+
+        Args:
+            name: ``TOPIC_PUT_NUMS``: of a topic, the same on all members of a group;
+                ``GROUP_GET_NUMS``: of ``topic@group``, what that member gave out.
+        Raises:
+            NoNameServerError: None answers.
+        """
+        found: dict[str, BrokerStatsData] = {}
+        info = await self.cluster_info()
+
+        async def ask(address: str) -> None:
+            said = await self._groups.stats_at(address, name, key)
+            if said is not None:
+                found[address] = said
+
+        async with trio.open_nursery() as nursery:
+            for group in info.broker_addr_table.values():
+                for address in group.broker_addrs.values():
+                    nursery.start_soon(ask, address)
+        return dict(sorted(found.items()))
 
     # ------------------------------------------------------------------------------ messages
 
@@ -323,7 +466,7 @@ class Admin:
                     topic=topic,
                     timeout_s=ADMIN_TIMEOUT_S,
                 )
-                _check(answer, f"{code.name} of {queue}")
+                checked(answer, f"{code.name} of {queue}")
                 bounds.append(OffsetResponseHeader.decode(answer.ext).offset)
             found[queue] = (bounds[0], bounds[1])
         return found
@@ -381,7 +524,7 @@ class Admin:
             RequestCode.VIEW_MESSAGE_BY_ID,
             dict(ViewMessageHeader(phy_offset).encode()),
         )
-        _check(answer, f"message at {phy_offset} of {address}")
+        checked(answer, f"message at {phy_offset} of {address}")
         return MessageExt(memoryview(answer.body), 0)
 
     async def query_messages(
@@ -438,7 +581,7 @@ class Admin:
             )
             if answer.code == ResponseCode.QUERY_NOT_FOUND:
                 continue
-            _check(answer, f"messages of {topic} with key {key} on {name}")
+            checked(answer, f"messages of {topic} with key {key} on {name}")
             found += _records(answer.body, name)
         return sorted(found, key=lambda message: message.store_timestamp_ms)
 
@@ -487,14 +630,14 @@ class Admin:
         answer = await self._instance.ask_leader(
             name, code, ext, topic=topic, timeout_s=ADMIN_TIMEOUT_S
         )
-        _check(answer, f"{code.name} of {topic} on {name}")
+        checked(answer, f"{code.name} of {topic} on {name}")
         return answer
 
     async def _ask_name_server(
         self, code: RequestCode, ext: ExtFields | None = None
     ) -> RemotingCommand:
         answer = await self._instance.name_servers.invoke(request(code, ext))
-        _check(answer, code.name)
+        checked(answer, code.name)
         return answer
 
     async def _learn_leaders(self) -> dict[str, str]:
@@ -507,6 +650,9 @@ class Admin:
             if address is not None:
                 leaders[name] = address
         return leaders
+
+    async def _leading(self) -> list[str]:
+        return sorted(await self._learn_leaders())
 
     async def _wait_route(self, topic: str, names: set[str]) -> None:
         """Ask until the route has all *names*: a send before that would guess the queues.
@@ -544,7 +690,7 @@ class Admin:
             answer = await self._instance.ask_leader(
                 name, code, dict(ext), topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
             )
-            _check(answer, f"{what} on {name}")
+            checked(answer, f"{what} on {name}")
         return chosen
 
 
@@ -561,12 +707,3 @@ def _records(body: Buffer, broker_name: str) -> Iterator[MessageExt]:
             f"messages of {broker_name} are damaged there, or on the way: {error}",
             code=ResponseCode.SERVICE_NOT_AVAILABLE,
         ) from error
-
-
-def _check(answer: RemotingCommand, what: str) -> None:
-    if answer.code != ResponseCode.SUCCESS:
-        raise RequestFailedError(
-            f"{what}: refused with code {answer.code}: {answer.remark or ''}",
-            code=answer.code,
-            remark=answer.remark or "",
-        )

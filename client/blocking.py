@@ -20,6 +20,7 @@ from client.admin import Admin
 from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
 from client.errors import ClientClosedError, UnknownOutcomeError
+from client.group_admin import OffsetsReset
 from client.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
 from client.listener import Listener
 from client.message import Message, MessageExt, PullResult, SendResult, SendStatus
@@ -30,6 +31,7 @@ from client.push_consumer import PushConsumer
 from client.route import MessageQueue
 from client.subscription_expression import SubscriptionExpression
 from client.transaction_producer import TransactionProducer, TransactionProducerConfig
+from remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper
 
 T = TypeVar("T")
 AsyncUser: TypeAlias = Producer | PullConsumer | PushConsumer | TransactionProducer
@@ -465,3 +467,35 @@ class BlockingAdmin:
     def view_message(self, offset_message_id: str) -> MessageExt:
         """As `Admin.view_message`."""
         return self._client._call(self._admin.view_message, offset_message_id)
+
+    def consumer_connection(self, group: str) -> ConsumerConnection | None:
+        """As `Admin.consumer_connection`."""
+        return self._client._call(self._admin.consumer_connection, group)
+
+    def producer_connection(self, group: str) -> list[ClientConnection]:
+        """As `Admin.producer_connection`."""
+        return self._client._call(self._admin.producer_connection, group)
+
+    def group_progress(self, group: str) -> dict[MessageQueue, OffsetWrapper]:
+        """As `Admin.group_progress`."""
+        return self._client._call(self._admin.group_progress, group)
+
+    def lags(self) -> dict[str, dict[str, int]]:
+        """As `Admin.lags`."""
+        return self._client._call(self._admin.lags)
+
+    def reset_offsets(self, group: str, topic: str, timestamp_ms: int) -> OffsetsReset:
+        """As `Admin.reset_offsets`."""
+        return self._client._call(self._admin.reset_offsets, group, topic, timestamp_ms)
+
+    def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
+        """As `Admin.clone_offsets`."""
+
+        async def work() -> None:
+            await self._admin.clone_offsets(source, target, topic=topic)
+
+        self._client._call(work)
+
+    def set_topic_perm(self, topic: str, perm: int) -> list[str]:
+        """As `Admin.set_topic_perm`."""
+        return self._client._call(self._admin.set_topic_perm, topic, perm)

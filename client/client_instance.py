@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from client.check_back import CheckBacks
+from client.consumer_calls import ConsumerCalls
 from client.errors import (
     BrokerUnreachableError,
     ClientClosedError,
@@ -237,6 +238,7 @@ class ClientInstance(ManagedScope):
         executor: Runs listeners that block; None: there are none.
         disk: Where broadcasting consumers keep their offsets; None: they cannot.
         check_backs: Who answers their questions about transactions.
+        consumer_calls: Who answers their questions about consumers.
         route_version: Grows with every change of a route or of a leader named by one.
     """
 
@@ -268,6 +270,7 @@ class ClientInstance(ManagedScope):
             Limiter("consumer ids changed", MAX_SERVER_REQUESTS),
         )
         self.check_backs = CheckBacks(self.server_requests)
+        self.consumer_calls = ConsumerCalls(self.server_requests)
         instance_name = config.instance_name or f"{config.pid}#{rng.randrange(1 << 48)}"
         self.client_id = f"{config.client_ip}@{instance_name}"
         self.routes = RouteTable()

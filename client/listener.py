@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, cast
 
+from client.consume_meter import ConsumeMeter
 from client.delivered_message import DeliveredMessage
 from client.route import MessageQueue
 from commitlog.errors import ConfigError
@@ -63,12 +64,19 @@ class ListenerCall:
         is_async: It can be cancelled; a plain function cannot.
     """
 
-    def __init__(self, listener: Listener, executor: Executor | None, name: str) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        executor: Executor | None,
+        name: str,
+        meter: ConsumeMeter | None = None,
+    ) -> None:
         """Wrap *listener*.
 
         Args:
             executor: Runs plain functions.
             name: Kind of its work there; what has the same worker, too, runs one after the other.
+            meter: Told of each call; None: nobody is.
         Raises:
             ConfigError: It is a plain function and there is nothing to run it.
         """
@@ -83,6 +91,7 @@ class ListenerCall:
         self._listener = listener
         self._executor = executor
         self._name = name
+        self._meter = meter
 
     async def __call__(
         self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
@@ -92,6 +101,21 @@ class ListenerCall:
         Raises:
             Exception: Whatever it raises.
         """
+        meter = self._meter
+        if meter is None:
+            return await self._answer(messages, context, worker)
+        began_s = meter.consuming(context.queue)
+        is_success = False
+        try:
+            status = await self._answer(messages, context, worker)
+            is_success = status is ConsumeStatus.SUCCESS
+        finally:
+            meter.consumed(context.queue.topic, len(messages), began_s, is_success=is_success)
+        return status
+
+    async def _answer(
+        self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
+    ) -> ConsumeStatus:
         if self.is_async:
             answer = await cast("Awaitable[Answer]", self._listener(messages, context))
         else:

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 import trio
 
+from client.consume_meter import ConsumeMeter
 from client.delivered_message import DeliveredMessage
 from client.errors import ClientError, LockLostError, OffsetIllegalError
 from client.message import PullResult
@@ -138,6 +139,7 @@ class Reading:
         lock_lost: Told of a queue whose token is old.
         gate: Closed while nothing is to be read.
         arrived: Told of a queue that has something new.
+        meter: Told of each pull that was answered; None: nobody is.
     """
 
     reader: PullConsumer
@@ -149,6 +151,7 @@ class Reading:
     batch_messages: int = ROCKETMQ_PULL_MESSAGES
     token: Callable[[MessageQueue], int | None] = lambda _: None
     lock_lost: Callable[[MessageQueue], None] = lambda _: None
+    meter: ConsumeMeter | None = None
 
     async def read(self, owned: OwnedQueue) -> None:
         """Read *owned* from where it stands until it is dropped.
@@ -171,6 +174,7 @@ class Reading:
         queue = owned.queue
         wanted = self.wanted(queue.topic)
         result: PullResult | None = None
+        began_s = 0.0 if self.meter is None else self.meter.pulling(queue)
         try:
             with owned.pulling():
                 result = await self.reader.pull(
@@ -210,5 +214,7 @@ class Reading:
         messages.put(found, result.next_begin_offset)
         owned.count("messages", len(found))
         if found:
+            if self.meter is not None:
+                self.meter.pulled(queue.topic, len(found), began_s)
             owned.changed()
             self.arrived(owned)

@@ -49,6 +49,10 @@ class OwnedQueues:
         """Return what is owned of *queue*."""
         return self._owned.get(queue)
 
+    def any_of(self, queue: MessageQueue) -> OwnedQueue | None:
+        """Return what is owned of *queue*, or what is being let go of it."""
+        return self._owned.get(queue) or self._leaving.get(queue)
+
     @property
     def queues(self) -> frozenset[MessageQueue]:
         """The queues that are owned."""

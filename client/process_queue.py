@@ -92,6 +92,17 @@ class ProcessQueue(Generic[M]):
         """Everything below it is dealt with, or was not wanted."""
         return self._order[0] if self._order else self.next_offset
 
+    @property
+    def offset_span(self) -> tuple[int, int] | None:
+        """First and last offset that is not dealt with; None when there is none."""
+        return (self._order[0], self._order[-1]) if self._order else None
+
+    @property
+    def span_in_hand(self) -> tuple[int, int] | None:
+        """First and last offset in hand, of a queue that is consumed in order; None: nothing is."""
+        in_hand = self.in_hand
+        return (self._order[0], self._order[in_hand - 1]) if in_hand else None
+
     def held_back_by(self, limits: FlowLimits) -> str | None:
         """Return the limit that forbids to pull now, or None."""
         if len(self._sizes) >= limits.max_messages:

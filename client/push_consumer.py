@@ -24,10 +24,13 @@ import trio
 
 from client.client_instance import ClientInstance, ManagedScope
 from client.concurrent_consumption import ConcurrentConsumption
+from client.consume_meter import ConsumeMeter
+from client.consumer_answers import ConsumerAnswers
 from client.delivered_message import retry_topic_of
 from client.errors import RequestFailedError
 from client.leader_watch import LeaderWatch
 from client.listener import Listener, ListenerCall
+from client.offset_reset import OffsetReset
 from client.offset_store import BrokerOffsets, LocalOffsets, OffsetStore, offsets_path
 from client.orderly_consumption import OrderlyConsumption
 from client.owned_queue import Gate, OwnedQueue, Reading
@@ -101,7 +104,10 @@ class PushConsumer(ManagedScope):
             changed=self._queues_changed,
         )
 
-        call = ListenerCall(listener, instance.executor, f"listener {group}")
+        self._meter = ConsumeMeter(instance.clock)
+        self._call = call = ListenerCall(
+            listener, instance.executor, f"listener {group}", self._meter
+        )
         # For its requests: the member of the group is this consumer.
         reader = PullConsumer(instance, group, follower_reads=config.follower_reads)
         self._ready = ReadyQueues(self._gate)
@@ -123,6 +129,7 @@ class PushConsumer(ManagedScope):
             config.pull_batch_size,
             self.lock_token,
             self._lock_lost,
+            self._meter,
         )
         self._locks: QueueLocks | None = None
         if orderly and not config.is_broadcasting:
@@ -139,6 +146,10 @@ class PushConsumer(ManagedScope):
             config.consume_from,
             self._clock,
             may_store=self._ordered.holds,
+        )
+        self._is_suspended = False
+        self._resets = OffsetReset(
+            self._owned, self._offsets, suspend=self._gate.close, resume=self._reset_done
         )
         for topic, expression in (subscriptions or {}).items():
             self.subscribe(topic, expression)
@@ -225,11 +236,17 @@ class PushConsumer(ManagedScope):
 
         The queues stay this consumer's, and locks stay held.
         """
+        self._is_suspended = True
         self._gate.close()
 
     def resume(self) -> None:
         """Go on after `suspend`. Idempotent."""
+        self._is_suspended = False
         self._gate.open()
+
+    def _reset_done(self) -> None:
+        if not self._is_suspended:
+            self._gate.open()
 
     @asynccontextmanager
     async def _scope(self) -> AsyncIterator[None]:
@@ -239,6 +256,7 @@ class PushConsumer(ManagedScope):
             self._subscriptions.put(retry_topic_of(self.group))
         await self._check_expressions()
         instance.add_sharing_consumer(self._data(), self._rebalance.wake)
+        instance.consumer_calls.add(self.group, self._answers())
         self._is_open = True
         try:
             await self._meet_brokers()
@@ -252,11 +270,28 @@ class PushConsumer(ManagedScope):
                     nursery.cancel_scope.cancel()
         finally:
             self._is_open = False
+            instance.consumer_calls.remove(self.group)
             await instance.remove_consumer(self.group)
+
+    def _answers(self) -> ConsumerAnswers:
+        return ConsumerAnswers(
+            self._instance,
+            self.group,
+            self.config,
+            self._orderly,
+            self._clock.wall_ms(),
+            self._subscriptions,
+            self._owned,
+            self._locks,
+            self._call,
+            self._meter,
+            self._resets,
+        )
 
     def _start(self, nursery: trio.Nursery) -> None:
         self._owned.start(nursery)
         nursery.start_soon(self._rebalance.run)
+        nursery.start_soon(self._resets.run)
         nursery.start_soon(self._offsets.run, self._owned, self.config.persist_period_s)
         nursery.start_soon(LeaderWatch(self._instance, self._owned).run)
         if self._locks is not None:

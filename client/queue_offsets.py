@@ -49,6 +49,8 @@ class QueueOffsets:
         self._clock = clock
         self._may_store = may_store
         self._stored: dict[MessageQueue, int] = {}
+        # Where an operator wants queues to go on, until that is stored.
+        self._told: dict[MessageQueue, int] = {}
         # An old offset on its way must not overtake the last one.
         self._saving = trio.Lock()
 
@@ -58,7 +60,7 @@ class QueueOffsets:
         Asks until somebody says.
         """
         queue = owned.queue
-        while not owned.is_dropped:
+        while not owned.is_dropped and queue not in self._told:
             try:
                 stored = await self._store.load(queue)
                 at = stored
@@ -69,12 +71,28 @@ class QueueOffsets:
                 _log.info("no_offset_yet", queue=str(queue), error=str(error))
                 await self._clock.sleep(ASK_AGAIN_S)
                 continue
+            if queue in self._told:
+                break
             if stored is None:
                 self._stored.pop(queue, None)
             else:
                 self._stored[queue] = stored
             owned.begin(at)
             return
+        if not owned.is_dropped:
+            owned.begin(self._told[queue])
+
+    async def reset(self, wanted: Iterable[tuple[OwnedQueue, int]]) -> None:
+        """Let queues go on where they are told, whatever is stored of them, and store that.
+
+        What cannot be stored now, also for want of a lock, is stored as soon as it can be.
+        """
+        wanted = list(wanted)
+        async with self._saving:
+            for owned, offset in wanted:
+                self._told[owned.queue] = offset
+                owned.begin(offset)
+        await self.save([owned for owned, _ in wanted])
 
     async def run(self, owned: Iterable[OwnedQueue], period_s: float) -> None:
         """Store what has changed of *owned*, whatever that is then, every *period_s*, for ever."""
@@ -92,11 +110,15 @@ class QueueOffsets:
             offsets: dict[MessageQueue, int] = {}
             for item in owned:
                 messages = item.messages
+                if is_last:
+                    self._told.pop(item.queue, None)
                 if messages is None or (item.is_dropped and not is_last):
                     continue
                 if not self._may_store(item):
                     continue
-                if self._stored.get(item.queue) != messages.commit_offset:
+                if self._stored.get(item.queue) == messages.commit_offset:
+                    self._told.pop(item.queue, None)
+                else:
                     offsets[item.queue] = messages.commit_offset
             if not offsets:
                 return
@@ -107,3 +129,4 @@ class QueueOffsets:
                 return
             for queue in saved:
                 self._stored[queue] = offsets[queue]
+                self._told.pop(queue, None)

@@ -243,6 +243,41 @@ async def info(
 
 
 @app.command
+async def perm(
+    topic: str,
+    permission: Annotated[str, Parameter(help="r, w, rw or none.")],
+    /,
+    *,
+    broker: Annotated[
+        tuple[str, ...] | None, Parameter(help="Broker group, may be repeated; all otherwise.")
+    ] = None,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Change what may be done with a topic, and nothing else of it."""
+    from client.admin import Admin
+    from client.errors import NoRouteError
+    from dledger.cli.sdk import open_client
+
+    if permission not in PERMISSIONS:
+        raise CliError("the permission is r, w, rw or none", exit_code=ExitCode.USAGE)
+    async with open_client(addresses(namesrv)) as client:
+        try:
+            names = await Admin(client).set_topic_perm(
+                topic, PERMISSIONS[permission], broker_names=broker
+            )
+        except NoRouteError as error:
+            raise CliError(
+                f"no route to topic {topic}", next_step="see dledger topic ls"
+            ) from error
+    if output == "json":
+        print_json({"topic": topic, "permission": permission, "brokers": names})
+    else:
+        note(f"{topic}: {permission} in {', '.join(names)}")
+    return ExitCode.OK
+
+
+@app.command
 async def delete(
     topic: str,
     /,

@@ -41,6 +41,8 @@ class Throughput:
             key: bounds.max_offset for key, bounds in tables.queues.items()
         }
         self.stats = BrokerStats(lambda: self._ends)
+        # What comes before the first sample counts too.
+        self.stats.look(clock.monotonic())
 
     def count_pull(self, messages: int, topic: str, group: str) -> None:
         """Count an answered pull; 0 messages is a miss."""

@@ -549,6 +549,58 @@ class GetConsumerStatusBody(Body):
     consumer_table: dict[str, dict[MessageQueue, int]] = {}
 
 
+class ProcessQueueInfo(Body):
+    """What a consumer has of one queue; ``droped`` is spelled so on the wire."""
+
+    commit_offset: int = 0
+    cached_msg_min_offset: int = 0
+    cached_msg_max_offset: int = 0
+    cached_msg_count: int = 0
+    cached_msg_size_in_mi_b: int = msgspec.field(name="cachedMsgSizeInMiB", default=0)
+    transaction_msg_min_offset: int = 0
+    transaction_msg_max_offset: int = 0
+    transaction_msg_count: int = 0
+    locked: bool = False
+    try_unlock_times: int = 0
+    last_lock_timestamp: int = 0
+    droped: bool = False
+    last_pull_timestamp: int = 0
+    last_consume_timestamp: int = 0
+
+
+class ConsumeStatus(Body):
+    """How fast a consumer takes messages of a topic: ms each, messages a second, failures."""
+
+    pull_rt: float = msgspec.field(name="pullRT", default=0.0)
+    pull_tps: float = msgspec.field(name="pullTPS", default=0.0)
+    consume_rt: float = msgspec.field(name="consumeRT", default=0.0)
+    consume_ok_tps: float = msgspec.field(name="consumeOKTPS", default=0.0)
+    consume_failed_tps: float = msgspec.field(name="consumeFailedTPS", default=0.0)
+    consume_failed_msgs: int = 0
+
+
+class ConsumerRunningInfo(Body):
+    """Answer of GET_CONSUMER_RUNNING_INFO: what a client says of one of its consumers."""
+
+    properties: dict[str, str] = {}
+    subscription_set: list[SubscriptionData] = []
+    mq_table: dict[MessageQueue, ProcessQueueInfo] = {}
+    mq_pop_table: dict[MessageQueue, dict[str, Any]] = {}
+    status_table: dict[str, ConsumeStatus] = {}
+    user_consumer_info: dict[str, str] = {}
+    jstack: str | None = None
+
+
+class ConsumeMessageDirectlyResult(Body):
+    """Answer of CONSUME_MESSAGE_DIRECTLY: what a listener made of one message."""
+
+    order: bool = False
+    auto_commit: bool = True
+    consume_result: str | None = None
+    remark: str | None = None
+    spent_time_mills: int = 0
+
+
 class ConsumerOffsetSerializeWrapper(Body):
     """All consumer offsets of a broker: "topic@group" → queue id → offset."""
 

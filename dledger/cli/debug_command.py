@@ -1,0 +1,196 @@
+"""``dledger debug bundle``: one file with what somebody needs who is to find out what is wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from cyclopts import App, Parameter
+
+from dledger.cli.ask_cluster import all_of
+from dledger.cli.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    note,
+    print_json,
+    show,
+)
+from dledger.cli.probe import any_cluster_info, ask
+from remoting.java_properties import format_properties, read_properties
+from remoting.protocol.bodies import ClusterInfo
+from remoting.protocol.codes import RequestCode, ResponseCode
+
+app = App(name="debug", help="Collect what a report needs.", backend="trio")
+
+TAIL_BYTES: Final = 1 << 20
+"""Of each log file, from its end: an election and what led to it are far less."""
+LOG_FILES_MAX: Final = 64
+REMOVED: Final = "(removed)"
+
+_SECRET: Final = re.compile(r"(?i)secret|passw|credential|access_?key|private|token")
+_SECRET_IN_TEXT: Final = re.compile(
+    r"""(?ix) ( [\w.\-]* (?: secret | passw | credential | access_?key | private | token )
+        [\w.\-]* ["']? \s* [=:] \s* ) (?: "[^"]*" | '[^']*' | [^\s,;}]+ )"""
+)
+
+
+def is_secret(key: str) -> bool:
+    """Tell whether the value of a setting is left out of a bundle."""
+    return _SECRET.search(key) is not None
+
+
+def without_secrets(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return *settings* with the values of those removed that may be secret. Pure."""
+    return {key: REMOVED if value and is_secret(key) else value for key, value in settings.items()}
+
+
+def text_without_secrets(text: str) -> str:
+    """Return *text*, a log, with the values of what is named like a secret removed. Pure."""
+    return _SECRET_IN_TEXT.sub(lambda found: f'{found.group(1)}"{REMOVED}"', text)
+
+
+def tail_of(data: bytes, size_bytes: int) -> str:
+    """Return the last whole lines of *data*, as text. Pure."""
+    if len(data) > size_bytes:
+        data = data[-size_bytes:].partition(b"\n")[2]
+    return data.decode(errors="replace")
+
+
+@app.command
+async def bundle(
+    *,
+    to: Annotated[Path, Parameter(help="The file; it must not exist.")] = Path(
+        "dledger-debug.tar.gz"
+    ),
+    logs: Annotated[
+        tuple[Path, ...], Parameter(help="A log file, or a folder with *.log; may be repeated.")
+    ] = (),
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Put what all nodes say of themselves into one tar.gz, and say what it holds.
+
+    Settings that may be secret, and values named like secrets in logs, are left out. Logs are read
+    on this machine only. A node that does not answer is named in errors.txt. No message is in it.
+    """
+    if to.exists():
+        raise CliError(f"{to} exists", next_step="give another --to", exit_code=ExitCode.USAGE)
+    parts = await _of_cluster(addresses(namesrv))
+    parts |= read_logs(logs)
+    parts["contents.txt"] = "".join(f"{name}\n" for name in sorted(parts)).encode()
+    to.write_bytes(packed(parts))
+    # It tells addresses, names of topics and groups: not for everybody on the machine.
+    os.chmod(to, 0o600)
+    rows = [{"name": name, "bytes": len(parts[name])} for name in sorted(parts)]
+    if output == "json":
+        print_json({"file": str(to), "holds": rows})
+    else:
+        show(output, str(to), rows, ("name", "bytes"))
+        note("look through it before you send it to anybody")
+    return ExitCode.OK
+
+
+def packed(parts: Mapping[str, bytes]) -> bytes:
+    """Return a tar.gz of *parts*, below one folder; equal parts make equal files inside. Pure."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name in sorted(parts):
+            entry = tarfile.TarInfo(f"dledger-debug/{name}")
+            entry.size, entry.mode = len(parts[name]), 0o600
+            archive.addfile(entry, io.BytesIO(parts[name]))
+    return out.getvalue()
+
+
+def read_logs(paths: Sequence[Path]) -> dict[str, bytes]:
+    """Return name → end of each log file, secrets removed.
+
+    Raises:
+        CliError: One is not there, or there are too many; a usage error.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise CliError(f"--logs: no {path}", exit_code=ExitCode.USAGE)
+        files += sorted(path.rglob("*.log")) if path.is_dir() else [path]
+    if len(files) > LOG_FILES_MAX:
+        raise CliError(
+            f"--logs: {len(files)} files, at most {LOG_FILES_MAX}", exit_code=ExitCode.USAGE
+        )
+    found: dict[str, bytes] = {}
+    for number, file in enumerate(files):
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - TAIL_BYTES - 1))
+            text = text_without_secrets(tail_of(log.read(), TAIL_BYTES))
+        found[f"logs/{number:02}-{file.name}"] = text.encode()
+    return found
+
+
+async def _of_cluster(namesrvs: list[str]) -> dict[str, bytes]:
+    """Return name → content of everything nodes say of themselves.
+
+    Raises:
+        NoAnswerError: No NameServer answers, so nobody knows the nodes.
+    """
+    source, info = await any_cluster_info(namesrvs)
+    parts = {"versions.txt": f"dledger {version('dledger-mq')}\n".encode()}
+    parts["cluster.json"] = _json({"asked": source, "cluster": info})
+    errors: list[str] = []
+    jobs = {
+        (f"brokers/{address}", name): partial(_ask, address, code)
+        for address in _brokers(info)
+        for name, code in (
+            ("raft_status.json", RequestCode.RAFT_STATUS),
+            ("settings.properties", RequestCode.GET_BROKER_CONFIG),
+            ("runtime.json", RequestCode.GET_BROKER_RUNTIME_INFO),
+        )
+    } | {
+        (f"name-servers/{address}", "settings.properties"): partial(
+            _ask, address, RequestCode.GET_NAMESRV_CONFIG
+        )
+        for address in namesrvs
+    }
+    for (folder, name), answer in sorted((await all_of(jobs)).items()):
+        if isinstance(answer, CliError):
+            errors.append(f"{folder}/{name}: {answer}")
+        elif name.endswith(".properties"):
+            settings = without_secrets(read_properties(answer.decode()))
+            parts[f"{folder}/{name}".replace(":", "_")] = format_properties(settings).encode()
+        else:
+            parts[f"{folder}/{name}".replace(":", "_")] = answer
+    if errors:
+        parts["errors.txt"] = "".join(f"{line}\n" for line in errors).encode()
+    return parts
+
+
+def _brokers(info: ClusterInfo) -> list[str]:
+    return [
+        address
+        for _, group in sorted(info.broker_addr_table.items())
+        for _, address in sorted(group.broker_addrs.items())
+    ]
+
+
+async def _ask(address: str, code: RequestCode) -> bytes | CliError:
+    try:
+        answer = await ask(address, code)
+    except CliError as error:
+        return error
+    if answer.code != ResponseCode.SUCCESS:
+        return CliError(f"{address}: code {answer.code} {answer.remark or ''}")
+    return bytes(answer.body)
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1)

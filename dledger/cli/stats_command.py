@@ -1,0 +1,141 @@
+"""``dledger stats``: what comes into topics, what groups get, and what waits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import trio
+from cyclopts import Parameter
+
+from dledger.cli.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    RowsOutput,
+    addresses,
+    show,
+)
+
+if TYPE_CHECKING:
+    from client.admin import Admin
+    from remoting.protocol.bodies import BrokerStatsData
+
+COLUMNS = ("topic", "group", "in_per_s", "out_per_s", "in_24h", "out_24h", "lag")
+TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
+GROUP_GET_NUMS = "GROUP_GET_NUMS"
+ASKED_AT_ONCE = 8
+"""Statistics asked for at a time, of all brokers each."""
+CLEAR = "\x1b[H\x1b[2J"
+
+
+async def stats(
+    topic: Annotated[str | None, Parameter(help="This topic; all otherwise.")] = None,
+    /,
+    *,
+    watch: Annotated[bool, Parameter(help="Again and again, until Ctrl-C.")] = False,
+    every_s: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
+    looks: Annotated[int | None, Parameter(help="End after so many.")] = None,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: RowsOutput = "table",
+) -> int:
+    """Show rates of the last minute, counts of 24 hours, and lag, per topic and group.
+
+    Brokers count since they started; what a group got is summed over all brokers.
+    """
+    from client.admin import Admin
+    from dledger.cli.sdk import open_client
+
+    if every_s <= 0:
+        raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
+    most = looks if looks is not None else (None if watch else 1)
+    async with open_client(addresses(namesrv)) as client:
+        admin, done = Admin(client), 0
+        while True:
+            rows = await stats_of(admin, topic)
+            if done and output == "table" and sys.stdout.isatty():
+                sys.stdout.write(CLEAR)
+            show(output, "", rows, COLUMNS)
+            done += 1
+            if most is not None and done >= most:
+                return ExitCode.OK
+            await trio.sleep(every_s)
+
+
+async def stats_of(admin: Admin, topic: str | None) -> list[dict[str, Any]]:
+    """Return one row per topic and group that has an offset of it, from all brokers."""
+    lags = await admin.lags()
+    groups: dict[str, dict[str, int]] = {}
+    for group, by_topic in lags.items():
+        for name, lag in by_topic.items():
+            groups.setdefault(name, {})[group] = lag
+    topics = [topic] if topic is not None else sorted({*groups, *await _plain_topics(admin)})
+    keys = [(TOPIC_PUT_NUMS, name) for name in topics]
+    keys += [
+        (GROUP_GET_NUMS, f"{name}@{group}") for name in topics for group in groups.get(name, ())
+    ]
+    said: dict[tuple[str, str], dict[str, BrokerStatsData]] = {}
+    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+
+    async def ask(key: tuple[str, str]) -> None:
+        async with limiter:
+            said[key] = await admin.broker_stats(*key)
+
+    async with trio.open_nursery() as nursery:
+        for key in keys:
+            nursery.start_soon(ask, key)
+    info = await admin.cluster_info()
+    leaders = {
+        group.broker_addrs[0]
+        for group in info.broker_addr_table.values()
+        if 0 in group.broker_addrs
+    }
+    rows = []
+    for name in topics:
+        # All members of a group count what comes in; the leaders together have it once.
+        came = {a: data for a, data in said[TOPIC_PUT_NUMS, name].items() if a in leaders}
+        for group, lag in sorted(groups.get(name, {}).items()):
+            went = said[GROUP_GET_NUMS, f"{name}@{group}"]
+            rows.append(stats_row(name, group, came, went, lag))
+        if not groups.get(name):
+            rows.append(stats_row(name, None, came, {}, None))
+    return rows
+
+
+async def _plain_topics(admin: Admin) -> list[str]:
+    from dledger.cli.topic_command import SYSTEM_PREFIXES, SYSTEM_TOPICS
+
+    info = await admin.cluster_info()
+    own = {*info.broker_addr_table, *info.cluster_addr_table, *SYSTEM_TOPICS}
+    own |= {f"{cluster}_REPLY_TOPIC" for cluster in info.cluster_addr_table}
+    return [
+        name
+        for name in await admin.topic_list()
+        if name not in own and not name.startswith(SYSTEM_PREFIXES)
+    ]
+
+
+def stats_row(
+    topic: str,
+    group: str | None,
+    came: Mapping[str, BrokerStatsData],
+    went: Mapping[str, BrokerStatsData],
+    lag: int | None,
+) -> dict[str, Any]:
+    """Return what is shown of a topic and one of its groups. Pure.
+
+    Args:
+        came: What leaders say came in, by address.
+        went: What all brokers say the group got.
+    """
+    return {
+        "topic": topic,
+        "group": group,
+        "in_per_s": round(sum(data.stats_minute.tps for data in came.values()), 2),
+        "out_per_s": round(sum(data.stats_minute.tps for data in went.values()), 2),
+        "in_24h": sum(data.stats_day.sum for data in came.values()),
+        "out_24h": sum(data.stats_day.sum for data in went.values()),
+        "lag": lag,
+    }

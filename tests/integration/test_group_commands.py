@@ -1,0 +1,197 @@
+"""`dledger group`, `producer`, `topic perm`, `stats` and `debug bundle` against a real broker."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.blocking import BlockingClient
+from client.consume_from import FROM_FIRST
+from client.delivered_message import DeliveredMessage
+from client.listener import ConsumeContext
+from client.message import Message
+from client.push_config import PushConfig
+from dledger.cli.main import main
+from dledger.testing.embedded_broker import EmbeddedBroker
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 20.0
+
+
+class Heard:
+    """A listener in worker threads that remembers."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self._more = threading.Condition()
+
+    def __call__(self, messages: Sequence[DeliveredMessage], _context: ConsumeContext) -> None:
+        with self._more:
+            self.bodies += [message.body_bytes for message in messages]
+            self._more.notify_all()
+
+    def wait_for(self, count: int) -> list[bytes]:
+        """Wait until so many messages were heard and return them."""
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.bodies) >= count, WITHIN_S), self.bodies
+            return list(self.bodies)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(topics={"orders": 2}) as running:
+        yield running
+
+
+class Shell:
+    """Runs commands and reads what they print."""
+
+    def __init__(self, namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._namesrv = namesrv
+        self._capsys = capsys
+
+    def run(self, *tokens: str, status: int = 0) -> tuple[str, str]:
+        """Run a command that ends with *status*; return what it printed, results and notes."""
+        self._capsys.readouterr()
+        code = main([*tokens, "--namesrv", self._namesrv])
+        out, err = self._capsys.readouterr()
+        assert code == status, err
+        return out, err
+
+    def json(self, *tokens: str, status: int = 0) -> Any:
+        """Run a command and return its JSON."""
+        return json.loads(self.run(*tokens, "-o", "json", status=status)[0])
+
+    def until(self, good: Callable[[Any], bool], *tokens: str) -> Any:
+        """Run a command again until its JSON is *good*."""
+        end = time.monotonic() + WITHIN_S
+        while not good(found := self.json(*tokens)):
+            assert time.monotonic() < end, found
+            time.sleep(0.2)
+        return found
+
+
+@pytest.fixture
+def shell(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(broker.name_server_addr, capsys)
+
+
+def offsets(found: Any) -> list[int]:
+    """Return how far a group is in orders, as `group info` says."""
+    return [row["consumed"] for row in found["queues"] if row["topic"] == "orders"]
+
+
+def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
+    broker: EmbeddedBroker, shell: Shell, tmp_path: Path
+) -> None:
+    heard = Heard()
+    config = PushConfig(consume_from=FROM_FIRST, persist_period_s=0.2)
+    with BlockingClient(broker.name_server_addr) as client:
+        producer = client.producer("billing-p")
+        for number in range(10):
+            producer.send(Message("orders", b"%d" % number, tags="a"))
+        with client.push_consumer("billing", heard, {"orders": "a || b"}, config):
+            heard.wait_for(10)
+            found = shell.until(lambda f: sum(offsets(f)) == 10, "group", "info", "billing")
+            assert found["lag"] == 0
+            (member,) = found["members"]
+            assert {row["member"] for row in found["queues"]} == {member["client_id"]}
+            assert {s["topic"]: s["expression"] for s in found["subscriptions"]} == {
+                "%RETRY%billing": "*",
+                "orders": "a || b",
+            }
+            planned = shell.json("group", "reset", "billing", "orders", "--to-first")
+            assert not planned["changed"]
+            assert [row["after"] for row in planned["queues"]] == [0, 0]
+            assert sum(row["before"] for row in planned["queues"]) == 10
+            assert len(heard.bodies) == 10
+
+            done = shell.json("group", "reset", "billing", "orders", "--to-first", "--yes")
+            assert {row["done"] for row in done["queues"]} == {"told"}
+            assert sorted(heard.wait_for(20)[10:]) == sorted(heard.bodies[:10])
+            shell.until(lambda f: sum(offsets(f)) == 10, "group", "info", "billing")
+
+            (row,) = [r for r in shell.json("group", "ls") if r["group"] == "billing"]
+            assert row == {
+                "group": "billing",
+                "members": 1,
+                "model": "CLUSTERING",
+                "topics": 1,
+                "lag": 0,
+            }
+            (row,) = shell.json("producer", "ls", "billing-p")
+            assert row["client_id"] == member["client_id"]
+            assert "no producer of nobody" in shell.run("producer", "ls", "nobody", status=1)[1]
+            for number in range(10, 15):
+                producer.send(Message("orders", b"%d" % number, tags="b"))
+            heard.wait_for(25)
+            shell.until(lambda f: sum(offsets(f)) == 15, "group", "info", "billing")
+            (row,) = shell.json("stats", "orders")
+            assert (row["topic"], row["group"], row["lag"]) == ("orders", "billing", 0)
+            assert row["in_24h"] == 15
+            assert row["out_24h"] >= 25
+            twice, _ = shell.run("stats", "--watch", "--looks", "2", "--every-s", "0.1")
+            assert twice.count("billing") == 2
+            assert (
+                "billing has 1 consumers running"
+                in shell.run("group", "clone", "billing", "billing", "--yes", status=1)[1]
+            )
+
+        done = shell.json("group", "reset", "billing", "orders", "--to-time", "0", "--yes")
+        assert {row["done"] for row in done["queues"]} == {"stored"}
+        assert offsets(shell.json("group", "info", "billing")) == [0, 0]
+        out, err = shell.run("group", "skip", "billing", "orders")
+        assert "moves by" in out
+        assert "--yes does it" in err
+        shell.run("group", "skip", "billing", "orders", "--yes")
+        assert sum(offsets(shell.json("group", "info", "billing"))) == 15
+        shell.run("group", "clone", "billing", "audit", "--yes")
+        assert sum(offsets(shell.json("group", "info", "audit"))) == 15
+
+
+def test_a_topic_that_may_only_be_read_takes_no_message_until_it_may_be_written_again(
+    broker: EmbeddedBroker, shell: Shell
+) -> None:
+    broker.create_topic("closing", queue_nums=3)
+    assert shell.json("topic", "perm", "closing", "r")["permission"] == "r"
+    (row,) = shell.json("topic", "route", "closing")
+    assert (row["permission"], row["write_queues"]) == ("R--", 3)
+    shell.run("send", "-t", "closing", "x", status=1)
+    shell.run("topic", "perm", "closing", "rw")
+    shell.run("send", "-t", "closing", "x")
+    assert "r, w, rw or none" in shell.run("topic", "perm", "closing", "rwx", status=2)[1]
+    assert "no route" in shell.run("topic", "perm", "nowhere", "r", status=1)[1]
+
+
+def test_a_bundle_holds_what_it_says_and_no_secret(
+    broker: EmbeddedBroker, shell: Shell, tmp_path: Path
+) -> None:
+    log = tmp_path / "n0.log"
+    log.write_text('{"event":"settings","raft.secret_file":"/etc/s (toml)"}\n{"event":"elected"}\n')
+    target = tmp_path / "bundle.tar.gz"
+    tokens = ("debug", "bundle", "--to", str(target), "--logs", str(tmp_path))
+    said = shell.json(*tokens)
+    with tarfile.open(target) as archive:
+        names = [name.removeprefix("dledger-debug/") for name in archive.getnames()]
+        texts = {
+            name: archive.extractfile(f"dledger-debug/{name}").read().decode()  # type: ignore[union-attr]
+            for name in names
+        }
+    assert [row["name"] for row in said["holds"]] == names
+    assert texts["contents.txt"].split() == [name for name in names if name != "contents.txt"]
+    (status,) = [name for name in names if name.endswith("raft_status.json")]
+    assert json.loads(texts[status])["serving"] is True
+    (settings,) = [n for n in names if n.startswith("brokers/") and n.endswith(".properties")]
+    assert "listenPort=" in texts[settings]
+    assert '"event":"elected"' in texts["logs/00-n0.log"]
+    assert not any("/etc/s" in text for text in texts.values())
+    assert target.stat().st_mode & 0o077 == 0
+    assert "exists" in shell.run(*tokens, status=2)[1]

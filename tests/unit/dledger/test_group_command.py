@@ -1,0 +1,192 @@
+"""What `dledger group`, `stats` and `debug bundle` show and refuse, without a cluster."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from client.group_admin import OffsetMove
+from client.route import MessageQueue
+from dledger.cli.debug_command import (
+    LOG_FILES_MAX,
+    is_secret,
+    packed,
+    read_logs,
+    tail_of,
+    text_without_secrets,
+    without_secrets,
+)
+from dledger.cli.group_command import clone_rows, group_info, group_row, move_rows, reset_time
+from dledger.cli.main import main
+from dledger.cli.output import CliError, ExitCode
+from dledger.cli.stats_command import stats_row
+from remoting.protocol.bodies import (
+    BrokerStatsData,
+    BrokerStatsItem,
+    ClientConnection,
+    ConsumerConnection,
+    MessageModel,
+    OffsetWrapper,
+    SubscriptionData,
+)
+
+T0, T1, U0 = (MessageQueue(topic, "g", q) for topic, q in (("T", 0), ("T", 1), ("U", 0)))
+ONLINE = ConsumerConnection(
+    connection_set=[ClientConnection("c1", "h:1", "JAVA", 407)],
+    subscription_table={"T": SubscriptionData("T", "a"), "%RETRY%G": SubscriptionData("%RETRY%G")},
+    message_model=MessageModel.CLUSTERING,
+)
+PROGRESS = {
+    T1: OffsetWrapper(broker_offset=9, consumer_offset=4, last_timestamp=1_700_000_000_000),
+    T0: OffsetWrapper(broker_offset=2, consumer_offset=2),
+    U0: OffsetWrapper(broker_offset=1, consumer_offset=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "time", "expected"),
+    [(True, False, "", 0), (False, True, "", -1), (False, False, "2026-01-31", 1769817600000)],
+)
+def test_where_a_reset_goes(first: bool, last: bool, time: str, expected: int) -> None:
+    assert reset_time(first, last, time) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "time"),
+    [(False, False, ""), (True, True, ""), (True, False, "0"), (False, False, "soon")],
+)
+def test_a_reset_to_nowhere_or_to_two_places_is_a_usage_error(
+    first: bool, last: bool, time: str
+) -> None:
+    with pytest.raises(CliError) as raised:
+        reset_time(first, last, time)
+    assert raised.value.exit_code is ExitCode.USAGE
+
+
+def test_a_group_without_members_is_shown_with_its_lag() -> None:
+    assert group_row("G", None, {"T": 3, "%RETRY%G": 2}) == {
+        "group": "G",
+        "members": 0,
+        "model": None,
+        "topics": 1,
+        "lag": 5,
+    }
+    assert group_row("G", ONLINE, {})["topics"] == 1
+
+
+def test_all_of_a_group() -> None:
+    found = group_info("G", ONLINE, PROGRESS, {T1: "c1"})
+    assert [(q["topic"], q["queue"], q["lag"], q["member"]) for q in found["queues"]] == [
+        ("T", 0, 0, None),
+        ("T", 1, 5, "c1"),
+        ("U", 0, 0, None),
+    ]
+    assert found["lag"] == 5
+    assert found["queues"][1]["last_consumed"] == "2023-11-14T22:13:20.000+00:00"
+    assert found["queues"][0]["last_consumed"] is None
+    assert found["subscriptions"][1] == {"topic": "T", "expression": "a", "type": "TAG"}
+    assert group_info("G", None, {}, {})["members"] == []
+
+
+def test_a_plan_says_by_how_much_each_queue_moves() -> None:
+    (row,) = move_rows({T0: OffsetMove(before=7, after=3, min_offset=1, max_offset=9)})
+    assert (row["before"], row["after"], row["moves_by"]) == (7, 3, -4)
+
+
+def test_a_clone_of_one_topic_leaves_the_others() -> None:
+    rows = clone_rows(PROGRESS, {T1: OffsetWrapper(consumer_offset=1)}, "T")
+    assert [(row["queue"], row["before"], row["after"]) for row in rows] == [(0, 0, 2), (1, 1, 4)]
+    assert len(clone_rows(PROGRESS, {}, None)) == 3
+
+
+def test_what_came_is_the_leaders_and_what_went_is_everybodys() -> None:
+    def data(per_s: float, day: int) -> BrokerStatsData:
+        return BrokerStatsData(
+            stats_minute=BrokerStatsItem(tps=per_s), stats_day=BrokerStatsItem(sum=day)
+        )
+
+    row = stats_row("T", "G", {"a": data(1.5, 10)}, {"a": data(1, 6), "b": data(0.25, 4)}, 3)
+    assert row == {
+        "topic": "T",
+        "group": "G",
+        "in_per_s": 1.5,
+        "out_per_s": 1.25,
+        "in_24h": 10,
+        "out_24h": 10,
+        "lag": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "code", "text"),
+    [
+        (["group", "ls", "-n", "127.0.0.1:1"], 3, "error: "),
+        (["group", "reset", "G", "T", "-n", "127.0.0.1:1"], 2, "--to-first, --to-last, --to-time"),
+        (["stats", "--every-s", "0"], 2, "--every-s: above 0"),
+        (["debug", "bundle", "-n", "127.0.0.1:1"], 3, "does not answer"),
+    ],
+)
+def test_errors_are_one_line(
+    tokens: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tokens) == code
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert text in error
+
+
+# -------------------------------------------------------------------------------- bundle
+
+
+@pytest.mark.parametrize(
+    "key", ["secretKey", "raft.secret_file", "client.credentials_file", "accessKey", "sslPassword"]
+)
+def test_settings_named_like_secrets_are_removed(key: str) -> None:
+    assert is_secret(key)
+    settings = {key: "hidden", "listenPort": "1", f"empty.{key}": ""}
+    assert without_secrets(settings) == {
+        key: "(removed)",
+        "listenPort": "1",
+        f"empty.{key}": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ('{"event":"x","secretKey":"hid den","term":4}', ['"event":"x"', '"term":4']),
+        ("2026 settings raft.secret_file='hid den' term=4", ["settings", "term=4"]),
+        ("accessKey: hidden, term: 4", ["term: 4"]),
+        ('password = "hid den"', ["password"]),
+    ],
+)
+def test_values_named_like_secrets_are_removed_from_logs(line: str, kept: list[str]) -> None:
+    text = text_without_secrets(line)
+    assert "hid" not in text
+    assert "(removed)" in text
+    assert all(part in text for part in kept)
+
+
+def test_the_end_of_a_log_begins_with_a_whole_line() -> None:
+    assert tail_of(b"one\ntwo\nthree\n", 8) == "three\n"
+    assert tail_of(b"one\ntwo\n", 8) == "one\ntwo\n"
+
+
+def test_logs_are_found_in_folders_and_too_many_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "n0.log").write_text("token=hidden\n")
+    (tmp_path / "other.txt").write_text("not a log")
+    assert read_logs([tmp_path]) == {"logs/00-n0.log": b'token="(removed)"\n'}
+    with pytest.raises(CliError, match=r"no .*missing"):
+        read_logs([tmp_path / "missing"])
+    for number in range(LOG_FILES_MAX):
+        (tmp_path / f"{number}.log").touch()
+    with pytest.raises(CliError, match="65 files, at most 64"):
+        read_logs([tmp_path])
+
+
+def test_a_bundle_is_one_folder() -> None:
+    with tarfile.open(fileobj=io.BytesIO(packed({"b": b"2", "a": b"1"}))) as archive:
+        assert archive.getnames() == ["dledger-debug/a", "dledger-debug/b"]
