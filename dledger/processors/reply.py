@@ -43,7 +43,7 @@ from remoting.processor import Answered, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
-from remoting.protocol.outcome import Condition, answer
+from remoting.protocol.outcome import REASON_FIELD, Condition, answer
 from remoting.seams import Clock, Rng
 
 PUSH_WITHIN_S: Final = 2.5
@@ -53,6 +53,15 @@ KEPT_SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 """What a replier may say of its body; the other bits are the broker's."""
 
 logger = structlog.get_logger(__name__)
+
+
+class _RequesterAwayError(RefusedError):
+    """Who asked is not connected here, or did not take the reply."""
+
+    answer_fields: Final = {REASON_FIELD: Condition.REQUESTER_AWAY.value}
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(Condition.REQUESTER_AWAY, remark)
 
 
 class _Reply(NamedTuple):
@@ -168,9 +177,8 @@ class ReplyProcessor:
             )
         client = self._clients.producer(client_id)
         if client is None:
-            raise RefusedError(
-                Condition.REQUESTER_AWAY,
-                f"push reply message fail, channel of <{client_id}> not found.",
+            raise _RequesterAwayError(
+                f"push reply message fail, channel of <{client_id}> not found."
             )
         return client
 
@@ -183,13 +191,13 @@ class ReplyProcessor:
         try:
             told = await client.channel.invoke(self._pushed(reply), PUSH_WITHIN_S)
         except MQError as error:
-            is_sent = error.outcome == "unknown"
-            condition = Condition.REPLY_UNCONFIRMED if is_sent else Condition.REQUESTER_AWAY
             logger.info("reply_not_pushed", client=client.client_id, reason=str(error))
-            return self._with_region(answer(command, condition, failed))
+            if error.outcome != "unknown":
+                return self._with_region(refusal(command, _RequesterAwayError(failed)))
+            return self._with_region(answer(command, Condition.REPLY_UNCONFIRMED, failed))
         if told.code != ResponseCode.SUCCESS:
             logger.info("reply_refused", client=client.client_id, remark=told.remark)
-            return self._with_region(answer(command, Condition.REQUESTER_AWAY, failed))
+            return self._with_region(refusal(command, _RequesterAwayError(failed)))
         message_id, queue_offset = await self._keep(reply)
         ext = {
             "msgId": message_id,

@@ -194,7 +194,8 @@ async def test_what_a_requester_did_not_confirm_is_told_and_not_kept(
     heartbeat(broker, Asker(fails=fails, code=1), "p")
     answered = await send(broker)
     assert (answered.code, answered.remark) == (code, "push reply message to asker fail.")
-    assert answered.ext == {"outcome": outcome, "retriable": retriable, **ALWAYS}
+    reason = {"reason": "requester_away"} if outcome == "not_stored" else {}
+    assert answered.ext == {"outcome": outcome, "retriable": retriable, **reason, **ALWAYS}
     assert kept(broker.group) == []
 
 
@@ -202,7 +203,8 @@ async def test_a_requester_that_is_not_connected_is_told_in_rocketmqs_words(brok
     answered = await send(broker)
     assert answered.code == 1
     assert answered.remark == "push reply message fail, channel of <asker> not found."
-    assert answered.ext == {"outcome": "not_stored", "retriable": "true", **ALWAYS}
+    away = {"outcome": "not_stored", "retriable": "true", "reason": "requester_away"}
+    assert answered.ext == {**away, **ALWAYS}
     nobody = await send(broker, reply_command(i="CORRELATION_ID\x01c-1\x02"))
     assert nobody.remark == "reply message properties[REPLY_TO_CLIENT] is null"
     assert (nobody.code, nobody.ext) == (1, {"outcome": "not_stored", **ALWAYS})
