@@ -32,6 +32,7 @@ from commitlog.properties import encode_properties
 from commitlog.record import encode_record
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.frame import FrameDecoder, encode_command
 from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.outcome import Condition, answer
 from tests.unit.client.fake_cluster import World, open_world
@@ -294,6 +295,30 @@ async def test_an_unreadable_reply_is_refused(autojump_clock: MockClock) -> None
         assert (await push(connection, header, b"x")).code == 0
 
 
+async def test_a_client_confirms_a_push_of_rocketmqs_broker_to_the_byte() -> None:
+    async with open_world() as world:
+        client = world.client()
+        header = (
+            b'{"code":326,"extFields":{"producerGroup":"re","topic":"c_REPLY_TOPIC",'
+            b'"defaultTopic":"TBW102","defaultTopicQueueNums":"4","queueId":"-1","sysFlag":"0",'
+            b'"bornTimestamp":"1","flag":"0","properties":"CORRELATION_ID\\u0001c-1",'
+            b'"reconsumeTimes":"0","unitMode":"false","bornHost":"10.0.0.7:4711",'
+            b'"storeHost":"10.0.0.1:10911","storeTimestamp":"18"},"flag":0,"language":"JAVA",'
+            b'"opaque":3,"serializeTypeCurrentRPC":"JSON","version":407}'
+        )
+        size, head = (4 + len(header) + 4).to_bytes(4), len(header).to_bytes(4)
+        (command,) = FrameDecoder().feed(size + head + header + b"that")
+        processor = client.server_requests.get(326)
+        assert processor is not None
+        said = processor.handler(None, command)  # type: ignore[arg-type]  # not looked at
+        assert isinstance(said, RemotingCommand)
+        text = (
+            b'{"code":0,"extFields":{},"flag":1,"language":"PYTHON","opaque":3,'
+            b'"serializeTypeCurrentRPC":"JSON","version":407}'
+        )
+        assert encode_command(said)[8:] == text
+
+
 def refusing(condition: Condition) -> Any:
     return lambda asked: answer(asked, condition, "no")
 
@@ -424,4 +449,5 @@ async def test_a_reply_tries_the_other_group(autojump_clock: MockClock) -> None:
         nursery.start_soon(reply)
         reply_ = await stage.asker.request(QUESTION, 5.0)
         assert reply_.body_bytes == b"the other way"
+        await trio.testing.wait_all_tasks_blocked()
         assert [said.code for said in other.pushed] == [0]

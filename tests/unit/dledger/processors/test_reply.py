@@ -17,6 +17,7 @@ from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyIn
 from remoting.protocol.bodies import HeartbeatData, ProducerData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.frame import FrameDecoder, encode_command
 from tests.harness.broker import Broker
 from tests.harness.fake_group import (
     CLUSTER,
@@ -294,3 +295,67 @@ async def test_a_broker_that_takes_no_writes_takes_no_replies(
     broker = Broker(group, clock, broker_permission=4)
     heartbeat(broker, Asker(), "p")
     assert (await send(broker)).code == 16
+
+
+# -- byte by byte ----------------------------------------------------------------------------
+
+
+def frame(header: str, body: bytes = b"") -> bytes:
+    head = header.encode()
+    return (4 + len(head) + len(body)).to_bytes(4) + len(head).to_bytes(4) + head + body
+
+
+ASKED = frame(
+    '{"code":325,"extFields":{"a":"repliers","b":"REPLY_TOPIC","c":"TBW102","d":"4","e":"0","f":"0",'
+    '"g":"1795147871927","h":"0","i":"CORRELATION_ID\\u0001c-1\\u0002REPLY_TO_CLIENT\\u0001'
+    '10.0.0.9@77\\u0002MSG_TYPE\\u0001reply\\u0002TTL\\u00013000","j":"0","k":"false",'
+    '"m":"false"},"flag":0,"language":"JAVA","opaque":8,"serializeTypeCurrentRPC":"JSON",'
+    '"version":407}'.replace("REPLY_TOPIC", REPLY_TOPIC),
+    b"that",
+)
+"""As RocketMQ's Java client writes it."""
+
+
+async def answered(broker: Broker) -> bytes:
+    (command,) = FrameDecoder().feed(ASKED)
+    response = await send(broker, command)
+    assert response.opaque == 8
+    return encode_command(response)
+
+
+async def test_a_confirmed_reply_is_answered_to_the_byte(
+    group: FakeGroup, clock: ManualClock
+) -> None:
+    broker = Broker(group, clock, store_reply_message_enable=False)
+    asker = Asker()
+    heartbeat(broker, asker, "p", client_id="10.0.0.9@77")
+    assert await answered(broker) == frame(
+        '{"code":0,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true","msgId":"0",'
+        '"queueId":"0","queueOffset":"0"},"flag":1,"language":"PYTHON","opaque":8,'
+        '"serializeTypeCurrentRPC":"JSON","version":407}'
+    )
+    (pushed,) = asker.pushed
+    pushed.opaque = 5
+    now = str(clock.wall_ms())
+    expected = (
+        '{"code":326,"extFields":{"bornHost":"10.1.2.3:4567","bornTimestamp":"1795147871927",'
+        '"defaultTopic":"TBW102","defaultTopicQueueNums":"4","flag":"0",'
+        '"producerGroup":"repliers","properties":"CORRELATION_ID\\u0001c-1\\u0002'
+        "REPLY_TO_CLIENT\\u000110.0.0.9@77\\u0002MSG_TYPE\\u0001reply\\u0002TTL\\u00013000\\u0002"
+        'PUSH_REPLY_TIME\\u0001NOW\\u0002","queueId":"0","reconsumeTimes":"0",'
+        '"storeHost":"LEADER","storeTimestamp":"NOW","sysFlag":"0","topic":"REPLY_TOPIC",'
+        '"unitMode":"false"},"flag":0,"language":"PYTHON","opaque":5,'
+        '"serializeTypeCurrentRPC":"JSON","version":407}'
+    )
+    for name, value in (("NOW", now), ("LEADER", LEADER), ("REPLY_TOPIC", REPLY_TOPIC)):
+        expected = expected.replace(name, value)
+    assert encode_command(pushed) == frame(expected, b"that")
+
+
+async def test_a_reply_to_nobody_is_answered_to_the_byte(broker: Broker) -> None:
+    assert await answered(broker) == frame(
+        '{"code":1,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true",'
+        '"outcome":"not_stored","reason":"requester_away","retriable":"true"},"flag":1,'
+        '"language":"PYTHON","opaque":8,"remark":"push reply message fail, channel of '
+        '<10.0.0.9@77> not found.","serializeTypeCurrentRPC":"JSON","version":407}'
+    )
