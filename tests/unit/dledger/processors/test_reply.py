@@ -345,7 +345,7 @@ async def test_a_confirmed_reply_is_answered_to_the_byte(
         'PUSH_REPLY_TIME\\u0001NOW\\u0002","queueId":"0","reconsumeTimes":"0",'
         '"storeHost":"LEADER","storeTimestamp":"NOW","sysFlag":"0","topic":"REPLY_TOPIC",'
         '"unitMode":"false"},"flag":0,"language":"PYTHON","opaque":5,'
-        '"serializeTypeCurrentRPC":"JSON","version":407}'
+        '"version":407}'
     )
     for name, value in (("NOW", now), ("LEADER", LEADER), ("REPLY_TOPIC", REPLY_TOPIC)):
         expected = expected.replace(name, value)
