@@ -76,7 +76,7 @@ async def opened(config: ProducerConfig | None = None, **how: bool) -> AsyncIter
 
 @pytest.mark.parametrize("how", [{}, {"idempotent": True}, {"rocketmq": True}])
 async def test_a_request_returns_its_reply(autojump_clock: MockClock, how: dict[str, bool]) -> None:
-    async with opened(**how) as stage, trio.open_nursery() as nursery:
+    async with opened(None, **how) as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer, b"that")
         reply = await stage.asker.request(QUESTION, 3.0)
         assert (reply.body_bytes, reply.topic) == (b"that", REPLY_TOPIC)
