@@ -37,7 +37,7 @@ from commitlog.properties import (
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TTL,
 )
-from remoting.protocol.reply import REPLY_MESSAGE_FLAG, reply_topic
+from commitlog.reply_names import REPLY_MESSAGE_FLAG, reply_topic
 
 SEND_ENDS_WITHIN_S: Final = 1.0
 """How long after its deadline a request waits for what its send has to say of the message."""

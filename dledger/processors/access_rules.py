@@ -17,6 +17,7 @@ from typing import Final
 from commitlog.errors import CorruptRecordError, OffsetOutOfRangeError
 from commitlog.properties import decode_properties
 from commitlog.record import decode_record
+from commitlog.reply_names import reply_topic
 from dledger.group_api import BrokerGroup
 from dledger.state.names import (
     HALF_TOPIC,
@@ -32,7 +33,6 @@ from remoting.errors import BadRequestError
 from remoting.protocol.bodies import HeartbeatData, LockBatchRequestBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
-from remoting.protocol.reply import reply_topic
 
 TopicAt = Callable[[int], str | None]
 """Position in the log → topic of the message there; None when there is none."""

@@ -5,9 +5,9 @@ Spec: docs/state.md; RocketMQ's TopicConfigManager.
 
 from __future__ import annotations
 
+from commitlog.reply_names import reply_topic
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
-from remoting.protocol.reply import reply_topic
 
 STATE_TOPIC = "RMQ_SYS_DLEDGER_STATE"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
