@@ -271,6 +271,10 @@ class BlockingProducer:
 
         return self._client._call(work)
 
+    def request(self, message: Message, timeout_s: float) -> MessageExt:
+        """Send a request and wait for its reply. Raises as `Producer.request`."""
+        return self._client._call(self._producer.request, message, timeout_s)
+
     def send_async(self, message: Message, *, timeout_s: float | None = None) -> BlockingFuture:
         """Put *message* on its way and return its future."""
 

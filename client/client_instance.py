@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -35,6 +35,7 @@ from client.errors import (
 )
 from client.leader_hint import LeaderTable
 from client.name_server import NameServers, split_url
+from client.open_requests import OpenRequests
 from client.retry import (
     FailureKind,
     RetryPolicy,
@@ -89,6 +90,8 @@ UNREGISTER_TIMEOUT_S: Final = 1.0
 HEARTBEAT_AGAIN_S: Final = 3.0
 """After a heartbeat that a broker did not answer, while consumers of this instance share queues:
 a broker that has just started must not think that they are gone."""
+INTRODUCTION_S: Final = 1.0
+"""How long a request waits for brokers to know this client; replies are tried for as long."""
 HEARTBEAT_GAP_S: Final = 0.1
 """Between two rounds of heartbeats, then: connections that break at once must not make a loop."""
 MAX_SERVER_REQUESTS: Final = 1024
@@ -163,6 +166,7 @@ class Link:
         records: It takes SEND_RECORDS.
         bulk_pull: It may take BULK_PULL; cleared when it says no.
         idempotent: It tells a repeated send from a new one.
+        told: The producer groups of this client that it has heard of.
     """
 
     address: str
@@ -171,6 +175,7 @@ class Link:
     records: bool
     bulk_pull: bool
     idempotent: bool = False
+    told: frozenset[str] = frozenset()
 
     @property
     def serialize(self) -> SerializeType:
@@ -239,6 +244,7 @@ class ClientInstance(ManagedScope):
         disk: Where broadcasting consumers keep their offsets; None: they cannot.
         check_backs: Who answers their questions about transactions.
         consumer_calls: Who answers their questions about consumers.
+        requests: Requests of its producers that wait for their replies.
         route_version: Grows with every change of a route or of a leader named by one.
     """
 
@@ -271,6 +277,7 @@ class ClientInstance(ManagedScope):
         )
         self.check_backs = CheckBacks(self.server_requests)
         self.consumer_calls = ConsumerCalls(self.server_requests)
+        self.requests = OpenRequests(self.server_requests, clock, rng)
         instance_name = config.instance_name or f"{config.pid}#{rng.randrange(1 << 48)}"
         self.client_id = f"{config.client_ip}@{instance_name}"
         self.routes = RouteTable()
@@ -287,6 +294,7 @@ class ClientInstance(ManagedScope):
         self._fetching: dict[str, trio.Lock] = {}
         self._searches: dict[str, trio.Event] = {}
         self._heartbeat_wanted = trio.Event()
+        self._introducing: trio.Event | None = None
         self._closed = True
         self._remoting: RemotingClient | None = None
         self._nursery: trio.Nursery | None = None
@@ -822,8 +830,13 @@ class ClientInstance(ManagedScope):
             watcher()
 
     def _connection_ended(self, _connection: Connection) -> None:
-        if self._groups.watchers and not self._closed:
+        if self._is_awaited and not self._closed:
             self._heartbeat_wanted.set()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether brokers that do not know this client do it harm: by its group, or its replies."""
+        return bool(self._groups.watchers) or self.requests.in_use
 
     async def remove_producer(self, group: str) -> None:
         """Take a producer group back; the last one tells the brokers."""
@@ -831,6 +844,8 @@ class ClientInstance(ManagedScope):
         producers[group] -= 1
         if producers[group] == 0:
             del producers[group]
+            for link in self._links.values():
+                link.told -= {group}
             await self._unregister(producer_group=group)
 
     async def remove_consumer(self, group: str) -> None:
@@ -850,10 +865,11 @@ class ClientInstance(ManagedScope):
     def _heartbeat_addresses(self) -> list[str]:
         """Return every broker of every route; followers too where they are to know us.
 
-        That is once there are consumers, or producers that a new leader may have to ask.
+        That is once there are consumers, or producers that a new leader may have to ask, or to
+        bring a reply.
         """
         found: dict[str, None] = {}
-        everybody = bool(self._groups.consumers or self.check_backs)
+        everybody = bool(self._groups.consumers or self.check_backs or self.requests.in_use)
         for name, broker_id, address in self.routes.brokers():
             if everybody or (
                 address == (self.leaders.address(name) or address) and broker_id == LEADER_ID
@@ -869,7 +885,7 @@ class ClientInstance(ManagedScope):
             self._heartbeat_wanted = trio.Event()
             period_s = self.config.heartbeat_period_s
             is_complete = await self.heartbeat()
-            if self._groups.watchers:
+            if self._is_awaited:
                 await self.clock.sleep(HEARTBEAT_GAP_S)
                 period_s = period_s if is_complete else min(period_s, HEARTBEAT_AGAIN_S)
             with trio.move_on_after(period_s):
@@ -879,18 +895,58 @@ class ClientInstance(ManagedScope):
         """Tell all brokers now which groups are here; return whether all of them have answered."""
         missed: list[str] = []
         if self._groups.producers or self._groups.consumers:
-            body = self.heartbeat_body()
-            async with trio.open_nursery() as nursery:
-                for address in self._heartbeat_addresses():
-                    nursery.start_soon(self._heartbeat, address, body, missed)
+            await self._heartbeat_to(self._heartbeat_addresses(), missed)
         return not missed
 
+    async def _heartbeat_to(self, addresses: Iterable[str], missed: list[str]) -> None:
+        body = self.heartbeat_body()
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                nursery.start_soon(self._heartbeat, address, body, missed)
+
+    async def introduce(self, group: str, broker_names: Sequence[str]) -> None:
+        """Return when the leaders of these brokers know this client as a producer of *group*.
+
+        Later than that after `INTRODUCTION_S`. The first time their followers are waited for, too;
+        they are told of it as long as the instance is open.
+        """
+        is_first = not self.requests.in_use
+        self.requests.in_use = True
+        if is_first:
+            self._heartbeat_wanted.set()
+        missing = [
+            address
+            for name in broker_names
+            for address in (
+                self.member_addresses(name) if is_first else [self.leaders.address(name)]
+            )
+            if address is not None and not self._is_told(address, group)
+        ]
+        if not missing:
+            return
+        with trio.move_on_after(INTRODUCTION_S):
+            if self._introducing is not None:
+                await self._introducing.wait()
+                return
+            self._introducing = done = trio.Event()
+            try:
+                await self._heartbeat_to(missing, [])
+            finally:
+                self._introducing = None
+                done.set()
+
+    def _is_told(self, address: str, group: str) -> bool:
+        link = self._links.get(address)
+        return link is not None and not link.connection.is_closed and group in link.told
+
     async def _heartbeat(self, address: str, body: bytes, missed: list[str]) -> None:
+        groups = frozenset(self._groups.producers)
         try:
             link = await self.link(address, self.config.rpc_timeout_s)
             await link.connection.invoke(
                 request(RequestCode.HEART_BEAT, None, body), self.config.rpc_timeout_s
             )
+            link.told = groups
             self.counters.heartbeats += 1
         except MQError as error:
             missed.append(address)

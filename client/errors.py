@@ -13,7 +13,9 @@
     ├── BrokerRefusedError        a broker said no, and will again                        not_stored
     │   ├── BrokerBusyError       a broker said no for now (busy, not leader)             not_stored
     │   ├── TransactionDecidedError  the transaction has another decision, for good       not_stored
-    │   └── AlreadyDeliveredError a message to be recalled was delivered                  not_stored
+    │   ├── AlreadyDeliveredError a message to be recalled was delivered                  not_stored
+    │   └── RequesterAwayError    a reply for a client that is not connected              not_stored
+    ├── ReplyTimedOutError        the request is stored, its reply did not come in time   stored
     ├── UnknownOutcomeError       sent, but no answer says whether it was stored          unknown
     ├── OffsetIllegalError        a pull outside the queue; carries where to go on        not_stored
     └── RequestFailedError        an answer to a read or admin request that is no success not_stored
@@ -25,7 +27,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from commitlog.errors import LocalProtocolError, MQError
+
+if TYPE_CHECKING:
+    from client.message import SendResult
 
 
 class ClientError(MQError):
@@ -106,6 +113,26 @@ class TransactionDecidedError(BrokerRefusedError):
 
 class AlreadyDeliveredError(BrokerRefusedError):
     """The message that was to be recalled has been delivered. It cannot be taken back."""
+
+
+class RequesterAwayError(BrokerRefusedError):
+    """Who asked is not connected to the brokers, or did not take the reply. It did not arrive."""
+
+    retriable = True
+
+
+class ReplyTimedOutError(ClientError):
+    """The request is stored, but no reply came in time. A consumer may get it, or have got it.
+
+    Attributes:
+        send_result: Where the request is.
+    """
+
+    outcome = "stored"
+
+    def __init__(self, message: str, *, send_result: SendResult) -> None:
+        super().__init__(message)
+        self.send_result = send_result
 
 
 class UnknownOutcomeError(ClientError):

@@ -40,6 +40,7 @@ from client.errors import (
 from client.message import (
     MAX_BODY_BYTES,
     Message,
+    MessageExt,
     SendResult,
     SendStatus,
     check_body,
@@ -48,6 +49,7 @@ from client.message import (
 )
 from client.queue_selection import LatencyFaultTable, QueueSelector
 from client.recall import recall
+from client.request_reply import ask, is_reply
 from client.retry import RetryPolicy, time_left_s
 from client.route import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from client.send_lane import LaneOptions, SendCounters, SendLane
@@ -528,6 +530,34 @@ class Producer(ManagedScope):
         except MQError as error:
             raise BrokerUnreachableError(f"broker {address}: {error}") from error
 
+    async def request(
+        self, message: Message, timeout_s: float, *, queue: MessageQueue | None = None
+    ) -> MessageExt:
+        """Send *message* to whoever consumes its topic, and return the reply to it.
+
+        Args:
+            message: As for `send`; a consumer answers with `client.request_reply.reply_message`.
+            timeout_s: For all of it: the send, the consumer's work and the way back.
+            queue: Where to; None: the next one in turn.
+        Returns:
+            The reply; ``born_host`` is who replied.
+        Raises:
+            ReplyTimedOutError: The request is stored, but no reply came in time.
+            UnknownOutcomeError: No reply came, and the request may be stored.
+            BackpressureError: Too many requests of this client wait; nothing was sent.
+            ClientError: As `send`; the request is not stored.
+        Cancellation: The request may be stored; its reply will be passed over.
+        """
+
+        async def send(message: Message, *, timeout_s: float | None) -> SendResult:
+            if queue is not None:
+                return await self.send_to(queue, message, timeout_s=timeout_s)
+            return await self.send(message, timeout_s=timeout_s)
+
+        if self._closed:
+            raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
+        return await ask(self._instance, self.group, send, message, timeout_s)
+
     async def recall(self, sent: SendResult | str, *, timeout_s: float | None = None) -> str:
         """Take back a message with a time of its own before it is delivered.
 
@@ -786,6 +816,8 @@ class Producer(ManagedScope):
             body, sys_flag = self._compressed(given.body, memoryview(given.body).nbytes)
             if given.properties and PROPERTY_TRANSACTION_PREPARED in given.properties:
                 sys_flag |= SYS_FLAG_PREPARED
+            if is_reply(given):
+                code = RequestCode.SEND_REPLY_MESSAGE_V2
         else:
             code = RequestCode.SEND_BATCH_MESSAGE
             try:

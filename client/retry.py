@@ -12,6 +12,7 @@ NOT_LEADER (nobody named)    same group, or after     deadline
 UNREACHABLE (not sent)       another broker or group  deadline
 BUSY                         another broker or group  deadline
 REFUSED_HERE                 another broker only      max_retries, and another broker exists
+REQUESTER_AWAY (of a reply)  another broker or group  requester_away_s, deadline
 UNKNOWN (sent, no answer)    same group               max_retries, deadline, retry_unknown
 UNKNOWN, and repeatable      same group               deadline, retry_unknown
 FINAL                        nowhere
@@ -28,9 +29,11 @@ from remoting.protocol.codes import ResponseCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import (
     LEADER_FIELD,
+    REASON_FIELD,
     RETRIABLE_FIELD,
     RETRY_AFTER_FIELD,
     TERM_FIELD,
+    Condition,
     outcome_of,
 )
 
@@ -43,6 +46,7 @@ class FailureKind(Enum):
     UNREACHABLE = auto()
     BUSY = auto()
     REFUSED_HERE = auto()
+    REQUESTER_AWAY = auto()
     UNKNOWN = auto()
     FINAL = auto()
 
@@ -72,6 +76,8 @@ class RetryPolicy:
         max_backoff_s: Longest pause; well under the second a fail-over takes.
         leaderless_s: How long nobody may lead a group before its messages go to another one, if
             there is one: longer than an election takes, so that a fail-over moves none.
+        requester_away_s: How long a reply is tried whose requester is not connected: a client that
+            lost a connection is back sooner, and one that is gone must not hold up its replier.
         max_redirects: Redirects followed at once in a row, so that two confused followers that
             name each other do not make a busy loop.
     """
@@ -81,6 +87,7 @@ class RetryPolicy:
     first_backoff_s: float = 0.020
     max_backoff_s: float = 0.250
     leaderless_s: float = 3.0
+    requester_away_s: float = 1.0
     max_redirects: int = 3
 
 
@@ -96,6 +103,7 @@ class RetrySchedule:
     """The attempts of one send. A step is only given if it starts before the deadline."""
 
     __slots__ = (
+        "_away_since",
         "_backoff_s",
         "_counted",
         "_deadline",
@@ -115,6 +123,7 @@ class RetrySchedule:
         self._deadline = deadline
         self._backoff_s = policy.first_backoff_s
         self._counted = 0
+        self._away_since: float | None = None
         self._leaderless_since: float | None = None
         self._redirects = 0
 
@@ -151,6 +160,11 @@ class RetrySchedule:
             away = for_long and other_broker
             return self._paused(Where.OTHER_BROKER if away else Where.SAME_GROUP, now)
         self._leaderless_since = None
+        if failure is FailureKind.REQUESTER_AWAY:
+            if self._away_since is None:
+                self._away_since = now
+            if now - self._away_since >= policy.requester_away_s:
+                return None
         if failure is FailureKind.UNKNOWN:
             if not policy.retry_unknown:
                 return None
@@ -210,6 +224,8 @@ def failure_of_answer(answer: RemotingCommand) -> tuple[FailureKind, str | None,
         leader = None
     if outcome_of(answer) == "unknown":
         return FailureKind.UNKNOWN, leader, term
+    if answer.ext.get(REASON_FIELD) == Condition.REQUESTER_AWAY.value:
+        return FailureKind.REQUESTER_AWAY, leader, term
     if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
         if leader is not None:
             return FailureKind.REDIRECTED, leader, term

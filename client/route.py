@@ -66,6 +66,7 @@ class TopicRoute:
         subscribe_queues: Queues of readable brokers, with or without a leader.
         addresses: Broker name → broker id → ``host:port`` of every broker of the route.
         order_conf: The topic's ordered-queue configuration, if the NameServers hold one.
+        clusters: The clusters of these brokers, sorted.
     """
 
     topic: str
@@ -73,6 +74,7 @@ class TopicRoute:
     subscribe_queues: tuple[MessageQueue, ...]
     addresses: dict[str, dict[int, str]] = field(default_factory=dict)
     order_conf: str | None = None
+    clusters: tuple[str, ...] = ()
 
     @classmethod
     def from_data(cls, topic: str, data: TopicRouteData) -> TopicRoute:
@@ -93,7 +95,10 @@ class TopicRoute:
                 subscribe.extend(queues[: queue.read_queue_nums])
             if queue.perm & PERM_WRITE and LEADER_ID in brokers:
                 publish.extend(queues[: queue.write_queue_nums])
-        return cls(topic, tuple(publish), tuple(subscribe), addresses, data.order_topic_conf)
+        clusters = tuple(sorted({broker.cluster for broker in data.broker_datas}))
+        return cls(
+            topic, tuple(publish), tuple(subscribe), addresses, data.order_topic_conf, clusters
+        )
 
     def borrowed(self, topic: str, default_queue_nums: int) -> TopicRoute:
         """Return what *topic* would look like if a broker of this route created it.
@@ -107,7 +112,7 @@ class TopicRoute:
             for q in self.publish_queues
             if q.queue_id < default_queue_nums
         )
-        return TopicRoute(topic, publish, (), self.addresses)
+        return TopicRoute(topic, publish, (), self.addresses, clusters=self.clusters)
 
     def leader_address(self, broker_name: str) -> str | None:
         """Return the address registered as id 0, or None while the group has no leader."""

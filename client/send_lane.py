@@ -21,6 +21,7 @@ from client.errors import (
     ClientClosedError,
     ClientError,
     MessageIllegalError,
+    RequesterAwayError,
     UnknownOutcomeError,
 )
 from client.producer_session import HeldSend, ProducerSession
@@ -482,7 +483,7 @@ class SendLane:
         return True
 
     async def _wait(self, step: Retry, failure: Failure, topic: str) -> None:
-        if failure.code == ResponseCode.SYSTEM_BUSY:
+        if failure.code == ResponseCode.SYSTEM_BUSY or failure.kind is FailureKind.REQUESTER_AWAY:
             # It leads; questions would only add to its load.
             await self._clock.sleep(max(step.delay_s, failure.retry_after_s))
         elif step.where is not Where.NAMED_LEADER:
@@ -547,6 +548,8 @@ class SendLane:
         if code == ResponseCode.MESSAGE_ILLEGAL:
             return MessageIllegalError(f"{where}: {remark}")
         text = f"{where}: refused with code {code}: {remark}"
+        if kind is FailureKind.REQUESTER_AWAY:
+            return RequesterAwayError(text, code=code, remark=remark)
         if kind in (FailureKind.BUSY, FailureKind.NOT_LEADER, FailureKind.REDIRECTED):
             return BrokerBusyError(text, code=code, remark=remark)
         return BrokerRefusedError(text, code=code, remark=remark)
@@ -695,9 +698,9 @@ class SendLane:
             return None
         try:
             link = await instance.link(address, timeout_s)
-            if held is None:
-                held = failure.held = await self._enter(link, timeout_s, [slot])
             command = self._encode_single(slot)
+            if held is None and command.code != RequestCode.SEND_REPLY_MESSAGE_V2:
+                held = failure.held = await self._enter(link, timeout_s, [slot])
             if held is not None:
                 command.ext.update(held.stamp.as_texts())
             counters.requests += 1

@@ -290,7 +290,7 @@ async def _run_parts(
     accounts = None
     if config.server.acl_enable:
         accounts = AccountStore(world.disk, config.server.acl_file)
-    table = _processor_table(group, accounts, world.clock)
+    table = _processor_table(group, accounts, world.clock, config.broker.cluster_name)
     group.on_role_change.append(processors.role_changed)
     processors.register(table)
     changes = RaftChangeProcessor(MembershipChanges(group, world.clock))
@@ -338,10 +338,12 @@ def _register_settings(table: ProcessorTable, live: LiveSettings) -> None:
         table.register(code, refuse_auth, limiter)
 
 
-def _processor_table(group: Group, accounts: AccountStore | None, clock: Clock) -> ProcessorTable:
+def _processor_table(
+    group: Group, accounts: AccountStore | None, clock: Clock, cluster: str
+) -> ProcessorTable:
     if accounts is None:
         return ProcessorTable()
-    rules = broker_rules(topic_of_message_at(group))
+    rules = broker_rules(topic_of_message_at(group), cluster)
     return ProcessorTable(AccessGate(accounts, rules, clock).guard)
 
 
@@ -536,6 +538,7 @@ def _broker_settings(config: BrokerConfig, store_host: bytes, memory_bytes: int)
         enable_property_filter=config.broker.enable_property_filter,
         filter_support_retry=config.broker.filter_support_retry,
         reject_transaction_message=config.broker.reject_transaction_message,
+        store_reply_message_enable=config.broker.store_reply_message_enable,
         pull_limits=ReadLimits(
             store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
         ),

@@ -241,6 +241,9 @@ LIVE: Final[Mapping[str, Callable[[Parts, BrokerConfig], None]]] = {
     "broker.reject_transaction_message": _broker_setting(
         "reject_transaction_message", "broker.reject_transaction_message"
     ),
+    "broker.store_reply_message_enable": _broker_setting(
+        "store_reply_message_enable", "broker.store_reply_message_enable"
+    ),
     "broker.transaction_timeout_ms": _transaction_checks,
     "broker.transaction_check_interval_ms": _transaction_checks,
     "broker.transaction_check_max": _transaction_checks,

@@ -130,7 +130,7 @@ REASONS: dict[str, str] = {
         waitTimeMillsInAdminBrokerQueue transactionMetricFlushInterval
         transactionOpMsgMaxSize transactionOpBatchInterval
         authenticationProvider authorizationProvider
-        storeReplyMessageEnable enableDetailStat compressedRegister forceRegister registerBroker
+        enableDetailStat compressedRegister forceRegister registerBroker
         defaultMessageRequestMode defaultPopShareQueueNum popPollingSize popPollingMapSize
         maxPopPollingSize reviveQueueNum reviveInterval reviveMaxSlow reviveScanTime
         enablePopLog enablePopBufferMerge popCkStayBufferTime popCkStayBufferTimeOut

@@ -143,6 +143,13 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
     reject_transaction_message: Annotated[
         bool, _about("Refuse transactional messages.", "rejectTransactionMessage")
     ] = False
+    store_reply_message_enable: Annotated[
+        bool,
+        _about(
+            "Keep replies that requesters have got in the topic `<cluster>_REPLY_TOPIC`.",
+            "storeReplyMessageEnable",
+        ),
+    ] = True
     transaction_timeout_ms: Annotated[
         int,
         _about(

@@ -17,6 +17,7 @@ from typing import Final
 from commitlog.errors import CorruptRecordError, OffsetOutOfRangeError
 from commitlog.properties import decode_properties
 from commitlog.record import decode_record
+from commitlog.reply_names import reply_topic
 from dledger.group_api import BrokerGroup
 from dledger.state.names import (
     HALF_TOPIC,
@@ -39,9 +40,6 @@ TopicAt = Callable[[int], str | None]
 PUB: Final = Permission.PUB
 SUB: Final = Permission.SUB
 ANY: Final = Permission.PUB | Permission.SUB
-
-REPLY_SUFFIX: Final = "_REPLY_TOPIC"
-"""Every cluster has one topic for replies; answering needs no right to it."""
 
 INNER_TOPICS: Final = frozenset(
     {STATE_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC}
@@ -208,11 +206,12 @@ UNANSWERED: Final = frozenset(
 """Codes that a broker has no handler for. Whoever writes one decides here who may ask."""
 
 
-def broker_rules(topic_at: TopicAt) -> dict[int, Rule]:
+def broker_rules(topic_at: TopicAt, cluster: str) -> dict[int, Rule]:
     """Return the rule of each request code that a broker answers.
 
     Args:
         topic_at: Topic of the message at a position of the log.
+        cluster: Name of the cluster; answering needs no right to its topic for replies.
     """
     code = RequestCode
     rules: dict[int, Rule] = {}
@@ -220,7 +219,7 @@ def broker_rules(topic_at: TopicAt) -> dict[int, Rule]:
     rules.update(dict.fromkeys(_ADMIN, ADMIN))
     by_rights: tuple[tuple[Rights, tuple[RequestCode, ...]], ...] = (
         (_send, (code.SEND_MESSAGE, code.SEND_MESSAGE_V2, code.SEND_BATCH_MESSAGE)),
-        (_reply, (code.SEND_REPLY_MESSAGE, code.SEND_REPLY_MESSAGE_V2)),
+        (_reply(reply_topic(cluster)), (code.SEND_REPLY_MESSAGE, code.SEND_REPLY_MESSAGE_V2)),
         (_send_records, (code.SEND_RECORDS,)),
         (_of(PUB, topic="topic"), (code.RECALL_MESSAGE,)),
         (
@@ -310,9 +309,12 @@ def _send(command: RemotingCommand) -> Iterable[Right]:
     return () if topic == TRACE_TOPIC else (_topic(topic, PUB),)
 
 
-def _reply(command: RemotingCommand) -> Iterable[Right]:
-    topic = _text(command, "b" if command.code in _V2 else "topic")
-    return () if topic.endswith(REPLY_SUFFIX) else (_topic(topic, PUB),)
+def _reply(free_topic: str) -> Rights:
+    def rights(command: RemotingCommand) -> Iterable[Right]:
+        topic = _text(command, "b" if command.code in _V2 else "topic")
+        return () if topic == free_topic else (_topic(topic, PUB),)
+
+    return rights
 
 
 def _send_records(command: RemotingCommand) -> Iterator[Right]:

@@ -29,6 +29,7 @@ from dledger.processors.queue_locks import QueueLocksProcessor
 from dledger.processors.raft_status import RaftStatusProcessor
 from dledger.processors.recall import RecallProcessor, TimerRecalls
 from dledger.processors.refusal import not_leader, refusal
+from dledger.processors.reply import ReplyProcessor
 from dledger.processors.runtime_info import RuntimeInfoProcessor
 from dledger.processors.send import SendProcessor
 from dledger.processors.send_back import SendBackProcessor
@@ -52,6 +53,9 @@ from remoting.seams import Clock, Executor, Rng
 
 MAX_OPEN_SENDS = 100_000
 """Send requests waiting for a majority: above what a group holds pending."""
+
+MAX_OPEN_REPLIES = 10_000
+"""Replies that requesters have not confirmed: each keeps its body until then."""
 
 MAX_OPEN_ADMIN = 1_000
 """Everything else that is answered later; these are rare."""
@@ -118,6 +122,7 @@ class BrokerProcessors:
         )
         records = SendRecordsProcessor(group, topics, settings, producer_sends, space)
         open_producer = OpenProducerProcessor(group)
+        reply = ReplyProcessor(group, topics, clients, settings, clock=clock, rng=rng, space=space)
         send_back = SendBackProcessor(group, topics, settings, rng=rng, space=space)
         filters = PropertyFilters(settings)
         transactions = TransactionDecisions(group, topics)
@@ -146,6 +151,7 @@ class BrokerProcessors:
         sends = Limiter("send", MAX_OPEN_SENDS)
         # A held pull is open until it is answered; the pull processor bounds those itself.
         pulls = Limiter("pull", 2 * settings.max_held_pulls)
+        replies = Limiter("reply", MAX_OPEN_REPLIES)
         others = Limiter("client", MAX_OPEN_SENDS)
         admins = Limiter("admin", MAX_OPEN_ADMIN)
         info = RuntimeInfoProcessor(
@@ -162,6 +168,8 @@ class BrokerProcessors:
             code.SEND_MESSAGE_V2: (send.handle, sends),
             code.SEND_BATCH_MESSAGE: (send.handle, sends),
             code.SEND_RECORDS: (records.handle, sends),
+            code.SEND_REPLY_MESSAGE: (reply.handle, replies),
+            code.SEND_REPLY_MESSAGE_V2: (reply.handle, replies),
             code.OPEN_PRODUCER: (open_producer.handle, admins),
             code.CONSUMER_SEND_MSG_BACK: (send_back.handle, sends),
             code.END_TRANSACTION: (end_transaction.handle, sends),

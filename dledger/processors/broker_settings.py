@@ -37,6 +37,7 @@ class BrokerSettings:
     enable_property_filter: bool = True
     filter_support_retry: bool = True
     reject_transaction_message: bool = False
+    store_reply_message_enable: bool = True
 
     pull_limits: ReadLimits = field(default=ReadLimits(32, 256 * KIB))
     """One pull of recent data: RocketMQ's clients expect no more."""

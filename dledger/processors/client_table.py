@@ -100,6 +100,8 @@ class ClientTable(Generic[ChannelT]):
     def __init__(self) -> None:
         self._consumers: dict[str, ConsumerGroup[ChannelT]] = {}
         self._producers: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
+        # Client id → what it is, over each connection that has a producer group.
+        self._by_id: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
 
     @property
     def consumer_groups(self) -> Iterable[ConsumerGroup[ChannelT]]:
@@ -113,6 +115,11 @@ class ClientTable(Generic[ChannelT]):
     def producers(self, group: str) -> list[Client[ChannelT]]:
         """Return the clients of a producer group."""
         return list(self._producers.get(group, {}).values())
+
+    def producer(self, client_id: str) -> Client[ChannelT] | None:
+        """Return a client that has a producer, over the connection it was heard of last."""
+        clients = self._by_id.get(client_id)
+        return None if clients is None else max(clients.values(), key=lambda c: c.last_update)
 
     def producer_groups(self) -> list[str]:
         """Return the producer groups that have clients, sorted."""
@@ -141,7 +148,12 @@ class ClientTable(Generic[ChannelT]):
 
     def register_producer(self, group: str, client: Client[ChannelT]) -> None:
         """Take a producer's heartbeat."""
-        self._producers.setdefault(group, {})[client.channel] = client
+        known = self._producers.setdefault(group, {})
+        before = known.get(client.channel)
+        known[client.channel] = client
+        if before is not None and before.client_id != client.client_id:
+            self._forget(before)
+        self._by_id.setdefault(client.client_id, {})[client.channel] = client
 
     def unregister_consumer(self, group_name: str, channel: ChannelT) -> bool:
         """Remove a client from a consumer group; tell whether others are left to rebalance.
@@ -160,8 +172,20 @@ class ClientTable(Generic[ChannelT]):
     def unregister_producer(self, group_name: str, channel: ChannelT) -> None:
         """Remove a client from a producer group."""
         clients = self._producers.get(group_name)
-        if clients is not None and clients.pop(channel, None) is not None and not clients:
+        gone = None if clients is None else clients.pop(channel, None)
+        if clients is None or gone is None:
+            return
+        if not clients:
             del self._producers[group_name]
+        if not any(channel in others for others in self._producers.values()):
+            self._forget(gone)
+
+    def _forget(self, gone: Client[ChannelT]) -> None:
+        clients = self._by_id.get(gone.client_id)
+        if clients is not None:
+            clients.pop(gone.channel, None)
+            if not clients:
+                del self._by_id[gone.client_id]
 
     def close_channel(self, channel: ChannelT) -> list[ConsumerGroup[ChannelT]]:
         """Remove a connection from everything; return the consumer groups that must rebalance."""

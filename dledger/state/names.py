@@ -5,6 +5,7 @@ Spec: docs/state.md; RocketMQ's TopicConfigManager.
 
 from __future__ import annotations
 
+from commitlog.reply_names import reply_topic
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
 
@@ -105,7 +106,7 @@ def builtin_topics(
         config(OFFSET_MOVED_EVENT, 1),
         config(SCHEDULE_TOPIC, delay_levels),
         config(TIMER_TOPIC, 1),
-        config(cluster_name + "_REPLY_TOPIC", 1),
+        config(reply_topic(cluster_name), 1),
         config(HALF_TOPIC, 1),
         config(OP_HALF_TOPIC, 1),
         # Readable, so that the state can be inspected with any client; never writable.

@@ -325,6 +325,26 @@ class ConsumerSendMsgBackHeader(Header):
 
 
 @dataclass(slots=True)
+class ReplyMessageHeader(Header):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp: I64
+    flag: I32
+    properties: str | None = None
+    reconsume_times: I32 | None = None
+    unit_mode: bool | None = False
+    born_host: str | None = None
+    store_host: str | None = None
+    store_timestamp: I64 = 0
+
+
+@dataclass(slots=True)
 class RecallMessageHeader(Header):
     """RECALL_MESSAGE (370)."""
 

@@ -56,6 +56,7 @@ class Condition(StrEnum):
     PRODUCER_UNKNOWN = "producer_unknown"
     SEQUENCE_TOO_OLD = "sequence_too_old"
     SEQUENCE_UNDECIDED = "sequence_undecided"
+    REPLY_UNCONFIRMED = "reply_unconfirmed"
     # Refused before append; the same call may succeed elsewhere or later.
     NOT_LEADER = "not_leader"
     SHUTTING_DOWN = "shutting_down"
@@ -65,6 +66,7 @@ class Condition(StrEnum):
     BUSY = "busy"
     SEQUENCE_GAP = "sequence_gap"
     TIMER_FLOW_CONTROL = "timer_flow_control"
+    REQUESTER_AWAY = "requester_away"
     # Refused before append; the same call will be refused again.
     MESSAGE_ILLEGAL = "message_illegal"
     TIMER_NOT_ENABLED = "timer_not_enabled"
@@ -107,6 +109,7 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.PRODUCER_UNKNOWN: Answer(ResponseCode.SYSTEM_ERROR, "unknown", False),
     Condition.SEQUENCE_TOO_OLD: Answer(ResponseCode.SYSTEM_ERROR, "unknown", False),
     Condition.SEQUENCE_UNDECIDED: Answer(ResponseCode.SYSTEM_ERROR, "unknown", True),
+    Condition.REPLY_UNCONFIRMED: Answer(ResponseCode.SYSTEM_ERROR, "unknown", True),
     Condition.NOT_LEADER: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.SHUTTING_DOWN: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.NOT_READY: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
@@ -115,6 +118,7 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.BUSY: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.SEQUENCE_GAP: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.TIMER_FLOW_CONTROL: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", True),
+    Condition.REQUESTER_AWAY: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", True),
     Condition.MESSAGE_ILLEGAL: Answer(ResponseCode.MESSAGE_ILLEGAL, "not_stored", False),
     Condition.TIMER_NOT_ENABLED: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", False),
     Condition.ALREADY_DELIVERED: Answer(ResponseCode.ILLEGAL_OPERATION, "not_stored", False),

@@ -90,14 +90,14 @@ FIELDS = st.sampled_from(
 
 
 @given(
-    st.sampled_from(sorted(broker_rules(lambda _: "T"))),
+    st.sampled_from(sorted(broker_rules(lambda _: "T", "Default"))),
     st.dictionaries(FIELDS, VALUES | st.just("%RETRY%"), max_size=5),
     st.binary(max_size=80) | st.just(b'{"consumerDataSet":[{"groupName":"g"}]}'),
 )
 def test_an_account_without_rights_gets_past_no_rule_that_asks_for_one(
     code: int, ext: dict[str, Any], body: bytes
 ) -> None:
-    rule = broker_rules(lambda _: "T")[code]
+    rule = broker_rules(lambda _: "T", "Default")[code]
     nobody = Account("nobody", "secret-key")
     asked = RemotingCommand(code, ext=ext, body=body)
     if rule.rights is None:

@@ -215,6 +215,8 @@ class Broker(Node):
         # Called with each SEND_RECORDS or 310 when this node leads; returns an answer instead.
         self.intercept: Callable[[RemotingCommand], Handled] | None = None
         self.delay_s = 0.0
+        # Told of each heartbeat.
+        self.heard: Callable[[Connection, HeartbeatData], None] = lambda _, data: None
         if not group.rocketmq:
             self.on(RequestCode.CAPABILITIES, self._capabilities)
             self.on(RequestCode.SEND_RECORDS, self._send_records)
@@ -423,6 +425,7 @@ class Broker(Node):
 
     def _heartbeat(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         data = HeartbeatData.decode(asked.body)
+        self.heard(connection, data)
         for consumer in data.consumer_data_set:
             members = self.consumers.setdefault(consumer.group_name, {})
             if self.group.makes_retry_topics and consumer.consume_type == "CONSUME_PASSIVELY":

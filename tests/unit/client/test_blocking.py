@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,9 +20,13 @@ from client.half_message import HalfMessage, LocalTransactionState
 from client.listener import ConsumeContext
 from client.message import Message, MessageExt
 from client.push_config import PushConfig
+from client.request_reply import reply_message
 from commitlog.errors import ConfigError
 from remoting.edge import ThreadExecutor
+from remoting.processor import Handled
+from remoting.protocol.command import RemotingCommand
 from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_replies import FakeReplies
 from tests.unit.client.fake_transactions import FakeTransactions
 
 
@@ -226,3 +231,34 @@ def test_a_thread_of_its_own_answers_questions() -> None:
         assert answered.is_set()
     assert ended[0].decisions == {0: 8}
     assert asked[0] != threading.get_ident()
+
+
+def test_a_thread_asks_and_another_one_replies() -> None:
+    asked: queue.SimpleQueue[MessageExt] = queue.SimpleQueue()
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[ClientInstance]:
+        async with open_world() as world, world.client() as instance:
+            replies = FakeReplies(world.groups["g"])
+
+            def sent(command: RemotingCommand) -> Handled:
+                replies._sent(command)
+                if len(replies.requests) == 1:
+                    asked.put(replies.requests.pop())
+                return None
+
+            world.groups["g"].brokers[0].intercept = sent
+            yield instance
+
+    with BlockingClient(make_instance=make) as client:
+        asker, replier = client.producer("askers"), client.producer("repliers")
+
+        def answer() -> None:
+            request = asked.get(timeout=10)
+            replier.send(reply_message(request, b"re " + request.body_bytes))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert asker.request(Message("T", b"what?"), 10.0).body_bytes == b"re what?"
+        thread.join(10)
+        assert not thread.is_alive()

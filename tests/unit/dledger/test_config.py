@@ -46,6 +46,7 @@ KEYS = [
     ("shortPollingTimeMills", "500", 500),
     ("flushConsumerOffsetInterval", "5000", 5000),
     ("rejectTransactionMessage", "true", True),
+    ("storeReplyMessageEnable", "false", False),
     ("transactionTimeOut", "3000", 3000),
     ("transactionCheckInterval", "60000", 60_000),
     ("transactionCheckMax", "5", 5),

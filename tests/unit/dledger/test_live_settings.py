@@ -87,6 +87,11 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
         lambda p: p.settings.reject_transaction_message,
         True,
     ),
+    "broker.store_reply_message_enable": (
+        "false",
+        lambda p: p.settings.store_reply_message_enable,
+        False,
+    ),
     "broker.transaction_timeout_ms": ("9000", lambda p: p.checks.settings.timeout_ms, 9000),
     "broker.transaction_check_interval_ms": (
         "9000",

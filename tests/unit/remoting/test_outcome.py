@@ -56,6 +56,8 @@ TABLE = """
     sequence_gap          2  not_stored  retriable
     sequence_too_old      1  unknown     final
     sequence_undecided    1  unknown     retriable
+    reply_unconfirmed 1 unknown retriable
+    requester_away 1 not_stored retriable
     producer_unknown      1  unknown     final
     sequence_reused      13  not_stored  final
     illegal_operation   604  not_stored  final

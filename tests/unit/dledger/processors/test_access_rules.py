@@ -39,7 +39,7 @@ def group(name: str) -> Right:
 
 
 MESSAGES = {100: "T", 200: "%RETRY%g", 300: "SCHEDULE_TOPIC_XXXX"}
-RULES = broker_rules(MESSAGES.get)
+RULES = broker_rules(MESSAGES.get, "Default")
 
 
 def rights(code: int, ext: dict[str, Any] | None = None, body: object = None) -> list[Right]:

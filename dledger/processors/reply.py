@@ -1,0 +1,276 @@
+"""SEND_REPLY_MESSAGE: 324 and 325. A reply is pushed to the client that waits for it, by 326.
+
+Only the leader pushes: it is where repliers send to, and every client has told it of itself, also
+while it still followed. What the requester has confirmed is kept in the reply topic, for people;
+nothing reads it, and a reply that could not be kept has arrived all the same.
+
+Spec: remoting fact sheet, sections 7.1 and 11.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from commitlog.entry import Run
+from commitlog.errors import MQError
+from commitlog.message_id import encode_offset_message_id
+from commitlog.properties import (
+    PROPERTY_PUSH_REPLY_TIME,
+    PROPERTY_REPLY_TO_CLIENT,
+    decode_properties,
+    encode_properties,
+)
+from commitlog.record import (
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE_MASK,
+    encode_record,
+)
+from dledger.group_api import BrokerGroup, Proposed
+from dledger.processors.born_host import born_host_of
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.client_table import Client, ClientTable
+from dledger.processors.first_message import propose_with_topic
+from dledger.processors.names_check import check_sendable
+from dledger.processors.refusal import RefusedError, not_leader, refusal
+from dledger.services.disk_space import DiskSpace
+from dledger.services.pending_configs import TopicView
+from dledger.state.topic_config import PERM_WRITE
+from remoting.connection import Connection
+from remoting.processor import Answered, Handled
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
+from remoting.protocol.outcome import REASON_FIELD, Condition, answer
+from remoting.seams import Clock, Rng
+
+PUSH_WITHIN_S: Final = 2.5
+"""How long a requester may take: less than the 3 s that repliers wait, so that they are told."""
+
+KEPT_SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
+"""What a replier may say of its body; the other bits are the broker's."""
+
+logger = structlog.get_logger(__name__)
+
+
+class _RequesterAwayError(RefusedError):
+    """Who asked is not connected here, or did not take the reply."""
+
+    answer_fields: Final = {REASON_FIELD: Condition.REQUESTER_AWAY.value}
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(Condition.REQUESTER_AWAY, remark)
+
+
+class _Reply(NamedTuple):
+    """A reply that passed all checks."""
+
+    header: SendMessageHeader
+    queue_id: int
+    properties: dict[str, str]
+    body: bytes
+    born_host: bytes
+    born_at: str
+    """``ip:port`` of the replier."""
+
+
+class ReplyProcessor:
+    """Brings replies to requesters."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        clients: ClientTable[Connection],
+        settings: BrokerSettings,
+        *,
+        clock: Clock,
+        rng: Rng,
+        space: DiskSpace,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._clients = clients
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._space = space
+
+    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 324 and 325: refused at once, else when the requester has said that it has it."""
+        try:
+            reply = self._checked(connection, command)
+            client = self._requester(reply)
+        except MQError as error:
+            return self._with_region(refusal(command, error))
+        return self._push(command, reply, client)
+
+    def _with_region(self, response: RemotingCommand) -> RemotingCommand:
+        settings = self._settings
+        response.ext["MSG_REGION"] = settings.msg_region
+        response.ext["TRACE_ON"] = "true" if settings.trace_on else "false"
+        return response
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _checked(self, connection: Connection, command: RemotingCommand) -> _Reply:
+        if self._group.leadership is None:
+            raise not_leader(self._group)
+        header = SendMessageHeader.of(command)
+        queue_id = self._queue(header)
+        size = memoryview(command.body).nbytes
+        if not size:
+            raise RefusedError(Condition.MESSAGE_ILLEGAL, "the message body is empty")
+        if size > self._settings.max_message_bytes:
+            raise RefusedError(
+                Condition.MESSAGE_ILLEGAL,
+                f"the message has {size} bytes, at most {self._settings.max_message_bytes}",
+            )
+        properties = decode_properties(header.properties or "")
+        encode_properties(properties)  # refused here if it cannot be done later
+        host, port = connection.peer_address
+        return _Reply(
+            header,
+            queue_id,
+            properties,
+            bytes(command.body),  # outlives the buffer it was received in
+            born_host_of(connection),
+            f"{host}:{port}",
+        )
+
+    def _queue(self, header: SendMessageHeader) -> int:
+        """Return the queue of the reply topic that is meant."""
+        settings = self._settings
+        if not settings.broker_permission & PERM_WRITE:
+            raise RefusedError(
+                Condition.NO_PERMISSION,
+                f"the broker[{settings.address}] sending message is forbidden",
+            )
+        check_sendable(header.topic)
+        config = self._topics.config(header.topic)
+        if config is None:
+            raise RefusedError(
+                Condition.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
+            )
+        if not config.writeable:
+            raise RefusedError(
+                Condition.NO_PERMISSION, f"the topic[{header.topic}] sending message is forbidden"
+            )
+        if header.queue_id >= config.queue_nums:
+            raise RefusedError(
+                Condition.INVALID_QUEUE,
+                f"request queueId[{header.queue_id}] is illegal, {header.topic} has "
+                f"{config.queue_nums} queues",
+            )
+        if header.queue_id < 0:
+            return self._rng.randrange(max(1, config.write_queue_nums))
+        return header.queue_id
+
+    def _requester(self, reply: _Reply) -> Client[Connection]:
+        client_id = reply.properties.get(PROPERTY_REPLY_TO_CLIENT)
+        if client_id is None:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null",
+            )
+        client = self._clients.producer(client_id)
+        if client is None:
+            raise _RequesterAwayError(
+                f"push reply message fail, channel of <{client_id}> not found."
+            )
+        return client
+
+    # ------------------------------------------------------------------------------ push
+
+    async def _push(
+        self, command: RemotingCommand, reply: _Reply, client: Client[Connection]
+    ) -> Answered:
+        failed = f"push reply message to {client.client_id} fail."
+        try:
+            told = await client.channel.invoke(self._pushed(reply), PUSH_WITHIN_S)
+        except MQError as error:
+            logger.info("reply_not_pushed", client=client.client_id, reason=str(error))
+            if error.outcome != "unknown":
+                return self._with_region(refusal(command, _RequesterAwayError(failed)))
+            return self._with_region(answer(command, Condition.REPLY_UNCONFIRMED, failed))
+        if told.code != ResponseCode.SUCCESS:
+            logger.info("reply_refused", client=client.client_id, remark=told.remark)
+            return self._with_region(refusal(command, _RequesterAwayError(failed)))
+        message_id, queue_offset = await self._keep(reply)
+        ext = {
+            "msgId": message_id,
+            "queueId": str(reply.queue_id),
+            "queueOffset": str(queue_offset),
+        }
+        return self._with_region(response_to(command, 0, None, ext))
+
+    def _pushed(self, reply: _Reply) -> RemotingCommand:
+        header, now_ms = reply.header, self._clock.wall_ms()
+        properties = {**reply.properties, PROPERTY_PUSH_REPLY_TIME: str(now_ms)}
+        pushed = ReplyMessageHeader(
+            producer_group=header.producer_group,
+            topic=header.topic,
+            default_topic=header.default_topic,
+            default_topic_queue_nums=header.default_topic_queue_nums,
+            queue_id=header.queue_id,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            flag=header.flag,
+            properties=encode_properties(properties).decode(),
+            reconsume_times=header.reconsume_times,
+            unit_mode=bool(header.unit_mode),
+            born_host=reply.born_at,
+            store_host=self._settings.address,
+            store_timestamp=now_ms,
+        )
+        return request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, dict(pushed.encode()), reply.body)
+
+    # ------------------------------------------------------------------------------ keep
+
+    async def _keep(self, reply: _Reply) -> tuple[str, int]:
+        """Store the reply; return its id and offset, or what RocketMQ says of one it did not keep.
+
+        Who waits for the reply has it: a failure here is logged and tells nobody to send it again.
+        """
+        not_kept = ("0", 0)
+        if not self._settings.store_reply_message_enable:
+            return not_kept
+        ended = trio.Event()
+        placed = Proposed("not_stored")
+
+        def done(proposed: Proposed) -> None:
+            nonlocal placed
+            placed = proposed
+            ended.set()
+
+        try:
+            if self._space.is_full:
+                raise self._space.full_error()
+            record = self._record(reply)
+            target = Run(reply.header.topic, reply.queue_id, 1)
+            propose_with_topic(self._group, self._topics, None, [record], target, done)
+        except MQError as error:
+            logger.info("reply_not_kept", topic=reply.header.topic, reason=str(error))
+            return not_kept
+        await ended.wait()
+        if placed.outcome != "stored":
+            logger.info("reply_not_kept", topic=reply.header.topic, reason=placed.outcome)
+            return not_kept
+        message_id = encode_offset_message_id(self._settings.store_host, placed.phy_offset)
+        return message_id, placed.first_offsets[-1]
+
+    def _record(self, reply: _Reply) -> bytes:
+        header = reply.header
+        return encode_record(
+            topic=header.topic,
+            queue_id=reply.queue_id,
+            body=reply.body,
+            properties=encode_properties(reply.properties),
+            flag=header.flag,
+            sys_flag=header.sys_flag & KEPT_SYS_FLAGS,
+            born_timestamp_ms=header.born_timestamp,
+            born_host=reply.born_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
