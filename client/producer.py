@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from client.coalescer import (
     SendSlot,
     SlotState,
 )
+from client.compression import CompressionType, check_level, compress
 from client.errors import (
     BackpressureError,
     BrokerUnreachableError,
@@ -55,14 +55,12 @@ from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory
 from commitlog.properties import PROPERTY_TRANSACTION_PREPARED
-from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_PREPARED, encode_record, pack_host
+from commitlog.record import SYS_FLAG_PREPARED, encode_record, pack_host
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.producer_stamp import PRODUCER_ID_BYTES
 
-COMPRESSED_ZLIB: Final = SYS_FLAG_COMPRESSED | 3 << 8
-"""What Java since 4.9.4 says of a zlib body."""
 SINGLE_PROPERTIES: Final = frozenset(
     {
         "TRAN_MSG",
@@ -105,8 +103,10 @@ class ProducerConfig:
             UnknownOutcomeError at once.
         idempotent: Number the sends, so that the broker stores a repeated one once and repeating
             goes on until the deadline. No effect with brokers that do not know it.
-        compress_over_bytes: Bodies over it are compressed; None: never.
-        compress_level: zlib level.
+        compress_over_bytes: Bodies over it are compressed, unless that makes them larger; None:
+            never. Batches are sent as they are.
+        compress_type: How; clients of RocketMQ before 4.9.4 read zlib only.
+        compress_level: Of zlib or Zstandard; see `client.compression.CompressionType`.
         max_message_bytes: Largest body, and largest batch.
         latency_fault_enable: Avoid brokers that were slow or failed (RocketMQ's table).
         requests_in_flight: Requests to one broker group at the same time, more than one only when
@@ -123,6 +123,7 @@ class ProducerConfig:
     retry_unknown: bool = True
     idempotent: bool = True
     compress_over_bytes: int | None = 4096
+    compress_type: CompressionType = CompressionType.ZLIB
     compress_level: int = 5
     max_message_bytes: int = MAX_BODY_BYTES
     latency_fault_enable: bool = False
@@ -130,6 +131,14 @@ class ProducerConfig:
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_request_records: int = MAX_REQUEST_RECORDS
     max_waiting_bytes: int = MAX_WAITING_BYTES
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: The compression has no such level.
+        """
+        check_level(self.compress_type, self.compress_level)
 
 
 class _Topic:
@@ -686,8 +695,9 @@ class Producer(ManagedScope):
     def _compressed(self, body: Buffer, size: int) -> tuple[Buffer, int]:
         if self.config.compress_over_bytes is None or size <= self._compress_over:
             return body, 0
-        packed = zlib.compress(body, self.config.compress_level)
-        return (packed, COMPRESSED_ZLIB) if len(packed) < size else (body, 0)
+        kind = self.config.compress_type
+        packed = compress(body, kind, self.config.compress_level)
+        return (packed, kind.sys_flag) if len(packed) < size else (body, 0)
 
     def _single_slot(
         self,
