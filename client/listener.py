@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, cast
 
+from client.consume_hooks import ConsumeHooks
 from client.delivered_message import DeliveredMessage
+from client.hooks import ConsumeReturnType
 from client.route import MessageQueue
 from commitlog.errors import ConfigError
 from remoting.seams import Executor
@@ -57,18 +59,25 @@ An error it raises counts as RECONSUME_LATER.
 
 
 class ListenerCall:
-    """Calls a listener the way it wants to be called.
+    """Calls a listener the way it wants to be called, and tells hooks of it.
 
     Attributes:
         is_async: It can be cancelled; a plain function cannot.
     """
 
-    def __init__(self, listener: Listener, executor: Executor | None, name: str) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        executor: Executor | None,
+        name: str,
+        hooks: ConsumeHooks | None = None,
+    ) -> None:
         """Wrap *listener*.
 
         Args:
             executor: Runs plain functions.
             name: Kind of its work there; what has the same worker, too, runs one after the other.
+            hooks: Told of every call; None: there are none.
         Raises:
             ConfigError: It is a plain function and there is nothing to run it.
         """
@@ -83,6 +92,7 @@ class ListenerCall:
         self._listener = listener
         self._executor = executor
         self._name = name
+        self._hooks = hooks
 
     async def __call__(
         self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
@@ -92,6 +102,22 @@ class ListenerCall:
         Raises:
             Exception: Whatever it raises.
         """
+        hooks = self._hooks
+        if not hooks:
+            return await self._call(messages, context, worker)
+        handed = hooks.before(messages, context.queue)
+        returned = ConsumeReturnType.EXCEPTION
+        try:
+            status = await self._call(messages, context, worker)
+            is_done = status is ConsumeStatus.SUCCESS
+            returned = ConsumeReturnType.SUCCESS if is_done else ConsumeReturnType.FAILED
+            return status
+        finally:
+            hooks.after(handed, returned)
+
+    async def _call(
+        self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
+    ) -> ConsumeStatus:
         if self.is_async:
             answer = await cast("Awaitable[Answer]", self._listener(messages, context))
         else:

@@ -15,7 +15,9 @@ import trio
 from client.allocation import AllocateMessageQueueStrategy, Averagely
 from client.client_instance import ClientInstance, ManagedScope
 from client.consume_from import FROM_LAST, ConsumeFrom
+from client.consume_hooks import ConsumeHooks, Handed
 from client.delivered_message import DeliveredMessage
+from client.hooks import ConsumeMessageHook, ConsumeReturnType
 from client.leader_watch import LeaderWatch
 from client.offset_store import BrokerOffsets
 from client.owned_queue import Gate, OwnedQueue, Reading
@@ -56,6 +58,7 @@ class LitePullConsumer(ManagedScope):
         auto_commit_period_s: float = PERSIST_PERIOD_S,
         flow_limits: FlowLimits = _LIMITS,
         pull_batch_size: int = ROCKETMQ_PULL_MESSAGES,
+        consume_message_hooks: tuple[ConsumeMessageHook, ...] = (),
     ) -> None:
         """Prepare a consumer; *instance* must be open when the consumer is opened.
 
@@ -63,6 +66,7 @@ class LitePullConsumer(ManagedScope):
             consume_from: Where the group begins in a queue it knows nothing of.
             strategy: How queues are dealt out; None: averagely.
             auto_commit: Store offsets every *auto_commit_period_s* and at the end.
+            consume_message_hooks: Told of what polls return; see `client.hooks`.
         """
         self.group = group
         self._instance = instance
@@ -70,7 +74,8 @@ class LitePullConsumer(ManagedScope):
         self._subscriptions = Subscriptions(instance.clock)
         self._assigned: frozenset[MessageQueue] | None = None
         self._is_open = False
-        self._polled: list[Batch] = []
+        self._polled: list[tuple[Batch, Handed | None]] = []
+        self._hooks = ConsumeHooks(consume_message_hooks, group=group, clock=instance.clock)
         self._paused: set[MessageQueue] = set()
         self._sought: dict[MessageQueue, int] = {}
         gate = Gate()
@@ -131,6 +136,10 @@ class LitePullConsumer(ManagedScope):
             with trio.move_on_after(LAST_OFFSETS_S):
                 await self._offsets.save(leaving, is_last=True)
         self._owned.clear()
+        for _, handed in self._polled:
+            if handed is not None:
+                self._hooks.after(handed, ConsumeReturnType.FAILED)
+        self._polled.clear()
 
     async def _own(self, owned: OwnedQueue) -> None:
         if owned.queue in self._paused:
@@ -222,7 +231,10 @@ class LitePullConsumer(ManagedScope):
         self._acknowledge()
         with trio.move_on_after(timeout_s):
             batch = await self._ready.take(max_messages, wanted=self._is_wanted)
-            self._polled.append(batch)
+            handed = None
+            if self._hooks:
+                handed = self._hooks.before(batch.messages, batch.owned.queue)
+            self._polled.append((batch, handed))
             return batch.messages
         return []
 
@@ -230,8 +242,10 @@ class LitePullConsumer(ManagedScope):
         return owned.queue not in self._paused
 
     def _acknowledge(self) -> None:
-        for batch in self._polled:
+        for batch, handed in self._polled:
             batch.acknowledge()
+            if handed is not None:
+                self._hooks.after(handed, ConsumeReturnType.SUCCESS)
         self._polled.clear()
 
     def seek(self, queue: MessageQueue, offset: int) -> None:

@@ -37,6 +37,7 @@ from client.errors import (
     NoRouteError,
     UnknownOutcomeError,
 )
+from client.hooks import CommunicationMode, SendMessageHook
 from client.message import (
     MAX_BODY_BYTES,
     Message,
@@ -50,6 +51,7 @@ from client.queue_selection import LatencyFaultTable, QueueSelector
 from client.recall import recall
 from client.retry import RetryPolicy, time_left_s
 from client.route import DEFAULT_TOPIC, MessageQueue, TopicRoute
+from client.send_hooks import SendHooks
 from client.send_lane import LaneOptions, SendCounters, SendLane
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_batch import BatchItem, encode_batch
@@ -115,6 +117,7 @@ class ProducerConfig:
         max_request_bytes: Most record bytes in one coalesced request.
         max_request_records: Most records in one.
         max_waiting_bytes: Per broker group; beyond it sends wait for room.
+        send_message_hooks: Told of every send; see `client.hooks`.
     """
 
     send_timeout_s: float = 10.0
@@ -131,6 +134,7 @@ class ProducerConfig:
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_request_records: int = MAX_REQUEST_RECORDS
     max_waiting_bytes: int = MAX_WAITING_BYTES
+    send_message_hooks: tuple[SendMessageHook, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -265,6 +269,10 @@ def _result(slot: SendSlot) -> SendResult:
     )
 
 
+def _result_of(slot: SendSlot) -> SendResult | BatchSendResult:
+    return _result(slot) if isinstance(slot.message_ids, str) else BatchSendResult(slot)
+
+
 _STATUS: Final = {status.value: status for status in SendStatus}
 
 
@@ -322,6 +330,13 @@ class Producer(ManagedScope):
             else min(config.compress_over_bytes, config.max_message_bytes)
         )
         self._singles: dict[SendSlot, None] = {}
+        self._hooks = SendHooks(
+            config.send_message_hooks,
+            group=group,
+            born_host=instance.config.client_ip,
+            leader_of=instance.leaders.address,
+            result_of=_result_of,
+        )
 
     # ------------------------------------------------------------------------------ life
 
@@ -445,7 +460,7 @@ class Producer(ManagedScope):
         Raises:
             MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
         """
-        slot = await self._offer(message, queue, timeout_s)
+        slot = await self._offer(message, queue, timeout_s, CommunicationMode.ASYNC)
         return SendFuture(self, slot)
 
     def send_nowait(
@@ -472,7 +487,8 @@ class Producer(ManagedScope):
             raise BackpressureError(
                 f"{lane.coalescer.waiting_bytes} bytes wait for {lane.broker_name}"
             )
-        return SendFuture(self, self._enqueue(message, topic, queue, lane, pinned, timeout_s))
+        mode = CommunicationMode.ASYNC
+        return SendFuture(self, self._enqueue(message, topic, queue, lane, pinned, timeout_s, mode))
 
     async def send_batch(
         self,
@@ -505,6 +521,7 @@ class Producer(ManagedScope):
         if not lane.coalescer.has_room:
             await self._wait_for_room(lane, slot)
         self._track(slot)
+        self._hooks.before(slot, CommunicationMode.SYNC)
         lane.offer(slot)
         await self._wait(slot)
         if slot.state is not SlotState.STORED:
@@ -525,6 +542,18 @@ class Producer(ManagedScope):
         queue, lane, pinned = self._choose(topic, queue)
         slot = self._single_slot(message, topic, queue, pinned, None)
         command = self._encode_single(slot)
+        self._hooks.before(slot, CommunicationMode.ONEWAY)
+        error: MQError | None = UnknownOutcomeError("the sender was cancelled; it may be stored")
+        try:
+            await self._hand_over(command, lane)
+            error = None
+        except MQError as failed:
+            error = failed
+            raise
+        finally:
+            self._hooks.after_oneway(slot, error)
+
+    async def _hand_over(self, command: RemotingCommand, lane: SendLane) -> None:
         instance = self._instance
         address = instance.leaders.address(lane.broker_name)
         if address is None:
@@ -571,7 +600,11 @@ class Producer(ManagedScope):
     # ------------------------------------------------------------------------------ inside
 
     async def _offer(
-        self, message: Message, queue: MessageQueue | None, timeout_s: float | None
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        timeout_s: float | None,
+        mode: CommunicationMode = CommunicationMode.SYNC,
     ) -> SendSlot:
         topic = self._topics.get(message.topic)
         if topic is None or self._route_version != self._instance.route_version:
@@ -584,7 +617,7 @@ class Producer(ManagedScope):
                 raise BackpressureError(
                     f"{lane.coalescer.waiting_bytes} bytes still wait for {lane.broker_name}"
                 )
-        return self._enqueue(message, topic, chosen, lane, pinned, timeout_s)
+        return self._enqueue(message, topic, chosen, lane, pinned, timeout_s, mode)
 
     def _choose(
         self, topic: _Topic, queue: MessageQueue | None
@@ -611,6 +644,7 @@ class Producer(ManagedScope):
         lane: SendLane,
         pinned: bool,
         timeout_s: float | None,
+        mode: CommunicationMode,
     ) -> SendSlot:
         if (
             message.is_delayed
@@ -620,6 +654,7 @@ class Producer(ManagedScope):
             slot = self._single_slot(message, topic, queue, pinned, timeout_s)
             self._track(slot)
             self._singles[slot] = None
+            self._hooks.before(slot, mode)
             assert self._nursery is not None
             self._nursery.start_soon(self._run_single, lane, slot)
             return slot
@@ -658,6 +693,7 @@ class Producer(ManagedScope):
         )
         if deadline < self._next_wake:
             self._wake.set()
+        self._hooks.before(slot, mode)
         lane.offer(slot)
         return slot
 
@@ -682,7 +718,11 @@ class Producer(ManagedScope):
             slot.state = SlotState.ABANDONED
             return trio.lowlevel.Abort.SUCCEEDED
 
-        await trio.lowlevel.wait_task_rescheduled(abandon)
+        try:
+            await trio.lowlevel.wait_task_rescheduled(abandon)
+        except trio.Cancelled:
+            self._hooks.after(slot)
+            raise
 
     async def _wait_for_room(self, lane: SendLane, slot: SendSlot) -> None:
         with trio.move_on_after(time_left_s(slot.deadline, self._clock.monotonic())):
@@ -880,6 +920,7 @@ class Producer(ManagedScope):
                 lane_of=self._lane,
                 note_send=self._note_send,
                 producer_id=self._id,
+                on_end=self._hooks.after if self._hooks else None,
             )
             assert self._nursery is not None
             self._nursery.start_soon(lane.run)

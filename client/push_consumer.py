@@ -24,6 +24,7 @@ import trio
 
 from client.client_instance import ClientInstance, ManagedScope
 from client.concurrent_consumption import ConcurrentConsumption
+from client.consume_hooks import ConsumeHooks
 from client.delivered_message import retry_topic_of
 from client.errors import RequestFailedError
 from client.leader_watch import LeaderWatch
@@ -101,7 +102,14 @@ class PushConsumer(ManagedScope):
             changed=self._queues_changed,
         )
 
-        call = ListenerCall(listener, instance.executor, f"listener {group}")
+        hooks = ConsumeHooks(
+            config.consume_message_hooks,
+            group=group,
+            clock=instance.clock,
+            timeout_s=config.consume_timeout_s,
+            orderly=orderly,
+        )
+        call = ListenerCall(listener, instance.executor, f"listener {group}", hooks)
         # For its requests: the member of the group is this consumer.
         reader = PullConsumer(instance, group, follower_reads=config.follower_reads)
         self._ready = ReadyQueues(self._gate)
