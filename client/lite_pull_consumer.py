@@ -7,7 +7,7 @@ What a poll returned counts as dealt with when the next poll is made: a crash in
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 import trio
@@ -16,6 +16,7 @@ from client.allocation import AllocateMessageQueueStrategy, Averagely
 from client.client_instance import ClientInstance, ManagedScope
 from client.consume_from import FROM_LAST, ConsumeFrom
 from client.consume_hooks import ConsumeHooks, Handed
+from client.consume_trace import consume_trace
 from client.delivered_message import DeliveredMessage
 from client.hooks import ConsumeMessageHook, ConsumeReturnType
 from client.leader_watch import LeaderWatch
@@ -31,6 +32,7 @@ from client.rebalance import Rebalance
 from client.route import MessageQueue
 from client.subscription_expression import SUB_ALL, SubscriptionExpression
 from client.subscriptions import Subscriptions
+from client.trace_dispatcher import TRACE_TOPIC, TraceDispatcher
 from commitlog.errors import ConfigError
 from remoting.protocol.bodies import ConsumerData, ConsumeType
 
@@ -45,6 +47,7 @@ class LitePullConsumer(ManagedScope):
 
     Attributes:
         group: The consumer group.
+        trace: Sends message trace; None: it is not enabled.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class LitePullConsumer(ManagedScope):
         flow_limits: FlowLimits = _LIMITS,
         pull_batch_size: int = ROCKETMQ_PULL_MESSAGES,
         consume_message_hooks: tuple[ConsumeMessageHook, ...] = (),
+        enable_msg_trace: bool = False,
+        trace_topic: str = TRACE_TOPIC,
     ) -> None:
         """Prepare a consumer; *instance* must be open when the consumer is opened.
 
@@ -67,6 +72,7 @@ class LitePullConsumer(ManagedScope):
             strategy: How queues are dealt out; None: averagely.
             auto_commit: Store offsets every *auto_commit_period_s* and at the end.
             consume_message_hooks: Told of what polls return; see `client.hooks`.
+            enable_msg_trace: Send to *trace_topic* what becomes of messages.
         """
         self.group = group
         self._instance = instance
@@ -75,7 +81,12 @@ class LitePullConsumer(ManagedScope):
         self._assigned: frozenset[MessageQueue] | None = None
         self._is_open = False
         self._polled: list[tuple[Batch, Handed | None]] = []
-        self._hooks = ConsumeHooks(consume_message_hooks, group=group, clock=instance.clock)
+        hooks = list(consume_message_hooks)
+        self.trace: TraceDispatcher | None = None
+        if enable_msg_trace:
+            self.trace, trace_hook = consume_trace(instance, trace_topic)
+            hooks.append(trace_hook)
+        self._hooks = ConsumeHooks(hooks, group=group, clock=instance.clock)
         self._paused: set[MessageQueue] = set()
         self._sought: dict[MessageQueue, int] = {}
         gate = Gate()
@@ -112,7 +123,7 @@ class LitePullConsumer(ManagedScope):
         self._is_open = True
         try:
             await instance.heartbeat()
-            async with trio.open_nursery() as nursery:
+            async with self.trace or nullcontext(), trio.open_nursery() as nursery:
                 self._owned.start(nursery)
                 nursery.start_soon(self._rebalance.run)
                 nursery.start_soon(LeaderWatch(instance, self._owned).run)

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, overload
@@ -53,6 +53,8 @@ from client.retry import RetryPolicy, time_left_s
 from client.route import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from client.send_hooks import SendHooks
 from client.send_lane import LaneOptions, SendCounters, SendLane
+from client.trace_dispatcher import TRACE_PRODUCER_GROUP, TRACE_TOPIC, TraceDispatcher
+from client.trace_hooks import SendMessageTraceHook
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory
@@ -118,6 +120,8 @@ class ProducerConfig:
         max_request_records: Most records in one.
         max_waiting_bytes: Per broker group; beyond it sends wait for room.
         send_message_hooks: Told of every send; see `client.hooks`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace_data`.
+        trace_topic: Where to.
     """
 
     send_timeout_s: float = 10.0
@@ -135,6 +139,8 @@ class ProducerConfig:
     max_request_records: int = MAX_REQUEST_RECORDS
     max_waiting_bytes: int = MAX_WAITING_BYTES
     send_message_hooks: tuple[SendMessageHook, ...] = ()
+    enable_msg_trace: bool = False
+    trace_topic: str = TRACE_TOPIC
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -285,6 +291,7 @@ class Producer(ManagedScope):
     Attributes:
         group: The producer group.
         counters: See `SendCounters`; those of redirects and route refreshes are the instance's.
+        trace: Sends message trace; None: it is not enabled.
     """
 
     def __init__(
@@ -315,11 +322,7 @@ class Producer(ManagedScope):
         self._topics: dict[str, _Topic] = {}
         self._route_version = -1
         self._faults = LatencyFaultTable() if config.latency_fault_enable else None
-        self._ids = UniqKeyFactory(
-            pack_host(instance.config.client_ip, 0)[:-4],
-            instance.config.pid,
-            instance.rng.randrange(1 << 32),
-        )
+        self._ids = unique_ids(instance)
         self._nursery: trio.Nursery | None = None
         self._closed = True
         self._next_wake = NEVER
@@ -330,8 +333,13 @@ class Producer(ManagedScope):
             else min(config.compress_over_bytes, config.max_message_bytes)
         )
         self._singles: dict[SendSlot, None] = {}
+        hooks = list(config.send_message_hooks)
+        self.trace: TraceDispatcher | None = None
+        if config.enable_msg_trace:
+            self.trace = trace_dispatcher(instance, config.trace_topic)
+            hooks.append(SendMessageTraceHook(self.trace, instance.clock))
         self._hooks = SendHooks(
-            config.send_message_hooks,
+            hooks,
             group=group,
             born_host=instance.config.client_ip,
             leader_of=instance.leaders.address,
@@ -346,7 +354,7 @@ class Producer(ManagedScope):
         instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
         instance.add_producer(self.group)
         try:
-            async with trio.open_nursery() as nursery:
+            async with self.trace or nullcontext(), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._closed = False
                 nursery.start_soon(self._expire_sends)
@@ -950,6 +958,20 @@ class Producer(ManagedScope):
     def _note_send(self, broker_name: str, latency_ms: float, failed: bool) -> None:
         if self._faults is not None:
             self._faults.note(broker_name, latency_ms, self._clock.monotonic(), isolate=failed)
+
+
+def unique_ids(instance: ClientInstance) -> UniqKeyFactory:
+    """Return what makes ids that nobody else makes."""
+    return UniqKeyFactory(
+        pack_host(instance.config.client_ip, 0)[:-4],
+        instance.config.pid,
+        instance.rng.randrange(1 << 32),
+    )
+
+
+def trace_dispatcher(instance: ClientInstance, topic: str) -> TraceDispatcher:
+    """Return what sends message trace to *topic*, not yet open."""
+    return TraceDispatcher(Producer(instance, TRACE_PRODUCER_GROUP), instance.clock, topic)
 
 
 __all__ = ["BatchSendResult", "ClientError", "Producer", "ProducerConfig", "SendFuture"]

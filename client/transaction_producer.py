@@ -25,6 +25,7 @@ from client.hooks import EndTransactionContext, EndTransactionHook, call_each
 from client.message import Message, MessageExt, SendStatus
 from client.producer import Producer, ProducerConfig
 from client.route import MessageQueue
+from client.trace_hooks import EndTransactionTraceHook
 from client.transaction_end import TransactionEnd, tell
 from commitlog.errors import MQError
 
@@ -126,6 +127,9 @@ class TransactionProducer(ManagedScope):
         self._producer = Producer(instance, group, replace(config.producer, max_retries=0))
         self._running: dict[str, LocalTransactionState] = {}
         self._end_hooks = [hook.end_transaction for hook in config.end_transaction_hooks]
+        if self._producer.trace is not None:
+            hook = EndTransactionTraceHook(self._producer.trace, instance.clock)
+            self._end_hooks.append(hook.end_transaction)
         self._questions, self._asked = trio.open_memory_channel[Question](QUESTIONS_MAX)
 
     @asynccontextmanager
