@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, cast
 
+from client.consume_hooks import ConsumeHooks
 from client.consume_meter import ConsumeMeter
 from client.delivered_message import DeliveredMessage
+from client.hooks import ConsumeReturnType
 from client.route import MessageQueue
 from commitlog.errors import ConfigError
 from remoting.seams import Executor
@@ -58,7 +60,7 @@ An error it raises counts as RECONSUME_LATER.
 
 
 class ListenerCall:
-    """Calls a listener the way it wants to be called.
+    """Calls a listener the way it wants to be called, and tells hooks of it.
 
     Attributes:
         is_async: It can be cancelled; a plain function cannot.
@@ -70,6 +72,7 @@ class ListenerCall:
         executor: Executor | None,
         name: str,
         meter: ConsumeMeter | None = None,
+        hooks: ConsumeHooks | None = None,
     ) -> None:
         """Wrap *listener*.
 
@@ -77,6 +80,7 @@ class ListenerCall:
             executor: Runs plain functions.
             name: Kind of its work there; what has the same worker, too, runs one after the other.
             meter: Told of each call; None: nobody is.
+            hooks: Told of every call; None: there are none.
         Raises:
             ConfigError: It is a plain function and there is nothing to run it.
         """
@@ -92,6 +96,7 @@ class ListenerCall:
         self._executor = executor
         self._name = name
         self._meter = meter
+        self._hooks = hooks
 
     async def __call__(
         self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
@@ -103,17 +108,33 @@ class ListenerCall:
         """
         meter = self._meter
         if meter is None:
-            return await self._answer(messages, context, worker)
+            return await self._with_hooks(messages, context, worker)
         began_s = meter.consuming(context.queue)
         is_success = False
         try:
-            status = await self._answer(messages, context, worker)
+            status = await self._with_hooks(messages, context, worker)
             is_success = status is ConsumeStatus.SUCCESS
         finally:
             meter.consumed(context.queue.topic, len(messages), began_s, is_success=is_success)
         return status
 
-    async def _answer(
+    async def _with_hooks(
+        self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
+    ) -> ConsumeStatus:
+        hooks = self._hooks
+        if not hooks:
+            return await self._call(messages, context, worker)
+        handed = hooks.before(messages, context.queue)
+        returned = ConsumeReturnType.EXCEPTION
+        try:
+            status = await self._call(messages, context, worker)
+            is_done = status is ConsumeStatus.SUCCESS
+            returned = ConsumeReturnType.SUCCESS if is_done else ConsumeReturnType.FAILED
+            return status
+        finally:
+            hooks.after(handed, returned)
+
+    async def _call(
         self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
     ) -> ConsumeStatus:
         if self.is_async:

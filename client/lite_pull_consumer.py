@@ -7,7 +7,7 @@ What a poll returned counts as dealt with when the next poll is made: a crash in
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 import trio
@@ -15,7 +15,10 @@ import trio
 from client.allocation import AllocateMessageQueueStrategy, Averagely
 from client.client_instance import ClientInstance, ManagedScope
 from client.consume_from import FROM_LAST, ConsumeFrom
+from client.consume_hooks import ConsumeHooks, Handed
+from client.consume_trace import consume_trace
 from client.delivered_message import DeliveredMessage
+from client.hooks import ConsumeMessageHook, ConsumeReturnType
 from client.leader_watch import LeaderWatch
 from client.offset_store import BrokerOffsets
 from client.owned_queue import Gate, OwnedQueue, Reading
@@ -29,6 +32,7 @@ from client.rebalance import Rebalance
 from client.route import MessageQueue
 from client.subscription_expression import SUB_ALL, SubscriptionExpression
 from client.subscriptions import Subscriptions
+from client.trace_dispatcher import TRACE_TOPIC, TraceDispatcher
 from commitlog.errors import ConfigError
 from remoting.protocol.bodies import ConsumerData, ConsumeType
 
@@ -43,6 +47,7 @@ class LitePullConsumer(ManagedScope):
 
     Attributes:
         group: The consumer group.
+        trace: Sends message trace; None: it is not enabled.
     """
 
     def __init__(
@@ -56,6 +61,9 @@ class LitePullConsumer(ManagedScope):
         auto_commit_period_s: float = PERSIST_PERIOD_S,
         flow_limits: FlowLimits = _LIMITS,
         pull_batch_size: int = ROCKETMQ_PULL_MESSAGES,
+        consume_message_hooks: tuple[ConsumeMessageHook, ...] = (),
+        enable_msg_trace: bool = False,
+        trace_topic: str = TRACE_TOPIC,
     ) -> None:
         """Prepare a consumer; *instance* must be open when the consumer is opened.
 
@@ -63,6 +71,8 @@ class LitePullConsumer(ManagedScope):
             consume_from: Where the group begins in a queue it knows nothing of.
             strategy: How queues are dealt out; None: averagely.
             auto_commit: Store offsets every *auto_commit_period_s* and at the end.
+            consume_message_hooks: Told of what polls return; see `client.hooks`.
+            enable_msg_trace: Send to *trace_topic* what becomes of messages.
         """
         self.group = group
         self._instance = instance
@@ -70,7 +80,13 @@ class LitePullConsumer(ManagedScope):
         self._subscriptions = Subscriptions(instance.clock)
         self._assigned: frozenset[MessageQueue] | None = None
         self._is_open = False
-        self._polled: list[Batch] = []
+        self._polled: list[tuple[Batch, Handed | None]] = []
+        hooks = list(consume_message_hooks)
+        self.trace: TraceDispatcher | None = None
+        if enable_msg_trace:
+            self.trace, trace_hook = consume_trace(instance, trace_topic)
+            hooks.append(trace_hook)
+        self._hooks = ConsumeHooks(hooks, group=group, clock=instance.clock)
         self._paused: set[MessageQueue] = set()
         self._sought: dict[MessageQueue, int] = {}
         gate = Gate()
@@ -107,7 +123,7 @@ class LitePullConsumer(ManagedScope):
         self._is_open = True
         try:
             await instance.heartbeat()
-            async with trio.open_nursery() as nursery:
+            async with self.trace or nullcontext(), trio.open_nursery() as nursery:
                 self._owned.start(nursery)
                 nursery.start_soon(self._rebalance.run)
                 nursery.start_soon(LeaderWatch(instance, self._owned).run)
@@ -131,6 +147,10 @@ class LitePullConsumer(ManagedScope):
             with trio.move_on_after(LAST_OFFSETS_S):
                 await self._offsets.save(leaving, is_last=True)
         self._owned.clear()
+        for _, handed in self._polled:
+            if handed is not None:
+                self._hooks.after(handed, ConsumeReturnType.FAILED)
+        self._polled.clear()
 
     async def _own(self, owned: OwnedQueue) -> None:
         if owned.queue in self._paused:
@@ -222,7 +242,10 @@ class LitePullConsumer(ManagedScope):
         self._acknowledge()
         with trio.move_on_after(timeout_s):
             batch = await self._ready.take(max_messages, wanted=self._is_wanted)
-            self._polled.append(batch)
+            handed = None
+            if self._hooks:
+                handed = self._hooks.before(batch.messages, batch.owned.queue)
+            self._polled.append((batch, handed))
             return batch.messages
         return []
 
@@ -230,8 +253,10 @@ class LitePullConsumer(ManagedScope):
         return owned.queue not in self._paused
 
     def _acknowledge(self) -> None:
-        for batch in self._polled:
+        for batch, handed in self._polled:
             batch.acknowledge()
+            if handed is not None:
+                self._hooks.after(handed, ConsumeReturnType.SUCCESS)
         self._polled.clear()
 
     def seek(self, queue: MessageQueue, offset: int) -> None:

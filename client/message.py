@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import Final, overload
 
 from typing_extensions import Buffer
 
+from client.compression import decompress
 from client.errors import MessageIllegalError
 from client.route import MessageQueue
 from commitlog.errors import CorruptRecordError
@@ -20,7 +20,6 @@ from commitlog.record import (
     MIN_RECORD_BYTES,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_COMPRESSED,
-    SYS_FLAG_COMPRESSION_TYPE_MASK,
     SYS_FLAG_STORE_HOST_V6,
     Record,
     decode_record,
@@ -32,10 +31,7 @@ MAX_TOPIC_CHARS: Final = 127
 """Longest topic a client may send to."""
 MAX_RETRY_TOPIC_CHARS: Final = 255
 """With the %RETRY% or %DLQ% prefix a group name stands behind."""
-MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
-"""A compressed body that unfolds to more is refused: a bomb, not a message."""
 
-_COMPRESSION_ZLIB: Final = (0, 3 << 8)
 _TOPIC_CHARS: Final = frozenset(
     "%|-_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
@@ -301,7 +297,7 @@ class MessageExt:
 
         Raises:
             CorruptRecordError: The record or the compressed body is damaged, or unfolds to more
-                than `MAX_DECOMPRESSED_BYTES`.
+                than `client.compression.MAX_DECOMPRESSED_BYTES`.
         """
         view, start = self._view, self.start
         (sys_flag,) = _I32.unpack_from(view, start + 36)
@@ -311,7 +307,7 @@ class MessageExt:
         record = self.record
         if not record.sys_flag & SYS_FLAG_COMPRESSED:
             return record.body
-        return _decompress(record)
+        return decompress(record.body, record.sys_flag)
 
     @property
     def body_bytes(self) -> bytes:
@@ -392,22 +388,6 @@ class MessageExt:
 
     def __repr__(self) -> str:
         return f"MessageExt({self.topic!r}, queue {self.queue_id}, offset {self.queue_offset})"
-
-
-def _decompress(record: Record) -> bytes:
-    kind = record.sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK
-    if kind not in _COMPRESSION_ZLIB:
-        raise CorruptRecordError(
-            f"the body is compressed with type {kind >> 8}; this client reads zlib only"
-        )
-    unpacker = zlib.decompressobj()
-    try:
-        body = unpacker.decompress(record.body, MAX_DECOMPRESSED_BYTES)
-    except zlib.error as error:
-        raise CorruptRecordError(f"the compressed body is damaged: {error}") from error
-    if not unpacker.eof:
-        raise CorruptRecordError("the compressed body is cut or unfolds to too many bytes")
-    return body
 
 
 MAX_QUEUE_OFFSET: Final = (1 << 63) - 1

@@ -9,9 +9,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, overload
@@ -28,6 +27,7 @@ from client.coalescer import (
     SendSlot,
     SlotState,
 )
+from client.compression import CompressionType, check_level, compress
 from client.errors import (
     BackpressureError,
     BrokerUnreachableError,
@@ -37,6 +37,7 @@ from client.errors import (
     NoRouteError,
     UnknownOutcomeError,
 )
+from client.hooks import CommunicationMode, SendMessageHook
 from client.message import (
     MAX_BODY_BYTES,
     Message,
@@ -52,19 +53,20 @@ from client.recall import recall
 from client.request_reply import ask, is_reply
 from client.retry import RetryPolicy, time_left_s
 from client.route import DEFAULT_TOPIC, MessageQueue, TopicRoute
+from client.send_hooks import SendHooks
 from client.send_lane import LaneOptions, SendCounters, SendLane
+from client.trace_dispatcher import TRACE_PRODUCER_GROUP, TRACE_TOPIC, TraceDispatcher
+from client.trace_hooks import SendMessageTraceHook
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory
 from commitlog.properties import PROPERTY_TRANSACTION_PREPARED
-from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_PREPARED, encode_record, pack_host
+from commitlog.record import SYS_FLAG_PREPARED, encode_record, pack_host
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.producer_stamp import PRODUCER_ID_BYTES
 
-COMPRESSED_ZLIB: Final = SYS_FLAG_COMPRESSED | 3 << 8
-"""What Java since 4.9.4 says of a zlib body."""
 SINGLE_PROPERTIES: Final = frozenset(
     {
         "TRAN_MSG",
@@ -107,8 +109,10 @@ class ProducerConfig:
             UnknownOutcomeError at once.
         idempotent: Number the sends, so that the broker stores a repeated one once and repeating
             goes on until the deadline. No effect with brokers that do not know it.
-        compress_over_bytes: Bodies over it are compressed; None: never.
-        compress_level: zlib level.
+        compress_over_bytes: Bodies over it are compressed, unless that makes them larger; None:
+            never. Batches are sent as they are.
+        compress_type: How; clients of RocketMQ before 4.9.4 read zlib only.
+        compress_level: Of zlib or Zstandard; see `client.compression.CompressionType`.
         max_message_bytes: Largest body, and largest batch.
         latency_fault_enable: Avoid brokers that were slow or failed (RocketMQ's table).
         requests_in_flight: Requests to one broker group at the same time, more than one only when
@@ -117,6 +121,9 @@ class ProducerConfig:
         max_request_bytes: Most record bytes in one coalesced request.
         max_request_records: Most records in one.
         max_waiting_bytes: Per broker group; beyond it sends wait for room.
+        send_message_hooks: Told of every send; see `client.hooks`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace_data`.
+        trace_topic: Where to.
     """
 
     send_timeout_s: float = 10.0
@@ -125,6 +132,7 @@ class ProducerConfig:
     retry_unknown: bool = True
     idempotent: bool = True
     compress_over_bytes: int | None = 4096
+    compress_type: CompressionType = CompressionType.ZLIB
     compress_level: int = 5
     max_message_bytes: int = MAX_BODY_BYTES
     latency_fault_enable: bool = False
@@ -132,6 +140,17 @@ class ProducerConfig:
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_request_records: int = MAX_REQUEST_RECORDS
     max_waiting_bytes: int = MAX_WAITING_BYTES
+    send_message_hooks: tuple[SendMessageHook, ...] = ()
+    enable_msg_trace: bool = False
+    trace_topic: str = TRACE_TOPIC
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: The compression has no such level.
+        """
+        check_level(self.compress_type, self.compress_level)
 
 
 class _Topic:
@@ -258,6 +277,10 @@ def _result(slot: SendSlot) -> SendResult:
     )
 
 
+def _result_of(slot: SendSlot) -> SendResult | BatchSendResult:
+    return _result(slot) if isinstance(slot.message_ids, str) else BatchSendResult(slot)
+
+
 _STATUS: Final = {status.value: status for status in SendStatus}
 
 
@@ -270,6 +293,7 @@ class Producer(ManagedScope):
     Attributes:
         group: The producer group.
         counters: See `SendCounters`; those of redirects and route refreshes are the instance's.
+        trace: Sends message trace; None: it is not enabled.
     """
 
     def __init__(
@@ -300,11 +324,7 @@ class Producer(ManagedScope):
         self._topics: dict[str, _Topic] = {}
         self._route_version = -1
         self._faults = LatencyFaultTable() if config.latency_fault_enable else None
-        self._ids = UniqKeyFactory(
-            pack_host(instance.config.client_ip, 0)[:-4],
-            instance.config.pid,
-            instance.rng.randrange(1 << 32),
-        )
+        self._ids = unique_ids(instance)
         self._nursery: trio.Nursery | None = None
         self._closed = True
         self._next_wake = NEVER
@@ -315,6 +335,18 @@ class Producer(ManagedScope):
             else min(config.compress_over_bytes, config.max_message_bytes)
         )
         self._singles: dict[SendSlot, None] = {}
+        hooks = list(config.send_message_hooks)
+        self.trace: TraceDispatcher | None = None
+        if config.enable_msg_trace:
+            self.trace = trace_dispatcher(instance, config.trace_topic)
+            hooks.append(SendMessageTraceHook(self.trace, instance.clock))
+        self._hooks = SendHooks(
+            hooks,
+            group=group,
+            born_host=instance.config.client_ip,
+            leader_of=instance.leaders.address,
+            result_of=_result_of,
+        )
 
     # ------------------------------------------------------------------------------ life
 
@@ -324,7 +356,7 @@ class Producer(ManagedScope):
         instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
         instance.add_producer(self.group)
         try:
-            async with trio.open_nursery() as nursery:
+            async with self.trace or nullcontext(), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._closed = False
                 nursery.start_soon(self._expire_sends)
@@ -438,7 +470,7 @@ class Producer(ManagedScope):
         Raises:
             MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
         """
-        slot = await self._offer(message, queue, timeout_s)
+        slot = await self._offer(message, queue, timeout_s, CommunicationMode.ASYNC)
         return SendFuture(self, slot)
 
     def send_nowait(
@@ -465,7 +497,8 @@ class Producer(ManagedScope):
             raise BackpressureError(
                 f"{lane.coalescer.waiting_bytes} bytes wait for {lane.broker_name}"
             )
-        return SendFuture(self, self._enqueue(message, topic, queue, lane, pinned, timeout_s))
+        mode = CommunicationMode.ASYNC
+        return SendFuture(self, self._enqueue(message, topic, queue, lane, pinned, timeout_s, mode))
 
     async def send_batch(
         self,
@@ -498,6 +531,7 @@ class Producer(ManagedScope):
         if not lane.coalescer.has_room:
             await self._wait_for_room(lane, slot)
         self._track(slot)
+        self._hooks.before(slot, CommunicationMode.SYNC)
         lane.offer(slot)
         await self._wait(slot)
         if slot.state is not SlotState.STORED:
@@ -518,6 +552,18 @@ class Producer(ManagedScope):
         queue, lane, pinned = self._choose(topic, queue)
         slot = self._single_slot(message, topic, queue, pinned, None)
         command = self._encode_single(slot)
+        self._hooks.before(slot, CommunicationMode.ONEWAY)
+        error: MQError | None = UnknownOutcomeError("the sender was cancelled; it may be stored")
+        try:
+            await self._hand_over(command, lane)
+            error = None
+        except MQError as failed:
+            error = failed
+            raise
+        finally:
+            self._hooks.after_oneway(slot, error)
+
+    async def _hand_over(self, command: RemotingCommand, lane: SendLane) -> None:
         instance = self._instance
         address = instance.leaders.address(lane.broker_name)
         if address is None:
@@ -592,7 +638,11 @@ class Producer(ManagedScope):
     # ------------------------------------------------------------------------------ inside
 
     async def _offer(
-        self, message: Message, queue: MessageQueue | None, timeout_s: float | None
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        timeout_s: float | None,
+        mode: CommunicationMode = CommunicationMode.SYNC,
     ) -> SendSlot:
         topic = self._topics.get(message.topic)
         if topic is None or self._route_version != self._instance.route_version:
@@ -605,7 +655,7 @@ class Producer(ManagedScope):
                 raise BackpressureError(
                     f"{lane.coalescer.waiting_bytes} bytes still wait for {lane.broker_name}"
                 )
-        return self._enqueue(message, topic, chosen, lane, pinned, timeout_s)
+        return self._enqueue(message, topic, chosen, lane, pinned, timeout_s, mode)
 
     def _choose(
         self, topic: _Topic, queue: MessageQueue | None
@@ -632,6 +682,7 @@ class Producer(ManagedScope):
         lane: SendLane,
         pinned: bool,
         timeout_s: float | None,
+        mode: CommunicationMode,
     ) -> SendSlot:
         if (
             message.is_delayed
@@ -641,6 +692,7 @@ class Producer(ManagedScope):
             slot = self._single_slot(message, topic, queue, pinned, timeout_s)
             self._track(slot)
             self._singles[slot] = None
+            self._hooks.before(slot, mode)
             assert self._nursery is not None
             self._nursery.start_soon(self._run_single, lane, slot)
             return slot
@@ -679,6 +731,7 @@ class Producer(ManagedScope):
         )
         if deadline < self._next_wake:
             self._wake.set()
+        self._hooks.before(slot, mode)
         lane.offer(slot)
         return slot
 
@@ -703,7 +756,11 @@ class Producer(ManagedScope):
             slot.state = SlotState.ABANDONED
             return trio.lowlevel.Abort.SUCCEEDED
 
-        await trio.lowlevel.wait_task_rescheduled(abandon)
+        try:
+            await trio.lowlevel.wait_task_rescheduled(abandon)
+        except trio.Cancelled:
+            self._hooks.after(slot)
+            raise
 
     async def _wait_for_room(self, lane: SendLane, slot: SendSlot) -> None:
         with trio.move_on_after(time_left_s(slot.deadline, self._clock.monotonic())):
@@ -716,8 +773,9 @@ class Producer(ManagedScope):
     def _compressed(self, body: Buffer, size: int) -> tuple[Buffer, int]:
         if self.config.compress_over_bytes is None or size <= self._compress_over:
             return body, 0
-        packed = zlib.compress(body, self.config.compress_level)
-        return (packed, COMPRESSED_ZLIB) if len(packed) < size else (body, 0)
+        kind = self.config.compress_type
+        packed = compress(body, kind, self.config.compress_level)
+        return (packed, kind.sys_flag) if len(packed) < size else (body, 0)
 
     def _single_slot(
         self,
@@ -902,6 +960,7 @@ class Producer(ManagedScope):
                 lane_of=self._lane,
                 note_send=self._note_send,
                 producer_id=self._id,
+                on_end=self._hooks.after if self._hooks else None,
             )
             assert self._nursery is not None
             self._nursery.start_soon(lane.run)
@@ -931,6 +990,20 @@ class Producer(ManagedScope):
     def _note_send(self, broker_name: str, latency_ms: float, failed: bool) -> None:
         if self._faults is not None:
             self._faults.note(broker_name, latency_ms, self._clock.monotonic(), isolate=failed)
+
+
+def unique_ids(instance: ClientInstance) -> UniqKeyFactory:
+    """Return what makes ids that nobody else makes."""
+    return UniqKeyFactory(
+        pack_host(instance.config.client_ip, 0)[:-4],
+        instance.config.pid,
+        instance.rng.randrange(1 << 32),
+    )
+
+
+def trace_dispatcher(instance: ClientInstance, topic: str) -> TraceDispatcher:
+    """Return what sends message trace to *topic*, not yet open."""
+    return TraceDispatcher(Producer(instance, TRACE_PRODUCER_GROUP), instance.clock, topic)
 
 
 __all__ = ["BatchSendResult", "ClientError", "Producer", "ProducerConfig", "SendFuture"]

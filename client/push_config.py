@@ -7,7 +7,9 @@ from typing import Final
 
 from client.allocation import AllocateMessageQueueStrategy, Averagely
 from client.consume_from import FROM_LAST, ConsumeFrom
+from client.hooks import ConsumeMessageHook
 from client.process_queue import FlowLimits
+from client.trace_dispatcher import TRACE_TOPIC
 from commitlog.errors import ConfigError
 from remoting.protocol.bodies import MessageModel
 
@@ -54,6 +56,9 @@ class PushConfig:
         follower_reads: See `client.pull_consumer.PullConsumer`.
         offset_folder: For the offset files of broadcasting consumers; empty: they keep none and
             begin at `consume_from` each time.
+        consume_message_hooks: Told of every call of the listener; see `client.hooks`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace_data`.
+        trace_topic: Where to.
     """
 
     message_model: MessageModel = MessageModel.CLUSTERING
@@ -70,6 +75,9 @@ class PushConfig:
     stop_timeout_s: float = STOP_TIMEOUT_S
     follower_reads: bool = False
     offset_folder: str = ""
+    consume_message_hooks: tuple[ConsumeMessageHook, ...] = ()
+    enable_msg_trace: bool = False
+    trace_topic: str = TRACE_TOPIC
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.

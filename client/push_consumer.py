@@ -16,7 +16,7 @@ got lost.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 import structlog
@@ -24,7 +24,9 @@ import trio
 
 from client.client_instance import ClientInstance, ManagedScope
 from client.concurrent_consumption import ConcurrentConsumption
+from client.consume_hooks import ConsumeHooks
 from client.consume_meter import ConsumeMeter
+from client.consume_trace import consume_trace
 from client.consumer_answers import ConsumerAnswers
 from client.delivered_message import retry_topic_of
 from client.errors import RequestFailedError
@@ -46,6 +48,7 @@ from client.route import MessageQueue
 from client.send_back import SendBack
 from client.subscription_expression import SUB_ALL, TAG, SubscriptionExpression
 from client.subscriptions import Subscriptions
+from client.trace_dispatcher import TraceDispatcher
 from client.unkept_offsets import UnkeptOffsets
 from commitlog.errors import ConfigError, MQError
 from remoting.protocol.bodies import CheckClientRequestBody, ConsumerData, ConsumeType
@@ -66,6 +69,7 @@ class PushConsumer(ManagedScope):
     Attributes:
         group: The consumer group.
         config: See `PushConfig`.
+        trace: Sends message trace; None: it is not enabled.
     """
 
     def __init__(
@@ -104,9 +108,21 @@ class PushConsumer(ManagedScope):
             changed=self._queues_changed,
         )
 
+        told = list(config.consume_message_hooks)
+        self.trace: TraceDispatcher | None = None
+        if config.enable_msg_trace:
+            self.trace, trace_hook = consume_trace(instance, config.trace_topic)
+            told.append(trace_hook)
+        hooks = ConsumeHooks(
+            told,
+            group=group,
+            clock=instance.clock,
+            timeout_s=config.consume_timeout_s,
+            orderly=orderly,
+        )
         self._meter = ConsumeMeter(instance.clock)
         self._call = call = ListenerCall(
-            listener, instance.executor, f"listener {group}", self._meter
+            listener, instance.executor, f"listener {group}", self._meter, hooks
         )
         # For its requests: the member of the group is this consumer.
         reader = PullConsumer(instance, group, follower_reads=config.follower_reads)
@@ -260,7 +276,7 @@ class PushConsumer(ManagedScope):
         self._is_open = True
         try:
             await self._meet_brokers()
-            async with trio.open_nursery() as nursery:
+            async with self.trace or nullcontext(), trio.open_nursery() as nursery:
                 self._start(nursery)
                 try:
                     yield

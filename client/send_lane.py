@@ -107,6 +107,9 @@ Elsewhere = Callable[[SendSlot], MessageQueue | None]
 NoteSend = Callable[[str, float, bool], None]
 """Told after each request: broker name, how long it took in ms, whether it failed."""
 
+OnEnd = Callable[[SendSlot], None]
+"""Told of each slot that is stored or has failed, before its task goes on; it must not raise."""
+
 
 class _OpenRefusedError(Exception):
     """A broker opened no session."""
@@ -202,6 +205,7 @@ class SendLane:
         lane_of: Callable[[str], SendLane],
         note_send: NoteSend,
         producer_id: Callable[[], bytes],
+        on_end: OnEnd | None = None,
     ) -> None:
         self.broker_name = broker_name
         self.coalescer = coalescer
@@ -214,6 +218,7 @@ class SendLane:
         self._elsewhere = elsewhere
         self._lane_of = lane_of
         self._note_send = note_send
+        self._on_end = on_end
         self._idle = trio.lowlevel.ParkingLot()
         self._ahead = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
@@ -496,6 +501,9 @@ class SendLane:
             )
 
     def _settled(self, slots: Sequence[SendSlot]) -> None:
+        if self._on_end is not None:
+            for slot in slots:
+                self._on_end(slot)
         reschedule = trio.lowlevel.reschedule
         count = 0
         for slot in slots:
@@ -514,6 +522,8 @@ class SendLane:
             return
         slot.state = SlotState.FAILED
         slot.error = error
+        if self._on_end is not None:
+            self._on_end(slot)
         task = slot.task
         if task is not None:
             slot.task = None

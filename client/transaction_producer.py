@@ -21,9 +21,11 @@ from client.check_back import Question
 from client.client_instance import ClientInstance, ManagedScope
 from client.errors import ClientError, TransactionDecidedError
 from client.half_message import HalfMessage, LocalTransactionState, TransactionSendResult, half_of
+from client.hooks import EndTransactionContext, EndTransactionHook, call_each
 from client.message import Message, MessageExt, SendStatus
 from client.producer import Producer, ProducerConfig
 from client.route import MessageQueue
+from client.trace_hooks import EndTransactionTraceHook
 from client.transaction_end import TransactionEnd, tell
 from commitlog.errors import MQError
 
@@ -51,6 +53,8 @@ class TransactionProducerConfig:
             is not told is asked for.
         retry_end: Tell it again when nobody knows whether it was heard.
         checks_at_once: Calls of `check_local_transaction` at a time.
+        end_transaction_hooks: Told of every decision a broker was told; see `client.hooks`. Those
+            of `producer` are told of half messages.
         topics: Topics whose brokers are to know this producer from the beginning on. Those of
             others know it, and can ask it, once it has sent something there.
     """
@@ -60,6 +64,7 @@ class TransactionProducerConfig:
     retry_end: bool = True
     checks_at_once: int = 16
     topics: tuple[str, ...] = ()
+    end_transaction_hooks: tuple[EndTransactionHook, ...] = ()
 
 
 @dataclass(slots=True)
@@ -121,6 +126,10 @@ class TransactionProducer(ManagedScope):
         # Nobody would decide over a second one: only what is stored once is sent again.
         self._producer = Producer(instance, group, replace(config.producer, max_retries=0))
         self._running: dict[str, LocalTransactionState] = {}
+        self._end_hooks = [hook.end_transaction for hook in config.end_transaction_hooks]
+        if self._producer.trace is not None:
+            hook = EndTransactionTraceHook(self._producer.trace, instance.clock)
+            self._end_hooks.append(hook.end_transaction)
         self._questions, self._asked = trio.open_memory_channel[Question](QUESTIONS_MAX)
 
     @asynccontextmanager
@@ -237,17 +246,18 @@ class TransactionProducer(ManagedScope):
         Raises:
             ClientError: As `client.transaction_end.tell`.
         """
-        return await self._tell(
-            TransactionEnd(
-                self.group,
-                half.broker_name,
-                half.message.topic,
-                half.half_offset,
-                half.position,
-                half.transaction_id,
-                state,
-            )
+        end = TransactionEnd(
+            self.group,
+            half.broker_name,
+            half.message.topic,
+            half.half_offset,
+            half.position,
+            half.transaction_id,
+            state,
         )
+        is_confirmed = await self._tell(end)
+        self._tell_hooks(end, half.message)
+        return is_confirmed
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """As `Producer.publish_queues`."""
@@ -266,6 +276,20 @@ class TransactionProducer(ManagedScope):
             raise
         self._count(end.state)
         return is_confirmed
+
+    def _tell_hooks(self, end: TransactionEnd, message: Message | MessageExt) -> None:
+        if not self._end_hooks:
+            return
+        context = EndTransactionContext(
+            producer_group=self.group,
+            message=message,
+            broker_addr=self._instance.leaders.address(end.broker_name) or "",
+            msg_id=end.transaction_id,
+            transaction_id=end.transaction_id,
+            transaction_state=end.state,
+            from_transaction_check=end.is_answer,
+        )
+        call_each(self._end_hooks, context)
 
     def _count(self, state: LocalTransactionState) -> None:
         if state is LocalTransactionState.COMMIT:
@@ -309,6 +333,7 @@ class TransactionProducer(ManagedScope):
                 # A RocketMQ that does not say which group it is of: it waits where it asked.
                 question.connection.invoke_oneway(end.oneway())
                 self._count(state)
+            self._tell_hooks(end, message)
         except MQError as error:
             # It asks again, this producer or another one.
             _log.info("check_back_unanswered", group=self.group, error=str(error))

@@ -499,6 +499,9 @@ def _empty_tables(config: BrokerConfig) -> StateTables:
             default_topic_queue_nums=config.broker.default_topic_queue_nums,
             delay_levels=len(config.delay_levels_ms),
             auto_create_topic_enable=config.broker.auto_create_topic_enable,
+            trace_topic=(
+                config.broker.msg_trace_topic_name if config.broker.trace_topic_enable else ""
+            ),
         ),
         builtin_groups=builtin_groups(),
     )

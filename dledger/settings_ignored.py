@@ -119,7 +119,7 @@ REASONS: dict[str, str] = {
     "a client may not change which settings it may change": "configBlackList",
     "this broker does without it": """
         rocketmqHome brokerIP2 brokerConfigPath messageStorePlugIn brokerTopicEnable
-        clusterTopicEnable traceTopicEnable msgTraceTopicName autoDeleteUnusedStats
+        clusterTopicEnable autoDeleteUnusedStats
         accountStatsEnable accountStatsPrintZeroValues regionId filterServerNums
         startAcceptSendRequestTimeStamp traceOn highSpeedMode commercialEnable
         commercialTimerCount commercialTransCount commercialBigCount commercialBaseCount

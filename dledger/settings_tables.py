@@ -102,6 +102,13 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
         int,
         _about("Queues of an auto-created topic, at most.", "defaultTopicQueueNums", ge=1, le=1024),
     ] = 8
+    trace_topic_enable: Annotated[
+        bool,
+        _about("Have a topic for message trace, of one queue, from the start.", "traceTopicEnable"),
+    ] = False
+    msg_trace_topic_name: Annotated[str, _about("Its name.", "msgTraceTopicName", min_length=1)] = (
+        "RMQ_SYS_TRACE_TOPIC"
+    )
     slave_read_enable: Annotated[
         bool, _about("Followers answer pulls from what they applied.", "slaveReadEnable")
     ] = True

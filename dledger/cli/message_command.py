@@ -24,6 +24,7 @@ from dledger.cli.output import (
     print_table,
     show,
 )
+from dledger.cli.trace_command import trace
 
 if TYPE_CHECKING:
     from client.message import MessageExt
@@ -35,6 +36,7 @@ PULL_MESSAGES = 500
 BODY_SHOWN_CHARS = 200
 
 msg = App(name="msg", help="Look at messages.", backend="trio")
+msg.command(trace)
 
 
 async def send(

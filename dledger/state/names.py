@@ -86,9 +86,12 @@ def builtin_topics(
     default_topic_queue_nums: int = 8,
     delay_levels: int = DELAY_LEVELS,
     auto_create_topic_enable: bool = True,
-    trace_topic_enable: bool = False,
+    trace_topic: str = "",
 ) -> dict[str, TopicConfig]:
     """Return the topics that exist without an entry in the log.
+
+    Args:
+        trace_topic: Where message trace goes to; empty: there is no such topic from the start.
 
     Names depend on the group's own configuration only, so every replica has the same.
     """
@@ -114,8 +117,8 @@ def builtin_topics(
     ]
     if auto_create_topic_enable:
         topics.append(config(AUTO_CREATE_TOPIC_KEY_TOPIC, default_topic_queue_nums, inherit))
-    if trace_topic_enable:
-        topics.append(config(TRACE_TOPIC, 1))
+    if trace_topic:
+        topics.append(config(trace_topic, 1))
     return {topic.topic: topic for topic in topics}
 
 

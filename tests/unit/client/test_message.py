@@ -8,7 +8,6 @@ import pytest
 
 from client.errors import MessageIllegalError
 from client.message import (
-    MAX_DECOMPRESSED_BYTES,
     Message,
     MessageBlock,
     MessageExt,
@@ -82,23 +81,15 @@ def test_the_body_of_a_plain_message_is_a_view() -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [1, 0x301])
-def test_zlib_bodies_are_unfolded(sys_flag: int) -> None:
+def test_compressed_bodies_are_unfolded(sys_flag: int) -> None:
     raw = _record(zlib.compress(b"a" * 9999), sys_flag=sys_flag)
     assert MessageExt(memoryview(raw), 0).body == b"a" * 9999
 
 
-@pytest.mark.parametrize(
-    ("body", "sys_flag", "why"),
-    [
-        (b"junk", 1, "damaged"),
-        (zlib.compress(b"a" * 99)[:-3], 1, "cut"),
-        (zlib.compress(bytes(MAX_DECOMPRESSED_BYTES + 1)), 1, "too many"),
-        (b"x", 0x101, "type 1"),
-    ],
-)
-def test_bodies_that_cannot_be_unfolded_are_refused(body: bytes, sys_flag: int, why: str) -> None:
-    message = MessageExt(memoryview(_record(body, sys_flag=sys_flag)), 0)
-    with pytest.raises(CorruptRecordError, match=why):
+def test_a_body_that_cannot_be_unfolded_is_refused_when_it_is_looked_at() -> None:
+    message = MessageExt(memoryview(_record(b"junk", sys_flag=0x301)), 0)
+    assert message.tags == "A"
+    with pytest.raises(CorruptRecordError, match="damaged"):
         _ = message.body
 
 

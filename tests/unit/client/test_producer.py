@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
 
+from client.compression import CompressionType, decompress
 from client.errors import (
     BrokerBusyError,
     BrokerRefusedError,
@@ -20,9 +19,11 @@ from client.errors import (
     UnknownOutcomeError,
 )
 from client.message import Message, MessageExt, SendStatus
-from client.producer import COMPRESSED_ZLIB, Producer, ProducerConfig
+from client.producer import Producer, ProducerConfig
 from client.route import MessageQueue
+from commitlog.errors import ConfigError
 from commitlog.record import decode_record
+from jepsen_like.seeded_rng import rng_stream
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, SerializeType, response_to
@@ -559,16 +560,41 @@ async def test_leaving_the_block_waits_for_sends_under_way(autojump_clock: MockC
             await producer.send(Message("T", b"2"))
 
 
-async def test_a_large_body_is_compressed_and_read_back(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("kind", CompressionType)
+async def test_a_large_body_is_compressed_and_read_back(
+    kind: CompressionType, autojump_clock: MockClock
+) -> None:
     body = b"abc" * 5000
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+    config = ProducerConfig(compress_type=kind)
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p", config) as producer,
+    ):
         for message in (Message("T", body), Message("T", body, delay_level=1)):
             result = await producer.send(message)
             raw = world.groups["g"].queue("T", result.message_queue.queue_id)[result.queue_offset]
             stored = decode_record(raw)
-            assert stored.sys_flag == COMPRESSED_ZLIB
-            assert zlib.decompress(stored.body) == body
+            assert stored.sys_flag == 1 | kind.value << 8
+            assert len(stored.body) < 200
+            assert decompress(stored.body, stored.sys_flag) == body
             assert MessageExt(memoryview(raw), 0).body == body
+
+
+async def test_a_body_that_gets_no_smaller_goes_as_it_is(autojump_clock: MockClock) -> None:
+    body = rng_stream(1).randbytes(5000)
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        result = await producer.send(Message("T", body))
+        raw = world.groups["g"].queue("T", result.message_queue.queue_id)[result.queue_offset]
+        assert (decode_record(raw).sys_flag, decode_record(raw).body) == (0, body)
+
+
+def test_a_level_the_compression_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="compress_level is 0; ZSTD has 1 to 22"):
+        ProducerConfig(compress_type=CompressionType.ZSTD, compress_level=0)
+    with pytest.raises(ConfigError, match="compress_level is 10; ZLIB has 0 to 9"):
+        ProducerConfig(compress_level=10)
+    ProducerConfig(compress_type=CompressionType.LZ4, compress_level=-1)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ KEYS = [
     ("autoCreateTopicEnable", "false", False),
     ("autoCreateSubscriptionGroup", "false", False),
     ("defaultTopicQueueNums", "16", 16),
+    ("traceTopicEnable", "true", True),
+    ("msgTraceTopicName", "TRACES", "TRACES"),
     ("slaveReadEnable", "false", False),
     ("longPollingEnable", "false", False),
     ("enablePropertyFilter", "false", False),

@@ -1,0 +1,23 @@
+"""Topics a broker is born with."""
+
+from __future__ import annotations
+
+from dledger.broker import _empty_tables
+from dledger.config import ConfigFile, load_config
+from dledger.state.names import TRACE_TOPIC
+from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+
+
+def test_the_topic_of_message_trace_is_there_when_it_is_asked_for() -> None:
+    def trace_topics(text: str) -> list[TopicConfig]:
+        tables = _empty_tables(load_config([ConfigFile("broker.conf", text)]))
+        plain = _empty_tables(load_config([]))
+        return [c for t, c in tables.builtin_topics.items() if t not in plain.builtin_topics]
+
+    read_write = PERM_READ | PERM_WRITE
+    assert trace_topics("") == []
+    assert trace_topics("msgTraceTopicName=TRACES") == []
+    assert trace_topics("traceTopicEnable=true") == [TopicConfig(TRACE_TOPIC, 1, 1, read_write)]
+    assert trace_topics("traceTopicEnable=true\nmsgTraceTopicName=TRACES") == [
+        TopicConfig("TRACES", 1, 1, read_write)
+    ]
