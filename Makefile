@@ -1,4 +1,4 @@
-# make setup | check | test | spark | bench-spark | notebook | demo | determinism | mutants | soak | chaos | interop: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | spark | bench-spark | notebook | demo | determinism | mutants | soak | chaos | interop | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -19,9 +19,9 @@ export PYTHONDONTWRITEBYTECODE :=
 ONLY_COMPUTE := tests/unit tests/property tests/simulation
 PYTEST := $(BIN)/python -m pytest -q
 TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
-ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop
+ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup check lint types imports unit test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants soak chaos chaos-mutants interop coverage clean
+.PHONY: setup matrix check lint types imports unit test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -81,6 +81,10 @@ interop: setup
 	test "$$(uname -m)" != x86_64 || $(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check "$(CPP_CLIENT)"
 	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/ali-ons || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT)
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 tests/interop
+
+# Every service, every trouble of a leader, ten moments each.
+matrix: setup
+	$(PYTEST) -rP --timeout 580 tests/matrix
 
 bench-spark: setup
 	$(BIN)/dledger history bench --ops $(BENCH_OPS)

@@ -213,21 +213,7 @@ class PullProcessor:
             )
         group_name, topic = header.consumer_group, header.topic
         consumers = self._check_group(group_name, leading)
-        config = self._topics.config(topic)
-        if config is None:
-            raise RefusedError(
-                Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
-            )
-        if not config.readable:
-            raise RefusedError(
-                Condition.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden"
-            )
-        if not 0 <= header.queue_id < config.read_queue_nums:
-            raise RefusedError(
-                Condition.INVALID_QUEUE,
-                f"queueId[{header.queue_id}] is illegal, topic:[{topic}] has "
-                f"{config.read_queue_nums} read queues",
-            )
+        self._check_queue(topic, header.queue_id, leading)
         codes, wants = self._wanted(header)
         shows_token = check_lock_token(self._locks, command, (group_name, topic, header.queue_id))
         if header.sys_flag & FLAG_COMMIT_OFFSET and header.commit_offset >= 0 and leading:
@@ -279,6 +265,26 @@ class PullProcessor:
         if known is None and leading:
             self._make_known(group_name)
         return config
+
+    def _check_queue(self, topic: str, queue_id: int, leading: bool) -> None:
+        """See that there is such a queue; a follower may not have come to its topic yet."""
+        config = self._topics.config(topic)
+        if config is None:
+            if not leading:
+                return
+            raise RefusedError(
+                Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
+            )
+        if not config.readable:
+            raise RefusedError(
+                Condition.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden"
+            )
+        if not 0 <= queue_id < config.read_queue_nums and leading:
+            raise RefusedError(
+                Condition.INVALID_QUEUE,
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] has "
+                f"{config.read_queue_nums} read queues",
+            )
 
     def _make_known(self, group_name: str) -> None:
         change = self._topics.group_to_create(group_name)

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from client.message import Message
+from client.hooks import SendMessageContext
+from client.message import Message, SendResult
+from client.producer import Producer, ProducerConfig
 from dledger.cli.probe import NoAnswerError, ask
 from dledger.testing import assert_messages, drain
 from remoting.java_properties import format_properties, read_properties
@@ -14,7 +16,7 @@ from remoting.protocol.bodies import BrokerStatsData
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import SendMessageHeader
-from tests.matrix.ground import LOOK_S, SWITCH, Ground
+from tests.matrix.ground import LOOK_S, SEND_TIMEOUT_S, SWITCH, Ground
 from tests.matrix.row import Round, row
 
 SETTING = "maxTransferCountOnMessageInMemory"
@@ -94,20 +96,42 @@ async def runtime_configuration(ground: Ground) -> AsyncIterator[Round]:
 async def hooks_and_statistics(ground: Ground) -> AsyncIterator[Round]:
     await ground.topic("counted", 1)
     key = {"statsName": "TOPIC_PUT_NUMS", "statsKey": "counted"}
+    hook = _Told()
+    config = ProducerConfig(send_timeout_s=SEND_TIMEOUT_S, send_message_hooks=(hook,))
+    async with Producer(ground.client, "counting", config) as producer:
 
-    async def play(number: int) -> None:
-        while True:
-            leader = await ground.leader()
-            address = ground.cluster.brokers[leader].address
-            before = await _put(address, key)
-            for each in range(3):
-                await ground.producer.send(Message("counted", b"%d-%d" % (number, each)))
-            after = await _put(address, key)
-            # Only who took all three has counted them; it is another one after a fail-over.
-            if before is not None and after == before + 3:
-                return
+        async def play(number: int) -> None:
+            while True:
+                leader = await ground.leader()
+                address = ground.cluster.brokers[leader].address
+                before = await _put(address, key)
+                hook.before, hook.after = 0, []
+                results = [
+                    await producer.send(Message("counted", b"%d-%d" % (number, each)))
+                    for each in range(3)
+                ]
+                assert (hook.before, hook.after) == (3, [r.message_id for r in results])
+                after = await _put(address, key)
+                # Only who took all three has counted them; it is another one after a fail-over.
+                if before is not None and after == before + 3:
+                    return
 
-    yield play
+        yield play
+
+
+class _Told:
+    """A hook that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.before = 0
+        self.after: list[str] = []
+
+    def send_message_before(self, context: SendMessageContext) -> None:
+        self.before += 1
+
+    def send_message_after(self, context: SendMessageContext) -> None:
+        assert isinstance(context.send_result, SendResult)
+        self.after.append(context.send_result.message_id)
 
 
 async def _put(address: str, key: dict[str, str]) -> int | None:

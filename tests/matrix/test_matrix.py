@@ -9,12 +9,15 @@ service without enough moments fails, and so does one that is in the list and no
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
+import structlog
 import trio
 
 from tests.matrix import consuming, operating, sending, timed
@@ -69,6 +72,15 @@ def moments_of(rounds: list[Span], troubles: list[Span]) -> int:
     return sum(any(begin < over and end > at for begin, end in rounds) for at, over in troubles)
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Only the table is printed: clients have much to tell about leaders in trouble."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_every_service_lives_through(fault: str, tmp_path: Path) -> None:
     seed = int(os.environ.get("DLEDGER_MATRIX_SEED", "1"))

@@ -325,6 +325,25 @@ def test_only_the_leader_says_that_there_is_nothing(
     assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
 
 
+@pytest.mark.parametrize(
+    "there", [{"topic": "new"}, {"topic": "T", "queueId": 99}], ids=["topic", "queue"]
+)
+def test_a_follower_that_has_not_come_to_a_queue_yet_sends_to_the_leader(
+    filled: Broker, there: dict[str, Any]
+) -> None:
+    filled.group.step_down("elsewhere:1")
+    asked = command(**there)
+    asked.serialize = SerializeType.CBOR
+    response = filled.handle(asked)
+    assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
+    assert filled.handle(command(**there)) is DEFERRED
+    for expired in filled.processors.pull._held.expired(float("inf")):
+        filled.processors.pull._answer_held(expired)
+    response = filled.connection.reply_
+    assert (response.code, response.ext["suggestWhichBrokerId"]) == (20, "0")
+    assert response.ext["nextBeginOffset"] == "0"
+
+
 @pytest.mark.parametrize(("offset", "queue_id"), [(10, 0), (15, 0), (0, 1), (5, 1)])
 def test_a_follower_sends_clients_of_rocketmq_to_the_leader_after_a_pause(
     filled: Broker, clock: ManualClock, offset: int, queue_id: int
