@@ -18,6 +18,7 @@ from jepsen_like.checkers import (
     batches,
     consumer_offsets,
     delayed,
+    filters,
     half_messages,
     locks,
     polls,
@@ -42,6 +43,7 @@ from jepsen_like.history.operation import (
     RunHeader,
 )
 from spark_jobs.checks import given_back
+from spark_jobs.checks.filtered import PULLS, check_filtered
 from spark_jobs.checks.home import Home, add_up, replica_violations, total_verdict
 from spark_jobs.checks.late_reads import READS, latest_before
 from spark_jobs.checks.producer_lines import Lines
@@ -145,7 +147,7 @@ class _Check:
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown and says why."""
-        self.source.prepare((REST, SHARED, GIVEN_BACK))
+        self.source.prepare((REST, SHARED, GIVEN_BACK, PULLS))
         self.tell("operations")
         rest = self._rest()
         if isinstance(rest, Verdict):
@@ -308,6 +310,8 @@ class _Check:
         if polls.polls_of(rest):
             verdicts.append(checked(polls.NAME, lambda: polls.check_history(rest)))
         verdicts += self._given_back()
+        if self.settled:
+            verdicts += self._filtered()
         if any(op.f in locks.OPERATIONS for op in rest):
             verdicts.append(
                 checked(
@@ -332,6 +336,13 @@ class _Check:
             return given_back.check_given_back(rows, drained=self.settled)
 
         said = checked(retries.NAME, judged)
+        return [] if said is nothing else [said]
+
+    def _filtered(self) -> list[Verdict]:
+        """Return what is said of pulls with an expression; nothing where there are none."""
+        nothing = Verdict(filters.NAME, "valid")
+        rows_max = self.settings.rows_max
+        said = checked(filters.NAME, lambda: check_filtered(self.source, rows_max) or nothing)
         return [] if said is nothing else [said]
 
     def _producer_order(self) -> Verdict:

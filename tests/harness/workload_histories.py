@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable
 
 from jepsen_like.checkers.delayed import DELIVERED_ERROR
+from jepsen_like.checkers.filters import FILTERS
 from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
+from jepsen_like.history.columns import hash_range
 from jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
@@ -167,8 +169,35 @@ def idempotent(seed: int, spoiled: float = 0.0) -> History:
     return rows.history
 
 
+def filtered(seed: int, spoiled: float = 0.0) -> History:
+    """Return a history of filtered pulls; a spoiled one leaves a message out."""
+    rows = Rows(seed, spoiled)
+    rng = rows.rng
+    logs: dict[tuple[str, int], list[int]] = {
+        (topic, queue): [] for topic in TOPICS for queue in range(QUEUES)
+    }
+    for value in range(rng.randint(20, 60)):
+        send = rows.add(F.SEND, Outcome.OK, *rows.place())
+        log = logs[send.topic, send.queue]
+        send.value, send.off = value, len(log)
+        log.append(value)
+    for _ in range(rng.randint(5, 20)):
+        op = rows.add(F.FILTERED, rows.outcome(), *rows.place())
+        log = logs[op.topic, op.queue]
+        op.status, op.off = rng.randrange(len(FILTERS)), rng.randint(0, len(log))
+        op.max_off = rng.randint(op.off, len(log))
+        if op.outcome == Outcome.OK:
+            passed = [v for v in log[op.off : op.max_off] if FILTERS[op.status].matches(v)]
+            if passed and rows.spoils():
+                del passed[rng.randrange(len(passed))]
+            op.cnt, op.range_hash = len(passed), hash_range(0, passed)
+    rows.read(logs)
+    return rows.history
+
+
 MAKERS: dict[str, Callable[[int, float], History]] = {
     "given back": given_back,
     "recalled": recalled,
     "idempotent": idempotent,
+    "filtered": filtered,
 }

@@ -27,7 +27,7 @@ TRIES = 400
 
 
 TESTS = Path(__file__).parents[1] / "unit" / "jepsen_like" / "checkers"
-WITH_TESTS_OF_THEIR_OWN = ("producer_order", "push_group", "retries")
+WITH_TESTS_OF_THEIR_OWN = ("producer_order", "push_group", "retries", "filters")
 """Checkers of histories that are not drawn here: of idempotent producers, of push consumers, of
 messages that are given back. Their unit tests plant what they name."""
 RECALLS = ("RECALLED", "TOO_LATE_EARLY")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers import delayed, producer_order, retries
+from jepsen_like.checkers import delayed, filters, producer_order, retries
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.columns import OBS, obs_table, ops_table
@@ -31,6 +31,7 @@ NAMES = {
     "given back": {retries.LOST, retries.DOUBLED, retries.NOWHERE},
     "recalled": {delayed.RECALLED, delayed.TOO_LATE_EARLY, delayed.NOT_DELIVERED, delayed.LATE},
     "idempotent": {producer_order.OVERTAKEN},
+    "filtered": {filters.WRONG},
 }
 """Anomalies that the spoiled histories of a workload must have shown."""
 

@@ -22,6 +22,9 @@ JUDGED_BY_ITSELF = {
     "idempotent": "producer_order",
     "transactions": "transactions",
     "locks": "locks",
+    "retries": "retries",
+    "filters": "filters",
+    "everything": "filters",
     "timers": "delayed",
 }
 """Workload, and the checker that must have had something to judge."""

@@ -39,16 +39,19 @@ def test_a_stream_tells_in_the_same_batch_what_one_process_tells(
     told: list[list[QueueFound]] = []
     query = start_following(spark, run.folder, tmp_path / "checkpoint", told.append)
     by_batch: list[list[Violation]] = []
+    seen = 0
     try:
         for number, rows in enumerate(writes(history.operations, WRITES)):
             run.write(rows)
             query.processAllAvailable()
             progress = live.take(tail.next())
-            last = told[-1]
+            # On a busy machine Spark takes the files of one write in more than one batch.
+            since, seen = told[seen:], len(told)
+            last = {(queue.topic, queue.queue): queue for part in since for queue in part}.values()
             assert sum(queue.in_flight for queue in last) == progress.in_flight
             assert sum(queue.kept for queue in last) == progress.kept
-            by_batch.append([v for queue in last for v in queue.violations])
-            assert by_batch[-1] == progress.violations
+            by_batch.append([v for part in since for queue in part for v in queue.violations])
+            assert sorted(by_batch[-1], key=str) == sorted(progress.violations, key=str)
             if number == WRITES // 2:
                 # A query that was stopped goes on where it was, with the state it had.
                 query.stop()
