@@ -16,7 +16,7 @@ from jepsen_like.plans.clock_error import clock_error_ns
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.simulation.play import play
 
-SEEDS = 60
+SEEDS = 120
 DURATION_S = 120.0
 
 

@@ -45,7 +45,7 @@ def anomalies() -> dict[str, dict[str, Kind]]:
         found[info.name] = {
             name: (module.NAME, getattr(module, name))
             for name in own
-            if isinstance(getattr(module, name), str) and not name.endswith("_PREFIX")
+            if isinstance(getattr(module, name), str) and not name.endswith(("_PREFIX", "PROPERTY"))
         }
     return found
 

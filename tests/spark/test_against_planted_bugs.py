@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FIRST_SEEDS = {
     63: 5,
-    64: 15,
+    64: 2,
     65: 15,
-    67: 5,
+    67: 2,
     68: 5,
     73: 15,
-    74: 16,
+    74: 25,
     75: 5,
     92: 18,
     94: 3,
