@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from dledger.settings_values import parse_delay_levels
 from jepsen_like.checkers.verdict import Verdict, merge
 from jepsen_like.history.operation import Event, F, History, Operation, Outcome
-from jepsen_like.plans.plan import Kind
+from jepsen_like.history.shares import by_workload
+from jepsen_like.plans.plan import Kind, decode_plan
 
 LEADER_LOSSES: Final = frozenset({Kind.KILL, Kind.POWER_CUT, Kind.PAUSE, Kind.ISOLATE})
 """Faults after which another one has to lead."""
@@ -145,11 +147,24 @@ def result_of(
         "failover_max_ms": _rounded(max(times, default=None)),
         "failover_ms": [round(value, 3) for value in times],
         "counts": counts,
+        "by_workload": _by_workload(history),
         "faults": done,
         "skipped": skipped(history.events),
         "versions": history.header.versions,
         "verdicts": msgspec.to_builtins(list(verdicts)),
     }
+
+
+def _by_workload(history: History) -> dict[str, int]:
+    if not history.header.plan:
+        return {}
+    plan = decode_plan(history.header.plan)
+    shares = by_workload(
+        history.operations,
+        levels_ms=parse_delay_levels(plan.settings.delay_levels),
+        idempotent=plan.workload.idempotent,
+    )
+    return dict(shares.most_common())
 
 
 def _rounded(value: float | None) -> float | None:
