@@ -31,6 +31,9 @@ OUTCOMES: Final[dict[type[Exception], Outcome]] = {
     client_errors.RequestFailedError: Outcome.FAIL,
     client_errors.DamagedAnswerError: Outcome.FAIL,
     client_errors.LockLostError: Outcome.FAIL,
+    client_errors.RequesterAwayError: Outcome.FAIL,
+    # Stored: only the reply is missing.
+    client_errors.ReplyTimedOutError: Outcome.OK,
     # Nobody knows.
     client_errors.UnknownOutcomeError: Outcome.INFO,
     client_errors.RequestTimedOutError: Outcome.INFO,

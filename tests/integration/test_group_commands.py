@@ -51,6 +51,12 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command sends the logs of its process to a standard error that is the test's here."""
+    monkeypatch.setattr("dledger.cli.sdk.configure_logs", lambda **_: None)
+
+
 class Shell:
     """Runs commands and reads what they print."""
 
