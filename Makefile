@@ -56,7 +56,7 @@ slow-together: setup
 	nice -n 19 $(PYTEST) -m slow --timeout 600 $(TOGETHER)
 
 slow-alone: setup
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m slow --timeout 600 --durations=25 $(ALONE)
+	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and not planted" --timeout 600 --durations=25 $(ALONE)
 
 # The browser tests drive Debian's chromium; without one they are skipped and say so.
 chromium:
@@ -117,6 +117,7 @@ chaos: setup
 
 # Of the twelve it looks for: real time is luck, and on a busy machine two plans miss some.
 chaos-mutants: setup
+	$(PYTEST) -m planted --timeout 600 tests/integration
 	$(BIN)/dledger chaos mutants --runs 2 --at-least 8
 
 coverage: setup

@@ -127,6 +127,7 @@ def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
     assert said["lost"] > 0
 
 
+@pytest.mark.planted
 def test_a_planted_bug_is_found_in_real_brokers_and_again_with_fewer_faults(
     tmp_path: Path,
 ) -> None:

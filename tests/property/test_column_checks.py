@@ -20,6 +20,8 @@ from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupte
 from tests.harness.offset_histories import random_history as random_register
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
 
+pytestmark = pytest.mark.slow
+
 CLEAN = 60
 PER_KIND = 2
 TRIES = 60

@@ -27,6 +27,8 @@ from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, random_history
 from tests.property.test_queue_kernel import folded
 
+pytestmark = pytest.mark.slow
+
 ALONE = Replicas(("n0",), {("q", 0): ((0, 0),)}, 0)
 RANDOM = 300
 KINDS = [kind for kind in PLANTERS if kind[0] in ("queue_log", "total_queue", "replicas")]

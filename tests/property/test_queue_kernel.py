@@ -21,6 +21,8 @@ from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
 
+pytestmark = pytest.mark.slow
+
 SUBJECT = "t/0"
 RANDOM = 1_500
 SEARCHED = 300

@@ -14,6 +14,8 @@ import pytest
 
 from tests.simulation.first_scenario import play
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -56,7 +58,6 @@ def test_a_run_leaves_nothing_behind_that_changes_the_next() -> None:
     assert play(2)["digest"] == play(2)["digest"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_many_seeds_are_repeatable_and_lose_nothing(block: int) -> None:
     seeds = range(100 + 5 * block, 105 + 5 * block)

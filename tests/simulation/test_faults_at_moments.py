@@ -12,6 +12,8 @@ from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import Played, play
 
+pytestmark = pytest.mark.slow
+
 BUSY = Workload(producers=2, consumers=2, readers=1, interval_ms=200, delayed_per_mille=0)
 CHOSEN = frozenset({Kind.TORN_TAIL, Kind.MID_SEND_KILL, Kind.MID_BATCH_KILL, Kind.ZOMBIE_CLIENT})
 LATE_MARK = Settings(checkpoint_ms=30_000)
@@ -105,7 +107,6 @@ def test_what_needs_real_processes_is_left_out_with_a_reason() -> None:
     assert details == {"skipped: descriptors are those of real processes"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_plans_with_everything_at_once_are_valid(seed: int) -> None:
     kinds = CHOSEN | {Kind.KILL, Kind.ISOLATE, Kind.POWER_CUT, Kind.CLIENT_KILL}

@@ -24,6 +24,8 @@ from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, WorldSettings, run_world
 from remoting.protocol.bodies import MessageModel
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "Orders"
 QUEUES = 8
 FIRST = PushConfig(consume_from=FROM_FIRST)

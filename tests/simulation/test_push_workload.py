@@ -7,6 +7,8 @@ import pytest
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.worker import Order, plan_of
 
+pytestmark = pytest.mark.slow
+
 
 def played(seed: int, *, calm: bool) -> Played:
     return play(plan_of(seed, Order(duration_s=60.0, calm=calm, preset="push")))

@@ -13,6 +13,8 @@ from jepsen_like.simulation.play import Played, play
 from jepsen_like.workloads.presets import simulated_workload
 from jepsen_like.workloads.transactions import NEVER_KNOWN
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = msgspec.structs.replace(simulated_workload("transactions"), interval_ms=700)
 
 

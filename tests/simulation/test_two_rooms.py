@@ -37,6 +37,8 @@ from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import request
 
+pytestmark = pytest.mark.slow
+
 TOPIC: Final = "Rooms"
 QUEUES: Final = 2
 GROUP: Final = "sim"

@@ -91,6 +91,7 @@ async def test_members_that_know_the_secret_are_a_group(groups: Groups) -> None:
     assert len(rows) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [None, b"another secret..."])
 async def test_one_that_does_not_know_it_is_refused_by_name_and_the_others_go_on(
     groups: Groups, other: bytes | None

@@ -237,6 +237,7 @@ async def test_many_are_given_up_together(
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_what_is_older_than_messages_are_kept_is_given_up_unasked(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
