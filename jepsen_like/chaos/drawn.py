@@ -8,7 +8,7 @@ import msgspec
 
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.packages import kinds_named
-from jepsen_like.plans.plan import Plan, Settings
+from jepsen_like.plans.plan import Kind, Plan, Settings, Step
 from jepsen_like.workloads.presets import workload_for
 
 FASTER: Final = 4.0
@@ -24,6 +24,9 @@ SETTINGS: Final = Settings(
     delay_levels="1s 2s 5s 10s",
 )
 
+
+JUMP_AHEAD_MAX_MS: Final = 5_000
+"""Of dates, where there are timers: a run waits for them in real time."""
 
 LOCK_LEASE_MS: Final = 3_000
 """Short, so that many end in a run; longer than an election."""
@@ -63,4 +66,13 @@ def drawn_plan(
         settings=settings,
         even=True,
     ).faster(FASTER)
+    if wanted.timer_per_mille:
+        drawn = drawn.with_steps(tuple(map(_a_little_ahead, drawn.steps)))
     return msgspec.structs.replace(drawn, name_servers=name_servers)
+
+
+def _a_little_ahead(step: Step) -> Step:
+    """A timer that was taken at a date ahead of the time is due so much later, in real time."""
+    if step.kind is not Kind.CLOCK_JUMP:
+        return step
+    return msgspec.structs.replace(step, arg=min(step.arg, JUMP_AHEAD_MAX_MS))

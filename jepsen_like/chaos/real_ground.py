@@ -363,6 +363,11 @@ class RealMember(RealMachine):
         """Move its date."""
         self._cluster.clocks[self.name].jump(by_ms)
 
+    def set_clock_right(self) -> None:
+        """Let its date be right again, and its clocks run as fast as others."""
+        self._cluster.clocks[self.name].set_right()
+        self._cluster.clocks[self.name].drift(0.0)
+
     def drift_clock(self, ppm: float) -> None:
         """Let its clocks drift."""
         self._cluster.clocks[self.name].drift(ppm)

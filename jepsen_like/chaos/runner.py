@@ -45,6 +45,7 @@ from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import Event, History, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
+from jepsen_like.plans.clock_error import clock_ahead_ns
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.plans.promised import promised
 from jepsen_like.workloads.clients import WorkloadClients
@@ -63,7 +64,7 @@ SERVE_WITHIN_S: Final = 60.0
 """A healed cluster must have a leader and serve within this, on a busy machine."""
 
 SETTLED_WITHIN_S: Final = 240.0
-"""Every operation must end, everything delayed be delivered, every replica agree."""
+"""Every operation must end, every replica agree, within this once all that is delayed is due."""
 
 RPC_TIMEOUT_S: Final = 5.0
 LIVENESS: Final = "liveness"
@@ -266,12 +267,13 @@ class _Run:
             clients.release_consumers()
             await ground.end_doubles()
             await self._heal(ground, links)
-            with trio.move_on_after(SETTLED_WITHIN_S):
+            within_s = SETTLED_WITHIN_S + due_within_s(self.plan, clock_ahead_ns(self.plan))
+            with trio.move_on_after(within_s):
                 await self._demand_progress(ground, clients, writing)
                 await _stop_in_order(ground)
                 ran.settled = True
             if not ran.settled:
-                raise DidNotSettle(f"not settled within {SETTLED_WITHIN_S} s: {_status(ground)}")
+                raise DidNotSettle(f"not settled within {within_s:.0f} s: {_status(ground)}")
         except DidNotSettle as finding:
             violation = Violation(LIVENESS, "cluster", str(finding), checker=LIVENESS)
             self.found.append(Verdict(LIVENESS, "invalid", (violation,)))
@@ -299,7 +301,7 @@ class _Run:
                 await member.stop()
             if member.disk is not None:
                 await trio.to_thread.run_sync(member.disk.release)
-            member.drift_clock(0.0)
+            member.set_clock_right()
         for machine in (
             *ground.name_servers.values(),
             *ground.brokers.values(),
@@ -320,7 +322,7 @@ class _Run:
         while not await self.nemesis.add_missing():  # noqa: ASYNC110  # likewise
             await trio.sleep(0.5)
         await clients.finish()
-        await trio.sleep(due_within_s(self.plan))
+        await trio.sleep(due_within_s(self.plan, clock_ahead_ns(self.plan)))
         if self.plan.workload.transactions_per_mille:
             await trio.sleep(PATIENCE_S + 2.0)
         await self._drain(clients, machine)

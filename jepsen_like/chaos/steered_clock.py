@@ -31,6 +31,11 @@ class ClockFile:
         self._offset_ms += by_ms
         self._write()
 
+    def set_right(self) -> None:
+        """Take all jumps back; what drift has gathered stays."""
+        self._offset_ms = 0
+        self._write()
+
     def drift(self, ppm: float) -> None:
         """Let the clocks run faster from now on; 0 heals, what has gathered stays."""
         self._ppm = ppm

@@ -12,3 +12,12 @@ def clock_error_ns(plan: Plan) -> int:
         abs(step.arg) * step.for_ms / 1e6 for step in plan.steps if step.kind is Kind.CLOCK_DRIFT
     )
     return int((jumps_ms + drift_ms) * 1e6) + 50_000_000
+
+
+def clock_ahead_ns(plan: Plan) -> int:
+    """Return how far brokers' dates may have been ahead of the time."""
+    jumps_ms = sum(max(step.arg, 0) for step in plan.steps if step.kind is Kind.CLOCK_JUMP)
+    drift_ms = sum(
+        max(step.arg, 0) * step.for_ms / 1e6 for step in plan.steps if step.kind is Kind.CLOCK_DRIFT
+    )
+    return int((jumps_ms + drift_ms) * 1e6) + 50_000_000

@@ -211,7 +211,8 @@ class _Run:
     async def _wait_for_delayed(self, world: World) -> None:
         """Everything delayed is due after the longest delay; then the backlog must be gone."""
         longest_s = max(parse_delay_levels(self.plan.settings.delay_levels)) / 1000
-        await world.sleep(max(longest_s + LEVEL_SLACK_S, due_within_s(self.plan)))
+        due_s = due_within_s(self.plan, clock_error_ns(self.plan))
+        await world.sleep(max(longest_s + LEVEL_SLACK_S, due_s))
 
     async def _wait_for_transactions(self, world: World) -> None:
         """Check-back decides what nobody did."""

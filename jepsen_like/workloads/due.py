@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from dledger.settings_values import parse_delay_levels
-from jepsen_like.plans.clock_error import clock_error_ns
 from jepsen_like.plans.plan import Plan
 
 TIMER_DELAY_MAX_MS: Final = 30_000
@@ -15,13 +14,16 @@ TIMER_SLACK_S: Final = 3.0
 """Timers have a precision of a second."""
 
 
-def due_within_s(plan: Plan) -> float:
-    """Return after how long everything that clients of *plan* asked for is due; 0: nothing is."""
+def due_within_s(plan: Plan, error_ns: int) -> float:
+    """Return after how long everything that clients of *plan* asked for is due; 0: nothing is.
+
+    Args:
+        error_ns: How far the date of a broker is behind the time, or was ahead of it.
+    """
     workload = plan.workload
     wait_s = 0.0
     if workload.delayed_per_mille or workload.send_back_per_mille:
         wait_s = max(parse_delay_levels(plan.settings.delay_levels)) / 1000 + LEVEL_SLACK_S
     if workload.timer_per_mille:
-        error_s = clock_error_ns(plan) / 1e9
-        wait_s = max(wait_s, TIMER_DELAY_MAX_MS / 1000 + TIMER_SLACK_S + error_s)
+        wait_s = max(wait_s, TIMER_DELAY_MAX_MS / 1000 + TIMER_SLACK_S + error_ns / 1e9)
     return wait_s
