@@ -35,6 +35,10 @@ from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderErro
 from dledger.group import Group, GroupSettings, Leadership
 from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges
+from dledger.metrics.broker_metrics import BrokerMetrics
+from dledger.metrics.http_server import MetricsServer
+from dledger.metrics.leader_changes import LeaderChanges
+from dledger.metrics.traffic import Traffic
 from dledger.processors.access_rules import broker_rules, topic_of_message_at
 from dledger.processors.auth_requests import AUTH_CODES, refuse_auth
 from dledger.processors.broker_config import BrokerConfigProcessor
@@ -115,6 +119,7 @@ class Broker:
     fast_server: RemotingServer | None
     registration: Registration
     address: tuple[str, int]
+    metrics_address: tuple[str, int] | None = None
 
 
 async def serve_broker(
@@ -321,11 +326,12 @@ async def _run_parts(
             server.serve, config.server.listen_host, config.server.listen_port
         )
         fast_server = await _serve_fast(config, group, world, table, nursery)
+        metrics_address = await _serve_metrics(config, group, processors, settings, world, nursery)
         if accounts is not None:
             nursery.start_soon(accounts.keep_reading, world.clock, world.executor)
         nursery.start_soon(processors.run)
         nursery.start_soon(registration.run)
-        yield Broker(live, group, server, fast_server, registration, address)
+        yield Broker(live, group, server, fast_server, registration, address, metrics_address)
         nursery.cancel_scope.cancel()
 
 
@@ -377,6 +383,49 @@ async def _serve_fast(
         )
         return None
     return server
+
+
+async def _serve_metrics(
+    config: BrokerConfig,
+    group: Group,
+    processors: BrokerProcessors,
+    settings: BrokerSettings,
+    world: World,
+    nursery: trio.Nursery,
+) -> tuple[str, int] | None:
+    """Serve the page for Prometheus, if it is wanted and its port is free."""
+    wanted = config.metrics_address
+    if wanted is None:
+        return None
+    traffic = Traffic(lambda: group.leadership is not None)
+    leaders = LeaderChanges(group)
+    metrics = BrokerMetrics(
+        group,
+        processors,
+        settings,
+        traffic,
+        leaders,
+        member=config.raft.self_id,
+        clock=world.clock,
+    )
+    server = MetricsServer(world.network, metrics.pieces)
+    try:
+        address: tuple[str, int] = await nursery.start(server.serve, *wanted)
+    except OSError as error:
+        # Who watches a broker misses the page; who uses it must not miss the broker.
+        log.warning(
+            "metrics_port_left_out",
+            address=f"{wanted[0]}:{wanted[1]}",
+            error=str(error),
+            next_step="set metrics.listen_port to a free port, or to 0",
+        )
+        return None
+    processors.throughput.traffic = traffic
+    group.on_units.append(traffic.on_units)
+    group.on_role_change.append(leaders.role_changed)
+    leaders.role_changed()
+    log.info("metrics_served", address=f"{address[0]}:{address[1]}")
+    return address
 
 
 def _in_reign(run: Callable[[], Awaitable[None]]) -> Callable[[Leadership], Awaitable[None]]:

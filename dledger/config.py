@@ -25,6 +25,7 @@ from dledger.settings_ignored import (
     REFUSED_KEYS,
 )
 from dledger.settings_tables import (
+    DEFAULT_METRICS_PORT,
     DEFAULT_PEER_PORT,
     KIB,
     ROCKETMQ_KEYS,
@@ -32,12 +33,18 @@ from dledger.settings_tables import (
     TABLES,
     BrokerTable,
     ClientTable,
+    MetricsTable,
     Peer,
     RaftTable,
     ServerTable,
     StoreTable,
 )
-from dledger.settings_values import parse_delay_levels, parse_value, show_value
+from dledger.settings_values import (
+    exporter_type,
+    parse_delay_levels,
+    parse_value,
+    show_value,
+)
 from remoting.java_properties import parse_properties
 
 __all__ = ["BrokerConfig", "ConfigFile", "Peer", "load_config", "parse_delay_levels"]
@@ -84,6 +91,7 @@ class BrokerConfig:
     client: ClientTable = field(default_factory=ClientTable)
     store: StoreTable = field(default_factory=StoreTable)
     raft: RaftTable = field(default_factory=RaftTable)
+    metrics: MetricsTable = field(default_factory=MetricsTable)
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -151,6 +159,17 @@ class BrokerConfig:
         """Port of the VIP channel; 0: none."""
         port = self.server.fast_listen_port
         return port if port >= 0 else max(self.server.listen_port - FAST_PORT_DISTANCE, 0)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port that answer ``GET /metrics``; None: nobody does."""
+        metrics = self.metrics
+        port = metrics.listen_port or (
+            DEFAULT_METRICS_PORT if metrics.exporter_type == "PROM" else 0
+        )
+        if not port or metrics.exporter_type == "DISABLE":
+            return None
+        return metrics.listen_host or "127.0.0.1", port
 
     @property
     def has_guarded_peers(self) -> bool:
@@ -226,6 +245,12 @@ class _Gathered:
         if path == "broker.broker_role" and raw == "SLAVE":
             self.warn(f"{source}: {key} = SLAVE is taken as SYNC_MASTER: roles are elected")
             raw = "SYNC_MASTER"
+        if path == "metrics.exporter_type" and exporter_type(raw) in ("OTLP_GRPC", "LOG"):
+            self.warn(
+                f"{source}: {key} = {raw} is taken as DISABLE: only PROM is built, nothing is"
+                " exported"
+            )
+            raw = "DISABLE"
         try:
             self.values[path] = parse_value(SETTINGS[path], raw)
         except ValueError as error:

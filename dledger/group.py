@@ -12,7 +12,7 @@ plus what is in flight, append. So what was checked cannot change before it is i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -47,6 +47,7 @@ from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
 from dledger.services.scrub import ScrubService
+from dledger.state.apply import QueueUnits
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import SNAPSHOT_KIND, ReplicaStore
@@ -144,6 +145,8 @@ class Group:
         cap = min(store.log.max_entry_bytes, FRAME_BYTES_MAX - FRAME_HEAD_ROOM_BYTES)
         self.settings = replace(settings, entry_bytes_max=min(settings.entry_bytes_max, cap))
         self.on_applied: list[AppliedListener] = []
+        # Told the same with the units themselves; for those who want sizes.
+        self.on_units: list[Callable[[Sequence[QueueUnits]], None]] = []
         self.on_role_change: list[Callable[[], None]] = []
         self.services: list[Callable[[Leadership], Awaitable[None]]] = []
         self.leadership: Leadership | None = None
@@ -523,6 +526,8 @@ class Group:
             touched = applied.touched
             for listener in self.on_applied:
                 listener(touched)
+            for units_listener in self.on_units:
+                units_listener(applied.units)
         if store.derived_index < commit:
             self._apply_wake.set()
 

@@ -117,6 +117,12 @@ REASONS: dict[str, str] = {
         filterDataCleanTimeSpan
     """,
     "a client may not change which settings it may change": "configBlackList",
+    "metrics are a page for Prometheus, with labels of its own and a limit of series": """
+        metricsGrpcExporterTarget metricsGrpcExporterHeader
+        metricsGrpcExporterTimeOutInMills metricGrpcExporterTimeOutInMills
+        metricGrpcExporterIntervalInMills metricLoggingExporterIntervalInMills
+        metricsLabel metricsInDelta metricsOtelCardinalityLimit
+    """,
     "this broker does without it": """
         rocketmqHome brokerIP2 brokerConfigPath messageStorePlugIn brokerTopicEnable
         clusterTopicEnable autoDeleteUnusedStats
@@ -137,12 +143,8 @@ REASONS: dict[str, str] = {
         popCkMaxBufferSize popCkOffsetMaxQueueSize enableSkipLongAwaitingAck
         serverLoadBalancerEnable realTimeNotifyConsumerChange litePullMessageEnable
         enableBroadcastOffsetStore transferMsgByHeapEnable
-        validateSystemTopicWhenUpdateTopic isolateLogEnable metricsExporterType
-        metricsGrpcExporterTarget metricsGrpcExporterHeader
-        metricsGrpcExporterTimeOutInMills metricGrpcExporterIntervalInMills
-        metricLoggingExporterIntervalInMills metricsPromExporterPort metricsPromExporterHost
-        metricsLabel metricsInDelta estimateAccumulation brokerStartTimestamp
-        useServerSideResetOffset consumerOffsetUpdateVersionStep
+        validateSystemTopicWhenUpdateTopic isolateLogEnable estimateAccumulation
+        brokerStartTimestamp useServerSideResetOffset consumerOffsetUpdateVersionStep
         delayOffsetUpdateVersionStep lockInStrictMode enableRegisterDuringStart
         inBrokerContainer isInBrokerContainer namespace allowTopicNameContainsUnderline
         tls.test.mode.enable tls.config.file socksProxyConfig maxReconnectIntervalTimeSeconds
@@ -154,7 +156,7 @@ REASONS: dict[str, str] = {
         initPopOffsetByCheckMsgInMem retrieveMessageFromPopRetryTopicV1 enableRetryTopicV2
         popResponseReturnActualRetryTopic loadBalancePollNameServerInterval
         cleanOfflineBrokerInterval forwardTimeout useStaticSubscription
-        metricsOtelCardinalityLimit coldCtrStrategyEnable usePIDColdCtrStrategy
+        coldCtrStrategyEnable usePIDColdCtrStrategy
         cgColdReadThreshold globalColdReadThreshold popConsumerFSServiceInit
         popConsumerKVServiceLog popConsumerKVServiceInit popConsumerKVServiceEnable
         popReviveMaxReturnSizePerRead popReviveMaxAttemptTimes popInflightMessageThreshold

@@ -20,6 +20,7 @@ DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 
 DEFAULT_NAMESRV_PORT = 9876
 DEFAULT_LISTEN_PORT = 10911
 DEFAULT_PEER_PORT = 40911
+DEFAULT_METRICS_PORT = 5557
 
 
 def _about(text: str, *rocketmq_keys: str, **limits: Any) -> Meta:
@@ -29,6 +30,7 @@ def _about(text: str, *rocketmq_keys: str, **limits: Any) -> Meta:
 BrokerRole = Literal["SYNC_MASTER", "ASYNC_MASTER"]
 FlushDiskType = Literal["SYNC_FLUSH", "ASYNC_FLUSH"]
 TlsModeName = Literal["disabled", "permissive", "enforcing"]
+MetricsExporterType = Literal["", "PROM", "DISABLE"]
 
 
 class Peer(Struct, frozen=True):
@@ -598,12 +600,45 @@ class RaftTable(Struct, frozen=True, kw_only=True):
     ] = 5_000
 
 
+class MetricsTable(Struct, frozen=True, kw_only=True):
+    """``[metrics]``: a page for Prometheus."""
+
+    listen_port: Annotated[
+        int,
+        _about(
+            "Port that answers `GET /metrics`; 0: none. One that is taken is left out with a"
+            " warning.",
+            "metricsPromExporterPort",
+            ge=0,
+            le=65_535,
+        ),
+    ] = 0
+    listen_host: Annotated[
+        str,
+        _about(
+            "Address to bind for it; empty: 127.0.0.1, where RocketMQ takes `brokerIP1`. Nobody is"
+            " asked who he is there.",
+            "metricsPromExporterHost",
+        ),
+    ] = "127.0.0.1"
+    exporter_type: Annotated[
+        MetricsExporterType,
+        _about(
+            "Empty: `listen_port` alone decides. `PROM`: without a port it is 5557. `DISABLE`: no"
+            " page, whatever the port. `OTLP_GRPC` and `LOG` are not built: taken as `DISABLE`"
+            " with a warning.",
+            "metricsExporterType",
+        ),
+    ] = ""
+
+
 TABLES: dict[str, type[Struct]] = {
     "broker": BrokerTable,
     "server": ServerTable,
     "client": ClientTable,
     "store": StoreTable,
     "raft": RaftTable,
+    "metrics": MetricsTable,
 }
 
 

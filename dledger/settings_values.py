@@ -115,9 +115,22 @@ def _percent(value: object) -> object:
     return value if isinstance(value, int) else text
 
 
+EXPORTER_TYPES = ("DISABLE", "OTLP_GRPC", "PROM", "LOG")
+"""RocketMQ's, by their numbers: its files have either."""
+
+
+def exporter_type(value: object) -> str:
+    """Return RocketMQ's name of an exporter of metrics from its name or number."""
+    text = str(value).strip().upper()
+    if text.isdecimal() and int(text) < len(EXPORTER_TYPES):
+        return EXPORTER_TYPES[int(text)]
+    return text
+
+
 _PARSERS: dict[str, Callable[[object], object]] = {
     "broker.namesrv_addr": parse_addresses,
     "raft.peers": parse_peers,
+    "metrics.exporter_type": exporter_type,
     "store.delete_when": parse_hours,
     "store.message_delay_level": _delay_text,
     "store.disk_max_used_space_ratio": _percent,

@@ -75,6 +75,8 @@ class BrokerProcessors:
     pull: PullProcessor
     clients_processor: ClientsProcessor
     transactions: TransactionDecisions
+    limiters: dict[str, Limiter]
+    """How many requests of each kind are open."""
     handlers: dict[RequestCode, tuple[Handler, Limiter]]
 
     @classmethod
@@ -154,13 +156,14 @@ class BrokerProcessors:
         replies = Limiter("reply", MAX_OPEN_REPLIES)
         others = Limiter("client", MAX_OPEN_SENDS)
         admins = Limiter("admin", MAX_OPEN_ADMIN)
+        limiters = {"send": sends, "pull": pulls, "litePull": pulls, "query": others}
         info = RuntimeInfoProcessor(
             group,
             settings,
             throughput,
             clock=clock,
             disk_ratio=disk_ratio,
-            limiters={"send": sends, "pull": pulls, "litePull": pulls, "query": others},
+            limiters=limiters,
         )
         code = RequestCode
         handlers: dict[RequestCode, tuple[Handler, Limiter]] = {
@@ -250,6 +253,7 @@ class BrokerProcessors:
             pull,
             client,
             transactions,
+            {"send": sends, "pull": pulls, "reply": replies, "client": others, "admin": admins},
             handlers,
         )
 

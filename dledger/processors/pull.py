@@ -436,7 +436,8 @@ class PullProcessor:
         status = found.status
         code = _CODES[status]
         if self._throughput is not None:
-            self._throughput.count_pull(found.count, pull.topic, pull.group.group_name)
+            size_bytes = memoryview(body).nbytes
+            self._throughput.count_pull(found.count, size_bytes, pull.topic, pull.group.group_name)
         if status is GetStatus.NO_MESSAGE_IN_QUEUE and pull.offset == 0:
             code = ResponseCode.PULL_NOT_FOUND
         return response_to(

@@ -29,6 +29,27 @@ VERSION_DESC = "V4_9_7"
 """The RocketMQ version this broker's `response.version` stands for."""
 
 
+def earliest_message_ms(group: BrokerGroup) -> int:
+    """Return the store time of the first message kept, -1 when there is none."""
+    log, last = group.log, group.state.applied_index
+    first = log.first_index
+    # No-ops stand alone between reigns: messages come within a few entries.
+    for index in range(first, min(last, first + EARLIEST_LOOK_ENTRIES) + 1):
+        header = parse_header(log.frame(index))
+        if header.record_count:
+            return header.store_time_ms
+    return -1
+
+
+def unflushed_bytes(group: BrokerGroup) -> int:
+    """Return how much of the log is written and not yet on disk."""
+    log, stable = group.log, int(group.status().get("stable_index", 0))
+    try:
+        return log.end_position - parse_header(log.frame(stable + 1)).position
+    except OffsetOutOfRangeError:
+        return 0
+
+
 class RuntimeInfoProcessor:
     """Answers 28.
 
@@ -58,25 +79,6 @@ class RuntimeInfoProcessor:
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Return the table."""
         return response_to(command, 0, None, None, KVTable(table=self._table()).encode())
-
-    def _earliest_ms(self) -> int:
-        """Return the store time of the first message kept, -1 when there is none."""
-        log, last = self._group.log, self._group.state.applied_index
-        first = log.first_index
-        # No-ops stand alone between reigns: messages come within a few entries.
-        for index in range(first, min(last, first + EARLIEST_LOOK_ENTRIES) + 1):
-            header = parse_header(log.frame(index))
-            if header.record_count:
-                return header.store_time_ms
-        return -1
-
-    def _unflushed_bytes(self) -> int:
-        """Return how much of the log is written and not yet on disk."""
-        log, stable = self._group.log, int(self._group.status().get("stable_index", 0))
-        try:
-            return log.end_position - parse_header(log.frame(stable + 1)).position
-        except OffsetOutOfRangeError:
-            return 0
 
     def _table(self) -> dict[str, str]:
         group, state, rates = self._group, self._group.state, self._throughput
@@ -108,10 +110,10 @@ class RuntimeInfoProcessor:
             "consumeQueueDiskRatio": f"{self._disk_ratio():.4f}",
             # Writers wait for no lock; mqadmin's clusterList wants the figure.
             "pageCacheLockTimeMills": "0",
-            "remainHowManyDataToFlush": f"{self._unflushed_bytes()} B",
+            "remainHowManyDataToFlush": f"{unflushed_bytes(group)} B",
             **_queue_lengths_of(self._limiters),
             "dispatchBehindBytes": str(max(0, group.log.end_position - state.applied_end_position)),
-            "earliestMessageTimeStamp": str(self._earliest_ms()),
+            "earliestMessageTimeStamp": str(earliest_message_ms(group)),
             "raftTerm": str(group.term),
             "raftAppliedIndex": str(state.applied_index),
         }

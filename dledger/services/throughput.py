@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dledger.group_api import QueueTouched
+from dledger.metrics.traffic import Traffic
 from dledger.services.broker_stats import BrokerStats
 from dledger.services.day_counts import DayCounts
 from dledger.state.tables import QueueKey, StateTables
@@ -32,6 +33,8 @@ class Throughput:
     def __init__(self, clock: Clock, tables: StateTables) -> None:
         self._clock = clock
         self.day = DayCounts()
+        self.traffic: Traffic | None = None
+        """Set where metrics are served."""
         self.put = 0
         self.found = 0
         self.missed = 0
@@ -44,12 +47,14 @@ class Throughput:
         # What comes before the first sample counts too.
         self.stats.look(clock.monotonic())
 
-    def count_pull(self, messages: int, topic: str, group: str) -> None:
+    def count_pull(self, messages: int, size_bytes: int, topic: str, group: str) -> None:
         """Count an answered pull; 0 messages is a miss."""
         if messages:
             self.found += 1
             self.got += messages
             self.stats.count_got(topic, group, messages)
+            if self.traffic is not None:
+                self.traffic.count_given(topic, group, messages, size_bytes)
         else:
             self.missed += 1
 

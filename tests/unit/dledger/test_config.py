@@ -98,6 +98,9 @@ KEYS = [
     ("enableDLegerCommitLog", "false", False),
     ("dLegerGroup", "RaftNode00", "RaftNode00"),
     ("syncFlushTimeout", "8000", 8000),
+    ("metricsPromExporterPort", "5558", 5558),
+    ("metricsPromExporterHost", "10.0.0.7", "10.0.0.7"),
+    ("metricsExporterType", "PROM", "PROM"),
 ]
 
 
@@ -540,3 +543,44 @@ def test_every_setting_is_used_by_somebody(path: str) -> None:
     wired = "".join((ROOT / "dledger" / file).read_text() for file in ("broker.py", "doors.py"))
     derived = (ROOT / "dledger" / "config.py").read_text()
     assert re.search(rf"\.{name}\b", wired + derived) or f'"{path}"' in derived
+
+
+def test_nobody_serves_metrics_unless_told_to() -> None:
+    assert load_config().metrics_address is None
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("metricsPromExporterPort=5558", ("127.0.0.1", 5558)),
+        ("metricsPromExporterPort=5558\nmetricsPromExporterHost=", ("127.0.0.1", 5558)),
+        ("metricsPromExporterPort=5558\nmetricsPromExporterHost=10.0.0.7", ("10.0.0.7", 5558)),
+        ("metricsExporterType=PROM", ("127.0.0.1", 5557)),
+        ("metricsExporterType=2", ("127.0.0.1", 5557)),
+        ("metricsExporterType=prom\nmetricsPromExporterPort=5558", ("127.0.0.1", 5558)),
+        ("metricsExporterType=DISABLE\nmetricsPromExporterPort=5558", None),
+        ("metricsExporterType=0\nmetricsPromExporterPort=5558", None),
+        ("metricsExporterType=\nmetricsPromExporterPort=5558", ("127.0.0.1", 5558)),
+    ],
+)
+def test_metrics_are_served_where_the_keys_of_rocketmq_say(
+    text: str, address: tuple[str, int] | None
+) -> None:
+    config = conf(text)
+    assert config.metrics_address == address
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize("exporter", ["OTLP_GRPC", "otlp_grpc", "LOG", "1", "3"])
+def test_an_exporter_of_metrics_that_is_not_built_is_said_aloud(exporter: str) -> None:
+    config = conf(f"metricsExporterType={exporter}\nmetricsPromExporterPort=5558")
+    assert config.metrics_address is None
+    assert config.warnings == (
+        f"broker.conf: metricsExporterType = {exporter} is taken as DISABLE: only PROM is built,"
+        " nothing is exported",
+    )
+
+
+def test_an_exporter_of_metrics_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"metricsExporterType = 'STATSD'"):
+        conf("metricsExporterType=STATSD")

@@ -412,3 +412,20 @@ async def test_a_clean_stop_tries_another_one_when_the_first_does_not_take_over(
         assert not await leader.group.transfer_leadership()
         assert await leader.group.transfer_leadership()
         assert best != (await groups.leader(among=groups.others(leader.name))).name
+
+
+async def test_who_wants_sizes_is_told_of_each_applied_unit_once(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = (await groups.leader()).group
+        told: list[tuple[str, int, list[int]]] = []
+        leader.on_units.append(
+            lambda units: told.extend(
+                (item.topic, item.first, item.units["size"].tolist()) for item in units
+            )
+        )
+        proposed = [await leader.submit(batch(b"a")), await leader.submit(batch(b"bcd"))]
+        sizes = [decode_record(leader.log.record_at(where.phy_offset)).size for where in proposed]
+        assert told == [("T", 0, [sizes[0]]), ("T", 1, [sizes[1]])]
+        assert sizes[1] == sizes[0] + 2

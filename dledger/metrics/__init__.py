@@ -1,0 +1,1 @@
+"""What a broker shows of itself in Prometheus' text format."""

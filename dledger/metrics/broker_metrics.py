@@ -1,0 +1,391 @@
+"""Everything a broker shows: RocketMQ 5's metrics where it has them, and those of its Raft group.
+
+Read off tables and counters that exist anyway. Nothing waits, and others are served in between:
+a page of 5,000 groups is as many pieces as it takes.
+
+Spec: RocketMQ's BrokerMetricsConstant and DefaultStoreMetricsConstant for names and labels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Final, TypeVar
+
+from commitlog.entry import parse_header
+from commitlog.errors import OffsetOutOfRangeError
+from dledger.group_api import BrokerGroup
+from dledger.metrics.leader_changes import LeaderChanges
+from dledger.metrics.text_format import Family, Sample, family_text
+from dledger.metrics.traffic import MAX_COUNTERS, Traffic
+from dledger.processors.broker_processors import BrokerProcessors
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.runtime_info import earliest_message_ms, unflushed_bytes
+from dledger.state.names import RETRY_PREFIX
+from remoting.protocol.bodies import ConsumeType
+from remoting.seams import Clock
+
+MAX_SERIES: Final = MAX_COUNTERS
+"""Of one metric with topics, groups or clients in its labels: about 1 MB of text. How many more
+there would be is a metric, too."""
+
+LOOKS_PER_PIECE: Final = 5_000
+"""Queues or clients looked at in one go: a few milliseconds, far below a heartbeat."""
+
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+LEFT_OUT: Final = Family(
+    "dledger_metrics_left_out_series",
+    "gauge",
+    "Series that are not on this page because there are too many of that metric.",
+)
+
+CONSUME_MODES: Final = {
+    ConsumeType.CONSUME_ACTIVELY: "pull",
+    ConsumeType.CONSUME_PASSIVELY: "push",
+    ConsumeType.CONSUME_POP: "pop",
+}
+
+T = TypeVar("T")
+Samples = Iterable[Sample | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstKept:
+    """Where the kept log begins, and when its first message was stored (-1: none yet)."""
+
+    index: int
+    position: int
+    store_time_ms: int
+
+
+class BrokerMetrics:
+    """The metrics of one broker.
+
+    Args:
+        member: This node's name in its Raft group.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        processors: BrokerProcessors,
+        settings: BrokerSettings,
+        traffic: Traffic,
+        leaders: LeaderChanges,
+        *,
+        member: str,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._processors = processors
+        self._settings = settings
+        self._traffic = traffic
+        self._leaders = leaders
+        self._clock = clock
+        self._labels = {
+            "cluster": settings.cluster_name,
+            "node_type": "broker",
+            "node_id": settings.broker_name,
+        }
+        self._member_labels = {**self._labels, "member": member}
+        self._first_kept: _FirstKept | None = None
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the page, piece by piece; tables may change between two of them."""
+        left_out: dict[str, int] = {}
+        state = self._group.state
+        self._traffic.keep(
+            lambda topic: state.topic_config(topic) is not None,
+            lambda group: state.subscription_group(group) is not None,
+        )
+        for family, samples in chain(
+            self._traffic_families(left_out),
+            self._consumer_families(left_out),
+            self._connection_families(left_out),
+            self._storage_families(),
+            self._broker_families(),
+        ):
+            yield from family_text(family, samples, self._labels)
+        for family, samples in self._raft_families():
+            yield from family_text(family, samples, self._member_labels)
+        counts: Samples = [({"metric": name}, count) for name, count in left_out.items()]
+        yield from family_text(LEFT_OUT, counts, self._member_labels)
+
+    # ------------------------------------------------------------------------------ messages
+
+    def _traffic_families(self, left_out: dict[str, int]) -> Iterator[tuple[Family, Samples]]:
+        taken, given = self._traffic.taken, self._traffic.given
+        for name, about, is_bytes in (
+            ("rocketmq_messages_in_total", "Messages stored while this member led.", False),
+            ("rocketmq_throughput_in_total", "Bytes stored while this member led.", True),
+        ):
+            left_out[name] = len(taken.left_out)
+            yield (
+                Family(name, "counter", about),
+                [
+                    (self._topic_labels(topic), count.size_bytes if is_bytes else count.messages)
+                    for topic, count in taken.counts.items()
+                ],
+            )
+        for name, about, is_bytes in (
+            ("rocketmq_messages_out_total", "Messages this member gave to consumers.", False),
+            ("rocketmq_throughput_out_total", "Bytes this member gave to consumers.", True),
+        ):
+            left_out[name] = len(given.left_out)
+            yield (
+                Family(name, "counter", about),
+                [
+                    (self._pair_labels(*pair), count.size_bytes if is_bytes else count.messages)
+                    for pair, count in given.counts.items()
+                ],
+            )
+
+    def _consumer_families(self, left_out: dict[str, int]) -> Iterator[tuple[Family, Samples]]:
+        family = Family(
+            "rocketmq_consumer_lag_messages",
+            "gauge",
+            "Messages a group has not consumed yet, of those that are kept; told by the leader.",
+        )
+        left_out[family.name] = 0
+        if self._group.leadership is not None:
+            pairs = self._group.state.consumer_offsets
+            yield family, self._lags(_first(pairs, left_out, family.name))
+
+    def _lags(self, pairs: Iterable[tuple[str, str]]) -> Samples:
+        state, looked = self._group.state, 0
+        for group, topic in pairs:
+            config = state.topic_config(topic)
+            if config is None:
+                continue
+            yield self._pair_labels(topic, group), self._lag(group, topic, config.read_queue_nums)
+            looked += config.read_queue_nums
+            if looked >= LOOKS_PER_PIECE:
+                looked = 0
+                yield None
+
+    def _lag(self, group: str, topic: str, queues: int) -> int:
+        state, lag = self._group.state, 0
+        for queue_id in range(queues):
+            bounds = state.queues.get((topic, queue_id))
+            if bounds is not None:
+                offset = self._processors.offsets.offset(group, topic, queue_id) or 0
+                lag += max(0, bounds.max_offset - max(offset, bounds.min_offset))
+        return lag
+
+    def _topic_labels(self, topic: str) -> dict[str, str]:
+        return {"topic": topic, "is_system": _text(self._is_system_topic(topic))}
+
+    def _pair_labels(self, topic: str, group: str) -> dict[str, str]:
+        is_system = self._is_system_topic(topic) or self._is_system_group(group)
+        return {
+            "topic": topic,
+            "consumer_group": group,
+            "is_retry": _text(topic.startswith(RETRY_PREFIX)),
+            "is_system": _text(is_system),
+        }
+
+    def _is_system_topic(self, topic: str) -> bool:
+        if topic in self._group.state.builtin_topics:
+            return True
+        return topic.lower().startswith(SYSTEM_TOPIC_PREFIX)
+
+    def _is_system_group(self, group: str) -> bool:
+        return group in self._group.state.builtin_groups or group.startswith(SYSTEM_GROUP_PREFIX)
+
+    # ------------------------------------------------------------------------------ clients
+
+    def _connection_families(self, left_out: dict[str, int]) -> Iterator[tuple[Family, Samples]]:
+        producers = Family(
+            "rocketmq_producer_connections", "gauge", "Connections of producers, by client."
+        )
+        yield producers, self._producer_connections(left_out, producers.name)
+        consumers = Family(
+            "rocketmq_consumer_connections", "gauge", "Connections of consumers, by group."
+        )
+        yield consumers, self._consumer_connections(left_out, consumers.name)
+
+    def _producer_connections(self, left_out: dict[str, int], name: str) -> Samples:
+        clients, kinds, looked = self._processors.clients, {}, 0
+        for group in clients.producer_groups():
+            # One with several producer groups is one connection.
+            for client in clients.producers(group):
+                kinds[client.channel] = (client.language, client.version)
+                looked += 1
+            if looked >= LOOKS_PER_PIECE:
+                looked = 0
+                yield None
+        counts = Counter(kinds.values())
+        for language, version in _first(counts, left_out, name):
+            labels = _client_labels(language, version)
+            yield labels, counts[(language, version)]
+
+    def _consumer_connections(self, left_out: dict[str, int], name: str) -> Samples:
+        counts: Counter[tuple[str, str, int, ConsumeType]] = Counter()
+        looked = 0
+        for group in list(self._processors.clients.consumer_groups):
+            for client in group.clients.values():
+                counts[(group.name, client.language, client.version, group.consume_type)] += 1
+            looked += len(group.clients)
+            if looked >= LOOKS_PER_PIECE:
+                looked = 0
+                yield None
+        for key in _first(counts, left_out, name):
+            group_name, language, version, consume_type = key
+            labels = {
+                "consumer_group": group_name,
+                **_client_labels(language, version),
+                "consume_mode": CONSUME_MODES[consume_type],
+                "is_system": _text(self._is_system_group(group_name)),
+            }
+            yield labels, counts[key]
+
+    # ------------------------------------------------------------------------------ the node
+
+    def _storage_families(self) -> Iterator[tuple[Family, Samples]]:
+        group = self._group
+        if not group.readable:
+            return
+        local = {"storage_type": "local", "storage_medium": "disk"}
+        unapplied = max(0, group.log.end_position - group.state.applied_end_position)
+        yield _gauge(
+            "rocketmq_storage_flush_behind_bytes",
+            "Bytes of the log that are written and not yet on disk.",
+            unflushed_bytes(group),
+            local,
+        )
+        yield _gauge(
+            "rocketmq_storage_dispatch_behind_bytes",
+            "Bytes of the log that are not applied yet.",
+            unapplied,
+            local,
+        )
+        first = self._look_at_first()
+        if first is None:
+            return
+        yield _gauge(
+            "rocketmq_storage_size",
+            "Bytes of the log that are kept.",
+            group.log.end_position - first.position,
+            local,
+        )
+        if first.store_time_ms >= 0:
+            yield _gauge(
+                "rocketmq_storage_message_reserve_time",
+                "Age of the first message that is kept, in milliseconds.",
+                max(0, self._clock.wall_ms() - first.store_time_ms),
+                local,
+            )
+
+    def _look_at_first(self) -> _FirstKept | None:
+        """Look at the begin of the log once; again when it is another, or had no message."""
+        log, known = self._group.log, self._first_kept
+        if known is None or known.index != log.first_index or known.store_time_ms < 0:
+            try:
+                position = parse_header(log.frame(log.first_index)).position
+            except OffsetOutOfRangeError:
+                return None
+            known = _FirstKept(log.first_index, position, earliest_message_ms(self._group))
+            self._first_kept = known
+        return known
+
+    def _broker_families(self) -> Iterator[tuple[Family, Samples]]:
+        state, limiters = self._group.state, self._processors.limiters
+        yield _gauge(
+            "rocketmq_broker_permission",
+            "What clients may do here: 4 read, 2 write.",
+            self._settings.broker_permission,
+        )
+        yield _gauge("rocketmq_topic_number", "Topics.", sum(1 for _ in state.all_topics()))
+        yield _gauge(
+            "rocketmq_consumer_group_number",
+            "Consumer groups that have a configuration.",
+            len(state.builtin_groups.keys() | state.subscription_groups.keys()),
+        )
+        yield (
+            Family("rocketmq_processor_watermark", "gauge", "Requests that are not answered yet."),
+            [({"processor": name}, limiter.in_use) for name, limiter in limiters.items()],
+        )
+
+    def _raft_families(self) -> Iterator[tuple[Family, Samples]]:
+        group, status = self._group, self._group.status()
+        leads = group.leadership is not None
+        yield _gauge("dledger_is_leader", "1 while this member leads and serves.", int(leads))
+        yield _gauge("dledger_term", "Newest term this member has seen.", group.term)
+        for key in ("last_index", "commit_index"):
+            if key in status:
+                yield _gauge(f"dledger_{key}", _ABOUT[key], status[key])
+        yield _gauge(
+            "dledger_applied_index", "Newest entry that is applied.", group.state.applied_index
+        )
+        yield (
+            Family("dledger_leader_changes_total", "counter", "Leaders this member learned of."),
+            [({}, self._leaders.total)],
+        )
+        yield from _peer_families(status, leads=leads)
+        for key in ("doubtful", "damaged", "pending_bytes"):
+            if key in status:
+                yield _gauge(f"dledger_{key}", _ABOUT[key], int(status[key]))
+        yield _gauge(
+            "dledger_held_pulls",
+            "Pulls that found nothing and wait.",
+            self._processors.pull.held_count,
+        )
+        yield _gauge(
+            "dledger_disk_used_ratio",
+            "Used part of the file system that holds the log, 0 to 1.",
+            self._processors.space.ratio,
+        )
+
+
+_ABOUT: Final = {
+    "last_index": "Newest entry of this member's log.",
+    "commit_index": "Newest entry this member knows to be committed.",
+    "doubtful": "1: promises of this member may be lost; it has no vote meanwhile.",
+    "damaged": "1: entries are missing here until a leader has sent them again.",
+    "pending_bytes": "Proposed and not yet committed; sends are refused at raft.max_pending_bytes.",
+}
+
+
+def _peer_families(status: Mapping[str, Any], *, leads: bool) -> Iterator[tuple[Family, Samples]]:
+    rows: Mapping[str, Mapping[str, Any]] = status.get("peers", {})
+    yield (
+        Family("dledger_peer_connected", "gauge", "1 while that member can be talked to."),
+        [({"peer": name}, int(row["connected"])) for name, row in rows.items()],
+    )
+    if leads:
+        yield (
+            Family(
+                "dledger_peer_lag_entries",
+                "gauge",
+                "Entries that member has not acknowledged yet; told by the leader.",
+            ),
+            [
+                ({"peer": name}, max(0, status["last_index"] - row["match_index"]))
+                for name, row in rows.items()
+                if row["match_index"] is not None
+            ],
+        )
+
+
+def _gauge(
+    name: str, about: str, value: float, labels: Mapping[str, str] | None = None
+) -> tuple[Family, Samples]:
+    return Family(name, "gauge", about), [(labels or {}, value)]
+
+
+def _client_labels(language: str, version: int) -> dict[str, str]:
+    return {"language": language.lower(), "version": str(version), "protocol_type": "remoting"}
+
+
+def _first(keys: Collection[T], left_out: dict[str, int], name: str) -> list[T]:
+    """Return as many as are shown of a metric, and note how many are not."""
+    left_out[name] = max(0, len(keys) - MAX_SERIES)
+    return list(islice(keys, MAX_SERIES))
+
+
+def _text(is_so: bool) -> str:
+    return "true" if is_so else "false"

@@ -1,0 +1,88 @@
+"""The page for Prometheus, asked of real brokers over real HTTP.
+
+Real processes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from dledger.cli.local_cluster import free_ports, local_cluster
+from dledger.cli.topic_command import create_topic
+from tests.harness.metrics_page import MetricsPage
+
+pytestmark = pytest.mark.slow
+
+SENT = 50
+
+
+def get(port: int, method: str = "GET") -> tuple[int, str, str]:
+    """Return status, content type and text."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, "/metrics")
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def page_of(port: int) -> MetricsPage:
+    status, kind, text = await trio.to_thread.run_sync(get, port)
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    return MetricsPage.read(text)
+
+
+async def test_a_broker_shows_its_figures_to_who_asks_for_them(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    async with local_cluster(
+        tmp_path, brokers=1, settings={"metrics.listen_port": port}
+    ) as cluster:
+        namesrvs = [cluster.namesrv_address]
+        await create_topic(namesrvs, "seen", queues=1)
+        async with (
+            connect(namesrvs) as client,
+            Producer(client, "senders") as producer,
+            PullConsumer(client, "readers") as consumer,
+        ):
+            for number in range(SENT):
+                await producer.send(Message("seen", b"%d" % number))
+            (queue,) = await consumer.fetch_message_queues("seen")
+            found = await consumer.pull(queue, 0, max_messages=20)
+            assert len(found.messages) == 20
+            await consumer.commit_offset(queue, 20)
+            page = await page_of(port)
+
+        assert page.of("rocketmq_messages_in_total", "topic")[("seen",)] == SENT
+        assert page.of("rocketmq_throughput_in_total", "topic")[("seen",)] > SENT * 91
+        pair = ("seen", "readers")
+        labels = ("topic", "consumer_group")
+        assert page.of("rocketmq_messages_out_total", *labels) == {pair: 20}
+        taken = page.of("rocketmq_throughput_in_total", "topic")[("seen",)]
+        assert 0 < page.value("rocketmq_throughput_out_total") < taken
+        assert page.of("rocketmq_consumer_lag_messages", *labels) == {pair: SENT - 20}
+        assert page.value("rocketmq_producer_connections") >= 1
+        assert page.value("rocketmq_storage_size") > taken
+        assert page.value("dledger_is_leader") == 1
+        assert page.value("dledger_leader_changes_total") == 1
+        assert page.value("dledger_applied_index") == page.value("dledger_commit_index") > SENT / 2
+        assert {labels["member"] for labels in page.labels("dledger_term")} == {"n0"}
+
+        status, _, text = await trio.to_thread.run_sync(get, port, "POST")
+        assert (status, text) == (405, "Method Not Allowed: GET /metrics\n")
+
+        node = cluster.brokers["n0"]
+        await cluster.stop("n0")
+        with socket.create_server(("127.0.0.1", port)):
+            await cluster.start("n0")
+            await cluster.wait_healthy()
+            assert "metrics_port_left_out" in node.log_path.read_text()

@@ -1,0 +1,350 @@
+"""What a broker shows of itself, over the fake group."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from dledger.metrics import broker_metrics
+from dledger.metrics.broker_metrics import BrokerMetrics
+from dledger.metrics.leader_changes import LeaderChanges
+from dledger.metrics.traffic import Traffic
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from remoting.protocol.bodies import (
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+)
+from remoting.protocol.codes import RequestCode
+from tests.harness.broker import Broker
+from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection, FakeGroup, ManualClock
+from tests.harness.metrics_page import COMMON, MetricsPage
+from tests.harness.shipped_files import ROOT
+
+STATUS = {
+    "role": "leader",
+    "term": 1,
+    "leader": "n0",
+    "last_index": 12,
+    "stable_index": 0,
+    "commit_index": 11,
+    "doubtful": False,
+    "damaged": True,
+    "pending_bytes": 300,
+    "peers": {
+        "n1": {"connected": True, "match_index": 10},
+        "n2": {"connected": False, "match_index": None},
+    },
+}
+
+
+class Watched:
+    """A broker whose metrics are looked at."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        group = broker.group
+        self.traffic = Traffic(lambda: group.leadership is not None)
+        broker.processors.throughput.traffic = self.traffic
+        self.leaders = LeaderChanges(group)
+        self.metrics = BrokerMetrics(
+            group,
+            broker.processors,
+            broker.settings,
+            self.traffic,
+            self.leaders,
+            member="n0",
+            clock=broker.clock,
+        )
+        self._counted = 0
+
+    def page(self) -> MetricsPage:
+        applied = self.broker.group.applied
+        for entry in applied[self._counted :]:
+            self.traffic.on_units(entry.units)
+        self._counted = len(applied)
+        return MetricsPage.read("".join(self.metrics.pieces()))
+
+
+@pytest.fixture
+def broker(group: FakeGroup, clock: ManualClock) -> Broker:
+    return Broker(group, clock)
+
+
+@pytest.fixture
+def watched(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(broker.group, "status", lambda: STATUS)
+    return Watched(broker)
+
+
+def pull(broker: Broker, topic: str, group: str, queue_id: int = 0, offset: int = 0) -> None:
+    answer = broker.call(
+        RequestCode.PULL_MESSAGE,
+        {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": queue_id,
+            "queueOffset": offset,
+            "maxMsgNums": 32,
+            "sysFlag": 4,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": 0,
+            "subscription": "*",
+            "subVersion": 0,
+        },
+    )
+    assert answer.code == 0, answer.remark
+
+
+def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
+    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
+    broker.group.settle()
+
+
+def beat(broker: Broker, client_id: str, connection: FakeConnection, **more: Any) -> None:
+    body = HeartbeatData(client_id=client_id, **more).encode()
+    broker.call(RequestCode.HEART_BEAT, {}, body, connection=connection)
+    broker.group.settle()
+
+
+def test_what_comes_in_is_counted_by_topic(watched: Watched) -> None:
+    group = watched.broker.group
+    watched.broker.make_topic("T", 2)
+    group.put("T", 0, b"x" * 100, b"y" * 100)
+    group.put("T", 1, b"z" * 100)
+    page = watched.page()
+    assert page.kinds["rocketmq_messages_in_total"] == "counter"
+    assert page.of("rocketmq_messages_in_total", "topic", "is_system")[("T", "false")] == 3
+    stored = sum(
+        int(item.units["size"].sum())
+        for entry in group.applied
+        for item in entry.units
+        if item.topic == "T"
+    )
+    assert stored > 300
+    assert page.of("rocketmq_throughput_in_total", "topic")[("T",)] == stored
+    assert page.labels("rocketmq_messages_in_total")[-1] == {
+        "cluster": CLUSTER,
+        "node_type": "broker",
+        "node_id": BROKER,
+        "topic": "T",
+        "is_system": "false",
+    }
+
+
+def test_what_a_group_is_given_is_counted_with_its_bytes(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 1)
+    broker.group.put("T", 0, b"x" * 100, b"y" * 100)
+    pull(broker, "T", "g")
+    pull(broker, "T", "g", offset=1)
+    page = watched.page()
+    labels = ("topic", "consumer_group", "is_retry", "is_system")
+    assert page.of("rocketmq_messages_out_total", *labels) == {("T", "g", "false", "false"): 3}
+    taken = page.of("rocketmq_throughput_in_total", "topic")[("T",)]
+    assert page.value("rocketmq_throughput_out_total") == taken * 1.5
+
+
+def test_lag_counts_what_is_kept_and_not_consumed(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 2)
+    broker.make_topic("%RETRY%g", 1)
+    broker.group.put("T", 0, *[b"x"] * 5)
+    broker.group.put("T", 1, *[b"x"] * 4)
+    broker.group.put("%RETRY%g", 0, b"x")
+    commit(broker, ("g", "T", 0, 2), ("g", "%RETRY%g", 0, 0), ("g", "gone", 0, 1))
+    broker.group.state.queues[("T", 1)].min_offset = 3
+    broker.processors.offsets.commit("g", "T", 0, 4)
+    labels = ("topic", "consumer_group", "is_retry")
+    assert watched.page().of("rocketmq_consumer_lag_messages", *labels) == {
+        ("T", "g", "false"): 2,
+        ("%RETRY%g", "g", "true"): 1,
+    }
+
+
+def test_a_group_ahead_of_a_topic_made_anew_has_no_lag(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    watched.broker.group.put("T", 0, b"x")
+    commit(watched.broker, ("g", "T", 0, 70))
+    assert watched.page().value("rocketmq_consumer_lag_messages") == 0
+
+
+def test_a_follower_tells_no_lag_and_no_lag_of_peers(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    commit(watched.broker, ("g", "T", 0, 0))
+    assert "rocketmq_consumer_lag_messages" in watched.page().kinds
+    watched.broker.group.step_down()
+    page = watched.page()
+    assert "rocketmq_consumer_lag_messages" not in page.kinds
+    assert "dledger_peer_lag_entries" not in page.kinds
+    assert page.value("dledger_is_leader") == 0
+
+
+def test_connections_are_counted_by_who_they_are(watched: Watched) -> None:
+    broker = watched.broker
+    one, two = FakeConnection(("10.0.0.1", 1)), FakeConnection(("10.0.0.2", 2))
+    producers = [ProducerData("p"), ProducerData("q")]
+    consumers = [
+        ConsumerData(
+            "g",
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            subscription_data_set=[SubscriptionData("T")],
+        )
+    ]
+    beat(broker, "c1", one, producer_data_set=producers, consumer_data_set=consumers)
+    beat(broker, "c2", two, producer_data_set=producers[:1], consumer_data_set=consumers)
+    page = watched.page()
+    assert page.value("rocketmq_producer_connections") == 2
+    assert page.value("rocketmq_consumer_connections") == 2
+    (labels,) = page.labels("rocketmq_consumer_connections")
+    assert {label: labels[label] for label in labels if label not in COMMON} == {
+        "consumer_group": "g",
+        "language": "python",
+        "version": "407",
+        "protocol_type": "remoting",
+        "consume_mode": "push",
+        "is_system": "false",
+    }
+
+
+def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> None:
+    watched.leaders.role_changed()
+    page = watched.page()
+    assert {
+        name: page.value(name)
+        for name in page.kinds
+        if name.startswith("dledger_") and len(page.labels(name)) == 1
+    } == {
+        "dledger_is_leader": 1,
+        "dledger_term": 1,
+        "dledger_last_index": 12,
+        "dledger_commit_index": 11,
+        "dledger_applied_index": 0,
+        "dledger_leader_changes_total": 1,
+        "dledger_peer_lag_entries": 2,
+        "dledger_doubtful": 0,
+        "dledger_damaged": 1,
+        "dledger_pending_bytes": 300,
+        "dledger_held_pulls": 0,
+        "dledger_disk_used_ratio": 0,
+    }
+    assert page.of("dledger_peer_connected", "peer", "member") == {
+        ("n1", "n0"): 1,
+        ("n2", "n0"): 0,
+    }
+    assert page.labels("dledger_peer_lag_entries")[0]["peer"] == "n1"
+
+
+def test_storage_is_what_is_kept_and_how_old_its_first_message_is(watched: Watched) -> None:
+    broker = watched.broker
+    assert isinstance(broker.clock, ManualClock)
+    assert "rocketmq_storage_message_reserve_time" not in watched.page().kinds
+    broker.make_topic("T", 1)
+    broker.clock.now_s += 90
+    page = watched.page()
+    assert page.value("rocketmq_storage_size") == broker.group.log.end_position
+    assert page.value("rocketmq_storage_message_reserve_time") == 90_000
+    assert page.value("rocketmq_storage_dispatch_behind_bytes") == 0
+    assert page.value("rocketmq_storage_flush_behind_bytes") == broker.group.log.end_position
+
+
+def test_a_log_that_is_being_refilled_is_not_looked_at(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    watched.broker.group.readable = False
+    assert "rocketmq_storage_size" not in watched.page().kinds
+
+
+def test_topics_groups_and_open_requests_are_counted(watched: Watched) -> None:
+    before = watched.page()
+    watched.broker.make_topic("T", 1)
+    watched.broker.processors.limiters["send"].try_acquire()
+    page = watched.page()
+    assert page.value("rocketmq_topic_number") == before.value("rocketmq_topic_number") + 1
+    assert page.value("rocketmq_broker_permission") == 6
+    assert page.of("rocketmq_processor_watermark", "processor") == {
+        ("send",): 1,
+        ("pull",): 0,
+        ("reply",): 0,
+        ("client",): 0,
+        ("admin",): 0,
+    }
+
+
+def test_series_beyond_the_limit_are_left_out_and_counted(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_metrics, "MAX_SERIES", 3)
+    watched.broker.make_topic("T", 1)
+    commit(watched.broker, *((f"g{number}", "T", 0, 0) for number in range(5)))
+    page = watched.page()
+    shown = page.of("rocketmq_consumer_lag_messages", "consumer_group")
+    assert sorted(shown) == [("g0",), ("g1",), ("g2",)]
+    assert page.of("dledger_metrics_left_out_series", "metric") == {
+        ("rocketmq_messages_in_total",): 0,
+        ("rocketmq_throughput_in_total",): 0,
+        ("rocketmq_messages_out_total",): 0,
+        ("rocketmq_throughput_out_total",): 0,
+        ("rocketmq_consumer_lag_messages",): 2,
+        ("rocketmq_producer_connections",): 0,
+        ("rocketmq_consumer_connections",): 0,
+    }
+
+
+def test_many_queues_come_in_pieces_and_a_table_may_change_in_between(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_metrics, "LOOKS_PER_PIECE", 8)
+    for name in ("T", "U", "V"):
+        watched.broker.make_topic(name, 8)
+    commit(watched.broker, *(("g", name, 0, 0) for name in ("T", "U", "V")))
+    text, pieces = [], 0
+    for piece in watched.metrics.pieces():
+        text.append(piece)
+        is_lag = "rocketmq_consumer_lag_messages{" in piece
+        pieces += is_lag
+        if is_lag and 'topic="T",consumer_group="g"' in piece:
+            commit(watched.broker, ("h", "T", 0, 0))
+            del watched.broker.group.state.topics["V"]
+    page = MetricsPage.read("".join(text))
+    assert pieces == 2
+    assert sorted(page.of("rocketmq_consumer_lag_messages", "topic")) == [("T",), ("U",)]
+
+
+def test_what_was_deleted_is_not_shown_any_more(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    watched.broker.group.put("T", 0, b"x")
+    assert ("T",) in watched.page().of("rocketmq_messages_in_total", "topic")
+    del watched.broker.group.state.topics["T"]
+    assert ("T",) not in watched.page().of("rocketmq_messages_in_total", "topic")
+
+
+def test_names_of_clients_cannot_break_the_page(watched: Watched) -> None:
+    watched.traffic.count_given("T", 'g"} 1\n', 1, 1)
+    watched.broker.make_topic("T", 1)
+    ((shown,),) = watched.page().of("rocketmq_messages_out_total", "consumer_group")
+    assert shown == r"g\"} 1\n"
+
+
+def test_every_metric_stands_in_the_guide_and_the_guide_has_no_other(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 1)
+    broker.group.put("T", 0, b"x")
+    pull(broker, "T", "g")
+    commit(broker, ("g", "T", 0, 0))
+    consumers = [ConsumerData("g", subscription_data_set=[SubscriptionData("T")])]
+    producers = [ProducerData("p")]
+    beat(
+        broker,
+        "c",
+        broker.connection,
+        producer_data_set=producers,
+        consumer_data_set=consumers,
+    )
+    guide = (ROOT / "docs" / "guide" / "metrics.md").read_text()
+    tables = "".join(line for line in guide.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`((?:rocketmq|dledger)_[a-z_]+)`", tables))
+    assert named == watched.page().kinds.keys()
