@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 SOAK_MINUTES ?= 10
 SOAK_AT_LEAST ?= 100
+DETERMINISM_SEEDS ?= 200
 TEST_JOBS ?= auto
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 6
@@ -107,7 +108,7 @@ soak: setup
 	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2 --at-least $(SOAK_AT_LEAST)
 
 determinism: setup
-	$(BIN)/dledger sim determinism --seeds 200 --duration 300
+	$(BIN)/dledger sim determinism --seeds $(DETERMINISM_SEEDS) --duration 300
 
 mutants: setup
 	$(BIN)/dledger sim mutants --fast --jobs 2
