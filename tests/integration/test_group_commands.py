@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tarfile
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from client.blocking import BlockingClient
 from client.consume_from import FROM_FIRST
@@ -52,9 +54,11 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 @pytest.fixture(autouse=True)
-def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command sends the logs of its process to a standard error that is the test's here."""
-    monkeypatch.setattr("dledger.cli.sdk.configure_logs", lambda **_: None)
+def no_logs() -> Iterator[None]:
+    """Broker and commands are one process here, and what commands print is read."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
 
 
 class Shell:
