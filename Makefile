@@ -9,6 +9,7 @@ DETERMINISM_SEEDS ?= 200
 TEST_JOBS ?= auto
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 6
+CHAOS_MUTANTS ?= --at-least 8
 BENCH_OPS ?= 1000000,10000000
 
 # Thousands of interpreters start here: what they compile is kept, whatever the environment says.
@@ -119,7 +120,7 @@ chaos: setup
 # Of the twelve it looks for: real time is luck, and on a busy machine two plans miss some.
 chaos-mutants: setup
 	$(PYTEST) -m planted --timeout 600 tests/integration
-	$(BIN)/dledger chaos mutants --runs 2 --at-least 8
+	$(BIN)/dledger chaos mutants --runs 2 $(CHAOS_MUTANTS)
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest -q
