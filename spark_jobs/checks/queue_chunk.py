@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from jepsen_like.checkers.queue_log import REPORTED_MAX
 from jepsen_like.history.columns import mix
 from jepsen_like.history.operation import NEVER, NOTHING
-from spark_jobs.checks.queue_facts import I64, NOT_YET, QueueFacts, Spares
+from spark_jobs.checks.queue_facts import I64, NOT_YET, STRIDE_ROWS, QueueFacts, Spares
 
 SUSPECTS_MAX: Final = 64
 """Offsets or values of each kind that are looked at again; of each anomaly 8 are reported."""
@@ -192,9 +193,7 @@ def _compare_hashes(facts: QueueFacts, said: Chunk) -> None:
             missing = inside[log[held_off[inside] - begin] == NOTHING]
             log[held_off[missing] - begin] = held_value[missing]
         holes = log == NOTHING
-    sums = np.zeros(size + 1, dtype=np.uint64)
-    offs = np.arange(begin, begin + size, dtype=np.int64)
-    np.cumsum(mix(offs, log), dtype=np.uint64, out=sums[1:])
+    sums = _running_hash(begin, log)
     width = size if facts.size is None else facts.size
     first = np.clip(pulls.off - begin, 0, width)
     last = pulls.off + pulls.size - begin
@@ -217,6 +216,17 @@ def _compare_hashes(facts: QueueFacts, said: Chunk) -> None:
     said.unproved = int(np.count_nonzero(whole & (unknown > 0)))
     cut = np.flatnonzero(~whole)
     said.pieces = pack((pulls.op_id[cut], pulls.hash[cut], told[cut], unknown[cut]))
+
+
+def _running_hash(begin: int, log: I64) -> npt.NDArray[np.uint64]:
+    """Return the hash of each beginning of a list of values, that of none first."""
+    sums = np.zeros(len(log) + 1, dtype=np.uint64)
+    for at in range(0, len(log), STRIDE_ROWS):
+        values = log[at : at + STRIDE_ROWS]
+        words = mix(np.arange(begin + at, begin + at + len(values), dtype=np.int64), values)
+        words[:1] += sums[at : at + 1]
+        np.cumsum(words, dtype=np.uint64, out=sums[at + 1 : at + 1 + len(values)])
+    return sums
 
 
 def _bounds(facts: QueueFacts, said: Chunk, free: I64) -> None:

@@ -12,7 +12,7 @@ Spec: the argument for the times stands in `jepsen_like/checkers/queue_log.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,6 +37,9 @@ NOT_YET: Final = -(1 << 63)
 """No bound below."""
 ROOM_MIN: Final = 1 << 16
 """Offsets there is room for at first."""
+STRIDE_ROWS: Final = 1 << 15
+"""Rows taken at once: what is computed of them stays in a processor's cache, and in memory that
+the process has; on a virtual machine new memory costs more than the work done in it."""
 
 
 class Spares(NamedTuple):
@@ -113,6 +116,10 @@ class QueueFacts:
 
     def add_ops(self, ops: Columns) -> None:
         """Take rows of `ops`; those of other kinds than `QUEUE_OPERATIONS` are left out."""
+        for stride in _strides(ops, OPS_COLUMNS):
+            self._take_ops(stride)
+
+    def _take_ops(self, ops: Columns) -> None:
         f, outcome = ops["f"], ops["outcome"]
         of_queue = f <= max(QUEUE_OPERATIONS)
         own = self._own(ops)
@@ -160,6 +167,10 @@ class QueueFacts:
 
     def add_obs(self, obs: Columns) -> None:
         """Take rows of `obs`; what a final read found (op id `NOTHING`) explains hashes only."""
+        for stride in _strides(obs, OBS_COLUMNS):
+            self._take_obs(stride)
+
+    def _take_obs(self, obs: Columns) -> None:
         pulled = obs["op_id"] != NOTHING
         rows = np.flatnonzero(pulled)
         if len(rows):
@@ -272,9 +283,11 @@ class QueueFacts:
         """Have room for so many offsets at least, and merge what waited for it."""
         if room <= len(self.lo):
             return
-        self.lo = _grown(self.lo, room, NOT_YET)
-        self.hi = _grown(self.hi, room, NEVER)
-        self.log = _grown(self.log, room, NOTHING)
+        for column, blank in ((self.lo, NOT_YET), (self.hi, NEVER), (self.log, NOTHING)):
+            before = len(column)
+            # Nobody has a view of them yet; the system moves their pages instead of copying them.
+            column.resize(room, refcheck=False)
+            column[before:] = blank
         waiting, self._far = self._far, []
         for far in waiting:
             value = far.value if len(far.value) else None
@@ -347,11 +360,11 @@ class QueueFacts:
         return call, ret, low, op_id
 
 
-def _grown(column: I64, room: int, blank: int) -> I64:
-    grown = np.empty(room, dtype=np.int64)
-    grown[: len(column)] = column
-    grown[len(column) :] = blank
-    return grown
+def _strides(table: Columns, names: Sequence[str]) -> Iterator[Columns]:
+    columns = {name: table[name] for name in names}
+    for begin in range(0, len(columns["op_id"]), STRIDE_ROWS):
+        rows = slice(begin, begin + STRIDE_ROWS)
+        yield {name: column[rows] for name, column in columns.items()}
 
 
 def anchors(ops: Columns) -> I64:

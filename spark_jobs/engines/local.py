@@ -31,13 +31,17 @@ from spark_jobs.checks.queue_task import report_of
 from spark_jobs.checks.source import Queue, QueueReport, Replicas, TooManyRowsError, Want
 from spark_jobs.engines.batches import Batch, constants
 
-BATCH_ROWS: Final = 1 << 19
-"""Rows judged at once: a few tens of megabytes, and numpy's own cost is nothing beside it."""
+BATCH_ROWS: Final = 1 << 17
+"""Rows decoded at once: the memory of one batch is used again for the next but two."""
 READ_AHEAD: Final = 2
 """Batches decoded ahead."""
-_SCAN: Final[dict[str, int]] = {
-    "batch_size": BATCH_ROWS, "batch_readahead": READ_AHEAD, "fragment_readahead": 1,
-}  # fmt: skip
+_SCAN: Final[dict[str, Any]] = {
+    "batch_size": BATCH_ROWS,
+    "batch_readahead": READ_AHEAD,
+    "fragment_readahead": 1,
+    # A row group that is fetched whole takes new memory for each; files are on this machine.
+    "fragment_scan_options": ds.ParquetFragmentScanOptions(pre_buffer=False),
+}
 _LOW: Final = 0xFFFFFFFF
 
 
