@@ -1,4 +1,4 @@
-"""What is true of real processes only after a while: waited for, with a bound no slow machine meets.
+"""What is true of real processes only after a while: waited for, with a generous bound.
 
 A busy machine stands still for seconds. A question with a timeout is then not answered, a log line
 not written yet, or written by half.
