@@ -28,7 +28,7 @@ SENT = 50
 
 def get(port: int, method: str = "GET") -> tuple[int, str, str]:
     """Return status, content type and text."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, "/metrics")
         answer = connection.getresponse()

@@ -110,7 +110,7 @@ async def test_a_killed_leader_is_survived_by_producer_and_push_consumer(tmp_pat
         namesrv = cluster.namesrv_address
         await create_topic([namesrv], "sent", queues=4)
         async with (
-            foreign_client(tmp_path, "js_producer.mjs", "senders", namesrv) as producer,
+            foreign_client(tmp_path, "js_producer.mjs", "senders", namesrv, "3000") as producer,
             foreign_client(
                 tmp_path, "js_push_consumer.mjs", "workers", namesrv, "sent", "*"
             ) as consumer,
