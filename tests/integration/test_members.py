@@ -120,7 +120,7 @@ async def wait_leads(cluster: LocalCluster, name: str) -> None:
 
 
 async def newest_term(cluster: LocalCluster) -> int:
-    return max(status["term"] for status in (await all_statuses(cluster)).values())
+    return max(int(status["term"]) for status in (await all_statuses(cluster)).values())
 
 
 def logs_are_equal(cluster: LocalCluster, statuses: dict[str, dict[str, object]]) -> None:

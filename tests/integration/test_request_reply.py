@@ -39,7 +39,7 @@ AFTER = 20
 
 
 async def newest_term(cluster: LocalCluster) -> int:
-    return max(status["term"] for status in (await all_statuses(cluster)).values())
+    return max(int(status["term"]) for status in (await all_statuses(cluster)).values())
 
 
 async def test_every_request_gets_its_reply_while_the_leader_is_killed(tmp_path: Path) -> None:
