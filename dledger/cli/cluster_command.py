@@ -147,43 +147,56 @@ async def _look(namesrvs: list[str]) -> tuple[list[GroupHealth], list[str]]:
     return [judge_group(name, rows) for name, rows in sorted(groups.items())], down
 
 
+def missing_groups(registered: int, wanted: int) -> list[str]:
+    """Return what is wrong with the number of groups that NameServers know. Pure."""
+    if registered >= max(wanted, 1):
+        return []
+    if registered == 0:
+        return ["no broker is registered"]
+    return [f"{registered} of {wanted} groups registered"]
+
+
 @app.command
 async def health(
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     wait: Annotated[bool, Parameter(help="Wait until it is healthy.")] = False,
+    groups: Annotated[
+        int, Parameter(help="So many there must be: a group that starts is not known at once.")
+    ] = 1,
     timeout_s: Annotated[float, Parameter(help="How long to wait at most.")] = 60.0,
     output: Output = "table",
 ) -> int:
     """Tell whether every group has a leader, a quorum and nobody behind; exit 1 if not."""
     namesrvs = addresses(namesrv)
-    groups: list[GroupHealth] = []
+    found: list[GroupHealth] = []
     down: list[str] = []
+    reasons: list[str] = []
+    healthy = False
     unreachable: CliError | None = None
     with trio.move_on_after(timeout_s if wait else float("inf")):
         while True:
             try:
-                groups, down = await _look(namesrvs)
+                found, down = await _look(namesrvs)
                 unreachable = None
             except CliError as error:
                 unreachable = error
-            good = bool(groups) and all(g.healthy for g in groups) and not down
-            if not wait or (good and unreachable is None):
+            reasons = [*down, *missing_groups(len(found), groups)]
+            healthy = not reasons and all(group.healthy for group in found)
+            if not wait or (healthy and unreachable is None):
                 break
             await trio.sleep(0.2)
     if unreachable is not None:
         raise unreachable
-    healthy = bool(groups) and all(group.healthy for group in groups) and not down
-    reasons = [*down, *([] if groups else ["no broker is registered"])]
     if output == "json":
-        print_json({"healthy": healthy, "reasons": reasons, "groups": groups})
+        print_json({"healthy": healthy, "reasons": reasons, "groups": found})
     else:
         print_table(
             "",
             ["group", "healthy", "leader", "term", "members", "reasons"],
             [
                 [g.group, g.healthy, g.leader, g.term, g.members, "; ".join(g.reasons)]
-                for g in groups
+                for g in found
             ],
         )
         for reason in reasons:

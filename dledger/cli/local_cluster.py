@@ -22,8 +22,8 @@ import trio
 
 from dledger.cli.output import CliError, ExitCode
 
-HEALTHY_TIMEOUT_S = 30.0
-"""Three interpreters on a busy machine take seconds to start; an election takes one or two."""
+HEALTHY_TIMEOUT_S = 60.0
+"""Seven interpreters on a busy machine take half a minute to start; an election a second or two."""
 
 STOP_TIMEOUT_S = 15.0
 """A clean stop drains and flushes; after this the process is killed."""

@@ -8,22 +8,43 @@ from collections.abc import Iterable
 import trio
 
 from client.client_instance import ClientInstance
+from client.errors import NoRouteError
 from client.message import MessageExt
 from client.pull_consumer import PullConsumer
+from client.route import MessageQueue
 
 GROUP = "dledger-testing"
 """Group under which tests read; it commits nothing."""
 
 LOOK_S = 0.05
 
+ROUTE_WAIT_S = 10.0
+"""From a broker's start as leader to its registration: milliseconds, on a busy machine seconds."""
+
 
 async def drain(client: ClientInstance, topic: str) -> list[MessageExt]:
-    """Return every message of *topic*, queue by queue, up to where each ended at the call."""
+    """Return every message of *topic*, queue by queue, up to where each ended at the call.
+
+    A broker that was started just now registers a moment after it leads: its topics are waited for.
+
+    Raises:
+        NoRouteError: Nobody has *topic*, `ROUTE_WAIT_S` long.
+    """
     found: list[MessageExt] = []
     async with PullConsumer(client, GROUP) as consumer:
-        async for _, result in consumer.drain(await consumer.fetch_message_queues(topic)):
+        async for _, result in consumer.drain(await _queues(consumer, topic)):
             found += result.messages
     return found
+
+
+async def _queues(consumer: PullConsumer, topic: str) -> tuple[MessageQueue, ...]:
+    with trio.move_on_after(ROUTE_WAIT_S):
+        while True:
+            try:
+                return await consumer.fetch_message_queues(topic)
+            except NoRouteError:
+                await trio.sleep(LOOK_S)
+    return await consumer.fetch_message_queues(topic)
 
 
 async def assert_messages(client: ClientInstance, topic: str, bodies: Iterable[bytes]) -> None:
@@ -55,11 +76,13 @@ async def wait_for_lag(
         # Not opened: it asks for a group that it is no member of, and gets no queues of it.
         consumer = PullConsumer(client, group)
         while True:
-            behind = 0
-            for queue in await consumer.fetch_message_queues(topic):
+            # Time may be over in the middle of a look: only a whole one counts.
+            seen = 0
+            for queue in await _queues(consumer, topic):
                 committed = await consumer.committed_offset(queue)
                 begin = committed if committed is not None else await consumer.min_offset(queue)
-                behind += await consumer.max_offset(queue) - begin
+                seen += await consumer.max_offset(queue) - begin
+            behind = seen
             if behind <= lag:
                 return
             await trio.sleep(LOOK_S)

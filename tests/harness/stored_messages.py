@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from client.client_instance import ClientInstance
 from client.connect import connect
 from client.message import MessageExt
 from client.pull_consumer import PullConsumer
+from tests.harness.eventually import eventually
 
 
 async def messages_of(client: ClientInstance, topic: str) -> list[MessageExt]:
@@ -31,6 +34,28 @@ async def stored_in(client: ClientInstance, topic: str) -> dict[str, MessageExt]
         assert body not in found, f"{body!r} is stored twice"
         found[body] = message
     return found
+
+
+async def committed_behind(
+    client: ClientInstance, group: str, topic: str, messages: Iterable[MessageExt]
+) -> None:
+    """Wait until *group* has committed offsets behind all of *messages*: clients do so in turns."""
+    behind: dict[int, int] = {}
+    for message in messages:
+        queue_id, offset = place(message)
+        behind[queue_id] = max(behind.get(queue_id, 0), offset)
+
+    # Not opened: as a member of the group it would get queues of it.
+    consumer = PullConsumer(client, group)
+
+    async def is_behind() -> bool:
+        queues = {queue.queue_id: queue for queue in await consumer.fetch_message_queues(topic)}
+        for queue_id, offset in behind.items():
+            if (await consumer.committed_offset(queues[queue_id]) or 0) <= offset:
+                return False
+        return True
+
+    await eventually(f"{group} has committed offsets behind {behind}", is_behind)
 
 
 def place(message: MessageExt) -> tuple[int, int]:

@@ -68,7 +68,7 @@ async def test_a_client_finds_messages_by_time_over_killed_leaders(tmp_path: Pat
         await create_topic([cluster.namesrv_address], "t", queues=1)
         async with (
             connect([cluster.namesrv_address]) as client,
-            Producer(client, "p", ProducerConfig(send_timeout_s=20)) as producer,
+            Producer(client, "p", ProducerConfig(send_timeout_s=60)) as producer,
             PullConsumer(client, "c") as consumer,
         ):
             (queue,) = await consumer.fetch_message_queues("t")

@@ -27,6 +27,8 @@ SETTINGS: dict[str, object] = {
     "store.max_index_num": 1_000_000,
     "broker.transaction_timeout_ms": 1_000,
     "broker.transaction_check_interval_ms": 1_000,
+    # A second each: a broker that starts slowly must not be what gives a transaction up.
+    "broker.transaction_check_max": 120,
 }
 TOPIC = "orders"
 COMMIT, ROLLBACK, UNKNOWN = (
@@ -66,7 +68,7 @@ async def test_a_leader_killed_between_half_and_end_changes_nothing(tmp_path: Pa
         namesrvs = [cluster.namesrv_address]
         await create_topic(namesrvs, TOPIC, queues=1)
         async with connect(namesrvs) as client:
-            config = TransactionProducerConfig(topics=(TOPIC,))
+            config = TransactionProducerConfig(topics=(TOPIC,), end_timeout_s=60)
             async with TransactionProducer(client, "billing", check, config) as producer:
 
                 async def local_of(half: HalfMessage) -> LocalTransactionState:

@@ -12,8 +12,6 @@ from typing import Any
 
 from rocketmq.client import Message, Producer, SendResult
 
-SEND_TIMEOUT_MS = 3000
-
 
 def message(asked: dict[str, Any]) -> Message:
     """Return the message that was asked for."""
@@ -35,9 +33,12 @@ def stored(result: SendResult) -> dict[str, Any]:
     return {"status": int(result.status), "msg_id": result.msg_id, "offset": result.offset}
 
 
-def main(group: str, namesrv: str) -> None:
-    """Send what standard input asks for until it ends."""
-    producer = Producer(group, timeout=SEND_TIMEOUT_MS)
+def main(group: str, namesrv: str, timeout_ms: str = "10000") -> None:
+    """Send what standard input asks for until it ends.
+
+    Without an answer for so long it sends again, and the message may be stored twice.
+    """
+    producer = Producer(group, timeout=int(timeout_ms))
     producer.set_namesrv_addr(namesrv)
     producer.start()
     kinds: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -1,9 +1,11 @@
 // The JavaScript client as a producer: a request a line comes in, an answer a line goes out.
+// Without an answer for its time it sends again, and the message may be stored twice.
 
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 
-const [modules, producerGroup, nameSrv] = process.argv.slice(2);
+const [modules, producerGroup, nameSrv, timeoutMs = '10000'] = process.argv.slice(2);
+const sendMsgTimeout = Number(timeoutMs);
 const require = createRequire(`${modules}/`);
 const { Producer, Message } = require('ali-ons');
 const httpclient = require('urllib');
@@ -11,7 +13,7 @@ const httpclient = require('urllib');
 const quiet = { info() {}, warn() {}, error() {}, debug() {} };
 const say = line => process.stdout.write(`${JSON.stringify(line)}\n`);
 
-const producer = new Producer({ httpclient, producerGroup, nameSrv, logger: quiet });
+const producer = new Producer({ httpclient, producerGroup, nameSrv, sendMsgTimeout, logger: quiet });
 // Its background tasks tell of brokers that are away; what became of a send, send() tells.
 producer.on('error', () => {});
 await producer.ready();

@@ -16,11 +16,17 @@ from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.foreign_client import ForeignClient, foreign_client, needs_cpp_client
-from tests.harness.leader_kill import judge_a_kill, send_over_a_kill
+from tests.harness.leader_kill import RESUME_TIMEOUT_S, judge_a_kill, send_over_a_kill
 from tests.harness.local_settings import SMALL_FILES
-from tests.harness.stored_messages import messages_at, place, stored_in, tag_and_keys
+from tests.harness.stored_messages import (
+    committed_behind,
+    messages_at,
+    place,
+    stored_in,
+    tag_and_keys,
+)
 
-pytestmark = [pytest.mark.slow, needs_cpp_client, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, needs_cpp_client, pytest.mark.timeout(300)]
 
 SEND_OK = 0
 
@@ -60,12 +66,12 @@ async def test_every_kind_of_send_is_stored_as_it_was_meant(tmp_path: Path) -> N
             tmp_path / "c", "cpp_pull_consumer.py", "readers", cluster.namesrv_address, "sent", "*",
             wait_ready=False,
         ) as reader:  # fmt: skip
-            await reader.until(lambda lines: {"end": True} in lines, 30)
+            await reader.until(lambda lines: {"end": True} in lines, 60)
         async with foreign_client(
             tmp_path / "c", "cpp_pull_consumer.py", "choosers", cluster.namesrv_address, "sent",
             "T1 || S", wait_ready=False,
         ) as chooser:  # fmt: skip
-            await chooser.until(lambda lines: {"end": True} in lines, 30)
+            await chooser.until(lambda lines: {"end": True} in lines, 60)
         async with connect(namesrvs) as client:
             stored = await stored_in(client, "sent")
 
@@ -137,8 +143,12 @@ async def test_a_push_consumer_gets_each_message_once_and_refused_ones_again(
                 ),
                 60,
             )
+            # While it lives: it says so every few seconds, and it may be told to end just before.
+            async with connect([namesrv]) as client:
+                stored = await stored_in(client, "sent")
+                of_group = [stored[body] for body in wanted]
+                await committed_behind(client, "workers", "sent", of_group)
         async with connect([namesrv]) as client:
-            stored = await stored_in(client, "sent")
             retried = await stored_in(client, "%RETRY%workers")
             async with PullConsumer(client, "workers") as group:
                 queues = await group.fetch_message_queues("sent")
@@ -198,13 +208,16 @@ async def test_a_killed_leader_is_survived_by_producer_and_push_consumer(tmp_pat
         namesrv = cluster.namesrv_address
         await create_topic([namesrv], "sent", queues=4)
         async with (
-            foreign_client(tmp_path / "p", "cpp_producer.py", "senders", namesrv) as producer,
+            foreign_client(
+                tmp_path / "p", "cpp_producer.py", "senders", namesrv, "3000"
+            ) as producer,
             foreign_client(
                 tmp_path / "c", "cpp_push_consumer.py", "workers", namesrv, "sent", "*", "any"
             ) as consumer,
         ):
             told = await send_over_a_kill(cluster, [producer], "sent")
             await consumer.until(
-                lambda lines: told.acknowledged.keys() <= {line.get("body") for line in lines}, 60
+                lambda lines: told.acknowledged.keys() <= {line.get("body") for line in lines},
+                RESUME_TIMEOUT_S,
             )
         judge_a_kill(told, await messages_at(namesrv, "sent"), consumer)

@@ -16,11 +16,17 @@ from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.foreign_client import ForeignClient, foreign_client, needs_js_client
-from tests.harness.leader_kill import judge_a_kill, send_over_a_kill
+from tests.harness.leader_kill import RESUME_TIMEOUT_S, judge_a_kill, send_over_a_kill
 from tests.harness.local_settings import SMALL_FILES
-from tests.harness.stored_messages import messages_at, place, stored_in, tag_and_keys
+from tests.harness.stored_messages import (
+    committed_behind,
+    messages_at,
+    place,
+    stored_in,
+    tag_and_keys,
+)
 
-pytestmark = [pytest.mark.slow, needs_js_client, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, needs_js_client, pytest.mark.timeout(300)]
 
 SEND_OK = "SEND_OK"
 
@@ -62,8 +68,12 @@ async def test_messages_arrive_as_sent_and_refused_ones_come_again(tmp_path: Pat
                 ),
                 90,
             )
+            # While it lives: it says so every few seconds, and it may be told to end just before.
+            async with connect([namesrv]) as client:
+                stored = await stored_in(client, "sent")
+                of_group = [stored[body] for body in wanted]
+                await committed_behind(client, "workers", "sent", of_group)
         async with connect([namesrv]) as client:
-            stored = await stored_in(client, "sent")
             retried = await stored_in(client, "%RETRY%workers")
             async with PullConsumer(client, "workers") as group:
                 queues = await group.fetch_message_queues("sent")
@@ -100,13 +110,14 @@ async def test_a_killed_leader_is_survived_by_producer_and_push_consumer(tmp_pat
         namesrv = cluster.namesrv_address
         await create_topic([namesrv], "sent", queues=4)
         async with (
-            foreign_client(tmp_path, "js_producer.mjs", "senders", namesrv) as producer,
+            foreign_client(tmp_path, "js_producer.mjs", "senders", namesrv, "3000") as producer,
             foreign_client(
                 tmp_path, "js_push_consumer.mjs", "workers", namesrv, "sent", "*"
             ) as consumer,
         ):
             told = await send_over_a_kill(cluster, [producer], "sent")
             await consumer.until(
-                lambda lines: told.acknowledged.keys() <= {line.get("body") for line in lines}, 60
+                lambda lines: told.acknowledged.keys() <= {line.get("body") for line in lines},
+                RESUME_TIMEOUT_S,
             )
         judge_a_kill(told, await messages_at(namesrv, "sent"), consumer)

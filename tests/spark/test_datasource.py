@@ -14,6 +14,7 @@ import pytest
 import spark_jobs
 from client.blocking import BlockingClient
 from client.message import Message
+from client.producer import ProducerConfig
 from dledger.cli.topic_command import create_topic
 from spark_jobs.audit.run import audit
 from tests.harness.threaded_cluster import ThreadedCluster, threaded_cluster
@@ -47,7 +48,7 @@ def session(spark: SparkSession) -> SparkSession:
 def send(cluster: ThreadedCluster, topic: str, count: int, first: int = 0) -> dict[Any, bytes]:
     """Send messages; return the body at each place as it was acknowledged."""
     with BlockingClient(cluster.namesrv) as client:
-        producer = client.producer("senders")
+        producer = client.producer("senders", ProducerConfig(send_timeout_s=60))
         futures = [
             producer.send_async(
                 Message(

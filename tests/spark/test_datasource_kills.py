@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ KILL_AT = (20_000, 45_000, 70_000)
 """A leader is killed when so many messages are acknowledged."""
 RESTART_AT = 55_000
 """The query is stopped and goes on from its checkpoint."""
+BATCH_WAIT_S = 120.0
 TOPIC = "kills"
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,
@@ -102,12 +104,20 @@ def start(
     return (writer.trigger(availableNow=True) if rest else writer).start()
 
 
+def wait_batch(query: StreamingQuery) -> None:
+    """Wait until the query has written a batch: so that there is a checkpoint to go on from."""
+    until_s = time.monotonic() + BATCH_WAIT_S
+    while not query.recentProgress and query.exception() is None:
+        assert time.monotonic() < until_s, "no batch"
+        time.sleep(0.1)
+
+
 async def kill_leader(cluster: Any) -> None:
     leader = await cluster.wait_leader()
     await cluster.kill(leader)
-    await cluster.wait_leader(other_than=leader, timeout_s=30)
+    await cluster.wait_leader(other_than=leader, timeout_s=60)
     await cluster.start(leader)
-    await cluster.wait_caught_up(leader)
+    await cluster.wait_caught_up(leader, 60)
 
 
 def test_every_message_is_in_the_table_once_though_leaders_and_the_query_die(
@@ -126,6 +136,7 @@ def test_every_message_is_in_the_table_once_though_leaders_and_the_query_die(
             if step == "kill":
                 cluster.call(kill_leader, cluster.cluster)
             else:
+                wait_batch(query)
                 batches.append(len(query.recentProgress))
                 query.stop()
                 query = start(spark, cluster, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from commitlog.errors import ConfigError, InvariantBroken
-from dledger.cli.cluster_command import judge_group
+from dledger.cli.cluster_command import judge_group, missing_groups
 from dledger.cli.main import (
     COMMANDS,
     broker_main,
@@ -189,6 +189,12 @@ def test_what_is_wrong_with_a_group_is_said(rows: list[dict[str, object]], reaso
     health = judge_group("a", list(rows))
     assert not health.healthy
     assert reason in health.reasons
+
+
+def test_groups_that_are_not_registered_yet_are_missed_by_who_counts_them() -> None:
+    assert missing_groups(0, 1) == ["no broker is registered"]
+    assert missing_groups(1, 1) == missing_groups(3, 2) == []
+    assert missing_groups(1, 2) == ["1 of 2 groups registered"]
 
 
 def test_logs_are_one_json_object_per_line_with_the_facts_of_the_node() -> None:
