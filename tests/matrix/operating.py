@@ -17,7 +17,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import eventually
-from tests.matrix.ground import LOOK_S, SEND_TIMEOUT_S, SWITCH, Ground
+from tests.matrix.ground import LOOK_S, SEND_TIMEOUT_S, SWITCH, Ground, retried
 from tests.matrix.row import Round, row
 
 SETTING = "maxTransferCountOnMessageInMemory"
