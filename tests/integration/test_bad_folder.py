@@ -7,9 +7,9 @@ must be byte for byte the same, and its own broker must go on from it as after a
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -20,6 +20,7 @@ from client.producer import Producer
 from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.topic_command import create_topic
+from tests.harness.eventually import WITHIN_S, logged, look_until
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +78,7 @@ async def refused_start(cluster: LocalCluster, *options: str) -> tuple[int | Non
     try:
         await cluster.start("other")
         assert other.process is not None
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             while other.process.poll() is None:
                 await trio.sleep(0.01)
     finally:
@@ -88,10 +89,15 @@ async def refused_start(cluster: LocalCluster, *options: str) -> tuple[int | Non
 
 async def goes_on_cleanly(cluster: LocalCluster) -> None:
     """Start the folder's own broker: nothing is replayed, everything is there; stop it."""
+    log_path = cluster.brokers["n0"].log_path
+
+    async def starts() -> list[dict[str, Any]]:
+        return logged(log_path, "broker_started")
+
+    before = len(await starts())
     await cluster.start("n0")
     await cluster.wait_healthy()
-    lines = cluster.brokers["n0"].log_path.read_text().splitlines()
-    started = [x for x in map(json.loads, lines) if x["event"] == "broker_started"][-1]
+    *_, started = await look_until(starts, lambda found: len(found) > before)
     assert (started["replayed"], started["unclean"]) == (0, False)
     async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
         queues = await consumer.fetch_message_queues("t")

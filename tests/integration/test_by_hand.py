@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from tests.harness.shipped_files import ROOT, Shipped, lay_out_examples
 
 pytestmark = pytest.mark.slow
 
+WITHIN_S = 60.0
 BIN = Path(sys.executable).parent
 # RocketMQ's own sample for the first node of a Dledger group, key by key.
 ROCKETMQ_SAMPLE = {
@@ -56,7 +59,7 @@ def running(commands: list[list[str]], folder: Path) -> Iterator[list[subprocess
             process.terminate()
         for process in processes:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -70,19 +73,33 @@ class Tools:
 
     def dledger(self, *tokens: str) -> bytes:
         """Run a command and return what it printed as JSON."""
-        done = subprocess.run(
+        done = self._run(*tokens)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def _run(self, *tokens: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
             [str(BIN / "dledger"), *tokens, "--output", "json"],
             capture_output=True,
             check=False,
             env=self._environment,
         )
-        assert done.returncode == 0, done
-        return done.stdout
+
+    def until(self, good: Callable[[Any], bool], *tokens: str) -> Any:
+        """Run a command again until it succeeds and its JSON is *good*."""
+        end = time.monotonic() + WITHIN_S
+        while True:
+            done = self._run(*tokens)
+            if done.returncode == 0 and good(found := json.loads(done.stdout)):
+                return found
+            assert time.monotonic() < end, done
+            time.sleep(0.2)
 
     def healthy(self) -> dict[str, object]:
-        """Wait until the cluster is healthy and return what it says."""
-        health: dict[str, object] = json.loads(
-            self.dledger("cluster", "health", "--wait", "--timeout-s", "60")
+        """Wait until the cluster is healthy with all its members and return what it says."""
+        health: dict[str, object] = self.until(
+            lambda said: [group["members"] for group in said["groups"]] == [3],
+            *("cluster", "health", "--wait", "--timeout-s", "60"),
         )
         return health
 
@@ -103,20 +120,28 @@ def start_group(folder: Path, examples: str, names: list[str]) -> None:
         sent = dledger("send", "--topic", "hello", "a message", "--tag", "x", "--queue", "1")
         (result,) = json.loads(sent)
         assert (result["status"], result["queue"], result["offset"]) == ("SEND_OK", 1, 0)
+        # A NameServer hears of a topic that a send made when the sender is answered already.
+        tools.until(bool, "topic", "route", "hello")
         consumed = json.loads(dledger("consume", "--topic", "hello", "--from", "earliest"))
         assert (consumed["body"], consumed["tags"], consumed["queue"]) == ("a message", "x", 1)
         assert json.loads(dledger("msg", "by-offset", "hello", "1", "0")) == consumed
         viewed = json.loads(dledger("msg", "by-id", result["offset_message_id"]))
         assert {**viewed, "broker": consumed["broker"]} == consumed
-        raft = json.loads(dledger("raft", "status"))
-        assert sorted(member["role"] for member in raft) == ["follower", "follower", "leader"]
+        tools.until(
+            lambda raft: (
+                sorted(member["role"] for member in raft) == ["follower", "follower", "leader"]
+            ),
+            *("raft", "status"),
+        )
         info = json.loads(dledger("topic", "info", "hello"))
         assert info["messages"] == 1
         dledger("topic", "create", "other", "--queues", "2")
         topics = json.loads(dledger("topic", "ls"))
         assert [row["topic"] for row in topics] == ["hello", "other"]
-        route = json.loads(dledger("topic", "route", "other"))
-        assert (route[0]["write_queues"], len(route[0]["followers"])) == (2, 2)
+        tools.until(
+            lambda route: (route[0]["write_queues"], len(route[0]["followers"])) == (2, 2),
+            *("topic", "route", "other"),
+        )
     assert [process.returncode for process in processes] == [0, 0, 0, 0]
 
 

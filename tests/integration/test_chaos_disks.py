@@ -21,7 +21,7 @@ import trio
 
 from client.connect import connect
 from client.message import Message
-from client.producer import Producer
+from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from commitlog.disk import OsDisk
 from commitlog.errors import DiskFullError, MQError
@@ -391,13 +391,13 @@ async def test_one_flush_fails_and_the_next_succeeds(tmp_path: Path) -> None:
     with program(FLUSHER, tmp_path / "file") as process:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail_second, process.pid)
-            with trio.fail_after(20):
+            with trio.fail_after(30):
                 while not is_traced(process.pid):
                     await trio.sleep(0.01)
             assert flush_in(process)[0] == "flushed"
             assert flush_in(process)[0] == f"errno {errno.EIO}"
         assert failed == 1
-        assert not is_traced(process.pid)
+        assert tracers(process.pid) == {0}
         assert [flush_in(process)[0] for _ in range(3)] == ["flushed"] * 3
 
 
@@ -409,8 +409,9 @@ def test_flushes_are_slow_while_the_block_runs_and_not_after(tmp_path: Path) -> 
         assert slow.delayed == 3
         assert [said for said, _ in took] == ["flushed"] * 3
         assert min(took_ms for _, took_ms in took) >= 150
-        assert not is_traced(process.pid)
-        assert min(flush_in(process)[1] for _ in range(3)) < 150
+        assert tracers(process.pid) == {0}
+        # The disk itself may be slow for a while; each of these would take as long if it lasted.
+        assert min(flush_in(process)[1] for _ in range(50)) < 150
 
 
 @needs_strace
@@ -428,9 +429,21 @@ def test_a_failure_nobody_runs_into_is_given_up(tmp_path: Path) -> None:
         assert flush_in(process)[0] == "flushed"
 
 
+def tracers(pid: int) -> set[int]:
+    """Return who traces the threads of a process; 0: nobody."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            status = (task / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that has ended
+        found.add(int(status.partition("TracerPid:")[2].split()[0]))
+    return found
+
+
 def is_traced(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return "TracerPid:\t0\n" not in status
+    """Tell whether every thread of a process is traced: they are attached to one by one."""
+    return 0 not in tracers(pid)
 
 
 # ------------------------------------------------------------------------------ limits
@@ -553,6 +566,9 @@ SENDERS = 4
 CUTS = 3
 """Power cuts of one test."""
 
+WITHIN_S = 60
+"""For what a busy machine takes long to do."""
+
 
 async def send_until_the_power_goes(
     cluster: LocalCluster, disk: LoopDisk, *, acks: int, first: int, share: float
@@ -583,12 +599,13 @@ async def send_until_the_power_goes(
 
     async with (
         connect([cluster.namesrv_address]) as client,
-        Producer(client, "p") as producer,
+        # Senders wait for the broker until they are told to stop.
+        Producer(client, "p", ProducerConfig(send_timeout_s=300)) as producer,
         trio.open_nursery() as nursery,
     ):
         for _ in range(SENDERS):
             nursery.start_soon(send, producer)
-        with trio.fail_after(30):
+        with trio.fail_after(WITHIN_S):
             await enough.wait()
         if share:
             await trio.to_thread.run_sync(
@@ -674,7 +691,7 @@ async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: 
 
         async def fail() -> None:
             nonlocal failed
-            failed = await trio.to_thread.run_sync(lambda: fail_one_flush(pid, within_s=30))
+            failed = await trio.to_thread.run_sync(lambda: fail_one_flush(pid, within_s=60))
 
         acknowledged: list[bytes] = []
 
@@ -692,7 +709,7 @@ async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: 
         ):
             await send(producer, b"before")
             nursery.start_soon(fail)
-            with trio.fail_after(30):
+            with trio.fail_after(WITHIN_S):
                 while not is_traced(pid):
                     await trio.sleep(0.01)
                 nursery.start_soon(send, producer, b"on a flush that fails")

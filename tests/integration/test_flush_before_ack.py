@@ -31,7 +31,7 @@ from trio.testing import MockClock
 from client.client_instance import ClientConfig
 from client.connect import connect
 from client.message import Message
-from client.producer import Producer
+from client.producer import Producer, ProducerConfig
 from commitlog.disk import OsDisk
 from commitlog.errors import FlushFailedError
 from commitlog.seams import DiskFile
@@ -42,6 +42,7 @@ from dledger.group import GroupSettings
 from dledger.group_api import Proposed
 from tests.harness.groups import Groups, Replica, running_groups
 from tests.harness.memory_network import InlineExecutor
+from tests.harness.one_reign import in_one_reign
 from tests.harness.raft_cluster import batch
 
 T = TypeVar("T")
@@ -351,17 +352,23 @@ async def test_between_two_acks_the_leader_and_a_follower_flush_seen_by_strace(
 ) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
-        leader = await cluster.wait_leader()
-        # Nothing but acknowledgements comes from the leader while it is watched.
-        quiet = ClientConfig(heartbeat_period_s=3_600.0, route_poll_period_s=3_600.0)
-        client = connect([cluster.namesrv_address], quiet)
-        async with client, Producer(client, "p") as producer:
-            await producer.send(Message("t", b"connections stand"))
-            ports = local_ports_to(cluster.brokers[leader].address)
-            async with straced(cluster, tmp_path) as files:
-                for number in range(SENDS):
-                    await producer.send(Message("t", b"%d" % number))
-        traces = {name: read_trace(path, ports) for name, path in files.items()}
+        await in_one_reign(cluster, lambda leader: each_ack_is_flushed(cluster, leader))
+
+
+async def each_ack_is_flushed(cluster: LocalCluster, leader: str) -> None:
+    """Send while all are watched: before each acknowledgement two have flushed, one leads."""
+    # Nothing but acknowledgements comes from the leader while it is watched.
+    quiet = ClientConfig(heartbeat_period_s=3_600.0, route_poll_period_s=3_600.0)
+    # A slow answer is waited for: asked for again, it would come twice.
+    patient = ProducerConfig(send_timeout_s=60, attempt_timeout_s=60)
+    client = connect([cluster.namesrv_address], quiet)
+    async with client, Producer(client, "p", patient) as producer:
+        await producer.send(Message("t", b"connections stand"))
+        ports = local_ports_to(cluster.brokers[leader].address)
+        async with straced(cluster, cluster.folder) as files:
+            for number in range(SENDS):
+                await producer.send(Message("t", b"%d" % number))
+    traces = {name: read_trace(path, ports) for name, path in files.items()}
     acks = traces[leader].ack_begins
     assert len(acks) == SENDS
     for before, ack in zip([0.0, *acks], acks, strict=False):

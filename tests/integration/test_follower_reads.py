@@ -5,6 +5,8 @@ Real processes, sockets, files and signals.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,9 @@ from dledger.cli.topic_command import create_topic
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
+from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.local_settings import SMALL_FILES
+from tests.harness.one_reign import in_one_reign
 
 pytestmark = pytest.mark.slow
 
@@ -68,59 +72,83 @@ async def fill(namesrvs: list[str], count: int) -> None:
             await producer.send_to(MessageQueue("T", "broker-a", 0), Message("T", b"%d" % number))
 
 
+def followers_of(cluster: LocalCluster, leader: str) -> list[str]:
+    return sorted(name for name in cluster.brokers if name != leader)
+
+
+async def suggested(cluster: LocalCluster, leader: str, follower: str) -> RemotingCommand:
+    """Wait until a slow reader is sent to a follower: a leader has to hear of it first."""
+    return await look_until(
+        partial(pull, cluster, leader, 0),
+        lambda answer: answer.ext.get("suggestWhichBrokerId") == str(broker_id(follower)),
+    )
+
+
 async def test_a_slow_reader_is_sent_to_a_live_follower_and_finds_the_same_there(
     tmp_path: Path,
 ) -> None:
     async with local_cluster(tmp_path, settings=EVERYBODY_IS_SLOW) as cluster:
         await fill([cluster.namesrv_address], 20)
-        leader = await cluster.wait_leader()
-        followers = sorted(name for name in cluster.brokers if name != leader)
-        for follower in followers:
-            await cluster.wait_caught_up(follower)
-        first = await pull(cluster, leader, 0)
-        assert (first.code, bodies(first)) == (0, [b"0", b"1", b"2", b"3"])
-        assert int(first.ext["suggestWhichBrokerId"]) == broker_id(followers[0])
-        there = await pull(cluster, followers[0], 0)
-        assert (there.code, bytes(there.body)) == (0, bytes(first.body))
-        assert int(there.ext["suggestWhichBrokerId"]) == broker_id(followers[0])
-        # At its end a follower does not say that there is nothing: the leader is asked next.
-        end = await pull(cluster, followers[0], 20)
-        assert (end.code, end.ext["suggestWhichBrokerId"]) == (20, "0")
-        assert end.ext["nextBeginOffset"] == "20"
 
-        await cluster.kill(followers[0])
-        with trio.fail_after(20):
-            while True:
-                answer = await pull(cluster, leader, 0)
-                if int(answer.ext["suggestWhichBrokerId"]) == broker_id(followers[1]):
-                    break
-                await trio.sleep(0.2)
+        async def play(leader: str) -> str:
+            followers = followers_of(cluster, leader)
+            for follower in followers:
+                await cluster.wait_caught_up(follower)
+            first = await suggested(cluster, leader, followers[0])
+            assert (first.code, bodies(first)) == (0, [b"0", b"1", b"2", b"3"])
+            there = await pull(cluster, followers[0], 0)
+            assert (there.code, bytes(there.body)) == (0, bytes(first.body))
+            assert int(there.ext["suggestWhichBrokerId"]) == broker_id(followers[0])
+            # At its end a follower does not say that there is nothing: the leader is asked next.
+            end = await pull(cluster, followers[0], 20)
+            assert (end.code, end.ext["suggestWhichBrokerId"]) == (20, "0")
+            assert end.ext["nextBeginOffset"] == "20"
+            return followers[0]
+
+        killed = await in_one_reign(cluster, play)
+        await cluster.kill(killed)
+
+        async def play_on(leader: str) -> None:
+            (left,) = (name for name in followers_of(cluster, leader) if name != killed)
+            await suggested(cluster, leader, left)
+
+        await in_one_reign(cluster, play_on)
+
+
+async def served(cluster: LocalCluster) -> dict[str, int]:
+    """Return how many messages each member has given to readers since it started."""
+    found = {}
+    for name, node in cluster.brokers.items():
+        answer = await ask(node.address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        found[name] = int(KVTable.decode(answer.body).table["msgGetTotalTodayNow"])
+    return found
 
 
 async def test_our_sdk_follows_the_suggestion(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=EVERYBODY_IS_SLOW) as cluster:
         await fill([cluster.namesrv_address], 40)
-        leader = await cluster.wait_leader()
-        for follower in cluster.brokers:
-            await cluster.wait_caught_up(follower)
-        async with (
-            connect([cluster.namesrv_address]) as client,
-            PullConsumer(client, "slow", follower_reads=True) as consumer,
-        ):
-            (queue,) = await consumer.fetch_message_queues("T")
-            read: list[bytes] = []
-            while len(read) < 40:
-                result = await consumer.pull(queue, len(read), max_messages=3, timeout_s=0)
-                read += [message.body_bytes for message in result.messages]
-            assert read == [b"%d" % number for number in range(40)]
-        served = {}
-        for name, node in cluster.brokers.items():
-            answer = await ask(node.address, RequestCode.GET_BROKER_RUNTIME_INFO)
-            rates = KVTable.decode(answer.body).table["getTransferredTps"]
-            served[name] = float(rates.split()[0]) > 0
-        # The first answer is the leader's, all others come from the follower it names.
-        suggested = min((name for name in served if name != leader), key=broker_id)
-        assert served == {name: name in (leader, suggested) for name in served}
+
+        async def play(leader: str) -> None:
+            for follower in cluster.brokers:
+                await cluster.wait_caught_up(follower)
+            named = followers_of(cluster, leader)[0]
+            await suggested(cluster, leader, named)
+            before = await served(cluster)
+            async with (
+                connect([cluster.namesrv_address]) as client,
+                PullConsumer(client, "slow", follower_reads=True) as consumer,
+            ):
+                (queue,) = await consumer.fetch_message_queues("T")
+                read: list[bytes] = []
+                while len(read) < 40:
+                    result = await consumer.pull(queue, len(read), max_messages=3, timeout_s=0)
+                    read += [message.body_bytes for message in result.messages]
+                assert read == [b"%d" % number for number in range(40)]
+            after = await served(cluster)
+            # The first answer is the leader's, all others come from the follower it names.
+            assert {name for name in after if after[name] > before[name]} == {leader, named}
+
+        await in_one_reign(cluster, play)
 
 
 async def test_without_a_quorum_stored_messages_and_offsets_are_served(tmp_path: Path) -> None:
@@ -142,25 +170,24 @@ async def test_without_a_quorum_stored_messages_and_offsets_are_served(tmp_path:
             Producer(client, "p", ProducerConfig(send_timeout_s=2)) as producer,
         ):
             (queue,) = await consumer.fetch_message_queues("T")
-            result = await consumer.pull(queue, 0)
-            read = [message.body_bytes for message in result.messages]
+            read: list[bytes] = []
+            with trio.fail_after(WITHIN_S):
+                while len(read) < 30:
+                    result = await look_until(partial(consumer.pull, queue, len(read)), bool)
+                    read += [message.body_bytes for message in result.messages]
             assert read == [b"%d" % number for number in range(30)]
             with pytest.raises(ClientError):
                 await producer.send_to(MessageQueue("T", "broker-a", 0), Message("T", b"more"))
-        offset = await ask(
-            cluster.brokers[left].address,
-            RequestCode.QUERY_CONSUMER_OFFSET,
-            {"consumerGroup": "half", "topic": "T", "queueId": "0"},
-        )
-        assert (offset.code, offset.ext["offset"]) == (0, "15")
-        nobody = await ask(
-            cluster.brokers[left].address,
-            RequestCode.QUERY_CONSUMER_OFFSET,
-            {
-                "consumerGroup": "nobody",
-                "topic": "T",
-                "queueId": "0",
-                "setZeroIfNotFound": "false",
-            },
-        )
-        assert nobody.code == 14
+        asked = {"topic": "T", "queueId": "0", "setZeroIfNotFound": "false"}
+
+        def offset_of(group: str) -> Awaitable[RemotingCommand]:
+            return ask(
+                cluster.brokers[left].address,
+                RequestCode.QUERY_CONSUMER_OFFSET,
+                {"consumerGroup": group, **asked},
+            )
+
+        # It has to find out that nobody leads any more.
+        offset = await look_until(lambda: offset_of("half"), lambda answer: answer.code == 0)
+        assert offset.ext["offset"] == "15"
+        await look_until(lambda: offset_of("nobody"), lambda answer: answer.code == 14)

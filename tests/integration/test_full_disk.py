@@ -31,6 +31,7 @@ from dledger.group import Group
 from dledger.group_api import Proposed
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.headers import SendMessageHeader
+from tests.harness.eventually import WITHIN_S
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
 
@@ -193,7 +194,7 @@ async def fill_up(cluster: LocalCluster) -> list[bytes]:
     stored: list[bytes] = []
     for number in range(1_000):
         body = str(number).encode().ljust(BODY_BYTES, b".")
-        answer = await ask(cluster.brokers["n0"].address, 310, SEND, body, timeout_s=10)
+        answer = await ask(cluster.brokers["n0"].address, 310, SEND, body, timeout_s=30)
         if answer.code != ResponseCode.SUCCESS:
             assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
             assert answer.ext["outcome"] == "not_stored"
@@ -231,12 +232,12 @@ async def test_a_broker_on_a_full_disk_says_so_serves_reads_and_goes_on_with_spa
         # Started on the full disk it does not lead, for it could not append.
         await cluster.kill("n0")
         await cluster.start("n0")
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             while (status := await raft_status(node.address)) is None:
                 await trio.sleep(0.01)
         assert node.running, node.last_log_lines()
         assert not status["serving"]
-        refused = await ask(node.address, 310, SEND, b"refused")
+        refused = await ask(node.address, 310, SEND, b"refused", timeout_s=30)
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.ext["outcome"] == "not_stored"
         # Stopped on the full disk it says what it could not write, and it has lost nothing.
@@ -270,7 +271,7 @@ async def test_a_broker_without_room_for_its_first_files_does_not_start(
     try:
         await cluster.start("n0")
         assert node.process is not None
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             while node.process.poll() is None:
                 await trio.sleep(0.01)
         assert node.process.returncode == 1

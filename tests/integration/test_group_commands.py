@@ -25,7 +25,7 @@ from dledger.testing.embedded_broker import EmbeddedBroker
 
 pytestmark = pytest.mark.slow
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 class Heard:
@@ -110,7 +110,11 @@ def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
             producer.send(Message("orders", b"%d" % number, tags="a"))
         with client.push_consumer("billing", heard, {"orders": "a || b"}, config):
             heard.wait_for(10)
-            found = shell.until(lambda f: sum(offsets(f)) == 10, "group", "info", "billing")
+            # Its queues come to a member one topic after the other.
+            found = shell.until(
+                lambda f: sum(offsets(f)) == 10 and all(row["member"] for row in f["queues"]),
+                *("group", "info", "billing"),
+            )
             assert found["lag"] == 0
             (member,) = found["members"]
             assert {row["member"] for row in found["queues"]} == {member["client_id"]}
@@ -167,15 +171,21 @@ def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
         assert sum(offsets(shell.json("group", "info", "audit"))) == 15
 
 
+def is_routed(permission: str) -> Callable[[Any], bool]:
+    """Return whether a route says so; a broker has it before a NameServer."""
+    return lambda rows: [row["permission"] for row in rows] == [permission]
+
+
 def test_a_topic_that_may_only_be_read_takes_no_message_until_it_may_be_written_again(
     broker: EmbeddedBroker, shell: Shell
 ) -> None:
     broker.create_topic("closing", queue_nums=3)
     assert shell.json("topic", "perm", "closing", "r")["permission"] == "r"
-    (row,) = shell.json("topic", "route", "closing")
-    assert (row["permission"], row["write_queues"]) == ("R--", 3)
+    (row,) = shell.until(is_routed("R--"), "topic", "route", "closing")
+    assert row["write_queues"] == 3
     shell.run("send", "-t", "closing", "x", status=1)
     shell.run("topic", "perm", "closing", "rw")
+    shell.until(is_routed("RW-"), "topic", "route", "closing")
     shell.run("send", "-t", "closing", "x")
     assert "r, w, rw or none" in shell.run("topic", "perm", "closing", "rwx", status=2)[1]
     assert "no route" in shell.run("topic", "perm", "nowhere", "r", status=1)[1]

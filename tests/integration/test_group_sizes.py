@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
+from tests.harness.eventually import logged, look_until
 from tests.harness.groups import running_groups
 
 pytestmark = pytest.mark.slow
@@ -29,13 +29,16 @@ SENDS = 50
 
 
 def warnings_of(cluster: LocalCluster, name: str) -> list[str]:
-    lines = cluster.brokers[name].log_path.read_text().splitlines()
-    events = [json.loads(line) for line in lines if line.startswith("{")]
-    return [str(event["text"]) for event in events if event["event"] == "config_warning"]
+    log_path = cluster.brokers[name].log_path
+    return [str(event["text"]) for event in logged(log_path, "config_warning")]
 
 
 async def send_and_read(cluster: LocalCluster, first: int = 0) -> None:
-    """Send some messages and read all that were ever sent."""
+    """Send some messages and read all that were ever sent, and nothing else.
+
+    ASYNC_MASTER acknowledges before a majority has it; only then can it be read.
+    """
+    wanted = [b"%d" % number for number in range(first + SENDS)]
     async with (
         connect([cluster.namesrv_address]) as client,
         Producer(client, "p", ProducerConfig(send_timeout_s=20)) as producer,
@@ -44,10 +47,15 @@ async def send_and_read(cluster: LocalCluster, first: int = 0) -> None:
         for number in range(first, first + SENDS):
             await producer.send(Message("t", b"%d" % number))
         queues = await consumer.fetch_message_queues("t")
-        found = []
-        async for _, result in consumer.drain(queues):
-            found += [bytes(message.body) for message in result.messages]
-    assert found == [b"%d" % number for number in range(first + SENDS)]
+
+        async def look() -> list[bytes]:
+            found = []
+            async for _, result in consumer.drain(queues):
+                found += [bytes(message.body) for message in result.messages]
+            assert found == wanted[: len(found)]
+            return found
+
+        await look_until(look, lambda found: len(found) == len(wanted))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.entry import ENTRY_HEADER_BYTES
+from commitlog.entry import KIND_NO_OP
 from dledger.cli.cluster_command import health
-from dledger.cli.local_cluster import local_cluster
+from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import verify_store
+from dledger.cli.log_walk import open_segments, walk
 from dledger.cli.topic_command import create_topic, queue_bounds
+from tests.harness.eventually import WITHIN_S, look_until
+from tests.harness.one_reign import in_one_reign
 
 pytestmark = pytest.mark.slow
 
@@ -30,20 +33,18 @@ async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> 
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
         namesrvs = [cluster.namesrv_address]
         assert await create_topic(namesrvs, "t", queues=3) == ["broker-a"]
-        first = await cluster.leader()
-        assert first is not None
+        first = await cluster.wait_leader()
         await cluster.kill(first)
         second = await cluster.wait_leader(other_than=first)
         assert second != first
         assert [row["queue"] for row in await queue_bounds(namesrvs, "t")] == [0, 1, 2]
         await cluster.start(first)
         await cluster.wait_caught_up(first)
-        assert await cluster.wait_healthy() == await cluster.leader()
-        assert await health(namesrv=cluster.namesrv_address, output="json") == 0
+        await in_one_reign(cluster, lambda leader: healthy_under(cluster, leader))
     for node in cluster.nodes:
         assert node.process is not None
         assert node.process.returncode == 0, node.last_log_lines()
-    ends, logs = [], []
+    ends, logs, entries = [], [], []
     for node in cluster.brokers.values():
         assert node.store_path is not None
         report = verify_store(node.store_path)
@@ -51,10 +52,21 @@ async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> 
         ends.append(report.end_position)
         segment = min((node.store_path / "commitlog").glob("0*"))
         logs.append(segment.read_bytes())
-    # Those that stopped first may lack the no-op of a leader that the last stop made.
+        entries.append(list(walk(open_segments(node.store_path / "commitlog"))))
+    # Those that stopped first may lack no-ops of leaders that the other stops made, nothing else.
     common = min(ends)
-    assert common > max(ends) - 2 * ENTRY_HEADER_BYTES
+    longest = entries[ends.index(max(ends))]
+    lacking = [entry.header for entry in longest if entry.header.position >= common]
+    assert [header for header in lacking if header.kind != KIND_NO_OP] == []
     assert len({log[:common] for log in logs}) == 1
+
+
+async def healthy_under(cluster: LocalCluster, leader: str) -> None:
+    """Wait until the cluster is healthy; it is so under that leader, and the command says so."""
+    assert await cluster.wait_healthy() == leader
+    await look_until(
+        lambda: health(namesrv=cluster.namesrv_address, output="json"), lambda status: status == 0
+    )
 
 
 async def test_no_process_outlives_its_parent(tmp_path: Path) -> None:
@@ -78,7 +90,7 @@ async def test_no_process_outlives_its_parent(tmp_path: Path) -> None:
     os.kill(child, 0)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    with trio.fail_after(10):
+    with trio.fail_after(WITHIN_S):
         while Path(f"/proc/{child}").exists() and not _is_zombie(child):
             await trio.sleep(0.02)
 

@@ -23,7 +23,7 @@ from dledger.cli.local_cluster import LocalCluster, Node, free_ports, local_clus
 from dledger.cli.log_walk import equal_bytes, open_segments
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
 from dledger.cli.topic_command import create_topic
-from tests.harness.eventually import WAIT_S, all_statuses, eventually
+from tests.harness.eventually import WITHIN_S, all_statuses, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +168,7 @@ async def restart(cluster: LocalCluster, name: str, load: Load, sends: int) -> b
     led = await cluster.wait_leader() == name
     assert await cluster.stop(name) == 0
     await cluster.start(name)
-    await cluster.wait_caught_up(name, WAIT_S)
+    await cluster.wait_caught_up(name, WITHIN_S)
     await load.reach(len(load.acknowledged) + sends)
     return led
 
@@ -223,7 +223,7 @@ async def test_a_follower_wiped_under_load_comes_back_by_itself_as_a_voter(tmp_p
             await cluster.kill(third)
             await load.reach(len(load.acknowledged) + 1_000)
             await cluster.start(third)
-            await cluster.wait_caught_up(third, WAIT_S)
+            await cluster.wait_caught_up(third, WITHIN_S)
         assert load.failed == []
         statuses = await all_statuses(cluster)
         logs_are_equal(cluster, statuses)
@@ -263,7 +263,7 @@ async def test_members_are_added_replaced_and_removed_by_command_under_load(
             del cluster.brokers[second]
             await load.reach(len(load.acknowledged) + 1_000)
             for name in cluster.brokers:
-                await cluster.wait_caught_up(name, WAIT_S)
+                await cluster.wait_caught_up(name, WITHIN_S)
         assert load.failed == []
         statuses = await all_statuses(cluster)
         assert sorted(statuses) == sorted([leader, first, "n3"])

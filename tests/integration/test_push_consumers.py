@@ -21,7 +21,7 @@ from client.push_config import PushConfig
 from client.push_consumer import PushConsumer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
-from tests.harness.eventually import WAIT_S
+from tests.harness.eventually import WITHIN_S
 from tests.harness.shipped_files import ROOT
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def own(consumer: PushConsumer) -> int:
 async def owns(consumer: PushConsumer, count: int) -> float:
     """Wait until *consumer* owns so many queues; return how long that took."""
     began = time.monotonic()
-    with trio.fail_after(WAIT_S):
+    with trio.fail_after(WITHIN_S):
         while own(consumer) != count:
             await trio.sleep(0.02)
     return time.monotonic() - began
@@ -101,7 +101,7 @@ async def test_members_and_leaders_are_killed_and_everything_is_heard(tmp_path: 
             await owns(consumer, QUEUES)
             for number in range(100):
                 await producer.send(Message("push", str(number).encode()))
-            with trio.fail_after(WAIT_S):
+            with trio.fail_after(WITHIN_S):
                 while len(set(heard) | refused) < 100:
                     await trio.sleep(0.05)
             said, sent = tmp_path / "said", 100
@@ -115,7 +115,7 @@ async def test_members_and_leaders_are_killed_and_everything_is_heard(tmp_path: 
                     for number in range(sent, sent + 100):
                         await producer.send(Message("push", str(number).encode()))
                     sent += 100
-                    with trio.fail_after(WAIT_S):
+                    with trio.fail_after(WITHIN_S):
                         while len({*heard, *heard_by(said)} | refused) < sent:
                             await trio.sleep(0.05)
                 finally:
@@ -129,7 +129,7 @@ async def test_members_and_leaders_are_killed_and_everything_is_heard(tmp_path: 
             for number in range(sent, sent + 100):
                 await producer.send(Message("push", str(number).encode()))
             wanted = {str(number) for number in range(sent + 100)}
-            with trio.fail_after(WAIT_S):
+            with trio.fail_after(WITHIN_S):
                 while {*heard, *heard_by(said)} != wanted:
                     await trio.sleep(0.05)
             # The new leader learns of the group's members from their heartbeats.

@@ -21,7 +21,7 @@ from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.cli.topic_command import create_topic
-from tests.harness.eventually import WAIT_S, wait_logged
+from tests.harness.eventually import WITHIN_S, wait_logged
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ class Sends:
 
     async def reach(self, count: int) -> None:
         """Wait until so many sends were acknowledged."""
-        with trio.fail_after(WAIT_S):
+        with trio.fail_after(WITHIN_S):
             while len(self.acknowledged) < count:
                 await trio.sleep(0.01)
 
@@ -111,7 +111,7 @@ async def test_sigterm_of_the_leader_under_load_fails_no_send_and_loses_nothing(
         found = Counter(await read_all(cluster))
         assert [body for body in sends.acknowledged if not found[body]] == []
         await cluster.start(leader)
-        await cluster.wait_caught_up(leader, WAIT_S)
+        await cluster.wait_caught_up(leader, WITHIN_S)
         started = await second_start(node)
         assert (started["replayed"], started["unclean"]) == (0, False)
     for node in cluster.brokers.values():

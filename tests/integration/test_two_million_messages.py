@@ -23,7 +23,7 @@ from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
 from dledger.cli.probe import raft_status
 from dledger.cli.topic_command import create_topic
-from tests.harness.eventually import WAIT_S, all_statuses, wait_logged
+from tests.harness.eventually import WITHIN_S, all_statuses, wait_logged
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ def made(folder: Path, brokers: int) -> LongLog:
             await send_many(cluster, log, MESSAGES)
             print(f"\n{MESSAGES} messages into {brokers}: {time.monotonic() - began:.1f} s")
             for name in cluster.brokers:
-                await cluster.wait_caught_up(name, WAIT_S)
+                await cluster.wait_caught_up(name, WITHIN_S)
             assert await read_all(cluster) == MESSAGES
             sample(cluster, log)
         log.exit_codes = [node.process.returncode for node in cluster.nodes if node.process]
@@ -156,7 +156,7 @@ async def seconds_to_start(
     logged_before = node.log_path.stat().st_size
     began = time.monotonic()
     await cluster.start(name)
-    with trio.fail_after(WAIT_S):
+    with trio.fail_after(WITHIN_S):
         while node.running:
             status = await raft_status(node.address, timeout_s=1.0) or {}
             if all(_reached(status.get(key), value) for key, value in wanted.items()):

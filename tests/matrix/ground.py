@@ -30,11 +30,12 @@ from commitlog.errors import MQError
 from dledger.cli.acl_command import convert
 from dledger.cli.local_cluster import LocalCluster
 from dledger.cli.local_cluster import lay_out as lay_out_group
-from dledger.cli.probe import _access
+from dledger.cli.probe import _access, namesrv_leaders
 from jepsen_like.chaos.cluster import GROUP, ChaosCluster, lay_out
 from jepsen_like.chaos.proxy import LinkProxy
 from jepsen_like.plans.plan import Plan, Settings, Workload
 from remoting.protocol.signature import Credentials
+from tests.harness.eventually import look_until
 
 T = TypeVar("T")
 
@@ -78,6 +79,8 @@ SWITCH = "transientStorePoolEnable"
 """One that RocketMQ has and that is not built: brokers are to say so."""
 SEND_TIMEOUT_S = 40.0
 LOOK_S = 0.05
+WHOLE_WITHIN_S = 90.0
+"""Five brokers and all services share two processors."""
 
 
 async def retried(ask: Callable[[], Awaitable[T]]) -> T:
@@ -199,7 +202,7 @@ class Ground:
         """Kill the leader's process; another one leads before it is started again."""
         name = await self.leader()
         await self.cluster.kill(name)
-        await self.cluster.wait_leader(other_than=name, group=GROUP)
+        await self.cluster.wait_leader(other_than=name, group=GROUP, timeout_s=WHOLE_WITHIN_S)
         await trio.sleep(self.rng.random())
         await self.start(name)
         await self._whole()
@@ -232,9 +235,9 @@ class Ground:
 
     async def _whole(self) -> None:
         """Wait until somebody leads and everybody follows again."""
-        await self.cluster.wait_leader(group=GROUP)
+        await self.cluster.wait_leader(group=GROUP, timeout_s=WHOLE_WITHIN_S)
         for name in self.cluster.brokers:
-            await self.cluster.wait_caught_up(name)
+            await self.cluster.wait_caught_up(name, WHOLE_WITHIN_S)
 
 
 def _other_group(folder: Path, cluster: ChaosCluster, settings: dict[str, object]) -> LocalCluster:
@@ -287,6 +290,10 @@ async def ground(folder: Path, seed: int) -> AsyncIterator[Ground]:
                     await cluster.start(name)
                 await other.start("n0")
                 await cluster.wait_leader(group=GROUP)
+                await look_until(
+                    lambda: namesrv_leaders(cluster.namesrv.address),
+                    lambda leaders: leaders.keys() == {GROUP, OTHER_GROUP},
+                )
                 async with (
                     connect(
                         cluster.namesrv_addresses, ClientConfig(credentials=OPERATOR)

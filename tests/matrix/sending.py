@@ -82,7 +82,9 @@ async def query(ground: Ground) -> AsyncIterator[Round]:
         result = await ground.producer.send(Message("asked", body, keys=(key,)))
         by_key = await _until_found(lambda: ground.admin.query_messages("asked", key))
         assert [message.body_bytes for message in by_key] == [body]
-        (by_id,) = await ground.admin.query_unique_key("asked", result.message_id)
+        (by_id,) = await _until_found(
+            lambda: ground.admin.query_unique_key("asked", result.message_id)
+        )
         assert (by_id.body_bytes, by_id.queue_offset) == (body, result.queue_offset)
         at = await retried(lambda: ground.consumer.search_offset(result.message_queue, before_ms))
         assert at <= result.queue_offset
@@ -259,7 +261,7 @@ async def access(ground: Ground) -> AsyncIterator[Round]:
             with pytest.raises((BrokerRefusedError, UnknownOutcomeError), match="permission"):
                 await producer.send(Message("forbidden", body))
             with pytest.raises(ClientError) as denied:
-                await Admin(client).create_topic("mine", broker_names=(GROUP,))
+                await retried(lambda: Admin(client).create_topic("mine", broker_names=(GROUP,)))
             assert not denied.value.retriable
             await tail.until([body])
             await nothing.until([])
