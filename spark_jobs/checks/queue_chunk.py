@@ -11,12 +11,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from jepsen_like.checkers.queue_log import REPORTED_MAX
-from jepsen_like.history.columns import mix
 from jepsen_like.history.operation import NEVER, NOTHING
 from spark_jobs.checks.queue_facts import I64, NOT_YET, STRIDE_ROWS, QueueFacts, Spares
+from spark_jobs.checks.queue_hashes import compare_hashes
 
 SUSPECTS_MAX: Final = 64
 """Offsets or values of each kind that are looked at again; of each anomaly 8 are reported."""
@@ -144,7 +143,9 @@ def chunk_of(facts: QueueFacts) -> Chunk:
     said.lows = pack(_lows(facts))
     free = np.flatnonzero(facts.log[: facts.end] == NOTHING)
     _see(facts, said)
-    _compare_hashes(facts, said)
+    pulls = compare_hashes(facts)
+    said.pulls_wrong, said.unproved = few([pulls.wrong]), pulls.unproved
+    said.pieces = pack((pulls.cut.op_id, pulls.cut.hash, pulls.told, pulls.unknown))
     _bounds(facts, said, free)
     return said
 
@@ -179,67 +180,27 @@ def _see(facts: QueueFacts, said: Chunk) -> None:
     said.values = few(values)
 
 
-def _compare_hashes(facts: QueueFacts, said: Chunk) -> None:
-    pulls = facts.pulls()
-    if not len(pulls.op_id):
-        said.pieces = pack([pulls.op_id] * len(Pieces._fields))
-        return
-    begin, size = facts.begin, facts.end
-    log = facts.log[:size].copy()
-    holes = log == NOTHING
-    if holes.any():
-        for held_off, held_value in facts.held().values():
-            inside = np.flatnonzero((held_off >= begin) & (held_off < begin + size))
-            missing = inside[log[held_off[inside] - begin] == NOTHING]
-            log[held_off[missing] - begin] = held_value[missing]
-        holes = log == NOTHING
-    sums = _running_hash(begin, log)
-    width = size if facts.size is None else facts.size
-    first = np.clip(pulls.off - begin, 0, width)
-    last = pulls.off + pulls.size - begin
-    unknown = np.where(pulls.off < 0, -pulls.off, 0)
-    if facts.size is not None:
-        last = np.clip(last, 0, width)
-    unknown += np.maximum(last - np.maximum(first, size), 0)
-    first, last = np.minimum(first, size), np.clip(last, 0, size)
-    if holes.any():
-        before = np.zeros(size + 1, dtype=np.int64)
-        np.cumsum(holes, out=before[1:])
-        unknown += before[last] - before[first]
-    told = (sums[last] - sums[first]).view(np.int64)
-    whole = np.ones(len(pulls.op_id), dtype=np.bool_)
-    if facts.size is not None:
-        end = pulls.off + pulls.size
-        whole = (pulls.off < 0) | ((pulls.off >= begin) & (end <= begin + width))
-    wrong = whole & (unknown == 0) & (told != pulls.hash)
-    said.pulls_wrong = few([pulls.op_id[wrong]])
-    said.unproved = int(np.count_nonzero(whole & (unknown > 0)))
-    cut = np.flatnonzero(~whole)
-    said.pieces = pack((pulls.op_id[cut], pulls.hash[cut], told[cut], unknown[cut]))
-
-
-def _running_hash(begin: int, log: I64) -> npt.NDArray[np.uint64]:
-    """Return the hash of each beginning of a list of values, that of none first."""
-    sums = np.zeros(len(log) + 1, dtype=np.uint64)
-    for at in range(0, len(log), STRIDE_ROWS):
-        values = log[at : at + STRIDE_ROWS]
-        words = mix(np.arange(begin + at, begin + at + len(values), dtype=np.int64), values)
-        words[:1] += sums[at : at + 1]
-        np.cumsum(words, dtype=np.uint64, out=sums[at + 1 : at + 1 + len(values)])
-    return sums
-
-
 def _bounds(facts: QueueFacts, said: Chunk, free: I64) -> None:
     lo, hi = scanned(facts)
     if not len(lo):
         said.free = pack([free] * len(Free._fields))
         return
-    earliest = np.maximum.accumulate(lo)
-    latest = np.minimum.accumulate(hi[::-1])[::-1]
-    said.is_inverted = bool((earliest > latest).any())
-    said.highest_lo = (int(earliest[-1]), int(np.argmax(lo)) + said.begin)
-    said.lowest_hi = (int(latest[0]), int(np.argmin(hi)) + said.begin)
-    said.free = pack((free + said.begin, earliest[free], latest[free]))
+    free_lo, free_hi = np.empty_like(free), np.empty_like(free)
+    heads = np.arange(0, len(lo), STRIDE_ROWS)
+    # Of each stride, the least upper bound from its begin to the end of the chunk.
+    after = np.minimum.accumulate(np.minimum.reduceat(hi, heads)[::-1])[::-1]
+    before = NOT_YET
+    for at, behind in zip(heads.tolist(), [*after[1:].tolist(), NEVER], strict=True):
+        its = slice(at, at + STRIDE_ROWS)
+        earliest = np.maximum(np.maximum.accumulate(lo[its]), before)
+        latest = np.minimum(np.minimum.accumulate(hi[its][::-1])[::-1], behind)
+        said.is_inverted |= bool((earliest > latest).any())
+        rows = slice(*np.searchsorted(free, (at, at + STRIDE_ROWS)).tolist())
+        free_lo[rows], free_hi[rows] = earliest[free[rows] - at], latest[free[rows] - at]
+        before = int(earliest[-1])
+    said.highest_lo = (before, int(np.argmax(lo)) + said.begin)
+    said.lowest_hi = (int(after[0]), int(np.argmin(hi)) + said.begin)
+    said.free = pack((free + said.begin, free_lo, free_hi))
 
 
 def scanned(facts: QueueFacts) -> tuple[I64, I64]:
@@ -249,9 +210,11 @@ def scanned(facts: QueueFacts) -> tuple[I64, I64]:
 
 
 def _lows(facts: QueueFacts) -> Lows:
-    call, ret, low, op_id = facts.lows()
-    if not len(low):
-        return Lows(low, ret, call, op_id, call)
+    parts = [_lowest(*part) for part in facts.lows()]
+    return merged_lows(unpack(Lows, [pack(part) for part in parts]))
+
+
+def _lowest(call: I64, ret: I64, low: I64, op_id: I64) -> Lows:
     if low.min() == low.max():
         rows = np.flatnonzero(ret == ret.min())
         first = rows[np.lexsort((op_id[rows], call[rows]))[:1]]
@@ -359,9 +322,10 @@ def clashes_of(lo: I64, hi: I64, begin: int, ask: Ask) -> tuple[Clash, ...]:
 
 def _gone_back(facts: QueueFacts, known: Lows) -> tuple[tuple[int, int, int, int, int], ...]:
     """Return earlier and later read, what they said, and when the later one was called."""
-    call, _, low, op_id = facts.lows()
-    if not len(low) or not len(known.low):
+    parts = facts.lows()
+    if not parts or not len(known.low):
         return ()
+    call, _, low, op_id = (np.concatenate(column) for column in zip(*parts, strict=True))
     best, first = best_before(known, call)
     wrong = np.flatnonzero(best > low)
     wrong = wrong[np.lexsort((op_id[wrong], low[wrong], call[wrong]))][:REPORTED_MAX]

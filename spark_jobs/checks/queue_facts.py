@@ -206,13 +206,13 @@ class QueueFacts:
         wrong = (found & ((end != NOTHING) & (last > end) | (off < 0))) | (end < NOTHING)
         if wrong.any():
             self.contradictions.append(_words(ops["op_id"], rows[wrong]))
-        at = np.flatnonzero(found & (off >= 0))
+        at = _chosen(found & (off >= 0))
         self._longer(1, last[at], ops["op_id"], rows[at])
         self._put(last[at] - 1, ret[at], None, is_low=False)
-        at = np.flatnonzero(end > 0)
+        at = _chosen(end > 0)
         self._longer(0, end[at], ops["op_id"], rows[at])
         self._put(end[at] - 1, ret[at], None, is_low=False)
-        at = np.flatnonzero(end >= 0)
+        at = _chosen(end >= 0)
         self._put(end[at], call[at], None, is_low=True)
 
     def _longer(self, kind: int, ends: I64, op_id: npt.NDArray[Any], rows: I64) -> None:
@@ -339,10 +339,9 @@ class QueueFacts:
         order = np.lexsort((spares.op_id, spares.call))
         return Spares(*(column[order] for column in spares))
 
-    def pulls(self) -> Pulls:
-        """Return the pulls that kept a hash."""
-        pulls: Pulls = _joined(Pulls, self._pulls)
-        return pulls
+    def pulls(self) -> Sequence[Pulls]:
+        """Return the pulls that kept a hash, in parts."""
+        return self._pulls
 
     def seen(self) -> tuple[I64, I64]:
         """Return offset and value of each message found by a pull."""
@@ -352,12 +351,9 @@ class QueueFacts:
         """Return offset and value of each message that a final read found, by replica."""
         return {replica: _pairs(self._held[replica]) for replica in sorted(self._held)}
 
-    def lows(self) -> tuple[I64, I64, I64, I64]:
-        """Return call, return, first offset kept and op id of each read that says one."""
-        columns = [np.concatenate(column) for column in zip(*self._lows, strict=True)]
-        none = np.zeros(0, dtype=np.int64)
-        call, ret, low, op_id = columns or [none] * 4
-        return call, ret, low, op_id
+    def lows(self) -> Sequence[tuple[I64, I64, I64, I64]]:
+        """Return call, return, first offset kept and op id of reads that say one, in parts."""
+        return self._lows
 
 
 def _strides(table: Columns, names: Sequence[str]) -> Iterator[Columns]:
@@ -378,6 +374,11 @@ def distinct(column: I64) -> list[int]:
     heads = np.append(0, np.flatnonzero(column[1:] != column[:-1]) + 1)
     values: list[int] = np.unique(column[heads]).tolist()
     return values
+
+
+def _chosen(rows: Flags) -> I64 | slice:
+    """Return an index of the rows that are set; where all are, one that copies nothing."""
+    return slice(None) if rows.all() else np.flatnonzero(rows)
 
 
 def _words(column: npt.NDArray[Any], rows: I64) -> I64:
