@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -143,11 +144,12 @@ def derive_plain(
     view = memoryview(frame).cast("B")
     if header.kind != KIND_RECORDS:
         return _empty()
-    starts = _checked_starts(view, header)
+    sizes = record_sizes(view, header).tolist()
+    *starts, end = accumulate(sizes, initial=header.body_start)
+    if not sizes or end != len(view):
+        raise _corrupt(header, "record sizes do not add up")
     records = []
-    for i, (start, size) in enumerate(
-        zip(starts.tolist(), record_sizes(view, header).tolist(), strict=True)
-    ):
+    for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         try:
             record = decode_record(view[start : start + size], check_crc=False)
         except CorruptRecordError as error:
@@ -178,7 +180,7 @@ def derive_plain(
                 hashes.append(index_key_hash(record.topic, key))
                 key_rows.append(row)
     return _derived(
-        starts=starts,
+        starts=np.array(starts, np.int64),
         queue_offset=np.array([record.queue_offset for record in records], np.int64),
         phy_offset=np.array([record.phy_offset for record in records], np.int64),
         size=np.array([record.size for record in records], np.int32),

@@ -128,6 +128,7 @@ class Connection:
         self._after_batch = after_batch
         self._sign = sign
         self._decoder = FrameDecoder(limits.max_frame_bytes)
+        self._frame_began_s: float | None = None
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._draining = False
@@ -140,6 +141,7 @@ class Connection:
         self._out_bytes = 0
         self._queued_total = 0
         self._handed_total = 0
+        self._is_sending = False
         self._writer_idle = trio.lowlevel.ParkingLot()
         self._drained = trio.lowlevel.ParkingLot()
 
@@ -377,38 +379,46 @@ class Connection:
     # ------------------------------------------------------------------------------ reading
 
     async def _read_loop(self) -> None:
+        while not self._closed:
+            # What arrives does not move the deadline: it is looked at again when it has passed.
+            # A scope for each read would cost more than the read.
+            with trio.CancelScope(deadline=self._silence_ends_s()) as scope:
+                if not await self._read(scope):
+                    return None
+            if not scope.cancelled_caught:
+                return await self._flush_at_end()
+            if trio.current_time() >= self._silence_ends_s():  # as the deadline
+                is_idle = self._frame_began_s is None
+                return self._note_end("idle" if is_idle else "half a frame and then silence")
+        return None
+
+    def _silence_ends_s(self) -> float:
+        if self._frame_began_s is None:
+            return self._last_activity_s + self._limits.idle_timeout_s
+        return self._frame_began_s + self._limits.frame_timeout_s
+
+    async def _read(self, scope: trio.CancelScope) -> bool:
+        """Take what comes until the connection ends; tell whether answers are still to go out."""
         decoder = self._decoder
         limits = self._limits
-        frame_began_s: float | None = None
         while not self._closed:
             needed = decoder.bytes_needed
             size = RECEIVE_BYTES if needed <= RECEIVE_BYTES else min(needed, MAX_RECEIVE_BYTES)
-            deadline = (
-                self._last_activity_s + limits.idle_timeout_s
-                if frame_began_s is None
-                else frame_began_s + limits.frame_timeout_s
-            )
-            data: Buffer | None = None
             try:
-                with trio.CancelScope(deadline=deadline):
-                    data = await self._stream.receive_some(size)
+                data = await self._stream.receive_some(size)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                return self._note_end(f"broken: {error}")
+                self._note_end(f"broken: {error}")
+                return False
             now = trio.current_time()
-            if data is None:
-                if frame_began_s is not None:
-                    return self._note_end("half a frame and then silence")
-                if now >= self._last_activity_s + limits.idle_timeout_s:  # as the deadline
-                    return self._note_end("idle")
-                continue
             if not data:
                 self._note_end("ended by the peer")
-                return await self._flush_at_end()
+                return True
             self._last_activity_s = now
             try:
                 commands = decoder.feed(data)
             except RemoteProtocolError as error:
-                return self._note_end(f"protocol error: {error}")
+                self._note_end(f"protocol error: {error}")
+                return False
             for command in commands:
                 if command.flag & FLAG_RESPONSE:
                     self._take_response(command)
@@ -420,16 +430,20 @@ class Connection:
                 self._note_end(f"protocol error: {decoder.error}")
                 # What came before the bad bytes was asked for in earnest: it is answered.
                 self._draining = True
-                return await self._flush_at_end()
+                return True
             if not decoder.pending_bytes:
-                frame_began_s = None
-            elif commands or frame_began_s is None:
-                frame_began_s = now
+                self._frame_began_s = None
+            elif commands or self._frame_began_s is None:
+                self._frame_began_s = now
             if self._out_bytes > limits.write_buffer_bytes:
+                scope.deadline = math.inf
                 await self._wait_for_room()
-                if frame_began_s is not None:  # we were not looking
-                    frame_began_s = trio.current_time()
-        return None
+                if self._frame_began_s is not None:  # we were not looking
+                    self._frame_began_s = trio.current_time()
+                scope.deadline = self._silence_ends_s()
+            elif self._frame_began_s is not None:
+                scope.deadline = min(scope.deadline, self._silence_ends_s())
+        return False
 
     def _note_end(self, reason: str) -> None:
         if not self._close_reason:
@@ -561,29 +575,38 @@ class Connection:
             self._writer_idle.unpark_all()
 
     async def _write_loop(self) -> None:
-        limits = self._limits
-        resume_below = limits.write_buffer_bytes // 2
         try:
             while True:
-                while not self._out:
-                    await self._writer_idle.park()
-                parts, self._out = self._out, []
-                for piece in _pieces(parts):
-                    size = len(piece)
-                    self._handed_total += size
-                    sent = False
-                    with trio.move_on_after(limits.write_timeout_s):
-                        await self._stream.send_all(piece)
-                        sent = True
-                    if not sent:
-                        self._note_end("the peer does not read")
-                        return self.close("the peer does not read")
-                    self._out_bytes -= size
-                    if self._out_bytes <= resume_below:
-                        self._drained.unpark_all()
-                self._last_activity_s = trio.current_time()
+                # One scope for many sends: its deadline moves with each. When it passes between
+                # two of them nothing is lost.
+                with trio.CancelScope() as scope:
+                    await self._write(scope)
+                if self._is_sending:
+                    self._note_end("the peer does not read")
+                    return self.close("the peer does not read")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.close(f"broken: {error}")
+
+    async def _write(self, scope: trio.CancelScope) -> None:
+        limits = self._limits
+        resume_below = limits.write_buffer_bytes // 2
+        while True:
+            while not self._out:
+                await self._writer_idle.park()
+            if scope.cancel_called:
+                return  # before anything was handed over
+            parts, self._out = self._out, []
+            for piece in _pieces(parts):
+                size = len(piece)
+                self._handed_total += size
+                scope.deadline = trio.current_time() + limits.write_timeout_s
+                self._is_sending = True
+                await self._stream.send_all(piece)
+                self._is_sending = False
+                self._out_bytes -= size
+                if self._out_bytes <= resume_below:
+                    self._drained.unpark_all()
+            self._last_activity_s = trio.current_time()
 
 
 def _pieces(parts: list[Buffer]) -> list[bytes | memoryview]:

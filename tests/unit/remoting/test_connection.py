@@ -315,6 +315,17 @@ async def test_peer_that_does_not_read_is_closed(
     assert one.connection.close_reason == "the peer does not read"
 
 
+async def test_silence_longer_than_the_write_timeout_costs_no_answer(
+    wire: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    one = wire(table(), limits=ConnectionLimits(write_timeout_s=5))
+    for opaque in range(3):
+        await one.far.send_all(asked_with(opaque))
+        assert [a.opaque for a in await heard(one.far, 1)] == [opaque]
+        await trio.sleep(5 * (opaque + 1))
+    assert not one.connection.is_closed
+
+
 async def test_late_answers_to_a_peer_that_does_not_read_are_bounded(wire: Any) -> None:
     held: list[RemotingCommand] = []
     one = wire(
