@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -33,6 +34,8 @@ from spark_jobs.engines.batches import Batch, constants
 
 BATCH_ROWS: Final = 1 << 17
 """Rows decoded at once: the memory of one batch is used again for the next but two."""
+JUDGES: Final = 2
+"""Queues judged at once: numpy lets others run meanwhile, and each has some memory of its own."""
 READ_AHEAD: Final = 2
 """Batches decoded ahead."""
 _SCAN: Final[dict[str, Any]] = {
@@ -102,7 +105,11 @@ class LocalSource:
                     every.setdefault(queue, QueueFacts()).add_obs(rows)
         for queue, added in appends.items():
             every.setdefault(queue, QueueFacts()).add_spares(spares_of(added))
-        return [report_of(queue, every.pop(queue), replicas) for queue in sorted(every)]
+        with ThreadPoolExecutor(JUDGES) as pool:
+            reports = pool.map(
+                lambda queue: report_of(queue, every.pop(queue), replicas), sorted(every)
+            )
+            return list(reports)
 
     def _scan(self) -> dict[Queue, QueueFacts]:
         """Read `ops` once: facts of queues, and rows that were announced."""
