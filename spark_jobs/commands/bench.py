@@ -22,7 +22,7 @@ from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
 from spark_jobs.generate.queue_stream import QueueStream
 
 KERNEL_CLIENTS: Final = (10, 1_000)
-ROUNDS: Final = 5
+ROUNDS: Final = 10
 """The best of so many counts: what else runs here only ever makes it slower."""
 
 
