@@ -61,6 +61,9 @@ MARK_IN: Final = 0.055
 
 HISTOGRAM_BINS_MAX: Final = 24
 
+FINAL_READ_RATIO: Final = 2.0
+"""A final read that is faster than the load by this is cut off in the picture of rates."""
+
 WITNESS_NAMES: Final = "ABCDEFGH"
 """Witnesses that are named in the order picture; two prove most anomalies."""
 
@@ -123,8 +126,22 @@ class Pictures:
             axes.yaxis.set_major_locator(MaxNLocator(4 if axes is above else 2))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,g}"))
             axes.set_ylabel(text)
+        self._cut_final_read(above, rates)
         made.figure.align_ylabels(made.axes)
         return self._finish(made)
+
+    def _cut_final_read(self, axes: Axes, rates: Rates) -> None:
+        """Keep what is read in one go at the end from flattening the load before it."""
+        if self.healed_s is None:
+            return
+        load = rates.ok[rates.at_s < self.healed_s]
+        most, whole = float(load.max(initial=0)), float(rates.ok.max(initial=0))
+        if 0 < FINAL_READ_RATIO * most < whole:
+            axes.set_ylim(0, most * 1.15)
+            axes.text(
+                *(1.0, 0.94), f"final read: up to {whole:,.0f} ",
+                transform=axes.transAxes, ha="right", va="top", fontsize="small", color=INK,
+            )  # fmt: skip
 
     def leader(
         self, reigns: Sequence[Reign], down: Mapping[str, Sequence[tuple[float, float]]]
