@@ -20,7 +20,8 @@ from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation, merge
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.plan import Kind, Plan, encode_plan
+from jepsen_like.plans.clock_error import SIMULATED_SLACK_NS, clock_error_ns
+from jepsen_like.plans.plan import Plan, encode_plan
 from jepsen_like.plans.promised import has_delayed_messages, promised
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
@@ -211,8 +212,11 @@ class _Run:
     async def _wait_for_delayed(self, world: World) -> None:
         """Everything delayed is due after the longest delay; then the backlog must be gone."""
         longest_s = max(parse_delay_levels(self.plan.settings.delay_levels)) / 1000
-        due_s = due_within_s(self.plan, clock_error_ns(self.plan))
+        due_s = due_within_s(self.plan, self._clock_error_ns())
         await world.sleep(max(longest_s + LEVEL_SLACK_S, due_s))
+
+    def _clock_error_ns(self) -> int:
+        return clock_error_ns(self.plan, SIMULATED_SLACK_NS)
 
     async def _wait_for_transactions(self, world: World) -> None:
         """Check-back decides what nobody did."""
@@ -264,7 +268,8 @@ class _Run:
             *check_everything(
                 self.history,
                 settled=self.settled,
-                **promised(self.plan) | {"clock_error_ns": clock_error_ns(self.plan)},
+                **promised(self.plan)
+                | {"clock_error_ns": clock_error_ns(self.plan, SIMULATED_SLACK_NS)},
             ),
         ]
         if clients is not None and clients.unclassified:
@@ -312,15 +317,6 @@ def _installed_in(world: World) -> Callable[[str, Program], SimMachine]:
     return make
 
 
-def clock_error_ns(plan: Plan) -> int:
-    """Return how far brokers' dates may be apart in a plan."""
-    jumps_ms = sum(abs(step.arg) for step in plan.steps if step.kind is Kind.CLOCK_JUMP)
-    drift_ms = sum(
-        abs(step.arg) * step.for_ms / 1e6 for step in plan.steps if step.kind is Kind.CLOCK_DRIFT
-    )
-    return int((jumps_ms + drift_ms) * 1e6) + 1_000_000
-
-
 def _seen_unknown(history: History) -> Counter[str]:
     """Count sends with unknown outcome that later appeared, and that never did."""
     there: set[int] = set()
@@ -338,4 +334,4 @@ def _seen_unknown(history: History) -> Counter[str]:
     return counts
 
 
-__all__ = ["BROKER", "NEVER", "TOPIC", "Played", "clock_error_ns", "play", "world_settings"]
+__all__ = ["BROKER", "NEVER", "TOPIC", "Played", "play", "world_settings"]
