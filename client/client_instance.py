@@ -167,7 +167,6 @@ class Link:
         bulk_pull: It may take BULK_PULL; cleared when it says no.
         idempotent: It tells a repeated send from a new one.
         told: The producer groups of this client that it has heard of.
-        heard: The heartbeat it confirmed last; empty when it is to hear one.
     """
 
     address: str
@@ -177,7 +176,6 @@ class Link:
     bulk_pull: bool
     idempotent: bool = False
     told: frozenset[str] = frozenset()
-    heard: bytes = b""
 
     @property
     def serialize(self) -> SerializeType:
@@ -676,28 +674,20 @@ class ClientInstance(ManagedScope):
             # Elected, but it has not applied the entry of its own term yet: a matter of moments.
             self._not_ready[broker_name] = address
             return FailureKind.NOT_LEADER if kind is FailureKind.REDIRECTED else kind
-        if hint and hint != address and self._learn_leader(broker_name, hint, term, address):
+        if (
+            hint
+            and hint != address
+            and self.leaders.learn(broker_name, hint, term, told_by=address)
+        ):
             if kind is FailureKind.REDIRECTED:
                 self.counters.redirects_by_hint += 1
+            self._heartbeat_wanted.set()
             return kind
         if kind is FailureKind.REDIRECTED:
             # A hint that is old, or names the node that just denied it.
             self.leaders.suspect(broker_name, address)
             return FailureKind.NOT_LEADER
         return kind
-
-    def _learn_leader(self, broker_name: str, address: str, term: int, told_by: str) -> bool:
-        """Take a hint as `learn` does, and let who has begun to lead hear of this client."""
-        leaders = self.leaders
-        known = leaders.address(broker_name), leaders.term(broker_name)
-        if not leaders.learn(broker_name, address, term, told_by=told_by):
-            return False
-        if (address, term) != known:
-            link = self._links.get(address)
-            if link is not None:
-                link.heard = b""
-            self._heartbeat_wanted.set()
-        return True
 
     async def pause_for_leader(
         self,
@@ -771,7 +761,8 @@ class ClientInstance(ManagedScope):
                     if leader is not None and (
                         leader == address or (leader, term) != (failed, failed_term)
                     ):
-                        self._learn_leader(broker_name, leader, term, address)
+                        self.leaders.learn(broker_name, leader, term, told_by=address)
+                        self._heartbeat_wanted.set()
                         if self._is_news(broker_name, failed, failed_term):
                             self.counters.leaders_found += 1
                         look()
@@ -890,21 +881,14 @@ class ClientInstance(ManagedScope):
         return list(found)
 
     async def _send_heartbeats(self) -> None:
-        everybody_at_s = trio.current_time()
         while True:
             self._heartbeat_wanted = trio.Event()
-            now_s = trio.current_time()
-            if now_s >= everybody_at_s:
-                everybody_at_s = now_s + self.config.heartbeat_period_s
-                is_complete = await self.heartbeat()
-            else:
-                is_complete = await self._heartbeat_to_new()
-            again_s = everybody_at_s
+            period_s = self.config.heartbeat_period_s
+            is_complete = await self.heartbeat()
             if self._is_awaited:
                 await self.clock.sleep(HEARTBEAT_GAP_S)
-                if not is_complete:
-                    again_s = min(again_s, trio.current_time() + HEARTBEAT_AGAIN_S)
-            with trio.move_on_at(again_s):
+                period_s = period_s if is_complete else min(period_s, HEARTBEAT_AGAIN_S)
+            with trio.move_on_after(period_s):
                 await self._heartbeat_wanted.wait()
 
     async def heartbeat(self) -> bool:
@@ -913,20 +897,6 @@ class ClientInstance(ManagedScope):
         if self._groups.producers or self._groups.consumers:
             await self._heartbeat_to(self._heartbeat_addresses(), missed)
         return not missed
-
-    async def _heartbeat_to_new(self) -> bool:
-        """Tell those brokers that do not know what a heartbeat says now; as `heartbeat`."""
-        missed: list[str] = []
-        if self._groups.producers or self._groups.consumers:
-            body = self.heartbeat_body()
-            new = [at for at in self._heartbeat_addresses() if not self._has_heard(at, body)]
-            if new:
-                await self._heartbeat_to(new, missed)
-        return not missed
-
-    def _has_heard(self, address: str, body: bytes) -> bool:
-        link = self._links.get(address)
-        return link is not None and not link.connection.is_closed and link.heard == body
 
     async def _heartbeat_to(self, addresses: Iterable[str], missed: list[str]) -> None:
         body = self.heartbeat_body()
@@ -977,7 +947,6 @@ class ClientInstance(ManagedScope):
                 request(RequestCode.HEART_BEAT, None, body), self.config.rpc_timeout_s
             )
             link.told = groups
-            link.heard = body
             self.counters.heartbeats += 1
         except MQError as error:
             missed.append(address)
@@ -990,7 +959,6 @@ class ClientInstance(ManagedScope):
         with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
             async with trio.open_nursery() as nursery:
                 for link in list(self._links.values()):
-                    link.heard = b""
                     if not link.connection.is_closed:
                         nursery.start_soon(self._say_goodbye, link, dict(header.encode()))
 

@@ -593,10 +593,12 @@ class Connection:
         while True:
             while not self._out:
                 await self._writer_idle.park()
-            if scope.cancel_called:
-                return  # before anything was handed over
             parts, self._out = self._out, []
-            for piece in _pieces(parts):
+            pieces = _pieces(parts)
+            for at, piece in enumerate(pieces):
+                if scope.cancel_called:  # between two sends: what is left has a scope of its own
+                    self._out[:0] = pieces[at:]
+                    return
                 size = len(piece)
                 self._handed_total += size
                 scope.deadline = trio.current_time() + limits.write_timeout_s

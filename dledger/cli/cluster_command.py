@@ -171,7 +171,7 @@ async def health(
     namesrvs = addresses(namesrv)
     found: list[GroupHealth] = []
     down: list[str] = []
-    reasons: list[str] = []
+    reasons = missing_groups(0, groups)
     healthy = False
     unreachable: CliError | None = None
     with trio.move_on_after(timeout_s if wait else float("inf")):

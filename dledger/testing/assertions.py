@@ -86,4 +86,6 @@ async def wait_for_lag(
             if behind <= lag:
                 return
             await trio.sleep(LOOK_S)
+    if behind < 0:
+        raise AssertionError(f"nobody told how far group {group} is in {topic}; is there a topic?")
     raise AssertionError(f"group {group} is {behind} messages behind in {topic}, not {lag}")

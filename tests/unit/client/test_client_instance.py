@@ -42,27 +42,6 @@ async def test_one_heartbeat_per_broker_every_30_s(autojump_clock: MockClock) ->
     assert beats[-1].command.ext == {}
 
 
-async def test_a_new_group_is_told_at_once_and_who_knows_it_hears_nothing_again(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_world() as world, world.client() as client:
-        broker = world.groups["g"].brokers[0]
-        async with Producer(client, "p1") as one:
-            await one.send(Message("T", b"1"))
-            await trio.sleep(1)
-            told = broker.count(RequestCode.HEART_BEAT)
-            client.add_producer("p1")
-            await trio.sleep(1)
-            assert broker.count(RequestCode.HEART_BEAT) == told
-            client.add_producer("p2")
-            await trio.sleep(1)
-            assert broker.count(RequestCode.HEART_BEAT) == told + 1
-            await client.remove_producer("p2")
-            client.add_producer("p2")
-            await trio.sleep(1)
-            assert broker.count(RequestCode.HEART_BEAT) == told + 2
-
-
 async def test_a_new_leader_hears_of_the_producer_at_once(autojump_clock: MockClock) -> None:
     """Also when its connection was open before for something else."""
     async with open_world() as world, world.client() as client:

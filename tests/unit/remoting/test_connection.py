@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from commitlog.errors import DiskFullError, InvariantBroken
-from remoting.connection import Connection, ConnectionLimits
+from remoting.connection import SEND_BYTES, Connection, ConnectionLimits
 from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from remoting.processor import DEFERRED, Limiter, ProcessorTable
 from remoting.protocol.command import (
@@ -324,6 +324,28 @@ async def test_silence_longer_than_the_write_timeout_costs_no_answer(
         assert [a.opaque for a in await heard(one.far, 1)] == [opaque]
         await trio.sleep(5 * (opaque + 1))
     assert not one.connection.is_closed
+
+
+async def test_a_send_that_ends_just_when_its_time_does_costs_nothing(
+    wire: Any, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = wire(table(), limits=ConnectionLimits(write_timeout_s=5))
+    send_all, sends = one.near.send_all, []
+
+    async def stopped_once(data: Any) -> None:
+        sends.append(len(data))
+        await send_all(data)
+        if len(sends) == 1:  # the machine stands still; then the send is found done, and too late
+            with trio.CancelScope(shield=True):
+                await trio.sleep(6)
+
+    monkeypatch.setattr(one.near, "send_all", stopped_once)
+    body = bytes(range(256)) * (3 * SEND_BYTES // 256)
+    await one.far.send_all(asked_with(1, body=body))
+    assert [bytes(a.body) == body for a in await heard(one.far, 1)] == [True]
+    assert len(sends) > 3
+    assert not one.connection.is_closed
+    assert one.connection.unsent_bytes == 0
 
 
 async def test_late_answers_to_a_peer_that_does_not_read_are_bounded(wire: Any) -> None:
