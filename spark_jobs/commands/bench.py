@@ -20,6 +20,7 @@ from spark_jobs.checks.queue_judge import judge_queue
 from spark_jobs.checks.queue_log import gather
 from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
 from spark_jobs.generate.queue_stream import QueueStream
+from spark_jobs.kept_memory import keep_memory
 
 KERNEL_CLIENTS: Final = (10, 1_000)
 ROUNDS: Final = 10
@@ -63,6 +64,7 @@ def bench(
         lengths = [int(part) for part in ops.split(",") if part]
     except ValueError:
         raise CliError(f"--ops {ops} is no list of numbers", exit_code=ExitCode.USAGE) from None
+    keep_memory()
     figures: list[Figure] = []
     for number in KERNEL_CLIENTS:
         note(f"kernel, {kernel_ops:,} operations of {number:,} clients")
@@ -142,6 +144,7 @@ def judge_once(folder: str) -> None:
     """Judge a folder and print seconds, CPU seconds and peak memory as JSON."""
     from spark_jobs.run import judge_run
 
+    keep_memory()
     outcome = judge_run(Path(folder), "local", time.perf_counter)
     assert outcome.verdict == "valid", outcome.reason
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

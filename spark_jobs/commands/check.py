@@ -14,6 +14,7 @@ from jepsen_like.checkers.verdict import Violation
 from spark_jobs.checks.outcome import Outcome
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder
 from spark_jobs.commands.progress import progress
+from spark_jobs.kept_memory import keep_memory
 from spark_jobs.live import follow as live
 from spark_jobs.run import Engine, judge_run, records
 
@@ -55,6 +56,7 @@ def check(
         follow_run(folder, engine, master)
     tell = note if engine != "local" or output != "json" else _silent
     with progress("operations", records(folder)) as on_rows:
+        keep_memory()
         outcome = judge_run(
             folder,
             engine,
