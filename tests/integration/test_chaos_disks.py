@@ -411,7 +411,7 @@ def test_flushes_are_slow_while_the_block_runs_and_not_after(tmp_path: Path) -> 
         assert min(took_ms for _, took_ms in took) >= 150
         assert tracers(process.pid) == {0}
         # The disk itself may be slow for a while; each of these would take as long if it lasted.
-        assert min(flush_in(process)[1] for _ in range(50)) < 150
+        assert min(flush_in(process)[1] for _ in range(3)) < 150
 
 
 @needs_strace

@@ -23,7 +23,6 @@ from dledger.cli.local_cluster import LocalCluster, Node, free_ports, local_clus
 from dledger.cli.log_walk import equal_bytes, open_segments
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
 from dledger.cli.topic_command import create_topic
-from tests.harness.eventually import WITHIN_S, all_statuses, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +32,6 @@ SETTINGS: dict[str, object] = {
     "store.max_index_num": 1_000_000,
 }
 SENDERS = 48
-ROUNDS = 3
-"""A busy machine may hold elections of its own; each may leave a send without an answer."""
-RATE_MIN = 1_000
 
 
 @dataclass
@@ -103,24 +99,13 @@ async def loaded(cluster: LocalCluster, **config: object) -> AsyncIterator[Load]
     assert [key for key, place in load.acknowledged.items() if found.get(place) != key] == []
 
 
-async def wait_voter(cluster: LocalCluster, name: str) -> None:
-    async def votes() -> bool:
-        return bool((await cluster.statuses()).get(name, {}).get("voter"))
-
-    await eventually(f"{name} votes", votes)
-
-
-async def wait_leads(cluster: LocalCluster, name: str) -> None:
-    """Wait until *name* leads: until then the one before it may still say that it does."""
-
-    async def leads() -> bool:
-        return await cluster.leader() == name
-
-    await eventually(f"{name} leads", leads)
-
-
-async def newest_term(cluster: LocalCluster) -> int:
-    return max(int(status["term"]) for status in (await all_statuses(cluster)).values())
+async def wait_voter(cluster: LocalCluster, name: str, timeout_s: float = 60) -> None:
+    with trio.fail_after(timeout_s):
+        while True:
+            status = (await cluster.statuses()).get(name, {})
+            if status.get("voter"):
+                return
+            await trio.sleep(0.05)
 
 
 def logs_are_equal(cluster: LocalCluster, statuses: dict[str, dict[str, object]]) -> None:
@@ -163,27 +148,17 @@ def newcomer(cluster: LocalCluster, like: str, name: str, folder: str) -> tuple[
     return node, f"127.0.0.1:{peer_port}"
 
 
-async def restart(cluster: LocalCluster, name: str, load: Load, sends: int) -> bool:
-    """Stop a broker cleanly and start it again, then let so many sends pass; True if it led."""
-    led = await cluster.wait_leader() == name
-    assert await cluster.stop(name) == 0
-    await cluster.start(name)
-    await cluster.wait_caught_up(name, WITHIN_S)
-    await load.reach(len(load.acknowledged) + sends)
-    return led
-
-
 async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        for _ in range(ROUNDS):
-            before = await newest_term(cluster)
-            # Without retries after an unknown outcome, so that none can hide.
-            async with loaded(cluster, retry_unknown=False) as load:
-                wanted = [await restart(cluster, name, load, 1_000) for name in cluster.brokers]
-            if await newest_term(cluster) - before <= sum(wanted) and load.rate >= RATE_MIN:
-                break
+        # Without retries after an unknown outcome, so that none can hide.
+        async with loaded(cluster, retry_unknown=False) as load:
+            for name in list(cluster.brokers):
+                assert await cluster.stop(name) == 0
+                await cluster.start(name)
+                await cluster.wait_caught_up(name)
+                await load.reach(len(load.acknowledged) + 1_000)
         assert load.failed == []
-        assert load.rate >= RATE_MIN, f"only {load.rate:.0f} messages a second"
+        assert load.rate >= 1_000, f"only {load.rate:.0f} messages a second"
         assert load.largest_gap_s < 2.0
         print(
             f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s, no failed send,"
@@ -193,13 +168,13 @@ async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(tmp_path:
 
 async def test_leaders_restarted_one_after_the_other_fail_no_send(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        for _ in range(ROUNDS):
-            before = await newest_term(cluster)
-            async with loaded(cluster, retry_unknown=False) as load:
-                for _ in range(4):
-                    await restart(cluster, await cluster.wait_leader(), load, 500)
-            if await newest_term(cluster) - before <= 4:
-                break
+        async with loaded(cluster, retry_unknown=False) as load:
+            for _ in range(4):
+                leader = await cluster.wait_leader()
+                assert await cluster.stop(leader) == 0
+                await cluster.start(leader)
+                await cluster.wait_caught_up(leader)
+                await load.reach(len(load.acknowledged) + 500)
         assert load.failed == []
         print(f"largest gap {load.largest_gap_s * 1000:.0f} ms at {load.rate:.0f}/s")
 
@@ -223,9 +198,9 @@ async def test_a_follower_wiped_under_load_comes_back_by_itself_as_a_voter(tmp_p
             await cluster.kill(third)
             await load.reach(len(load.acknowledged) + 1_000)
             await cluster.start(third)
-            await cluster.wait_caught_up(third, WITHIN_S)
+            await cluster.wait_caught_up(third)
         assert load.failed == []
-        statuses = await all_statuses(cluster)
+        statuses = {name: dict(status) for name, status in (await cluster.statuses()).items()}
         logs_are_equal(cluster, statuses)
         print(
             f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s;"
@@ -257,15 +232,15 @@ async def test_members_are_added_replaced_and_removed_by_command_under_load(
             await cluster.start("n3")
             assert await add("n3", address, wait=True, namesrv=namesrv) == 0
             await transfer_leader("n3", namesrv=namesrv)
-            await wait_leads(cluster, "n3")
+            assert await cluster.wait_leader() == "n3"
             assert await remove(second, namesrv=namesrv) == 0
             await cluster.stop(second)
             del cluster.brokers[second]
             await load.reach(len(load.acknowledged) + 1_000)
             for name in cluster.brokers:
-                await cluster.wait_caught_up(name, WITHIN_S)
+                await cluster.wait_caught_up(name)
         assert load.failed == []
-        statuses = await all_statuses(cluster)
+        statuses = {name: dict(status) for name, status in (await cluster.statuses()).items()}
         assert sorted(statuses) == sorted([leader, first, "n3"])
         assert all(status["voter"] for status in statuses.values())
         logs_are_equal(cluster, statuses)
