@@ -5,7 +5,6 @@ Real processes.
 
 from __future__ import annotations
 
-import json
 import random
 import struct
 import tomllib
@@ -30,6 +29,7 @@ from dledger.raft.wire import (
     encode_head,
 )
 from remoting.protocol.codes import RequestCode
+from tests.harness.eventually import all_statuses, wait_logged
 
 pytestmark = pytest.mark.slow
 
@@ -112,17 +112,16 @@ async def said_until_closed(cluster: LocalCluster, name: str, data: bytes) -> li
 async def test_a_stranger_is_refused_and_the_group_goes_on(
     cluster: LocalCluster, data: bytes
 ) -> None:
-    before = await cluster.statuses()
+    before = await all_statuses(cluster)
     for name in cluster.brokers:
         assert await said_until_closed(cluster, name, data) == []
     async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
         await producer.send(Message("t", b"x"))
-    after = await cluster.statuses()
+    after = await all_statuses(cluster)
     assert {x["term"] for x in after.values()} == {x["term"] for x in before.values()}
     for node in cluster.brokers.values():
         assert node.running, node.last_log_lines()
-        lines = [x for x in node.log_path.read_text().splitlines() if x.startswith("{")]
-        assert any(json.loads(x)["event"] == "peer_refused" for x in lines)
+        await wait_logged(node, "peer_refused")
 
 
 async def test_a_client_on_the_peer_port_and_a_member_on_the_client_port_are_refused(
@@ -139,4 +138,4 @@ async def test_a_client_on_the_peer_port_and_a_member_on_the_client_port_are_ref
                 assert await stream.receive_some(100) == b""
             except trio.BrokenResourceError:
                 pass  # hung up with bytes unread
-    assert len(await cluster.statuses()) == 3
+    assert len(await all_statuses(cluster)) == 3

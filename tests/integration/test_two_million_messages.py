@@ -6,7 +6,6 @@ more by one broker alone, whose start is over when it serves as leader.
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
@@ -24,6 +23,7 @@ from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
 from dledger.cli.probe import raft_status
 from dledger.cli.topic_command import create_topic
+from tests.harness.eventually import all_statuses, wait_logged
 
 pytestmark = pytest.mark.slow
 
@@ -159,10 +159,7 @@ async def seconds_to_start(
             status = await raft_status(node.address, timeout_s=1.0) or {}
             if all(_reached(status.get(key), value) for key, value in wanted.items()):
                 took_s = time.monotonic() - began
-                with node.log_path.open("rb") as log:
-                    log.seek(logged_before)
-                    lines = [json.loads(line) for line in log if line.startswith(b"{")]
-                return took_s, next(x for x in lines if x["event"] == "broker_started")
+                return took_s, await wait_logged(node, "broker_started", since=logged_before)
             await trio.sleep(0.01)
     raise AssertionError(node.last_log_lines())
 
@@ -174,7 +171,8 @@ def _reached(value: object, wanted: object) -> bool:
 
 
 async def applied_index(cluster: LocalCluster, name: str) -> int:
-    return int(str((await cluster.statuses())[name]["applied_index"]))
+    index: int = (await all_statuses(cluster))[name]["applied_index"]
+    return index
 
 
 async def test_one_broker_leads_two_seconds_after_a_clean_stop(one_broker: LongLog) -> None:
