@@ -12,13 +12,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-import msgspec
 import structlog
 import trio
 
@@ -33,7 +32,10 @@ from client.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
+from client.heartbeats import UNREGISTER_TIMEOUT_S, Heartbeats
 from client.leader_hint import LeaderTable
+from client.leader_search import LeaderSearch
+from client.link import Link, truth
 from client.name_server import NameServers, split_url
 from client.open_requests import OpenRequests
 from client.retry import (
@@ -41,11 +43,10 @@ from client.retry import (
     RetryPolicy,
     RetrySchedule,
     Where,
-    failure_of_answer,
     retry_after_s,
 )
 from client.route import DEFAULT_TOPIC, LEADER_ID, RouteTable, TopicRoute
-from commitlog.errors import ConfigError, MQError
+from commitlog.errors import ConfigError
 from commitlog.seams import Disk
 from remoting.client import RemotingClient
 from remoting.connection import Connection
@@ -58,22 +59,14 @@ from remoting.errors import (
 from remoting.errors import RequestTimedOutError as CallTimedOutError
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.bodies import (
-    ConsumerData,
-    ConsumeType,
-    HeartbeatData,
-    MessageModel,
-    ProducerData,
-    SubscriptionData,
     TopicRouteData,
 )
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
+from remoting.protocol.command import ExtFields, RemotingCommand, request
 from remoting.protocol.headers import (
     ConsumerGroupHeader,
     GetRouteInfoHeader,
-    UnregisterClientHeader,
 )
-from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
 from remoting.protocol.signature import Credentials
 from remoting.seams import Clock, Executor, Network, Rng
 
@@ -83,17 +76,6 @@ ROUTE_POLL_PERIOD_S: Final = 30.0
 """RocketMQ's; leaders are found sooner by hints, the poll finds new topics and queues."""
 RPC_TIMEOUT_S: Final = 3.0
 """One attempt of a request."""
-LEADER_SEARCH_S: Final = 0.25
-"""One round of asking all members of a group who leads; a silent one must not hold it up."""
-UNREGISTER_TIMEOUT_S: Final = 1.0
-"""Saying good-bye at close; brokers also notice by the connection's end."""
-HEARTBEAT_AGAIN_S: Final = 3.0
-"""After a heartbeat that a broker did not answer, while consumers of this instance share queues:
-a broker that has just started must not think that they are gone."""
-INTRODUCTION_S: Final = 1.0
-"""How long a request waits for brokers to know this client; replies are tried for as long."""
-HEARTBEAT_GAP_S: Final = 0.1
-"""Between two rounds of heartbeats, then: connections that break at once must not make a loop."""
 MAX_SERVER_REQUESTS: Final = 1024
 """Requests of brokers that are open at a time; they are told again what they could not tell."""
 LATE_READ_RETRIES: Final = 1_000_000
@@ -155,34 +137,6 @@ class ClientCounters:
     heartbeats: int = 0
 
 
-@dataclass(slots=True)
-class Link:
-    """A broker connection and what the broker behind it understands.
-
-    Attributes:
-        address: ``host:port``.
-        connection: Live when it was handed out.
-        cbor: It reads CBOR headers.
-        records: It takes SEND_RECORDS.
-        bulk_pull: It may take BULK_PULL; cleared when it says no.
-        idempotent: It tells a repeated send from a new one.
-        told: The producer groups of this client that it has heard of.
-    """
-
-    address: str
-    connection: Connection
-    cbor: bool
-    records: bool
-    bulk_pull: bool
-    idempotent: bool = False
-    told: frozenset[str] = frozenset()
-
-    @property
-    def serialize(self) -> SerializeType:
-        """Header encoding for requests over it."""
-        return SerializeType.CBOR if self.cbor else SerializeType.JSON
-
-
 class ManagedScope:
     """Lets a class be written as one ``@asynccontextmanager`` method and used by ``async with``."""
 
@@ -221,14 +175,6 @@ class ManagedScope:
 
 class _BodyFailed(Exception):  # noqa: N818  # never seen outside
     """Stands for the error of the caller's block while a scope closes."""
-
-
-@dataclass(slots=True)
-class _Groups:
-    producers: dict[str, int] = field(default_factory=dict)
-    consumers: dict[str, ConsumerData] = field(default_factory=dict)
-    # Of groups that share queues: called when who is in them, or where queues are, may differ.
-    watchers: dict[str, Callable[[], None]] = field(default_factory=dict)
 
 
 class ClientInstance(ManagedScope):
@@ -278,23 +224,20 @@ class ClientInstance(ManagedScope):
         self.check_backs = CheckBacks(self.server_requests)
         self.consumer_calls = ConsumerCalls(self.server_requests)
         self.requests = OpenRequests(self.server_requests, clock, rng)
+        self.heartbeats = Heartbeats(self)
         instance_name = config.instance_name or f"{config.pid}#{rng.randrange(1 << 48)}"
         self.client_id = f"{config.client_ip}@{instance_name}"
         self.routes = RouteTable()
         self.leaders = LeaderTable()
+        self.leader_search = LeaderSearch(self)
         self.counters = ClientCounters()
         self.route_version = 0
         self._borrowed: dict[str, TopicRoute] = {}
         self._topics_in_use: dict[str, None] = {}
-        self._groups = _Groups()
         self._members: dict[str, dict[int, str]] = {}
-        self._links: dict[str, Link] = {}
+        self.links: dict[str, Link] = {}
         self._opening: dict[str, trio.Lock] = {}
-        self._not_ready: dict[str, str] = {}
         self._fetching: dict[str, trio.Lock] = {}
-        self._searches: dict[str, trio.Event] = {}
-        self._heartbeat_wanted = trio.Event()
-        self._introducing: trio.Event | None = None
         self._closed = True
         self._remoting: RemotingClient | None = None
         self._nursery: trio.Nursery | None = None
@@ -342,7 +285,7 @@ class ClientInstance(ManagedScope):
                         self._nursery = nursery
                         nursery.start_soon(self._name_servers.keep_reading)
                         nursery.start_soon(self._poll_routes)
-                        nursery.start_soon(self._send_heartbeats)
+                        nursery.start_soon(self.heartbeats.run)
                         try:
                             yield
                         finally:
@@ -350,7 +293,7 @@ class ClientInstance(ManagedScope):
                 finally:
                     self._closed = True
                     with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
-                        await self._unregister_all()
+                        await self.heartbeats.remove_all()
                     self._remoting.close()
                     connections.cancel_scope.cancel()
         finally:
@@ -469,9 +412,7 @@ class ClientInstance(ManagedScope):
         self._borrowed.pop(topic, None)
         if self.routes.put(route):
             self.route_version += 1
-            self._heartbeat_wanted.set()
-            for watcher in self._groups.watchers.values():
-                watcher()
+            self.heartbeats.routes_changed()
         for name in route.addresses:
             self.leaders.take_route(name, route.leader_address(name))
         return route
@@ -514,6 +455,14 @@ class ClientInstance(ManagedScope):
 
     # ------------------------------------------------------------------------------ brokers
 
+    def _consumer_ids_changed(self, _connection: Connection, command: RemotingCommand) -> None:
+        """A broker says that a consumer has come or gone (code 40); it wants no answer."""
+        self.heartbeats.group_changed(ConsumerGroupHeader.decode(command.ext).consumer_group)
+
+    def _link_ended(self) -> None:
+        if not self._closed:
+            self.heartbeats.connection_ended()
+
     async def link(self, address: str, timeout_s: float) -> Link:
         """Return a live connection to a broker, with what it understands.
 
@@ -523,7 +472,7 @@ class ClientInstance(ManagedScope):
             BrokerUnreachableError: Not within *timeout_s*; nothing was sent but the question.
             ClientClosedError: The instance is closed.
         """
-        link = self._links.get(address)
+        link = self.links.get(address)
         if link is not None and not link.connection.is_closed:
             return link
         if self._remoting is None or self._closed:
@@ -531,7 +480,7 @@ class ClientInstance(ManagedScope):
         lock = self._opening.setdefault(address, trio.Lock())
         with trio.move_on_after(timeout_s):
             async with lock:
-                link = self._links.get(address)
+                link = self.links.get(address)
                 if link is not None and not link.connection.is_closed:
                     return link
                 try:
@@ -540,16 +489,16 @@ class ClientInstance(ManagedScope):
                 except RemotingError as error:
                     raise BrokerUnreachableError(f"broker {address}: {error}") from error
                 ours = answer.code == ResponseCode.SUCCESS
-                link = self._links[address] = Link(
+                link = self.links[address] = Link(
                     address,
                     connection,
-                    cbor=ours and _truth(answer.ext.get("cbor")),
-                    records=ours and _truth(answer.ext.get("records")),
+                    cbor=ours and truth(answer.ext.get("cbor")),
+                    records=ours and truth(answer.ext.get("records")),
                     bulk_pull=ours,
-                    idempotent=ours and _truth(answer.ext.get("idempotent")),
+                    idempotent=ours and truth(answer.ext.get("idempotent")),
                 )
-                connection.on_close.append(self._connection_ended)
-                self._heartbeat_wanted.set()
+                connection.on_close.append(lambda _ended: self._link_ended())
+                self.heartbeats.look()
                 return link
         raise BrokerUnreachableError(f"broker {address} does not answer within {timeout_s} s")
 
@@ -647,7 +596,7 @@ class ClientInstance(ManagedScope):
                         ResponseCode.SYSTEM_BUSY,
                     ):
                         return answer
-                    kind = self.note_refusal(broker_name, address, answer)
+                    kind = self.leader_search.note_refusal(broker_name, address, answer)
                     pause_s = retry_after_s(answer)
                     error = RequestFailedError(
                         f"{address}: code {answer.code} {answer.remark or ''}",
@@ -661,344 +610,6 @@ class ClientInstance(ManagedScope):
             if isinstance(error, RequestFailedError) and error.code == ResponseCode.SYSTEM_BUSY:
                 await self.clock.sleep(max(step.delay_s, pause_s))
             elif step.where is not Where.NAMED_LEADER:
-                await self.pause_for_leader(
+                await self.leader_search.pause(
                     broker_name, step.delay_s, topic=topic, failed=address, failed_term=term
                 )
-
-    # ------------------------------------------------------------------------------ leaders
-
-    def note_refusal(self, broker_name: str, address: str, answer: RemotingCommand) -> FailureKind:
-        """Learn what a refusing answer says about the leader; return what kind of failure it is."""
-        kind, hint, term = failure_of_answer(answer)
-        if hint == address and self.leaders.learn(broker_name, address, term, told_by=address):
-            # Elected, but it has not applied the entry of its own term yet: a matter of moments.
-            self._not_ready[broker_name] = address
-            return FailureKind.NOT_LEADER if kind is FailureKind.REDIRECTED else kind
-        if (
-            hint
-            and hint != address
-            and self.leaders.learn(broker_name, hint, term, told_by=address)
-        ):
-            if kind is FailureKind.REDIRECTED:
-                self.counters.redirects_by_hint += 1
-            self._heartbeat_wanted.set()
-            return kind
-        if kind is FailureKind.REDIRECTED:
-            # A hint that is old, or names the node that just denied it.
-            self.leaders.suspect(broker_name, address)
-            return FailureKind.NOT_LEADER
-        return kind
-
-    async def pause_for_leader(
-        self,
-        broker_name: str,
-        delay_s: float,
-        *,
-        topic: str,
-        failed: str | None,
-        failed_term: int,
-    ) -> None:
-        """Wait *delay_s* before the next attempt, or less if another leader is found meanwhile.
-
-        All members of the group are asked at the same time, and a NameServer too.
-
-        Args:
-            broker_name: The group.
-            delay_s: Longest pause once the members have answered.
-            topic: Whose route is refreshed.
-            failed: The address that failed; naming it again in the same term is no news.
-            failed_term: The term known when it failed.
-        """
-        until = self.clock.monotonic() + delay_s
-        if failed is not None and self._not_ready.pop(broker_name, None) == failed:
-            await self.clock.sleep(delay_s)
-            return
-        if failed is not None:
-            self.leaders.suspect(broker_name, failed)
-        search = self._searches.get(broker_name)
-        if search is not None:
-            with trio.move_on_after(LEADER_SEARCH_S):
-                await search.wait()
-        else:
-            search = self._searches[broker_name] = trio.Event()
-            try:
-                await self._search_leader(broker_name, topic, failed, failed_term)
-            finally:
-                del self._searches[broker_name]
-                search.set()
-        if not self._is_news(broker_name, failed, failed_term):
-            await self.clock.sleep(max(0.0, until - self.clock.monotonic()))
-
-    def _is_news(self, broker_name: str, failed: str | None, failed_term: int) -> bool:
-        address = self.leaders.address(broker_name)
-        return address is not None and (
-            address != failed or self.leaders.term(broker_name) > failed_term
-        )
-
-    async def _search_leader(
-        self, broker_name: str, topic: str, failed: str | None, failed_term: int
-    ) -> None:
-        self.counters.leader_searches += 1
-        with trio.move_on_after(LEADER_SEARCH_S):
-            async with trio.open_nursery() as nursery:
-
-                def look() -> None:
-                    if self._is_news(broker_name, failed, failed_term):
-                        nursery.cancel_scope.cancel()
-
-                async def ask_member(address: str) -> None:
-                    try:
-                        link = await self.link(address, LEADER_SEARCH_S)
-                        if not link.records:
-                            return  # a real RocketMQ: its NameServers know
-                        answer = await self.ask(
-                            address, RequestCode.RAFT_STATUS, timeout_s=LEADER_SEARCH_S
-                        )
-                    except (ClientError, MQError):
-                        return
-                    leader, term = _leader_of_status(address, answer)
-                    # What others say of the one that failed is older than the failure.
-                    if leader is not None and (
-                        leader == address or (leader, term) != (failed, failed_term)
-                    ):
-                        self.leaders.learn(broker_name, leader, term, told_by=address)
-                        self._heartbeat_wanted.set()
-                        if self._is_news(broker_name, failed, failed_term):
-                            self.counters.leaders_found += 1
-                        look()
-
-                async def ask_name_server() -> None:
-                    try:
-                        await self.refresh_route(topic)
-                    except MQError:
-                        return
-                    look()
-
-                for member in self.member_addresses(broker_name):
-                    nursery.start_soon(ask_member, member)
-                nursery.start_soon(ask_name_server)
-
-    # ------------------------------------------------------------------------------ heartbeats
-
-    def add_producer(self, group: str) -> None:
-        """Announce a producer group to the brokers from now on; counted."""
-        producers = self._groups.producers
-        producers[group] = producers.get(group, 0) + 1
-        self._heartbeat_wanted.set()
-
-    def add_consumer(self, group: str, topics: tuple[str, ...] = ()) -> None:
-        """Announce a consumer group that pulls by itself.
-
-        Raises:
-            ConfigError: This instance has the group already.
-        """
-        if group in self._groups.consumers:
-            raise ConfigError(f"consumer group {group} is in use in this client instance")
-        self._groups.consumers[group] = ConsumerData(
-            group_name=group,
-            consume_type=ConsumeType.CONSUME_ACTIVELY,
-            message_model=MessageModel.CLUSTERING,
-            subscription_data_set=[SubscriptionData(topic=topic) for topic in topics],
-        )
-        self._heartbeat_wanted.set()
-
-    def add_sharing_consumer(self, data: ConsumerData, changed: Callable[[], None]) -> None:
-        """Announce a consumer that shares the queues of its topics with others of its group.
-
-        Args:
-            data: What heartbeats say of it; `update_consumer` replaces it.
-            changed: Called, and must not raise, when who is in the group or where queues are may
-                have changed.
-        Raises:
-            ConfigError: This instance has the group already.
-        """
-        if data.group_name in self._groups.consumers:
-            raise ConfigError(f"consumer group {data.group_name} is in use in this client instance")
-        self._groups.watchers[data.group_name] = changed
-        self.update_consumer(data)
-
-    def update_consumer(self, data: ConsumerData) -> None:
-        """Let heartbeats say *data* of its group from now on, the next one at once."""
-        self._groups.consumers[data.group_name] = data
-        self._heartbeat_wanted.set()
-
-    def _consumer_ids_changed(self, _connection: Connection, command: RemotingCommand) -> None:
-        """A broker says that a consumer has come or gone (code 40); it wants no answer."""
-        group = ConsumerGroupHeader.decode(command.ext).consumer_group
-        watcher = self._groups.watchers.get(group)
-        if watcher is not None:
-            watcher()
-
-    def _connection_ended(self, _connection: Connection) -> None:
-        if self._is_awaited and not self._closed:
-            self._heartbeat_wanted.set()
-
-    @property
-    def _is_awaited(self) -> bool:
-        """Whether brokers that do not know this client do it harm: by its group, or its replies."""
-        return bool(self._groups.watchers) or self.requests.in_use
-
-    async def remove_producer(self, group: str) -> None:
-        """Take a producer group back; the last one tells the brokers."""
-        producers = self._groups.producers
-        producers[group] -= 1
-        if producers[group] == 0:
-            del producers[group]
-            for link in self._links.values():
-                link.told -= {group}
-            await self._unregister(producer_group=group)
-
-    async def remove_consumer(self, group: str) -> None:
-        """Take a consumer group back and tell the brokers."""
-        del self._groups.consumers[group]
-        self._groups.watchers.pop(group, None)
-        await self._unregister(consumer_group=group)
-
-    def heartbeat_body(self) -> bytes:
-        """Return what a heartbeat carries now."""
-        return HeartbeatData(
-            client_id=self.client_id,
-            producer_data_set=[ProducerData(group_name=g) for g in sorted(self._groups.producers)],
-            consumer_data_set=[data for _, data in sorted(self._groups.consumers.items())],
-        ).encode()
-
-    def _heartbeat_addresses(self) -> list[str]:
-        """Return every broker of every route; followers too where they are to know us.
-
-        That is once there are consumers, or producers that a new leader may have to ask, or to
-        bring a reply.
-        """
-        found: dict[str, None] = {}
-        everybody = bool(self._groups.consumers or self.check_backs or self.requests.in_use)
-        for name, broker_id, address in self.routes.brokers():
-            if everybody or (
-                address == (self.leaders.address(name) or address) and broker_id == LEADER_ID
-            ):
-                found[address] = None
-            leader = self.leaders.address(name)
-            if leader is not None:
-                found[leader] = None
-        return list(found)
-
-    async def _send_heartbeats(self) -> None:
-        while True:
-            self._heartbeat_wanted = trio.Event()
-            period_s = self.config.heartbeat_period_s
-            is_complete = await self.heartbeat()
-            if self._is_awaited:
-                await self.clock.sleep(HEARTBEAT_GAP_S)
-                period_s = period_s if is_complete else min(period_s, HEARTBEAT_AGAIN_S)
-            with trio.move_on_after(period_s):
-                await self._heartbeat_wanted.wait()
-
-    async def heartbeat(self) -> bool:
-        """Tell all brokers now which groups are here; return whether all of them have answered."""
-        missed: list[str] = []
-        if self._groups.producers or self._groups.consumers:
-            await self._heartbeat_to(self._heartbeat_addresses(), missed)
-        return not missed
-
-    async def _heartbeat_to(self, addresses: Iterable[str], missed: list[str]) -> None:
-        body = self.heartbeat_body()
-        async with trio.open_nursery() as nursery:
-            for address in addresses:
-                nursery.start_soon(self._heartbeat, address, body, missed)
-
-    async def introduce(self, group: str, broker_names: Sequence[str]) -> None:
-        """Return when the leaders of these brokers know this client as a producer of *group*.
-
-        Later than that after `INTRODUCTION_S`. The first time their followers are waited for, too;
-        they are told of it as long as the instance is open.
-        """
-        is_first = not self.requests.in_use
-        self.requests.in_use = True
-        if is_first:
-            self._heartbeat_wanted.set()
-        missing = [
-            address
-            for name in broker_names
-            for address in (
-                self.member_addresses(name) if is_first else [self.leaders.address(name)]
-            )
-            if address is not None and not self._is_told(address, group)
-        ]
-        if not missing:
-            return
-        with trio.move_on_after(INTRODUCTION_S):
-            if self._introducing is not None:
-                await self._introducing.wait()
-                return
-            self._introducing = done = trio.Event()
-            try:
-                await self._heartbeat_to(missing, [])
-            finally:
-                self._introducing = None
-                done.set()
-
-    def _is_told(self, address: str, group: str) -> bool:
-        link = self._links.get(address)
-        return link is not None and not link.connection.is_closed and group in link.told
-
-    async def _heartbeat(self, address: str, body: bytes, missed: list[str]) -> None:
-        groups = frozenset(self._groups.producers)
-        try:
-            link = await self.link(address, self.config.rpc_timeout_s)
-            await link.connection.invoke(
-                request(RequestCode.HEART_BEAT, None, body), self.config.rpc_timeout_s
-            )
-            link.told = groups
-            self.counters.heartbeats += 1
-        except MQError as error:
-            missed.append(address)
-            _log.debug("heartbeat_failed", address=address, error=str(error))
-
-    async def _unregister(
-        self, *, producer_group: str | None = None, consumer_group: str | None = None
-    ) -> None:
-        header = UnregisterClientHeader(self.client_id, producer_group, consumer_group)
-        with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
-            async with trio.open_nursery() as nursery:
-                for link in list(self._links.values()):
-                    if not link.connection.is_closed:
-                        nursery.start_soon(self._say_goodbye, link, dict(header.encode()))
-
-    async def _say_goodbye(self, link: Link, ext: dict[str, Any]) -> None:
-        try:
-            await link.connection.invoke(
-                request(RequestCode.UNREGISTER_CLIENT, ext), UNREGISTER_TIMEOUT_S
-            )
-        except MQError as error:
-            _log.debug("unregister_failed", address=link.address, error=str(error))
-
-    async def _unregister_all(self) -> None:
-        for group in list(self._groups.producers):
-            await self._unregister(producer_group=group)
-        for group in list(self._groups.consumers):
-            await self._unregister(consumer_group=group)
-        self._groups = _Groups()
-
-
-def _truth(value: object) -> bool:
-    return value is True or (isinstance(value, str) and value.lower() == "true")
-
-
-def _leader_of_status(address: str, answer: RemotingCommand) -> tuple[str | None, int]:
-    """Return who leads, as a member says, and in which term."""
-    if answer.code != ResponseCode.SUCCESS:
-        return None, -1
-    status: dict[str, Any] = dict(answer.ext)
-    if memoryview(answer.body).nbytes:
-        try:
-            said = msgspec.json.decode(answer.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            said = None
-        if isinstance(said, dict):
-            status.update(said)
-    try:
-        term = int(status.get(TERM_FIELD, -1))
-    except (TypeError, ValueError):
-        return None, -1
-    if _truth(status.get("serving")):
-        return address, term
-    leader = status.get("leader_address") or status.get(LEADER_FIELD)
-    return (leader if isinstance(leader, str) and ":" in leader else None), term

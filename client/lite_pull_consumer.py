@@ -119,10 +119,10 @@ class LitePullConsumer(ManagedScope):
     async def _scope(self) -> AsyncIterator[None]:
         instance = self._instance
         instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
-        instance.add_sharing_consumer(self._data(), self._rebalance.wake)
+        instance.heartbeats.add_sharing_consumer(self._data(), self._rebalance.wake)
         self._is_open = True
         try:
-            await instance.heartbeat()
+            await instance.heartbeats.send()
             async with self.trace or nullcontext(), trio.open_nursery() as nursery:
                 self._owned.start(nursery)
                 nursery.start_soon(self._rebalance.run)
@@ -138,7 +138,7 @@ class LitePullConsumer(ManagedScope):
                     nursery.cancel_scope.cancel()
         finally:
             self._is_open = False
-            await instance.remove_consumer(self.group)
+            await instance.heartbeats.remove_consumer(self.group)
 
     async def _stop(self) -> None:
         self._rebalance.stop()
@@ -209,7 +209,7 @@ class LitePullConsumer(ManagedScope):
 
     def _announce(self) -> None:
         if self._is_open:
-            self._instance.update_consumer(self._data())
+            self._instance.heartbeats.update_consumer(self._data())
             self._rebalance.wake()
 
     def _data(self) -> ConsumerData:

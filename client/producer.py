@@ -354,7 +354,7 @@ class Producer(ManagedScope):
     async def _scope(self) -> AsyncIterator[None]:
         instance = self._instance
         instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
-        instance.add_producer(self.group)
+        instance.heartbeats.add_producer(self.group)
         try:
             async with self.trace or nullcontext(), trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -368,7 +368,7 @@ class Producer(ManagedScope):
                     self._fail_all()
                     nursery.cancel_scope.cancel()
         finally:
-            await instance.remove_producer(self.group)
+            await instance.heartbeats.remove_producer(self.group)
 
     async def _drain(self) -> None:
         """Wait for the sends under way; each ends by its deadline."""

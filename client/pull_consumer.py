@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from client.client_instance import ClientInstance, Link, ManagedScope
+from client.client_instance import ClientInstance, ManagedScope
 from client.errors import (
     DamagedAnswerError,
     LockLostError,
@@ -16,6 +16,7 @@ from client.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
+from client.link import Link
 from client.member_reads import MemberReads
 from client.message import MessageBlock, MessageExt, PullResult, PullStatus
 from client.route import MessageQueue
@@ -71,11 +72,11 @@ class PullConsumer(ManagedScope):
     @asynccontextmanager
     async def _scope(self) -> AsyncIterator[None]:
         self._instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
-        self._instance.add_consumer(self.group)
+        self._instance.heartbeats.add_consumer(self.group)
         try:
             yield
         finally:
-            await self._instance.remove_consumer(self.group)
+            await self._instance.heartbeats.remove_consumer(self.group)
 
     async def fetch_message_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues of *topic* that can be read, asking a NameServer now.

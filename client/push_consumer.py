@@ -212,7 +212,7 @@ class PushConsumer(ManagedScope):
 
     def _announce(self) -> None:
         if self._is_open:
-            self._instance.update_consumer(self._data())
+            self._instance.heartbeats.update_consumer(self._data())
             self._rebalance.wake()
 
     def _data(self) -> ConsumerData:
@@ -271,7 +271,7 @@ class PushConsumer(ManagedScope):
         if not self.config.is_broadcasting:
             self._subscriptions.put(retry_topic_of(self.group))
         await self._check_expressions()
-        instance.add_sharing_consumer(self._data(), self._rebalance.wake)
+        instance.heartbeats.add_sharing_consumer(self._data(), self._rebalance.wake)
         instance.consumer_calls.add(self.group, self._answers())
         self._is_open = True
         try:
@@ -287,7 +287,7 @@ class PushConsumer(ManagedScope):
         finally:
             self._is_open = False
             instance.consumer_calls.remove(self.group)
-            await instance.remove_consumer(self.group)
+            await instance.heartbeats.remove_consumer(self.group)
 
     def _answers(self) -> ConsumerAnswers:
         return ConsumerAnswers(
@@ -322,7 +322,7 @@ class PushConsumer(ManagedScope):
                 await self._instance.route(topic)
             except MQError as error:
                 _log.info("no_route_yet", topic=topic, error=str(error))
-        await self._instance.heartbeat()
+        await self._instance.heartbeats.send()
 
     async def _check_expressions(self) -> None:
         """Ask brokers whether they can filter with what is not made of tags.

@@ -142,7 +142,7 @@ class Rebalance:
         """Return who is in the group; None when nobody says, or this consumer is not known yet."""
         clients = await ask_members(self._instance, self._group, route)
         if clients is not None and self._instance.client_id not in clients:
-            await self._instance.heartbeat()
+            await self._instance.heartbeats.send()
             clients = await ask_members(self._instance, self._group, route)
         if clients is None or self._instance.client_id not in clients:
             return None

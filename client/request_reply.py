@@ -141,7 +141,7 @@ async def _be_known(instance: ClientInstance, group: str, topic: str) -> None:
         except (NoRouteError, NoNameServerError):
             continue  # the brokers of the request's own topic must do
         names.update(dict.fromkeys(replies.addresses))
-    await instance.introduce(group, list(names))
+    await instance.heartbeats.introduce(group, list(names))
 
 
 class _Sending:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import trio
 
-from client.client_instance import ClientInstance, Link
+from client.client_instance import ClientInstance
 from client.coalescer import Coalescer, SendBatch, SendSlot, SlotState, settle_batch
 from client.errors import (
     BrokerBusyError,
@@ -24,6 +24,7 @@ from client.errors import (
     RequesterAwayError,
     UnknownOutcomeError,
 )
+from client.link import Link
 from client.producer_session import HeldSend, ProducerSession
 from client.retry import (
     FailureKind,
@@ -348,9 +349,11 @@ class SendLane:
                     failure.remark, failure.code = run.remark, run.code
                     await self._again([s for s in run.slots if not s.settled], failure)
                 return None
-            failure.read(response, instance.note_refusal(name, address, response))
+            failure.read(response, instance.leader_search.note_refusal(name, address, response))
         except _OpenRefusedError as error:
-            failure.read(error.answer, instance.note_refusal(name, address, error.answer))
+            failure.read(
+                error.answer, instance.leader_search.note_refusal(name, address, error.answer)
+            )
             if failure.kind is FailureKind.UNKNOWN:
                 failure.kind = FailureKind.NOT_LEADER  # of the messages nothing was sent
         except MQError as error:
@@ -492,7 +495,7 @@ class SendLane:
             # It leads; questions would only add to its load.
             await self._clock.sleep(max(step.delay_s, failure.retry_after_s))
         elif step.where is not Where.NAMED_LEADER:
-            await self._instance.pause_for_leader(
+            await self._instance.leader_search.pause(
                 self.broker_name,
                 step.delay_s,
                 topic=topic,
@@ -628,7 +631,7 @@ class SendLane:
             # It leads; questions would only add to its load.
             await self._clock.sleep(max(delay_s, failure.retry_after_s))
         elif staying and search:
-            await self._instance.pause_for_leader(
+            await self._instance.leader_search.pause(
                 self.broker_name,
                 delay_s,
                 topic=staying[0].queue.topic,
@@ -737,9 +740,11 @@ class SendLane:
                     self._settled([slot])
                 self._note_send(name, (self._clock.monotonic() - began) * 1000, False)
                 return None
-            failure.read(response, instance.note_refusal(name, address, response))
+            failure.read(response, instance.leader_search.note_refusal(name, address, response))
         except _OpenRefusedError as error:
-            failure.read(error.answer, instance.note_refusal(name, address, error.answer))
+            failure.read(
+                error.answer, instance.leader_search.note_refusal(name, address, error.answer)
+            )
             if failure.kind is FailureKind.UNKNOWN:
                 failure.kind = FailureKind.NOT_LEADER  # of the message nothing was sent
         except MQError as error:

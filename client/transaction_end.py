@@ -111,7 +111,7 @@ async def tell(
             else:
                 if answer is None or answer.code == ResponseCode.SUCCESS:
                     return answer is not None
-                kind = instance.note_refusal(name, address, answer)
+                kind = instance.leader_search.note_refusal(name, address, answer)
                 is_busy = answer.code == ResponseCode.SYSTEM_BUSY
                 error = _refused(end, kind, answer, is_unknown=is_unknown)
         is_unknown = is_unknown or kind is FailureKind.UNKNOWN
@@ -126,7 +126,7 @@ async def tell(
         if is_busy:
             await clock.sleep(step.delay_s)
         elif step.where is not Where.NAMED_LEADER:
-            await instance.pause_for_leader(
+            await instance.leader_search.pause(
                 name, step.delay_s, topic=end.topic, failed=address, failed_term=term
             )
 

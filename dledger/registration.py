@@ -101,16 +101,22 @@ class Registration:
         return LEADER_ID if self._group.leadership is not None else self._follower_id
 
     def role_changed(self) -> None:
-        """Tell every NameServer at once; to be called when leadership begins or ends."""
+        """Tell every NameServer at once that does not know; to be called at every change of role.
+
+        A follower of another leader is known as what it is.
+        """
+        broker_id = self.broker_id
         for name_server in self._known.values():
-            name_server.wake.set()
+            if name_server.told_id != broker_id:
+                name_server.wake.set()
 
     def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
         """Tell every NameServer when topics changed; to be put into the group's `on_applied`."""
         counter = self._group.state.topics_counter
         if counter != self._topics_counter:
             self._topics_counter = counter
-            self.role_changed()
+            for name_server in self._known.values():
+                name_server.wake.set()
 
     async def run(self) -> None:
         """Register with every NameServer, for ever.

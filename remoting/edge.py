@@ -89,6 +89,10 @@ class TrioClock:
         """Sleep for *seconds*."""
         await trio.sleep(seconds)
 
+    def time_out(self, seconds: float) -> trio.CancelScope:
+        """Cancel the block after *seconds*."""
+        return trio.move_on_after(seconds)
+
 
 class SystemRng:
     """Randomness that nobody can predict at start: a generator seeded by the operating system.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
+import trio
 from typing_extensions import Buffer
 
 T = TypeVar("T")
@@ -29,6 +31,14 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for *seconds* on the monotonic clock. A checkpoint."""
+
+    def time_out(self, seconds: float) -> AbstractContextManager[trio.CancelScope]:
+        """Cancel the block after *seconds* on the monotonic clock.
+
+        Returns:
+            To be entered at once; ``cancelled_caught`` of what that gives tells whether the time
+            ended the block.
+        """
 
 
 class Rng(Protocol):

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from commitlog.errors import DiskFullError, InvariantBroken
-from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
+from dledger.raft.append import Accepted, AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.contacts import Contacts
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.doubt import Doubt
@@ -79,10 +79,20 @@ class Follower:
         self.promises.owe(peer, plan.verified)
         self.doubt.verified(frame.term, plan.verified, commit_index)
 
-    def on_heartbeat(self, peer: str, term: int, beat: int) -> None:
-        """Answer heartbeat *beat* of the leader of *term*."""
+    def on_heartbeat(self, peer: str, term: int, beat: int, commit_index: int) -> None:
+        """Answer heartbeat *beat* of the leader of *term*, and commit what is known to be its."""
         self._heard_leader(peer, term)
-        self._step_heartbeat(peer, term)
+        verified = 0 if self.installation.under_way else self.promises.verified(peer, term)
+        if min(commit_index, verified) > self.core.known_commit_index:
+            # As an append without entries that begins where this log is known to be the leader's.
+            prev_term = self.journal.term_at(verified)
+            request = AppendRequest(term, verified, prev_term, commit_index, ())
+            plan = plan_append(self.journal, request, self.guards)
+            assert isinstance(plan, Accepted)
+            self.core.step(peer, plan.message)
+        else:
+            self._step_heartbeat(peer, term)
+        self.doubt.verified(term, verified, commit_index)
         stable_index = self.journal.stable_index
         self.peers.send(peer, Kind.HEARTBEAT_REPLY, beat, stable_index, self.doubt.doubtful)
 

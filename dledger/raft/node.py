@@ -26,7 +26,7 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import LocalProtocolError
 from dledger.raft.barrier import ReadBarrier
 from dledger.raft.contacts import Contacts
-from dledger.raft.core import Message, RaftCore
+from dledger.raft.core import Message, RaftCore, Role
 from dledger.raft.doubt import Doubt
 from dledger.raft.election import ElectionTimer
 from dledger.raft.failure import Failure
@@ -388,7 +388,8 @@ class RaftNode:
             self.owner.on_settled()
 
     def _tick(self) -> None:
-        self.voting.elect(self.core.tick)
+        if self.core.role is not Role.FOLLOWER:  # to a follower things happen by messages alone
+            self.voting.elect(self.core.tick)
         self.reign.note_role()
 
     def _library_says(self, peer: str, message: Message) -> None:

@@ -39,7 +39,6 @@ class PeerState:
     control_wake: Wakeup = field(default_factory=Wakeup)
     data_wake: Wakeup = field(default_factory=Wakeup)
     up: set[str] = field(default_factory=set)
-    idle_due: bool = False
     wanted: tuple[int, int] | None = None
     """Entries it asked for, because its own are damaged."""
     hello_since_s: float = 0.0

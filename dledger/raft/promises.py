@@ -66,6 +66,16 @@ class Promises:
             owed.acked = -1
         owed.verified = max(owed.verified, verified)
 
+    def verified(self, leader: str, term: int) -> int:
+        """Return up to which index this log is known to be that of the *leader* of *term*.
+
+        0 when nothing is known: another leader or term, or a log that was cut since.
+        """
+        owed = self._owed
+        if owed is None or (owed.leader, owed.term) != (leader, term):
+            return 0
+        return owed.verified if owed.generation == self.journal.log.generation else 0
+
     def owe_nothing(self) -> None:
         """Another log took the place of the one that acknowledgements were about."""
         self._owed = None

@@ -70,7 +70,7 @@ class Reception:
             case Kind.APPEND_REPLY:
                 self.reign.on_append_reply(peer, *frame.fields)
             case Kind.HEARTBEAT:
-                self.follower.on_heartbeat(peer, frame.term, frame.fields[0])
+                self.follower.on_heartbeat(peer, frame.term, *frame.fields)
             case Kind.HEARTBEAT_REPLY:
                 self.reign.on_heartbeat_reply(peer, frame.fields[0], bool(frame.fields[2]))
             case Kind.VOTE:

@@ -106,11 +106,8 @@ class Reign:
         self._count_beat()
         self.reconfiguration.tend(now, self.noop_index)
         for name in self.replicator.peers:
-            peer = self.peers[name]
             self._send_beat(name)
             self.replicator.stalled(name, now)
-            peer.idle_due = True
-            peer.data_wake.set()
 
     def beat_for_reads(self) -> None:
         """Ask the voters now whether this member still leads; reads wait for their answers."""

@@ -49,7 +49,7 @@ class Append:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it carries the commit index only."""
+        """Whether it only asks what the follower has."""
         return self.max_bytes == 0
 
 
@@ -64,7 +64,6 @@ class Progress:
     match_index: int = 0
     probing: bool = True
     probe_out: bool = False
-    commit_sent: int = 0
     snapshot: Sending | None = None
     acked_at_s: float = 0.0
     bytes_sent: int = 0
@@ -110,11 +109,11 @@ class Replicator:
             return None
         return self.log.end_position_of(self.log.last_index) - self.log.end_position_of(match)
 
-    def next_append(self, peer: str, commit_index: int, *, idle: bool) -> Append | None:
+    def next_append(self, peer: str, commit_index: int) -> Append | None:
         """Decide what to send to *peer* now; the answer counts as sent.
 
-        Args:
-            idle: Nothing else is going on: send the commit index on its own if it is news.
+        What is committed later than that, a heartbeat tells.
+
         Returns:
             None when the window is full, a probe is out, or there is nothing to say.
         """
@@ -124,10 +123,9 @@ class Replicator:
         prev = progress.next_index - 1
         room = self._room(progress)
         has_entries = progress.next_index <= self.log.last_index and room > 0
-        if not (has_entries or progress.probing or (idle and progress.commit_sent < commit_index)):
+        if not (has_entries or progress.probing):
             return None
         progress.probe_out = progress.probing
-        progress.commit_sent = commit_index
         return Append(
             prev_index=prev,
             prev_term=self.log.term_at(prev),

@@ -55,8 +55,7 @@ class Sender:
         # A single voter's library commits before the flush; nobody else may hear of that.
         commit = self.core.commit_index
         is_probe = self.replicator.peers[peer].probing
-        append = self.replicator.next_append(peer, commit, idle=state.idle_due)
-        state.idle_due = False
+        append = self.replicator.next_append(peer, commit)
         if append is None:
             return None
         views = self._entries(append)

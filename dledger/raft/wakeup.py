@@ -29,15 +29,7 @@ class Wakeup:
 
     async def wait_or(self, clock: Clock, seconds: float) -> bool:
         """Wait until set or until *seconds* have passed; tell whether it was set."""
-        woken = False
-
-        async def alarm() -> None:
-            await clock.sleep(seconds)
-            nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(alarm)
+        with clock.time_out(seconds):
             await self.wait()
-            woken = True
-            nursery.cancel_scope.cancel()
-        return woken
+            return True
+        return False

@@ -12,16 +12,6 @@ async def wait_for(event: trio.Event, clock: Clock, timeout_s: float) -> bool:
 
     Cancellation: Nothing is left behind.
     """
-    if event.is_set():
-        await trio.lowlevel.checkpoint()
-        return True
-
-    async def time_out() -> None:
-        await clock.sleep(timeout_s)
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(time_out)
+    with clock.time_out(timeout_s):
         await event.wait()
-        nursery.cancel_scope.cancel()
     return event.is_set()

@@ -24,3 +24,7 @@ class SteadyClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep for *seconds*."""
         await trio.sleep(seconds)
+
+    def time_out(self, seconds: float) -> trio.CancelScope:
+        """Cancel the block after *seconds*."""
+        return trio.move_on_after(seconds)

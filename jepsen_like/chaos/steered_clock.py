@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import mmap
 import struct
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
+
+import trio
 
 from remoting.seams import Clock
 
@@ -74,5 +77,13 @@ class SteeredClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for *seconds* of this clock."""
+        await self._clock.sleep(self._real(seconds))
+
+    def time_out(self, seconds: float) -> AbstractContextManager[trio.CancelScope]:
+        """Cancel the block after *seconds* of this clock."""
+        return self._clock.time_out(self._real(seconds))
+
+    def _real(self, seconds: float) -> float:
         _, ppm = _FIELDS.unpack_from(self._memory)
-        await self._clock.sleep(seconds / (1.0 + ppm / 1e6))
+        real_s: float = seconds / (1.0 + ppm / 1e6)
+        return real_s

@@ -8,7 +8,8 @@ stands still, where in a stopped process they would pass at the moment it goes o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import trio
@@ -106,10 +107,27 @@ class SimClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for *seconds* of this node's time, and while it is paused."""
+        await self.wait(self._delay_s(seconds))
+
+    @contextmanager
+    def time_out(self, seconds: float) -> Iterator[trio.CancelScope]:
+        """Cancel the block after *seconds* of this node's time, but not while it is paused."""
+        gate, scope = self.gate, trio.CancelScope()
+
+        def end(_: object) -> None:
+            gate.pass_(_cancel, scope)
+
+        timer = self._time.call_later(self._delay_s(seconds), end, None)
+        try:
+            with scope:
+                yield scope
+        finally:
+            timer.cancel()
+
+    def _delay_s(self, seconds: float) -> float:
         self._spread = spread = (self._spread + 1) % SPREAD_STEPS
         delay_s = max(seconds, 0.0) / self._rate
-        delay_s += SPREAD_S * (1 + spread + self.number / 64)
-        await self.wait(delay_s)
+        return delay_s + SPREAD_S * (1 + spread + self.number / 64)
 
     async def wait(self, delay_s: float) -> None:
         """Wait for *delay_s* of the world's time, and while this node is paused."""
@@ -135,3 +153,7 @@ class SimClock:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+def _cancel(scope: trio.CancelScope) -> None:
+    scope.cancel()

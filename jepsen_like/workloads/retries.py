@@ -112,7 +112,7 @@ class Retriers:
                 timeout_s=ATTEMPT_S,
             )
             if answer.code != 0:
-                instance.note_refusal(name, address, answer)
+                instance.leader_search.note_refusal(name, address, answer)
                 if outcome_of(answer) == "unknown":
                     raise UnknownOutcomeError(answer.remark or "")
                 raise RequestFailedError(answer.remark or "", code=answer.code)

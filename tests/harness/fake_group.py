@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ class ManualClock:
         await trio.lowlevel.checkpoint()
         self.now_s += seconds
 
+    @contextmanager
+    def time_out(self, seconds: float) -> Iterator[trio.CancelScope]:
+        with trio.move_on_after(0) as scope:
+            yield scope
+        if scope.cancelled_caught:
+            self.now_s += seconds
+
 
 @dataclass
 class VirtualClock:
@@ -68,6 +76,9 @@ class VirtualClock:
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
+
+    def time_out(self, seconds: float) -> trio.CancelScope:
+        return trio.move_on_after(seconds)
 
 
 @dataclass

@@ -43,6 +43,9 @@ class SkewedClock:
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
 
+    def time_out(self, seconds: float) -> trio.CancelScope:
+        return trio.move_on_after(seconds)
+
 
 @dataclass
 class Replica:

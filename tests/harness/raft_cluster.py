@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import trio
 
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run
@@ -45,6 +46,9 @@ class HandClock:
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError("nothing sleeps in a cluster driven by hand")
+
+    def time_out(self, seconds: float) -> trio.CancelScope:
+        raise AssertionError("nothing waits in a cluster driven by hand")
 
 
 def batch(*bodies: bytes, topic: str = "T", queue_id: int = 0) -> RecordBatch:

@@ -276,10 +276,13 @@ class Broker(Node):
         return response_to(asked, 0, None, {"producerEpoch": str(self.group.epoch)})
 
     def _raft_status(self, asked: RemotingCommand) -> RemotingCommand:
-        body = {"role": "leader" if self.leads else "follower", "term": self.group.term}
-        return response_to(
-            asked, 0, None, None, msgspec.json.encode({**body, "serving": self.leads})
-        )
+        body = {
+            "role": "leader" if self.leads else "follower",
+            "term": self.group.term,
+            "leader_address": self.group.leader,
+            "serving": self.leads,
+        }
+        return response_to(asked, 0, None, None, msgspec.json.encode(body))
 
     def _later(self, answer: RemotingCommand) -> Handled:
         if not self.delay_s:

@@ -70,7 +70,7 @@ async def test_consumers_are_announced_to_followers_too(autojump_clock: MockCloc
             s for s in world.groups["g"].brokers[2].seen if s.code == RequestCode.HEART_BEAT
         ][:1]
         with pytest.raises(ConfigError, match="in use"):
-            client.add_consumer("c")
+            client.heartbeats.add_consumer("c")
     (data,) = msgspec.json.decode(beat.command.body)["consumerDataSet"]
     assert data["groupName"] == "c"
     assert data["consumeType"] == "CONSUME_ACTIVELY"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from client.subscription_expression import SubscriptionExpression
 from client.subscriptions import Subscriptions
 
@@ -19,6 +21,9 @@ class Clock:
         return 0.0
 
     async def sleep(self, seconds: float) -> None:
+        raise AssertionError
+
+    def time_out(self, seconds: float) -> trio.CancelScope:
         raise AssertionError
 
 

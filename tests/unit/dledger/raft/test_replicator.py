@@ -47,9 +47,9 @@ def reign(last_index: int, *, window: int = 10) -> FlatReplicator:
     return sender
 
 
-def send(sender: Replicator, *, idle: bool = False) -> tuple[int, int] | None:
+def send(sender: Replicator) -> tuple[int, int] | None:
     """Send what is due; return (first, last) of the entries in it."""
-    append = sender.next_append("b", 0, idle=idle)
+    append = sender.next_append("b", 0)
     if append is None:
         return None
     count = append.max_bytes // ENTRY_BYTES if not append.is_empty else 0
@@ -111,15 +111,15 @@ def test_a_silent_follower_is_probed_again_after_the_stall_time() -> None:
     assert send(sender) == (11, 10)
 
 
-def test_the_commit_index_travels_alone_only_when_idle() -> None:
+def test_the_commit_index_travels_with_entries_and_never_alone() -> None:
     sender = reign(10)
     send(sender)
     sender.matched("b", 10, 0.0)
-    assert sender.next_append("b", 7, idle=False) is None
-    append = sender.next_append("b", 7, idle=True)
+    assert sender.next_append("b", 7) is None
+    sender.log.last_index += 1
+    append = sender.next_append("b", 7)
     assert append is not None
-    assert (append.is_empty, append.commit_index) == (True, 7)
-    assert sender.next_append("b", 7, idle=True) is None
+    assert (append.is_empty, append.commit_index) == (False, 7)
 
 
 @given(st.lists(st.sampled_from(["grow", "send", "match", "reject", "reset", "stall"])), st.data())
@@ -135,7 +135,7 @@ def test_whatever_happens_match_stays_below_next_and_the_window_holds(
             case "grow":
                 sender.log.last_index += data.draw(st.integers(0, 20))
             case "send":
-                send(sender, idle=data.draw(st.booleans()))
+                send(sender)
             case "match":
                 sender.matched(
                     "b", data.draw(st.integers(progress.match_index, progress.next_index - 1)), now

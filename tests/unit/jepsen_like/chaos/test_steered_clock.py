@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from jepsen_like.chaos.steered_clock import ClockFile, SteeredClock
 
@@ -23,6 +24,10 @@ class Hand:
 
     async def sleep(self, seconds: float) -> None:
         self.slept = seconds
+
+    def time_out(self, seconds: float) -> trio.CancelScope:
+        self.slept = seconds
+        return trio.CancelScope()
 
 
 def test_a_jump_moves_the_date_and_no_duration(tmp_path: Path) -> None:
@@ -55,3 +60,5 @@ async def test_who_runs_fast_wakes_early(tmp_path: Path) -> None:
     file.drift(250_000.0)
     await clock.sleep(5.0)
     assert hand.slept == pytest.approx(4.0)
+    with clock.time_out(10.0):
+        assert hand.slept == pytest.approx(8.0)
