@@ -38,6 +38,7 @@ from dledger.processors.subscription_groups import SubscriptionGroupsProcessor
 from dledger.processors.timer_sends import TimerSends
 from dledger.processors.topics import TopicsProcessor
 from dledger.services.disk_space import DiskSpace
+from dledger.services.every_second import every_second
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.producer_sends import ProducerSends
@@ -65,6 +66,7 @@ MAX_OPEN_ADMIN = 1_000
 class BrokerProcessors:
     """The processors, and what the rest of the broker needs of them."""
 
+    clock: Clock
     topics: TopicView
     clients: ClientTable[Connection]
     offsets: OffsetCommits
@@ -106,7 +108,7 @@ class BrokerProcessors:
         offsets = OffsetCommits(group, clock, interval_s=offset_interval_s)
         locks = QueueLocks(group, topics, clock, lease_s=lock_lease_s)
         throughput = Throughput(clock, group.state)
-        space = DiskSpace(clock, disk_ratio, settings.disk_warning_ratio)
+        space = DiskSpace(disk_ratio, settings.disk_warning_ratio)
         timer_claims = TimerClaims(group)
         recalls = TimerRecalls(group, timer_claims)
         salt = int.from_bytes(rng.randbytes(4), "big")
@@ -243,6 +245,7 @@ class BrokerProcessors:
         group.on_applied.append(open_producer.on_applied)
         group.on_applied.append(locks.on_applied)
         return cls(
+            clock,
             topics,
             clients,
             offsets,
@@ -277,8 +280,7 @@ class BrokerProcessors:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.pull.run)
             nursery.start_soon(self.clients_processor.run)
-            nursery.start_soon(self.throughput.run)
-            nursery.start_soon(self.space.run)
+            nursery.start_soon(every_second, self.clock, self.space.look, self.throughput.look)
 
 
 READS = frozenset(

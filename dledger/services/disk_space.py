@@ -1,4 +1,4 @@
-"""Whether there is room on the disk for what clients send; looked at all the time, on every role.
+"""Whether there is room on the disk for what clients send; looked at every second, on every role.
 
 Above the warning level a leader refuses sends and takes what the group itself has to write, such
 as the record that lets old segments go. Below it again it takes sends, by itself.
@@ -9,17 +9,12 @@ Spec: store fact sheet, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import structlog
 
 from commitlog.errors import DiskFullError
-from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
-
-LOOK_INTERVAL_S: Final = 1.0
-"""A disk that is written at a GiB a second loses one percent of a small disk in that time."""
 
 
 class DiskSpace:
@@ -30,24 +25,17 @@ class DiskSpace:
         warning_ratio: From here on sends are refused.
     """
 
-    __slots__ = ("_clock", "_disk_ratio", "is_full", "ratio", "warning_ratio")
+    __slots__ = ("_disk_ratio", "is_full", "ratio", "warning_ratio")
 
-    def __init__(self, clock: Clock, disk_ratio: Callable[[], float], warning_ratio: float) -> None:
-        self._clock = clock
+    def __init__(self, disk_ratio: Callable[[], float], warning_ratio: float) -> None:
         self._disk_ratio = disk_ratio
         self.warning_ratio = warning_ratio
         self.ratio = 0.0
         self.is_full = False
         """Whether sends are to be refused."""
 
-    async def run(self) -> None:
-        """Look at it until cancelled."""
-        while True:
-            self.look()
-            await self._clock.sleep(LOOK_INTERVAL_S)
-
     def look(self) -> None:
-        """Look at it once."""
+        """Look at it; to be called once a second."""
         self.ratio = self._disk_ratio()
         is_full = self.ratio >= self.warning_ratio
         if is_full != self.is_full:

@@ -13,7 +13,6 @@ from dledger.services.day_counts import DayCounts
 from dledger.state.tables import QueueKey, StateTables
 from remoting.seams import Clock
 
-SAMPLE_S = 1.0
 WINDOWS_S = (10, 60, 600)
 """The three spans RocketMQ's tools show."""
 
@@ -67,17 +66,12 @@ class Throughput:
             self.put += end - known if end > known else end
             ends[(topic, queue_id)] = end
 
-    async def run(self) -> None:
-        """Take a sample a second.
-
-        Cancellation: Nothing to undo.
-        """
-        while True:
-            await self._clock.sleep(SAMPLE_S)
-            sample = self._sample()
-            self._samples.append(sample)
-            self.stats.look(sample.at)
-            self.day.look(self._clock.wall_ms(), self.put, self.got)
+    def look(self) -> None:
+        """Take a sample; to be called once a second."""
+        sample = self._sample()
+        self._samples.append(sample)
+        self.stats.look(sample.at)
+        self.day.look(self._clock.wall_ms(), self.put, self.got)
 
     def rates(self, counter: str) -> str:
         """Return "a b c": events a second over the three windows."""

@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from commitlog.errors import DiskFullError
-from dledger.services.disk_space import LOOK_INTERVAL_S, DiskSpace
+from dledger.services.disk_space import DiskSpace
+from dledger.services.every_second import PERIOD_S, every_second
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup, ManualClock, VirtualClock
@@ -23,22 +24,22 @@ async def test_it_is_full_from_the_warning_level_on_and_recovers_by_itself(
     autojump_clock: Any,
 ) -> None:
     used = 0.5
-    space = DiskSpace(VirtualClock(), lambda: used, 0.9)
+    space = DiskSpace(lambda: used, 0.9)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(space.run)
+        nursery.start_soon(every_second, VirtualClock(), space.look)
         await trio.sleep(0)
         assert not space.is_full
         used = 0.9
-        await trio.sleep(1.5 * LOOK_INTERVAL_S)
+        await trio.sleep(1.5 * PERIOD_S)
         assert space.is_full
         used = 0.89
-        await trio.sleep(1.5 * LOOK_INTERVAL_S)
+        await trio.sleep(1.5 * PERIOD_S)
         assert not space.is_full
         nursery.cancel_scope.cancel()
 
 
 def test_the_error_says_that_nothing_was_stored() -> None:
-    error = DiskSpace(ManualClock(), lambda: 1.0, 0.9).full_error()
+    error = DiskSpace(lambda: 1.0, 0.9).full_error()
     assert isinstance(error, DiskFullError)
     assert (error.outcome, error.retriable) == ("not_stored", True)
     assert "diskSpaceWarningLevelRatio" in str(error)
