@@ -14,6 +14,11 @@ class Failure:
     def __init__(self) -> None:
         self.error: Exception | None = None
 
+    def raise_again(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
+
     def of_disk(self, error: OSError) -> FlushFailedError:
         """Keep what the disk said, and return what to raise."""
         # By its type it would pass for the error of a connection, which is just made anew.

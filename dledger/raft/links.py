@@ -123,7 +123,8 @@ class Links:
         while True:
             await self._clock.sleep(self._node.settings.heartbeat_interval_s)
             self._node.beat()
-            self._node.settle()
+            if self._node.is_leader:
+                self._node.settle()
 
     async def _election_loop(self) -> None:
         node = self._node
@@ -212,16 +213,18 @@ class Links:
             # What the one before it on this name still says must not count as the new one's word.
             raise RemoteProtocolError(f"{peer} has another incarnation now")
         checked = self._node.guards.envelope
+        is_news = False
         try:
             for frame in frames:
                 if checked and (frame.epoch != epoch or frame.sequence <= sequence):
                     continue  # from an earlier connection, or a second time
                 sequence = max(sequence, frame.sequence)
-                self._node.receive(peer, frame)
+                is_news |= self._node.receive(peer, frame)
         except RemoteProtocolError:
             self._node.settle()
             raise
-        self._node.settle()
+        if is_news:
+            self._node.settle()
         return sequence
 
     # -- outbound --------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from dledger.raft.settings import RaftSettings
 from dledger.raft.term_vote import TermVote
 from dledger.raft.transfer import Transfer
 from dledger.raft.voting import Voting
-from dledger.raft.wire import PeerFrame
+from dledger.raft.wire import SIGNS_OF_LIFE, PeerFrame
 from remoting.seams import Clock, Rng
 
 
@@ -354,8 +354,7 @@ class RaftNode:
             StoreError, InvariantBroken: This node must stop. Every later call raises the same, so
                 whoever took the first one for an error of its own stops nothing from stopping.
         """
-        if self._failure.error is not None:
-            raise self._failure.error
+        self._failure.raise_again()
         if self._settling:
             return
         self._settling = True
@@ -404,7 +403,12 @@ class RaftNode:
             self.settle()
 
     def beat(self) -> None:
-        """Leader: tell everybody that it lives, and probe those that do not answer."""
+        """Leader: tell everybody that it lives, and probe those that do not answer.
+
+        Raises:
+            StoreError, InvariantBroken: What `settle` raised, on any member: it must stop.
+        """
+        self._failure.raise_again()
         self.reign.beat()
 
     def election_due_in(self) -> float:
@@ -447,15 +451,27 @@ class RaftNode:
         """
         return self.sender.next_frame(peer)
 
-    def receive(self, peer: str, frame: PeerFrame) -> None:
-        """Handle one frame from *peer*; the caller calls `settle` after a row of them.
+    def receive(self, peer: str, frame: PeerFrame) -> bool:
+        """Handle one frame from *peer*.
 
+        Returns:
+            Whether something may follow from it: then the caller calls `settle` after a row of
+            frames. A sign of life changes nothing, most of the time.
         Raises:
             RemoteProtocolError: The frame is not what a member sends: close its connection.
             InvariantBroken: Logs contradict each other: stop the node.
         """
-        if self._reception.take(peer, frame):
-            self.settle()
+        if frame.kind not in SIGNS_OF_LIFE:
+            if self._reception.take(peer, frame):
+                self.settle()
+            return True
+        before = self._standing()
+        self._reception.take(peer, frame)
+        return bool(self.barrier) or self.doubt.doubtful or self._standing() != before
+
+    def _standing(self) -> tuple[object, ...]:
+        core = self.core
+        return core.term, core.role, core.leader_id, core.known_commit_index
 
 
 __all__ = ["Outgoing", "RaftNode", "RaftSettings"]

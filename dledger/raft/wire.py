@@ -58,6 +58,9 @@ class Kind(IntEnum):
     FETCH_REPLY = 16
 
 
+SIGNS_OF_LIFE: Final = frozenset({Kind.HEARTBEAT, Kind.HEARTBEAT_REPLY})
+"""What goes to and fro all the time, and changes little."""
+
 FIELDS: Final = {
     Kind.HELLO: 1,
     Kind.HELLO_ACK: 1,

@@ -20,6 +20,7 @@ VOTING: Final = "dledger.raft.voting:Voting"
 DOUBT: Final = "dledger.raft.doubt:Doubt"
 JOURNAL: Final = "dledger.raft.journal:CommitLogJournal"
 APPEND: Final = "dledger.raft.append"
+FOLLOWER: Final = "dledger.raft.follower:Follower"
 GROUP: Final = "dledger.group:Group"
 STORE: Final = "dledger.store:ReplicaStore"
 LOG: Final = "commitlog.entry_log:EntryLog"
@@ -288,6 +289,15 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             f"{APPEND}:plan_append",
             "if first <= commit:",
             "if first <= commit and first < 20:",
+        ),
+    ),
+    _edit(
+        46,
+        "a heartbeat commits what its leader has not verified here",
+        (
+            f"{FOLLOWER}.on_heartbeat",
+            "else self.promises.verified(peer, term)",
+            "else self.promises.verified(peer, term) if term < 4 else self.journal.last_index",
         ),
     ),
     _edit(

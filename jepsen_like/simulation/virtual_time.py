@@ -29,6 +29,9 @@ LEAST_STEP_S: Final = 1e-9
 IDLE_TURNS_MAX: Final = 16
 """So often in a row may nothing be left to happen before the run counts as stuck."""
 
+POLLED_TURNS: Final = 8
+"""In every so many turns descriptors are looked at: twice at least before a run counts as stuck."""
+
 
 ASKED_IN_ONE_INSTANT: Final = 1000
 """Turns of the scheduler after which an instant has taken its time."""
@@ -186,14 +189,34 @@ def seeded_scheduler(seed: int) -> Iterator[None]:
         chance.setstate(state)
 
 
-def drop_empty_instruments() -> None:
-    """Let the running loop ask a plain dict for instruments when it has none.
+class _SeldomPolled:
+    """Trio's I/O manager for a run that has no I/O but trio's own wake-ups."""
 
-    It asks six times a turn, of a mapping written in Python; nothing else may ask this one.
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._turns = 0
+
+    def get_events(self, timeout: float) -> Any:
+        """Look at the descriptors in some of the turns; in all that would wait."""
+        self._turns += 1
+        if timeout <= 0 and self._turns % POLLED_TURNS:
+            return ()
+        return self._manager.get_events(timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+def lighten_loop() -> None:
+    """Spare the running loop, turn by turn, what a simulation has no use for.
+
+    It asks six times a turn for instruments, of a mapping written in Python: with none a plain
+    dict answers; nothing else may ask that one. And it asks the system for descriptors.
     """
     runner: Any = scheduler.GLOBAL_RUN_CONTEXT.runner
     if not any(runner.instruments.values()):
         runner.instruments = {}
+    runner.io_manager = _SeldomPolled(runner.io_manager)
 
 
 @contextmanager
@@ -217,7 +240,7 @@ def run_virtual(seed: int, main: Callable[[VirtualTime], Awaitable[T]]) -> T:
     time = VirtualTime()
 
     async def scoped() -> T | None:
-        drop_empty_instruments()
+        lighten_loop()
         with trio.CancelScope() as scope:
             time.give_up = scope.cancel
             return await main(time)

@@ -31,9 +31,9 @@ def test_a_frame_counts_once_and_only_in_its_own_connection(guards: Guards, tmp_
     received: list[tuple[int, int]] = []
     take = leader.receive
 
-    def noted(peer: str, frame: PeerFrame) -> None:
+    def noted(peer: str, frame: PeerFrame) -> bool:
         received.append((frame.epoch, frame.sequence))
-        take(peer, frame)
+        return take(peer, frame)
 
     leader.receive = noted  # type: ignore[method-assign] # watches what comes through
 
