@@ -33,8 +33,11 @@ from remoting.seams import Clock
 RETRY_S = 3.0
 """After a failed registration: a NameServer that comes back is told soon, not in half a minute."""
 
-LIST_LOOK_S = 1.0
-"""How soon a change in the list of NameServers is noticed."""
+LIST_LOOK_S = 10.0
+"""How soon a change in the list of NameServers is noticed: it is read every 120 s."""
+
+EMPTY_LIST_LOOK_S = 1.0
+"""How soon the first answer of an address server is noticed."""
 
 UNREGISTER_TIMEOUT_S = 1.0
 """At a clean stop no NameServer may hold up the others; the connection's end tells it anyway."""
@@ -74,7 +77,7 @@ class Registration:
     """Keeps this broker registered.
 
     Args:
-        name_servers: Addresses ``host:port``; asked again every second, so they may change.
+        name_servers: Addresses ``host:port``; asked again every `LIST_LOOK_S`, so they may change.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Registration:
                     nursery.start_soon(self._keep_registered, name_server)
                 for address in sorted(self._known.keys() - wanted):
                     self._known.pop(address).wake.set()
-                await self._clock.sleep(LIST_LOOK_S)
+                await self._clock.sleep(LIST_LOOK_S if wanted else EMPTY_LIST_LOOK_S)
 
     async def unregister(self) -> None:
         """Take this broker out of every NameServer, at a clean stop; failures are logged.

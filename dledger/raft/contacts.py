@@ -30,6 +30,7 @@ class Contacts:
     Attributes:
         timer_wake: Set when the election timer may end earlier.
         agree_wake: Set when somebody was heard before the voters were agreed on.
+        reign_wake: Set when this member begins to lead.
         links_wake: Set when connections are wanted to others than before.
     """
 
@@ -44,6 +45,7 @@ class Contacts:
     doubt: Doubt
     timer_wake: Wakeup = field(default_factory=Wakeup, init=False)
     agree_wake: Wakeup = field(default_factory=Wakeup, init=False)
+    reign_wake: Wakeup = field(default_factory=Wakeup, init=False)
     links_wake: Wakeup = field(default_factory=Wakeup, init=False)
     _members_version: int = field(default=-1, init=False)
 

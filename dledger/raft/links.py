@@ -120,11 +120,13 @@ class Links:
     # -- time ------------------------------------------------------------------------------
 
     async def _beat_loop(self) -> None:
+        node = self._node
         while True:
-            await self._clock.sleep(self._node.settings.heartbeat_interval_s)
-            self._node.beat()
-            if self._node.is_leader:
-                self._node.settle()
+            while not node.is_leader:
+                await node.contacts.reign_wake.wait()
+            await self._clock.sleep(node.settings.heartbeat_interval_s)
+            node.beat()
+            node.settle()
 
     async def _election_loop(self) -> None:
         node = self._node

@@ -403,12 +403,7 @@ class RaftNode:
             self.settle()
 
     def beat(self) -> None:
-        """Leader: tell everybody that it lives, and probe those that do not answer.
-
-        Raises:
-            StoreError, InvariantBroken: What `settle` raised, on any member: it must stop.
-        """
-        self._failure.raise_again()
+        """Leader: tell everybody that it lives, and probe those that do not answer."""
         self.reign.beat()
 
     def election_due_in(self) -> float:
@@ -459,8 +454,10 @@ class RaftNode:
             frames. A sign of life changes nothing, most of the time.
         Raises:
             RemoteProtocolError: The frame is not what a member sends: close its connection.
-            InvariantBroken: Logs contradict each other: stop the node.
+            StoreError, InvariantBroken: Logs contradict each other, or what `settle` raised: stop
+                the node.
         """
+        self._failure.raise_again()
         if frame.kind not in SIGNS_OF_LIFE:
             if self._reception.take(peer, frame):
                 self.settle()

@@ -80,6 +80,7 @@ class Reign:
             peer.close_since_s = None
         log.info("became_leader", group=self.settings.group, term=self._term)
         self.reconfiguration.write_first()
+        self.contacts.reign_wake.set()
         self.beat()
 
     def _end(self) -> None:

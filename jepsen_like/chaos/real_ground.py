@@ -133,6 +133,8 @@ class RealMember(RealMachine):
         self.status: Mapping[str, Any] = {}
         self.seen_voters: tuple[str, ...] = ()
         self._seen_commit = 0
+        self._lives = 0
+        """How often it was started or ended: what it said before is over."""
         self._why_no_disk = why_no_disk
         self._rng = rng
         self._slow = ExitStack()
@@ -162,6 +164,30 @@ class RealMember(RealMachine):
         assert self._node.store_path is not None
         return self._node.store_path
 
+    async def look(self) -> None:
+        """Ask it what it is now. What a process says that has ended since does not count."""
+        status, life = None, self._lives
+        if self.is_up:
+            status = await raft_status(self.address, timeout_s=STATUS_TIMEOUT_S)
+        if life == self._lives:
+            self.note(status)
+
+    def _begin_life(self) -> None:
+        self._lives += 1
+        self.status = {}
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self._begin_life()
+        await super().kill()
+        self._begin_life()
+
+    async def stop(self) -> bool:
+        """SIGTERM, and SIGKILL when that takes too long."""
+        is_clean = await super().stop()
+        self._begin_life()
+        return is_clean
+
     def note(self, status: Mapping[str, Any] | None) -> None:
         """Take what it said; None: nothing."""
         self.status = status or {}
@@ -185,6 +211,7 @@ class RealMember(RealMachine):
             if self.is_down:
                 self._cluster.be_ahead(self.name, versions_ahead)
                 self.is_newer = versions_ahead > 0
+                self._begin_life()
             return await super().start()
 
     # -- power and points ------------------------------------------------------------------
@@ -492,10 +519,7 @@ class RealGround:
         """Ask every broker once."""
 
         async def ask_one(member: RealMember) -> None:
-            status = None
-            if member.is_up:
-                status = await raft_status(member.address, timeout_s=STATUS_TIMEOUT_S)
-            member.note(status)
+            await member.look()
             self._note_role(member)
 
         async with trio.open_nursery() as nursery:

@@ -261,9 +261,13 @@ class Nemesis:
         node = self._one(step, event)
         if not self._may_hurt(Kind.WIPE, node, event):
             return
-        self._budget.note_hurt(Kind.WIPE, node.name)
-        await node.wipe()
+        await self._lose_folder(node)
         await self._down([node], step.for_ms)
+
+    async def _lose_folder(self, node: Member) -> None:
+        self._budget.note_hurt(Kind.WIPE, node.name)
+        with self._budget.destroying(node.name):
+            await node.wipe()
 
     async def _kill_at_point(self, step: Step, event: Event) -> None:
         """Kill inside the product's own disk call: the next one, or one of the next few."""
@@ -489,8 +493,9 @@ class Nemesis:
         node = self._one(step, event)
         if not self._may_hurt(step.kind, node, event):
             return
-        await node.kill()
-        event.detail = await node.rot(max(1, step.arg))
+        with self._budget.destroying(node.name):
+            await node.kill()
+            event.detail = await node.rot(max(1, step.arg))
         if event.detail:
             self._budget.note_hurt(step.kind, node.name)
         await self._down([node], step.for_ms)
@@ -502,13 +507,14 @@ class Nemesis:
             return
         self._budget.note_hurt(step.kind, node.name)  # what follows takes time
         self._held_down[node.name] += 1
-        await node.kill()
         try:
-            if await self._is_spare(node):
-                where = await node.tear_tail(max(1, step.arg))
-                event.detail = where or "skipped: nothing stands above the commit mark"
-            else:
-                event.detail = "skipped: others do not hold all it may have promised"
+            with self._budget.destroying(node.name):
+                await node.kill()
+                if await self._is_spare(node):
+                    where = await node.tear_tail(max(1, step.arg))
+                    event.detail = where or "skipped: nothing stands above the commit mark"
+                else:
+                    event.detail = "skipped: others do not hold all it may have promised"
         finally:
             self._held_down[node.name] -= 1
         await self._down([node], step.for_ms)
@@ -543,12 +549,15 @@ class Nemesis:
         event.detail = await node.flood(0) or event.detail
 
     def _may_hurt(self, kind: Kind, node: Member, event: Event) -> bool:
-        ground = self._ground
-        nodes = {name: ground.soundness(name) for name in ground.brokers}
-        if self._budget.allows(kind, node.name, nodes, ground.voters()):
+        if self._allows(kind, node):
             return True
         event.detail = "skipped: a majority must keep its disks"
         return False
+
+    def _allows(self, kind: Kind, node: Member) -> bool:
+        ground = self._ground
+        nodes = {name: ground.soundness(name) for name in ground.brokers}
+        return self._budget.allows(kind, node.name, nodes, ground.voters())
 
     def _may_cut_power(self, node: Member) -> bool:
         return self._budget.allows(Kind.POWER_CUT, node.name, {}, self._ground.voters())
@@ -597,9 +606,9 @@ class Nemesis:
             return
         await self._order(event, step.kind, node.name)
         await self._ground.sleep(step.for_ms / 1000)
-        if step.arg % 2 and not event.detail:
-            self._budget.note_hurt(Kind.WIPE, node.name)
-            await node.wipe()
+        # Much may have happened to others meanwhile.
+        if step.arg % 2 and not event.detail and self._allows(Kind.WIPE, node):
+            await self._lose_folder(node)
             await node.start()
         await self.add_missing(event)
 

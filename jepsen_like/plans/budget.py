@@ -19,7 +19,9 @@ versions, power failures of all nodes, full disks, clocks) may happen at any tim
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -102,10 +104,13 @@ class Budget:
     Attributes:
         hurt: By what.
         orders: Changes of the members that are under way.
+        under_way: Whose data is being destroyed at this moment, and by how many steps: what it
+            says of itself is over any moment now.
     """
 
     hurt: dict[str, Kind] = field(default_factory=dict)
     orders: int = 0
+    under_way: Counter[str] = field(default_factory=Counter)
 
     def allows(
         self,
@@ -130,8 +135,8 @@ class Budget:
         others = [name for name in nodes if name != node]
         if kind is Kind.FSYNC_ERROR:
             # It loses only what it had not promised yet; but not beside a hurt one.
-            return not any(name in self.hurt for name in others)
-        if self.hurt or self.orders:
+            return not any(name in self.hurt or self.under_way[name] for name in others)
+        if self.hurt or self.orders or self.under_way.total():
             return False
         firm = {name for name in others if nodes[name].keeps_promises}
         return all(
@@ -148,4 +153,14 @@ class Budget:
     def note_sound(self, nodes: Iterable[str]) -> None:
         """These nodes hold everything again."""
         for node in nodes:
-            self.hurt.pop(node, None)
+            if not self.under_way[node]:
+                self.hurt.pop(node, None)
+
+    @contextmanager
+    def destroying(self, node: str) -> Iterator[None]:
+        """Take *node* for hurt, whatever it says, while the block destroys its data."""
+        self.under_way[node] += 1
+        try:
+            yield
+        finally:
+            self.under_way[node] -= 1

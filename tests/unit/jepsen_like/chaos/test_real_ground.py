@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
+import pytest
 import trio
 
 from jepsen_like.chaos.cluster import CLIENTS, lay_out
@@ -36,6 +37,32 @@ class Network(RunNetwork):
             _, verb, _, _, _, source, _, target, _ = line.split()
             if verb == "add":
                 self.cuts.add((names[source], names[target]))
+
+
+async def test_what_a_broker_said_before_it_ended_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = lay_out(tmp_path, Plan(seed=1, duration_ms=300))
+    member = RealMember(cluster, cluster.brokers["n0"], None, "", Random(1))
+    monkeypatch.setattr(RealMember, "is_up", True)
+    asked, ended = trio.Event(), trio.Event()
+
+    async def status(address: str, timeout_s: float) -> dict[str, object]:
+        asked.set()
+        await ended.wait()
+        return {"commit_index": 7}
+
+    monkeypatch.setattr("jepsen_like.chaos.real_ground.raft_status", status)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(member.look)
+        await asked.wait()
+        await member.kill()
+        ended.set()
+    assert member.status == {}
+    await member.look()
+    assert member.status == {"commit_index": 7}
+    await member.kill()
+    assert member.status == {}
 
 
 async def test_a_split_puts_name_servers_into_rooms(tmp_path: Path) -> None:

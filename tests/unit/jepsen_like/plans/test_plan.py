@@ -154,6 +154,18 @@ def test_data_is_destroyed_on_one_node_at_a_time() -> None:
     assert budget.allows(Kind.BIT_ROT, "n1", all_sound)
 
 
+def test_what_a_node_says_while_its_data_is_destroyed_does_not_count() -> None:
+    """Two wipes in one moment: the first was still answering when the second was looked at."""
+    budget, all_sound = Budget(), {"n0": SOUND, "n1": SOUND, "n2": SOUND}
+    with budget.destroying("n0"):
+        for kind in (Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL, Kind.FSYNC_ERROR):
+            assert not budget.allows(kind, "n1", all_sound)
+        budget.note_hurt(Kind.WIPE, "n0")
+        assert not budget.allows(Kind.WIPE, "n1", all_sound)
+    assert not budget.allows(Kind.WIPE, "n1", all_sound | {"n0": BEHIND})
+    assert budget.allows(Kind.WIPE, "n1", all_sound)
+
+
 def test_a_torn_log_is_a_loss_until_its_owner_is_sound_again() -> None:
     budget, all_sound = Budget(), {"n0": SOUND, "n1": SOUND, "n2": SOUND}
     budget.note_hurt(Kind.TORN_TAIL, "n0")
