@@ -165,6 +165,7 @@ class Heartbeats:
         config = self._instance.config
         all_at_s = 0.0
         while True:
+            self._wanted = trio.Event()
             begin_s = trio.current_time()
             if begin_s >= all_at_s:
                 all_at_s = begin_s + config.heartbeat_period_s
@@ -181,11 +182,9 @@ class Heartbeats:
 
     async def send(self) -> bool:
         """Tell all brokers now which groups are here; return whether all of them have answered."""
-        self._wanted = trio.Event()
         return await self._tell(self._addresses())
 
     async def _send_due(self) -> bool:
-        self._wanted = trio.Event()
         body = self.body()
         return await self._tell([x for x in self._addresses() if not self._knows(x, body)])
 

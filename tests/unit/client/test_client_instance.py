@@ -164,3 +164,21 @@ async def test_a_broker_that_never_answers_is_unreachable(autojump_clock: MockCl
         with pytest.raises(BrokerUnreachableError):
             await client.ask("10.0.0.1:10912", RequestCode.RAFT_STATUS, timeout_s=2.0)
         assert trio.current_time() - began == pytest.approx(2.0)
+
+
+async def test_news_wakes_the_heartbeats_also_after_somebody_else_has_sent_some(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world, world.client() as client:
+        leader = world.groups["g"].brokers[0]
+        async with Producer(client, "p") as producer:
+            await producer.send(Message("T", b"1"))
+            await trio.sleep(1)
+            await client.heartbeats.send()
+            before = leader.count(RequestCode.HEART_BEAT)
+            client.heartbeats.add_producer("another")
+            await trio.sleep(1)
+            assert leader.count(RequestCode.HEART_BEAT) == before + 1
+            client.heartbeats.look()
+            await trio.sleep(1)
+            assert leader.count(RequestCode.HEART_BEAT) == before + 1
