@@ -20,11 +20,11 @@ from jepsen_like.plans.plan import Kind, Plan, Workload
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.workloads.presets import simulated_workload
 
-SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3600)
+SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3700)
 """More than one operation a second together, and cheap enough for long runs."""
 
-SOAK_FAULT_INTERVAL_S = 24.0
-"""With those that come in pairs well above one in 30 s."""
+SOAK_FAULT_INTERVAL_S = 30.0
+"""With those that come in pairs one in less than 20 s."""
 
 
 PRESET_KINDS = SIMULATED - {Kind.CLOCK_JUMP}

@@ -270,3 +270,15 @@ def test_what_stands_before_the_command_says_who_asks(
 def test_credentials_without_a_file_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--credentials"]) == 2
     assert "--credentials needs a file" in capsys.readouterr().err
+
+
+def test_the_package_can_be_run_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dledger", "raft", "--nonsense"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith('error: Unknown command "--nonsense"')
