@@ -20,10 +20,10 @@ from jepsen_like.plans.plan import Kind, Plan, Workload
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.workloads.presets import simulated_workload
 
-SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3700)
+SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3900)
 """More than one operation a second together, and cheap enough for long runs."""
 
-SOAK_FAULT_INTERVAL_S = 30.0
+SOAK_FAULT_INTERVAL_S = 26.0
 """With those that come in pairs one in less than 20 s."""
 
 

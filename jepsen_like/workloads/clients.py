@@ -140,7 +140,7 @@ class WorkloadClients:
         self._process = 0
         self._producers = 0
         self._values: Counter[int] = Counter()
-        self._consumers = Consumers(self, plan.seed)
+        self._consumers = Consumers(self)
         self._lockers = Lockers(self, plan.seed, lease_s=plan.settings.lock_lease_ms / 1000)
         halves = ProducerConfig(
             send_timeout_s=SEND_TIMEOUT_S,
@@ -152,6 +152,7 @@ class WorkloadClients:
         gives_back = plan.workload.send_back_per_mille
         self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
         self._awaited: dict[Moment, trio.Event] = {}
+        self._lives: Counter[tuple[str, int]] = Counter()
         self._wall_ms: Callable[[], int] = lambda: 0
         self._is_over = False
         self._busy = 0
@@ -162,6 +163,11 @@ class WorkloadClients:
         self.topic = topic
         self.queues = [MessageQueue(topic, broker, i) for i in range(plan.workload.queues)]
         self._levels_ms = parse_delay_levels(plan.settings.delay_levels)
+
+    def rng_of(self, role: str, index: int) -> SimRng:
+        """Return chance for the next life of a client: who was killed does not begin anew."""
+        self._lives[role, index] += 1
+        return rng_stream(self._plan.seed, role, index, self._lives[role, index])
 
     # -- rows ------------------------------------------------------------------------------
 
@@ -359,7 +365,7 @@ class WorkloadClients:
     # -- producers -------------------------------------------------------------------------
 
     async def _keep_producing(self, instance: ClientInstance, index: int) -> None:
-        rng = rng_stream(self._plan.seed, "producer", index)
+        rng = self.rng_of("producer", index)
         workload = self._plan.workload
         config = ProducerConfig(
             send_timeout_s=SEND_TIMEOUT_S,
@@ -605,7 +611,7 @@ class WorkloadClients:
     # -- readers ---------------------------------------------------------------------------
 
     async def _read(self, instance: ClientInstance, index: int) -> None:
-        rng = rng_stream(self._plan.seed, "reader", index)
+        rng = self.rng_of("reader", index)
         consumers = self._plan.workload.consumers
         watched = f"consumers-{index % consumers}" if consumers > index else f"readers-{index}"
         async with PullConsumer(instance, watched) as consumer:

@@ -17,7 +17,7 @@ from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
 from jepsen_like.history.operation import Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
-from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.seeded_rng import SimRng
 
 if TYPE_CHECKING:
     from jepsen_like.workloads.clients import WorkloadClients
@@ -33,16 +33,14 @@ class Consumers:
 
     Args:
         clients: Whose they are: the rows, the queues and the time.
-        seed: Of what they do.
 
     Attributes:
         client_id: Of the machine they run on.
         ask_first: Those that start from now on begin where they committed, not where they know.
     """
 
-    def __init__(self, clients: WorkloadClients, seed: int) -> None:
+    def __init__(self, clients: WorkloadClients) -> None:
         self._clients = clients
-        self._seed = seed
         self._tried: dict[int, Offsets] = {}
         self._waking: trio.Event | None = None
         self._in_hand = 0
@@ -83,14 +81,14 @@ class Consumers:
         async with PullConsumer(instance, f"consumers-{index}") as consumer:
             tried = self._tried_by(index)
             offsets = await self._committed(consumer) if self.ask_first else dict(tried)
-            rng = rng_stream(self._seed, "consumer", index)
+            rng = self._clients.rng_of("consumer", index)
             await self._go_on(consumer, rng, tried, offsets, is_double=False)
 
     async def double(self, instance: ClientInstance, index: int) -> None:
         """Be another consumer *index*, which stands still for nobody, until it is over."""
         async with PullConsumer(instance, f"consumers-{index}") as consumer:
             offsets = await self._committed(consumer)
-            rng = rng_stream(self._seed, "double", index)
+            rng = self._clients.rng_of("double", index)
             await self._go_on(consumer, rng, self._tried_by(index), offsets, is_double=True)
 
     def _tried_by(self, index: int) -> Offsets:

@@ -11,6 +11,7 @@ import trio
 
 from client.route import MessageQueue
 from jepsen_like.history.operation import F, Operation, Outcome
+from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads import consumers
 from jepsen_like.workloads.consumers import Consumers
 
@@ -21,13 +22,17 @@ MESSAGES = 5
 class Clients:
     """A queue of five messages, and everything that is committed of it, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.queues = [QUEUE]
         self.is_over = False
         self.commits: list[tuple[str, int]] = []
 
     def new_process(self) -> int:
         return 1
+
+    def rng_of(self, role: str, index: int) -> SimRng:
+        return rng_stream(self.seed, role, index)
 
     @contextmanager
     def acting(self) -> Iterator[None]:
@@ -70,8 +75,8 @@ async def test_what_one_has_in_hand_its_double_leaves_to_it(
     seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     monkeypatch.setattr(consumers, "PullConsumer", _opened)
-    clients: Any = Clients()
-    made = Consumers(clients, seed)
+    clients: Any = Clients(seed)
+    made = Consumers(clients)
     instance: Any = "first"
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.consume, instance, 0)
