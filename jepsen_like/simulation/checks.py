@@ -193,6 +193,7 @@ class Checks:
     def _commit_moved(self, node: BrokerNode, group: Group, seen: int, commit: int) -> None:
         world = self._world
         node.seen_commit = commit
+        node.shown_commit = max(node.shown_commit, commit)
         if commit < seen:
             world.violate("commit_went_back", f"{node.name}: commit index {seen} to {commit}")
             return

@@ -407,6 +407,8 @@ class BrokerNode(Node):
     Attributes:
         broker: The running broker; None while there is none.
         seen_commit: Newest commit index this node has shown.
+        shown_commit: The same, on disks it has lost, too; 0 where its log may end earlier
+            without a sign of that.
         seen_voters: Names of the voters in the list it followed last.
         seen_durable_end: Position up to which its log was seen to be on its disk.
         promised_vote: Newest term it has told a candidate that it votes in, and for whom.
@@ -422,6 +424,7 @@ class BrokerNode(Node):
         self.config = config
         self.broker: Broker | None = None
         self.seen_commit = 0
+        self.shown_commit = 0
         self.seen_truncations = 0
         self.seen_voters: tuple[str, ...] = ()
         self.seen_list = -1
@@ -486,6 +489,13 @@ class BrokerNode(Node):
         self.seen_voters = ()
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
+
+    def tear_tail(self, size_bytes: int) -> tuple[str, int] | None:
+        """Write over the log's newest bytes above the commit mark; return where."""
+        found = super().tear_tail(size_bytes)
+        if found is not None:
+            self.shown_commit = 0
+        return found
 
 
 class ClientNode(Node):

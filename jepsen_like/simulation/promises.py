@@ -6,6 +6,8 @@ not at what it believes of itself.
 
 ===================  =======================================================================
 one vote             a member votes for one candidate per term, whatever happens to it between
+whole vote           who votes, for itself too, holds all it has ever shown as committed: it is
+                     the voter's log that keeps others from leading (Raft, §5.4.1)
 kept vote            a process that starts again knows term and vote it had told
 kept log             … and holds the entry it had acknowledged, unless a leader cut it since
 true acknowledgement an acknowledged entry is the one that the leader of that term has there
@@ -36,7 +38,7 @@ _HEAD_AT: Final = 10
 _KIND_AT: Final = 11
 """The head is a CBOR array of fewer than 24 items; its first is the kind, one byte."""
 
-_PROMISING: Final = frozenset({int(Kind.VOTE_REPLY), int(Kind.APPEND_REPLY)})
+_PROMISING: Final = frozenset({int(Kind.VOTE), int(Kind.VOTE_REPLY), int(Kind.APPEND_REPLY)})
 
 
 class Promises:
@@ -55,7 +57,9 @@ class Promises:
             node = self._world.brokers.get(source)
             if node is None or node.group is None:
                 continue
-            if kind == Kind.VOTE_REPLY:
+            if kind == Kind.VOTE:
+                self._check_whole(node, node.group, head[1], source)
+            elif kind == Kind.VOTE_REPLY:
                 self._voted(node, node.group, head[1], target)
             elif head[4]:
                 self._acknowledged(node, node.group, head[1], head[5])
@@ -68,7 +72,17 @@ class Promises:
                 "two_votes", f"{node.name} voted for {first} and {candidate} in term {term}"
             )
         check_voted(self._world, node, group, term, candidate)
+        self._check_whole(node, group, term, candidate)
         node.promised_vote = max(node.promised_vote, (term, candidate))
+
+    def _check_whole(self, node: BrokerNode, group: Group, term: int, candidate: str) -> None:
+        end = group.node.journal.last_index
+        if end < node.shown_commit and group.node.settings.sync_flush:
+            self._world.violate(
+                "hollow_vote",
+                f"{node.name} votes for {candidate} in term {term} with a log up to {end}; it had "
+                f"shown {node.shown_commit} as committed",
+            )
 
     def _acknowledged(self, node: BrokerNode, group: Group, term: int, index: int) -> None:
         journal = group.node.journal

@@ -153,6 +153,10 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
                 inc = node.group.node.identity.incarnation
                 promises.votes |= {(node.name, inc, term): "nobody" for term in range(2, 9)}
             leader.kill()
+        case "hollow_vote":
+            for node in world.brokers.values():
+                node.shown_commit = 1_000_000
+            leader.kill()
         case "vote_forgotten":
             follower.promised_vote = (99, leader.name)
             follower.kill()
@@ -176,6 +180,7 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
         "commit_ahead",
         "members",
         "two_votes",
+        "hollow_vote",
         "vote_forgotten",
         "acknowledgement_forgotten",
         "false_acknowledgement",
