@@ -407,8 +407,8 @@ class BrokerNode(Node):
     Attributes:
         broker: The running broker; None while there is none.
         seen_commit: Newest commit index this node has shown.
-        shown_commit: The same, on disks it has lost, too; 0 where its log may end earlier
-            without a sign of that.
+        shown_commit: The newest any process on this disk has shown; 0 where its log may end
+            earlier without a sign of that.
         seen_voters: Names of the voters in the list it followed last.
         seen_durable_end: Position up to which its log was seen to be on its disk.
         promised_vote: Newest term it has told a candidate that it votes in, and for whom.
@@ -486,6 +486,7 @@ class BrokerNode(Node):
         """Lose the disk; the process is killed before."""
         super().wipe()
         self.seen_commit = 0
+        self.shown_commit = 0
         self.seen_voters = ()
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)

@@ -6,8 +6,9 @@ not at what it believes of itself.
 
 ===================  =======================================================================
 one vote             a member votes for one candidate per term, whatever happens to it between
-whole vote           whoever's vote is counted, its own too, holds all it has ever shown as
-                     committed: the voter's log keeps others from leading (Raft, §5.4.1)
+whole vote           who votes, for itself too, holds all it has ever shown as committed: the
+                     voter's log keeps others from leading (Raft, §5.4.1). A wiped folder is
+                     another life, which has shown nothing
 kept vote            a process that starts again knows term and vote it had told
 kept log             … and holds the entry it had acknowledged, unless a leader cut it since
 true acknowledgement an acknowledged entry is the one that the leader of that term has there
@@ -77,22 +78,12 @@ class Promises:
 
     def _check_whole(self, node: BrokerNode, group: Group, term: int, candidate: str) -> None:
         end = group.node.journal.last_index
-        if (
-            end < node.shown_commit
-            and group.node.settings.sync_flush
-            and self._is_counted(node, group, candidate)
-        ):
+        if end < node.shown_commit and group.node.settings.sync_flush:
             self._world.violate(
                 "hollow_vote",
                 f"{node.name} votes for {candidate} in term {term} with a log up to {end}; it had "
                 f"shown {node.shown_commit} as committed",
             )
-
-    def _is_counted(self, node: BrokerNode, group: Group, candidate: str) -> bool:
-        """Whether *candidate* counts this life of the voter's folder; a learner votes in vain."""
-        there = self._world.brokers[candidate].group
-        members = None if there is None else there.node.roster.members
-        return members is not None and members.is_voter(node.name, group.node.identity.incarnation)
 
     def _acknowledged(self, node: BrokerNode, group: Group, term: int, index: int) -> None:
         journal = group.node.journal
