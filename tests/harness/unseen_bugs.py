@@ -1,55 +1,66 @@
-"""Asks the unit tests about every planted bug; exit status 1 when they see one.
+"""A pytest plug-in that asks the tests about every planted bug: which of them do they see?
 
-``python -m tests.harness.unseen_bugs [NUMBER...]``
+``pytest -p tests.harness.unseen_bugs -x tests/unit`` asks about all, ``--bugs 46,54`` about these.
 
-What a unit test sees says nothing about the simulator, so such a bug does not count as found
-by it. About a CPU minute for each.
+What a unit test sees says nothing about the simulator, so such a bug does not count as found by
+it. Tests are collected once; each bug is planted into a child of that process, which runs them.
 """
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 
+import pytest
+
+from jepsen_like.mutants.apply import apply
 from jepsen_like.mutants.registry import numbers
 
 JOBS = 2
-"""At the same time, one per core."""
-
-BOUND_S = 1800.0
-"""Of one bug's tests, on a machine that does other things, too."""
-
-PYTEST = (
-    *(sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"),
-    *("-p", "tests.harness.planted_bug", "--ignore=tests/unit/jepsen_like/mutants", "tests/unit"),
-)
-"""Tests of the planting itself look at the text that is changed here, and are left out."""
+"""Children at the same time, one per core."""
 
 
-def ask(number: int) -> tuple[int, bool, str]:
-    """Run the unit tests with one bug; return its number, whether they passed, and their end."""
-    ran = subprocess.run(
-        [*PYTEST, "--planted", str(number)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-    )
-    return number, ran.returncode == 0, "\n".join(ran.stdout.splitlines()[-3:])
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--bugs``."""
+    parser.addoption("--bugs", default="", help="Opaque numbers, with commas; empty: all.")
 
 
-def main(asked: list[int]) -> int:
-    """Ask about these, or all; print one line for each."""
-    seen: list[int] = []
-    with ThreadPoolExecutor(JOBS) as pool:
-        for number, unseen, end in pool.map(ask, asked or numbers()):
-            print(f"{number}: {'not seen' if unseen else 'SEEN'}: {end}", flush=True)
-            if not unseen:
-                seen.append(number)
-    print(f"{len(seen)} seen by the unit tests: {seen}" if seen else "none is seen")
-    return 1 if seen else 0
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in a child for each bug; in the child, leave that to pytest."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    assert terminal is not None
+    asked = [int(number) for number in session.config.getoption("--bugs").split(",") if number]
+    folder = Path(tempfile.mkdtemp(prefix="unseen-bugs-"))
+    waiting: Iterator[int] = iter(asked or numbers())
+    children: dict[int, int] = {}
+    while True:
+        for number in islice(waiting, JOBS - len(children)):
+            log = folder / f"{number}.log"
+            child = os.fork()
+            if not child:
+                _become(number, log)
+                return None
+            children[child] = number
+        if not children:
+            return True
+        child, status = os.wait()
+        number, seen = children.pop(child), status != 0
+        session.testsfailed += seen
+        log = folder / f"{number}.log"
+        end = log.read_text().splitlines()[-1:]
+        terminal.write_line(f"{number}: {f'SEEN, {log}' if seen else 'not seen'}: {''.join(end)}")
 
 
-if __name__ == "__main__":
-    sys.exit(main([int(argument) for argument in sys.argv[1:]]))
+def _become(number: int, log: Path) -> None:
+    """Be the process that runs the tests with one bug, and writes to *log*."""
+    sys.stdout.flush()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    apply(number)
