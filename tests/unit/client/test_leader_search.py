@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 import trio
 from trio.testing import MockClock
 
@@ -11,23 +14,29 @@ from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from client.retry import RetryPolicy
 from remoting.protocol.codes import RequestCode
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import Group, open_world
 
 LEADERLESS_S = 20.0
 PATIENT = ProducerConfig(send_timeout_s=60.0)
+
+
+@asynccontextmanager
+async def producer_of_a_group() -> AsyncGenerator[tuple[Group, Producer]]:
+    """A patient producer that has sent 1, and its group."""
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p", PATIENT) as producer,
+    ):
+        await producer.send(Message("T", b"1"))
+        yield world.groups["g"], producer
 
 
 async def test_followers_that_name_a_dead_leader_are_asked_once_a_second_in_the_end(
     autojump_clock: MockClock,
 ) -> None:
     """Its name was news at each search, so one followed the other without a pause."""
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", PATIENT) as producer,
-    ):
-        group = world.groups["g"]
-        await producer.send(Message("T", b"1"))
+    async with producer_of_a_group() as (group, producer):
         await group.brokers[0].kill()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(producer.send, Message("T", b"2"))
@@ -44,13 +53,7 @@ async def test_followers_that_name_a_dead_leader_are_asked_once_a_second_in_the_
 
 async def test_a_leader_is_found_at_most_an_eighth_later(autojump_clock: MockClock) -> None:
     for leaderless_s in (0.05, 0.2, 0.8, 3.2):
-        async with (
-            open_world() as world,
-            world.client() as client,
-            Producer(client, "p", PATIENT) as producer,
-        ):
-            group = world.groups["g"]
-            await producer.send(Message("T", b"1"))
+        async with producer_of_a_group() as (group, producer):
             await group.brokers[0].kill()
             began = trio.current_time()
             async with trio.open_nursery() as nursery:
