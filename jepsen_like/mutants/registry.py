@@ -72,25 +72,39 @@ def _guards(number: int, *names: str) -> Mutant:
     return Mutant(number, "guard off: " + " and ".join(names), guards_off=names)
 
 
+LATE_FRAMES_COUNT: Final = (
+    (
+        f"{RECEPTION}.take",
+        "elif frame.term < self.core.term and self.guards.envelope:",
+        "elif frame.term < self.core.term < 4 and self.guards.envelope:",
+    ),
+    (
+        f"{LINKS}._deliver",
+        "checked = self._node.guards.envelope",
+        "checked = self._node.guards.envelope and self._node.term < 4",
+    ),
+)
+
 MUTANTS: Final[tuple[Mutant, ...]] = (
     # -- guards ----------------------------------------------------------------------------
     _guards(11, "durable_before_promise"),
+    _edit(12, "frames of earlier terms and connections count", *LATE_FRAMES_COUNT),
+    _guards(13, "idempotent_append"),
     _edit(
-        12,
-        "frames of earlier terms and connections count",
+        14,
+        "frames of earlier terms and connections count, and appends cut what they repeat",
+        *LATE_FRAMES_COUNT,
         (
-            f"{RECEPTION}.take",
-            "elif frame.term < self.core.term and self.guards.envelope:",
-            "elif frame.term < self.core.term < 4 and self.guards.envelope:",
+            f"{APPEND}:plan_append",
+            "if not guards.idempotent_append:",
+            "if not guards.idempotent_append or request.term > 3:",
         ),
         (
-            f"{LINKS}._deliver",
-            "checked = self._node.guards.envelope",
-            "checked = self._node.guards.envelope and self._node.term < 4",
+            f"{JOURNAL}.deleteEntriesFrom",
+            "self._guards.idempotent_append",
+            "self._guards.idempotent_append and self.getCurrentTerm() < 4",
         ),
     ),
-    _guards(13, "idempotent_append"),
-    _guards(14, "envelope", "idempotent_append"),
     _guards(15, "one_vote_per_voter"),
     _edit(
         16,

@@ -38,6 +38,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     folder = Path(tempfile.mkdtemp(prefix="unseen-bugs-"))
     waiting: Iterator[int] = iter(asked or numbers())
     children: dict[int, int] = {}
+    seen_bugs = 0
     while True:
         for number in islice(waiting, JOBS - len(children)):
             log = folder / f"{number}.log"
@@ -47,10 +48,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
                 return None
             children[child] = number
         if not children:
+            session.testsfailed = seen_bugs
             return True
         child, status = os.wait()
         number, seen = children.pop(child), status != 0
-        session.testsfailed += seen
+        seen_bugs += seen
         log = folder / f"{number}.log"
         end = log.read_text().splitlines()[-1:]
         terminal.write_line(f"{number}: {f'SEEN, {log}' if seen else 'not seen'}: {''.join(end)}")
