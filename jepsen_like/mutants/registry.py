@@ -97,12 +97,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{APPEND}:plan_append",
             "if not guards.idempotent_append:",
-            "if not guards.idempotent_append or request.term > 3:",
+            "if not guards.idempotent_append or journal.last_index > 40:",
         ),
         (
             f"{JOURNAL}.deleteEntriesFrom",
             "self._guards.idempotent_append",
-            "self._guards.idempotent_append and self.getCurrentTerm() < 4",
+            "self._guards.idempotent_append and self.last_index < 41",
         ),
     ),
     _guards(15, "one_vote_per_voter"),
@@ -231,7 +231,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             f"{LOG}._cut",
             "min(self.durable_index, last.index)",
-            "min(self.durable_index, last.index) if last.index < 15 else self.durable_index",
+            "min(self.durable_index, last.index) if last.index < 40 else self.durable_index",
         ),
     ),
     _edit(
@@ -240,12 +240,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "commitlog.slot_file:SlotFile._write",
             "slot = 1 - self._slot",
-            "slot = 1 - self._slot if self._sequence < 8 else self._slot",
+            "slot = 1 - self._slot if self._sequence < 20 else self._slot",
         ),
         (
             "commitlog.slot_file:SlotFile._write",
             "file.flush()",
-            "if self._sequence < 8:\n    file.flush()",
+            "if self._sequence < 20:\n    file.flush()",
         ),
     ),
     _edit(
