@@ -1003,7 +1003,7 @@ PRESETS: Final = {
 }
 """Workloads that a hunt plays for bugs that drawn ones do not come to."""
 
-FAST: Final = (13, 23, 24, 30, 45, 49, 61, 63, 65, 68, 69, 75, 81, 82, 85, 87, 88, 92, 94, 832)
+FAST: Final = (13, 23, 26, 30, 45, 49, 61, 63, 65, 68, 69, 75, 81, 82, 85, 87, 88, 92, 94, 832)
 """A subset that is found within seconds; for continuous integration."""
 
 IN_REAL_BROKERS: Final = (49, 61, 62, 63, 67, 68, 69, 75, 88, 92, 94, 95)
