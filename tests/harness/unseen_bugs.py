@@ -1,6 +1,7 @@
 """A pytest plug-in that asks the tests about every planted bug: which of them do they see?
 
-``pytest -p tests.harness.unseen_bugs -x tests/unit`` asks about all, ``--bugs 46,54`` about these.
+``pytest -x -s -p tests.harness.unseen_bugs tests/unit`` asks about all, ``--bugs 46,54`` about
+these. Without ``-s`` the children's reports would not come to their logs.
 
 What a unit test sees says nothing about the simulator, so such a bug does not count as found by
 it. Tests are collected once; each bug is planted into a child of that process, which runs them.

@@ -153,10 +153,6 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
                 inc = node.group.node.identity.incarnation
                 promises.votes |= {(node.name, inc, term): "nobody" for term in range(2, 9)}
             leader.kill()
-        case "hollow_vote":
-            for node in world.brokers.values():
-                node.shown_commit = 1_000_000
-            leader.kill()
         case "vote_forgotten":
             follower.promised_vote = (99, leader.name)
             follower.kill()
@@ -180,7 +176,6 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
         "commit_ahead",
         "members",
         "two_votes",
-        "hollow_vote",
         "vote_forgotten",
         "acknowledgement_forgotten",
         "false_acknowledgement",
@@ -201,6 +196,21 @@ def test_a_broken_invariant_ends_the_run(invariant: str) -> None:
         run_world(7, main)
     assert caught.value.invariant == invariant
     assert caught.value.world.trace.last()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_vote_without_what_was_shown_as_committed_ends_the_run(which: int) -> None:
+    """One of the two followers votes for itself, the other one for it."""
+
+    async def main(world: World) -> None:
+        leader = await world.wait_for_leader()
+        world.followers()[which].shown_commit = 1_000_000
+        leader.kill()
+        await world.wait_for_leader()
+
+    with pytest.raises(Violation) as caught:
+        run_world(7, main)
+    assert caught.value.invariant == "hollow_vote"
 
 
 def test_a_wall_clock_may_jump_and_the_group_goes_on() -> None:
