@@ -41,7 +41,7 @@ PROGRAMS = {
         "import cbor2\n"
         "from dledger.raft.term_vote import TermVote\n"
         "vote = TermVote.__new__(TermVote)\n"
-        "vote.term, vote.voted_for, vote.version = 7, 'n1', 1\n"
+        "vote.term, vote.voted_for, vote.version = 9, 'n1', 1\n"
         "print(cbor2.loads(vote.snapshot()[1])[1])"
     ),
 }
