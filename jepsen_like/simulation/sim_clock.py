@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from jepsen_like.simulation.virtual_time import START_S, VirtualTime
+from jepsen_like.simulation.virtual_time import START_S, Timer, VirtualTime
 
 EPOCH_MS: Final = 1_700_000_000_000
 """What the date is when virtual time begins, for a clock without offset."""
@@ -131,28 +131,36 @@ class SimClock:
 
     async def wait(self, delay_s: float) -> None:
         """Wait for *delay_s* of the world's time, and while this node is paused."""
-        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-        gate = self.gate
+        sleeper = _Sleeper(self.gate)
+        sleeper.timer = self._time.call_later(delay_s, sleeper.wake, None)
+        await trio.lowlevel.wait_task_rescheduled(sleeper.abort)
 
-        def wake(_: object) -> None:
-            nonlocal task
-            if task is None:
-                return
-            if gate.is_open:
-                sleeping, task = task, None
-                trio.lowlevel.reschedule(sleeping)
-            else:
-                gate.hold(wake, None)
 
-        timer = self._time.call_later(delay_s, wake, None)
+class _Sleeper:
+    """A task that sleeps. No closures that know each other: those are left to the collector."""
 
-        def abort(_: object) -> trio.lowlevel.Abort:
-            nonlocal task
-            task = None
-            timer.cancel()
-            return trio.lowlevel.Abort.SUCCEEDED
+    __slots__ = ("_gate", "_task", "timer")
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
+    timer: Timer
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+
+    def wake(self, _: object) -> None:
+        task = self._task
+        if task is None:
+            return
+        if self._gate.is_open:
+            self._task = None
+            trio.lowlevel.reschedule(task)
+        else:
+            self._gate.hold(self.wake, None)
+
+    def abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        self.timer.cancel()
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 def _cancel(scope: trio.CancelScope) -> None:
