@@ -875,7 +875,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "dledger.processors.send_back:SendBackProcessor._send_back",
             "record.reconsume_times >= most",
-            "record.reconsume_times > most",
+            "record.reconsume_times >= most + (group.term > 2)",
         ),
     ),
     # -- filters ---------------------------------------------------------------------------

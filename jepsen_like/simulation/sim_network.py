@@ -214,12 +214,7 @@ class SimStream:
             raise trio.ClosedResourceError("this end was closed")
         if not (self._inbox or self._is_ended or self._is_reset):
             self._waiting = trio.lowlevel.current_task()
-
-            def abort(_: object) -> trio.lowlevel.Abort:
-                self._waiting = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
+            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
             if self._is_closed:
                 raise trio.ClosedResourceError("this end was closed")
         else:
@@ -236,6 +231,10 @@ class SimStream:
             inbox.appendleft(whole[max_bytes:])
         self.peer.on_its_way(-len(data))
         return data
+
+    def _abort_wait(self, _: object) -> trio.lowlevel.Abort:
+        self._waiting = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def aclose(self) -> None:
         """Close both directions at once. Idempotent."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
+from random import Random
 from typing import Any, Final, TypeVar, cast
 
 import trio
@@ -163,6 +164,14 @@ class VirtualTime(trio.abc.Clock):
         await trio.lowlevel.wait_task_rescheduled(abort)
 
 
+class _Chance(Random):
+    """Trio's chance: it shuffles the tasks of every turn, of which most have one."""
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        if len(x) > 1:
+            super().shuffle(x)
+
+
 @contextmanager
 def seeded_scheduler(seed: int) -> Iterator[None]:
     """Let trio order the tasks of a batch by *seed* alone, for the length of the block.
@@ -174,19 +183,18 @@ def seeded_scheduler(seed: int) -> Iterator[None]:
     before = getattr(private, "_ALLOW_DETERMINISTIC_SCHEDULING", None)
     chance: Any = getattr(private, "_r", None)
     ordered = "_counter" in getattr(private.Task, "__slots__", ())
-    if not (isinstance(before, bool) and hasattr(chance, "getstate") and ordered):
+    if not (isinstance(before, bool) and hasattr(chance, "shuffle") and ordered):
         raise SimulationError(
             f"trio {trio.__version__} lacks the private names that make its scheduler repeatable "
             "(_ALLOW_DETERMINISTIC_SCHEDULING, _r, Task._counter); 0.35.0 has them"
         )
-    state = chance.getstate()
     private._ALLOW_DETERMINISTIC_SCHEDULING = True
-    chance.seed(f"{seed}/scheduler")
+    private._r = _Chance(f"{seed}/scheduler")
     try:
         yield
     finally:
         private._ALLOW_DETERMINISTIC_SCHEDULING = before
-        chance.setstate(state)
+        private._r = chance
 
 
 class _SeldomPolled:
@@ -195,6 +203,7 @@ class _SeldomPolled:
     def __init__(self, manager: Any) -> None:
         self._manager = manager
         self._turns = 0
+        self.process_events = manager.process_events
 
     def get_events(self, timeout: float) -> Any:
         """Look at the descriptors in some of the turns; in all that would wait."""

@@ -109,7 +109,9 @@ class Reach:
 def _tests_that_run(number: int, reach: CoverageData) -> set[str]:
     """Return the tests that run a line of what the planted bug *number* changes."""
     mutant = by_number(number)
-    targets = {edit.target for edit in mutant.edits} | ({GUARDS_OFF} if mutant.guards_off else set())
+    targets = {edit.target for edit in mutant.edits} | (
+        {GUARDS_OFF} if mutant.guards_off else set()
+    )
     tests: set[str] = set()
     for target in targets:
         function = function_of(locate(target)[2])
