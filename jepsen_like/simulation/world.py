@@ -58,8 +58,9 @@ COUNTED_LINES: Final = {
 }
 """Log lines that are interesting things, and what they count as."""
 
-COLLECT_S: Final = 600.0
-"""How often the cyclic collector runs, in virtual time; it never runs by itself."""
+COLLECT_S: Final = 3600.0
+"""How often the cyclic collector runs, in virtual time; it never runs by itself. What half an hour
+leaves to it are a few megabytes, and it looks at much more that stays."""
 
 LOG_LEVEL: Final = 20
 """Lines below info are not even made."""
