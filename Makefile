@@ -55,7 +55,7 @@ test: check chromium
 	$(MAKE) --no-print-directory -j2 slow-together slow-alone
 
 slow-together: setup
-	nice -n 19 $(PYTEST) -m slow --timeout 600 $(TOGETHER)
+	nice -n 19 $(PYTEST) -m slow --timeout 600 --durations=25 $(TOGETHER)
 
 slow-alone: setup
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and not planted" --timeout 600 --durations=25 $(ALONE)

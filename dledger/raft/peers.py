@@ -45,6 +45,8 @@ class PeerState:
     """Since when it has been this incarnation that speaks."""
     close_since_s: float | None = None
     """Since when it has had almost everything."""
+    close_commit_index: int = 0
+    """What was committed then."""
 
     @property
     def is_connected(self) -> bool:

@@ -30,7 +30,11 @@ from dledger.raft.settings import RaftSettings
 log = structlog.get_logger(__name__)
 
 CLOSE_BYTES: Final = 1 << 20
-"""A learner that lacks no more than this, one append, for an election timeout has caught up."""
+"""A learner that lacks no more than this, one append, is close.
+
+It has caught up when it has been close for an election timeout, and has what was committed at its
+begin: in a short log everybody is close, also one whose disk stands still (thesis, 4.2.1: rounds).
+"""
 
 
 def could_commit(members: Members, connected: Iterable[Hello]) -> bool:
@@ -140,12 +144,11 @@ class Reconfiguration:
                 continue
             hello = state.hello
             self._note_lag(state, now)
-            close = state.close_since_s
             host, port = hello.peer_address or ("", 0)
             seen[name] = Sight(
                 incarnation=hello.incarnation,
                 settled=now - state.hello_since_s >= timeout_s,
-                caught_up=close is not None and now - close >= timeout_s and not hello.doubtful,
+                caught_up=self._has_caught_up(state, now) and not hello.doubtful,
                 host=host,
                 port=port,
                 client_address=hello.client_address,
@@ -158,4 +161,10 @@ class Reconfiguration:
         if lag is None or lag > CLOSE_BYTES:
             state.close_since_s = None
         elif state.close_since_s is None:
-            state.close_since_s = now
+            state.close_since_s, state.close_commit_index = now, self.core.commit_index
+
+    def _has_caught_up(self, state: PeerState, now: float) -> bool:
+        since_s = state.close_since_s
+        if since_s is None or now - since_s < self.settings.election_timeout_s:
+            return False
+        return self.replicator.peers[state.name].match_index >= state.close_commit_index

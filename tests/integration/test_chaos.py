@@ -119,7 +119,7 @@ def test_power_cuts_of_all_brokers_lose_nothing(tmp_path: Path) -> None:
 @needs_disks
 def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
     code, said = chaos(
-        tmp_path / "runs", "run", "--faults", "power_cut_all", "--time", "20", "--interval", "3",
+        tmp_path / "runs", "run", "--faults", "power_cut_all", "--time", "12", "--interval", "3",
         "--seed", "3", "--rate", "800", "--workload", "queue-log",
         "--set", "store.flush_disk_type=ASYNC_FLUSH",
     )  # fmt: skip
@@ -197,7 +197,7 @@ def test_what_does_not_start_is_not_known_and_nothing_worse(tmp_path: Path) -> N
 def test_cuts_that_this_machine_cannot_do_are_skipped_with_the_reason(tmp_path: Path) -> None:
     code, said = chaos(
         tmp_path / "runs", "run", "--faults", "network", "--time", "8", "--interval", "1",
-        "--seed", "3", "--rate", "300", path=str(tmp_path),
+        "--seed", "3", "--rate", "300", "--workload", "queue-log", path=str(tmp_path),
     )  # fmt: skip
     assert (code, said["verdict"], said["faults"]) == (0, "valid", 0), said
     reasons = {row["reason"] for row in said["skipped"]}

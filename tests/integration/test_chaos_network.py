@@ -210,7 +210,7 @@ def test_promises_are_kept_over_links_that_the_kernel_cuts(tmp_path: Path) -> No
             Step(15_500, Kind.PARTIAL, "leader", 3_000, 1),
             Step(16_000, Kind.SWIZZLE, "all", 3_000),
         ),
-        workload=workload_for("mixed", 400.0),
+        workload=workload_for("offsets", 400.0),
         settings=SETTINGS,
     )
     (tmp_path / "cuts.json").write_text(encode_plan(cuts))

@@ -27,13 +27,13 @@ NOTICED_NS = 2_500_000_000
 """So long after it stopped another one leads, if it led."""
 
 
-def plan(target: str, *more: Step) -> Plan:
+def plan(target: str, *more: Step, duration_ms: int = AT_MS + FOR_MS + 5_000) -> Plan:
     return Plan(
         seed=4,
-        duration_ms=AT_MS + FOR_MS + 5_000,
+        duration_ms=duration_ms,
         steps=(Step(AT_MS, Kind.VERSION_SKEW, target, FOR_MS), *more),
         name_servers=1,
-        workload=workload_for("mixed", 400.0),
+        workload=workload_for("offsets", 400.0),
         settings=SETTINGS,
     )
 
@@ -93,6 +93,7 @@ def test_a_newer_broker_that_is_killed_meanwhile_comes_back_as_itself_in_the_end
 
 def test_a_run_that_ends_meanwhile_heals_it(tmp_path: Path) -> None:
     endless = Step(AT_MS, Kind.VERSION_SKEW, "1", 600_000)
-    ran = trio.run(run_plan, plan("1").with_steps((endless,)), tmp_path)
+    ends_soon = plan("1", duration_ms=AT_MS + 8_000).with_steps((endless,))
+    ran = trio.run(run_plan, ends_soon, tmp_path)
     assert not [verdict for verdict in ran.verdicts if verdict.validity == "invalid"], ran.verdicts
     assert ran.settled

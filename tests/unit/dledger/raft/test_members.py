@@ -11,8 +11,9 @@ import pytest
 from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.membership import Member, Members
 from dledger.raft.node import RaftNode
+from dledger.raft.reconfiguration import CLOSE_BYTES
 from dledger.raft.wire import Kind, PeerFrame
-from tests.harness.raft_cluster import Cluster
+from tests.harness.raft_cluster import Cluster, Letter
 
 
 def standing(node: RaftNode) -> str:
@@ -140,6 +141,32 @@ def test_a_learner_that_has_caught_up_is_promoted_by_the_leader_itself(tmp_path:
     isolate(cluster, "n1")
     cluster.pass_time("n0", 0.5)
     assert leader.commit_index == index
+
+
+def test_a_learner_that_lacks_little_but_gets_no_further_is_not_promoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    for _ in range(24):
+        cluster.append("n0", bytes(1 << 16))
+        cluster.run()
+    deliver = cluster.deliver
+
+    def lose_after_the_first_append(letter: Letter) -> None:
+        if letter.receiver != "n3" or not cluster.members["n3"].log.last_index:
+            deliver(letter)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "deliver", lose_after_the_first_append)
+        add_learner(cluster, leader, "n3")
+        cluster.pass_time("n0", 5.0)
+        lag_bytes = leader.replicator.lag_bytes("n3")
+        assert lag_bytes is not None
+        assert 0 < lag_bytes < CLOSE_BYTES
+        assert standing(leader) == "n0 n1 n2 (n3)"
+    cluster.pass_time("n0", 3.0)
+    assert standing(leader) == "n0 n1 n2 n3"
 
 
 def test_a_learner_being_promoted_grants_the_vote_that_its_group_needs(tmp_path: Path) -> None:
