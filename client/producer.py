@@ -11,23 +11,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import trio
-from typing_extensions import Buffer
 
 from client.client_instance import ClientInstance, ManagedScope
-from client.coalescer import (
-    MAX_REQUEST_BYTES,
-    MAX_REQUEST_RECORDS,
-    MAX_WAITING_BYTES,
-    Coalescer,
-    SendSlot,
-    SlotState,
-)
-from client.compression import CompressionType, check_level, compress
+from client.coalescer import Coalescer, SendSlot, SlotState
 from client.errors import (
     BackpressureError,
     BrokerUnreachableError,
@@ -37,120 +27,32 @@ from client.errors import (
     NoRouteError,
     UnknownOutcomeError,
 )
-from client.hooks import CommunicationMode, SendMessageHook
-from client.message import (
-    MAX_BODY_BYTES,
-    Message,
-    MessageExt,
-    SendResult,
-    SendStatus,
-    check_body,
-    check_topic,
-    encode_message_properties,
-)
+from client.hooks import CommunicationMode
+from client.message import Message, MessageExt, SendResult, check_topic
+from client.producer_config import ProducerConfig
 from client.queue_selection import LatencyFaultTable, QueueSelector
 from client.recall import recall
-from client.request_reply import ask, is_reply
+from client.request_reply import ask
 from client.retry import RetryPolicy, time_left_s
-from client.route import DEFAULT_TOPIC, MessageQueue, TopicRoute
+from client.route import MessageQueue, TopicRoute
 from client.send_hooks import SendHooks
 from client.send_lane import LaneOptions, SendCounters, SendLane
-from client.trace_dispatcher import TRACE_PRODUCER_GROUP, TRACE_TOPIC, TraceDispatcher
+from client.send_results import BatchSendResult, SendFuture, result_of, result_of_one
+from client.slot_encoder import SlotEncoder, goes_alone
+from client.trace_dispatcher import TRACE_PRODUCER_GROUP, TraceDispatcher
 from client.trace_hooks import SendMessageTraceHook
 from commitlog.errors import LocalProtocolError, MQError
-from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory
-from commitlog.properties import PROPERTY_TRANSACTION_PREPARED
-from commitlog.record import SYS_FLAG_PREPARED, encode_record, pack_host
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import SendMessageHeader
+from commitlog.record import pack_host
+from remoting.protocol.command import RemotingCommand
 from remoting.protocol.producer_stamp import PRODUCER_ID_BYTES
 
-SINGLE_PROPERTIES: Final = frozenset(
-    {
-        "TRAN_MSG",
-        "PGROUP",
-        "TIMER_DELAY_SEC",
-        "TIMER_DELAY_MS",
-        "TIMER_DELIVER_MS",
-        "TIMER_DEL_UNIQKEY",
-        "POP_CK",
-        "RETRY_TOPIC",
-        "RECONSUME_TIME",
-        "MAX_RECONSUME_TIMES",
-        "MSG_TYPE",
-        "CORRELATION_ID",
-        "REPLY_TO_CLIENT",
-        "INNER_MULTI_DISPATCH",
-    }
-)
-"""Properties that make the broker do more than append: such messages go alone, as RocketMQ's do."""
-RETRY_PREFIX: Final = "%RETRY%"
 NEVER: Final = float("inf")
 DRAIN_LOOK_S: Final = 0.005
 """How often a producer that closes looks whether its sends have ended."""
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 """Chooses the queue of an ordered send from the topic's queues."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerConfig:
-    """Settings of a producer.
-
-    Attributes:
-        send_timeout_s: Whole budget of one send, retries and a fail-over included. More than
-            RocketMQ's 3 s, because a send of ours survives an election instead of failing.
-        attempt_timeout_s: One request.
-        max_retries: Attempts after one whose outcome is unknown, unless it is idempotent.
-        retry_unknown: Send again after an unknown outcome: stored exactly once where the broker
-            knows idempotent producers, at least once elsewhere. Off: the caller gets
-            UnknownOutcomeError at once.
-        idempotent: Number the sends, so that the broker stores a repeated one once and repeating
-            goes on until the deadline. No effect with brokers that do not know it.
-        compress_over_bytes: Bodies over it are compressed, unless that makes them larger; None:
-            never. Batches are sent as they are.
-        compress_type: How; clients of RocketMQ before 4.9.4 read zlib only.
-        compress_level: Of zlib or Zstandard; see `client.compression.CompressionType`.
-        max_message_bytes: Largest body, and largest batch.
-        latency_fault_enable: Avoid brokers that were slow or failed (RocketMQ's table).
-        requests_in_flight: Requests to one broker group at the same time, more than one only when
-            much is waiting. 1 keeps the order of concurrent sends, failures included; sends that
-            wait for one another keep theirs always.
-        max_request_bytes: Most record bytes in one coalesced request.
-        max_request_records: Most records in one.
-        max_waiting_bytes: Per broker group; beyond it sends wait for room.
-        send_message_hooks: Told of every send; see `client.hooks`.
-        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace_data`.
-        trace_topic: Where to.
-    """
-
-    send_timeout_s: float = 10.0
-    attempt_timeout_s: float = 3.0
-    max_retries: int = 2
-    retry_unknown: bool = True
-    idempotent: bool = True
-    compress_over_bytes: int | None = 4096
-    compress_type: CompressionType = CompressionType.ZLIB
-    compress_level: int = 5
-    max_message_bytes: int = MAX_BODY_BYTES
-    latency_fault_enable: bool = False
-    requests_in_flight: int = 4
-    max_request_bytes: int = MAX_REQUEST_BYTES
-    max_request_records: int = MAX_REQUEST_RECORDS
-    max_waiting_bytes: int = MAX_WAITING_BYTES
-    send_message_hooks: tuple[SendMessageHook, ...] = ()
-    enable_msg_trace: bool = False
-    trace_topic: str = TRACE_TOPIC
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            ConfigError: The compression has no such level.
-        """
-        check_level(self.compress_type, self.compress_level)
 
 
 class _Topic:
@@ -167,121 +69,6 @@ class _Topic:
         self.targets = [(queue, lane_of(queue.broker_name)) for queue in self.queues]
         self.brokers = len({queue.broker_name for queue in self.queues})
         self.selector = QueueSelector(start)
-
-
-class SendFuture:
-    """The result of a send that is under way."""
-
-    __slots__ = ("_producer", "_slot")
-
-    def __init__(self, producer: Producer, slot: SendSlot) -> None:
-        self._producer = producer
-        self._slot = slot
-
-    @property
-    def done(self) -> bool:
-        """Whether `result` returns or raises without waiting."""
-        return self._slot.settled
-
-    async def result(self) -> SendResult:
-        """Wait for the end of the send. May be called again, by one task at a time.
-
-        Raises:
-            ClientError: See `Producer.send`.
-            trio.BusyResourceError: Another task is waiting.
-        Cancellation: The send goes on; call again to get its result.
-        """
-        slot = self._slot
-        if slot.task is not None:
-            raise trio.BusyResourceError("another task waits for this result")
-        if slot.settled:
-            await trio.lowlevel.checkpoint()
-        else:
-            slot.task = trio.lowlevel.current_task()
-
-            def stop_waiting(_: object) -> trio.lowlevel.Abort:
-                slot.task = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(stop_waiting)
-        return _result(slot)
-
-
-class BatchSendResult(Sequence[SendResult]):
-    """Results of a batch in the order of its messages; each is made when it is looked at.
-
-    Attributes:
-        message_queue: The queue all messages of the batch are in.
-        queue_offset: Of the first message; the others follow without a gap.
-    """
-
-    __slots__ = ("_slot", "message_queue", "queue_offset")
-
-    def __init__(self, slot: SendSlot) -> None:
-        self._slot = slot
-        self.message_queue = slot.queue
-        self.queue_offset = slot.base_offset
-
-    def __len__(self) -> int:
-        return self._slot.count
-
-    @overload
-    def __getitem__(self, index: int) -> SendResult: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[SendResult]: ...
-    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
-        slot = self._slot
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(slot.count))]
-        if index < 0:
-            index += slot.count
-        if not 0 <= index < slot.count:
-            raise IndexError("no such message in the batch")
-        offset_ids = slot.offset_message_id
-        phy_offset = slot.phy_offset
-        if phy_offset >= 0:
-            sizes = slot.sizes
-            phy_offset += sum(
-                int.from_bytes(sizes[at : at + 4], "big") for at in range(0, index * 4, 4)
-            )
-        return SendResult(
-            SendStatus(slot.status),
-            slot.message_ids[index],
-            slot.queue,
-            slot.base_offset + index,
-            phy_offset,
-            slot.store_host,
-            None if offset_ids is None else _nth(offset_ids, index),
-        )
-
-
-def _nth(joined: str, index: int) -> str:
-    ids = joined.split(",")
-    return ids[index] if index < len(ids) else ""
-
-
-def _result(slot: SendSlot) -> SendResult:
-    if slot.state is not SlotState.STORED:
-        assert slot.error is not None
-        raise slot.error
-    message_id = slot.message_ids
-    return SendResult(
-        _STATUS[slot.status],
-        message_id if isinstance(message_id, str) else message_id[0],
-        slot.queue,
-        slot.base_offset,
-        slot.phy_offset,
-        slot.store_host,
-        slot.offset_message_id,
-        slot.recall_handle,
-    )
-
-
-def _result_of(slot: SendSlot) -> SendResult | BatchSendResult:
-    return _result(slot) if isinstance(slot.message_ids, str) else BatchSendResult(slot)
-
-
-_STATUS: Final = {status.value: status for status in SendStatus}
 
 
 class Producer(ManagedScope):
@@ -324,16 +111,17 @@ class Producer(ManagedScope):
         self._topics: dict[str, _Topic] = {}
         self._route_version = -1
         self._faults = LatencyFaultTable() if config.latency_fault_enable else None
-        self._ids = unique_ids(instance)
+        self._slots = SlotEncoder(
+            config,
+            instance.clock,
+            unique_ids(instance),
+            group=group,
+            default_topic_queue_nums=instance.config.default_topic_queue_nums,
+        )
         self._nursery: trio.Nursery | None = None
         self._closed = True
         self._next_wake = NEVER
         self._wake = trio.Event()
-        self._compress_over = (
-            config.max_message_bytes
-            if config.compress_over_bytes is None
-            else min(config.compress_over_bytes, config.max_message_bytes)
-        )
         self._singles: dict[SendSlot, None] = {}
         hooks = list(config.send_message_hooks)
         self.trace: TraceDispatcher | None = None
@@ -345,7 +133,7 @@ class Producer(ManagedScope):
             group=group,
             born_host=instance.config.client_ip,
             leader_of=instance.leaders.address,
-            result_of=_result_of,
+            result_of=result_of,
         )
 
     # ------------------------------------------------------------------------------ life
@@ -448,7 +236,7 @@ class Producer(ManagedScope):
                 message, selector(topic.queues, message, selector_arg), timeout_s
             )
         await self._wait(slot)
-        return _result(slot)
+        return result_of_one(slot)
 
     async def send_to(
         self, queue: MessageQueue, message: Message, *, timeout_s: float | None = None
@@ -456,7 +244,7 @@ class Producer(ManagedScope):
         """Send *message* to *queue* and nowhere else; otherwise as `send`."""
         slot = await self._offer(message, queue, timeout_s)
         await self._wait(slot)
-        return _result(slot)
+        return result_of_one(slot)
 
     async def send_async(
         self,
@@ -471,7 +259,7 @@ class Producer(ManagedScope):
             MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
         """
         slot = await self._offer(message, queue, timeout_s, CommunicationMode.ASYNC)
-        return SendFuture(self, slot)
+        return SendFuture(slot)
 
     def send_nowait(
         self,
@@ -498,7 +286,7 @@ class Producer(ManagedScope):
                 f"{lane.coalescer.waiting_bytes} bytes wait for {lane.broker_name}"
             )
         mode = CommunicationMode.ASYNC
-        return SendFuture(self, self._enqueue(message, topic, queue, lane, pinned, timeout_s, mode))
+        return SendFuture(self._enqueue(message, topic, queue, lane, pinned, timeout_s, mode))
 
     async def send_batch(
         self,
@@ -525,9 +313,8 @@ class Producer(ManagedScope):
         name = messages[0].topic
         topic = await self._topic(name)
         queue, lane, pinned = self._choose(topic, queue)
-        slot = self._batch_slot(
-            messages, topic, queue, pinned, timeout_s, lane.records is not False
-        )
+        as_records = lane.records is not False
+        slot = self._slots.batch(messages, topic.name, queue, pinned, timeout_s, as_records)
         if not lane.coalescer.has_room:
             await self._wait_for_room(lane, slot)
         self._track(slot)
@@ -550,8 +337,8 @@ class Producer(ManagedScope):
         """
         topic = await self._topic(message.topic)
         queue, lane, pinned = self._choose(topic, queue)
-        slot = self._single_slot(message, topic, queue, pinned, None)
-        command = self._encode_single(slot)
+        slot = self._slots.single(message, queue, pinned, None)
+        command = self._slots.request_of(slot)
         self._hooks.before(slot, CommunicationMode.ONEWAY)
         error: MQError | None = UnknownOutcomeError("the sender was cancelled; it may be stored")
         try:
@@ -684,53 +471,16 @@ class Producer(ManagedScope):
         timeout_s: float | None,
         mode: CommunicationMode,
     ) -> SendSlot:
-        if (
-            message.is_delayed
-            or lane.records is False
-            or (message.properties and not SINGLE_PROPERTIES.isdisjoint(message.properties))
-        ):
-            slot = self._single_slot(message, topic, queue, pinned, timeout_s)
+        if lane.records is False or goes_alone(message):
+            slot = self._slots.single(message, queue, pinned, timeout_s)
             self._track(slot)
             self._singles[slot] = None
             self._hooks.before(slot, mode)
             assert self._nursery is not None
             self._nursery.start_soon(self._run_single, lane, slot)
             return slot
-        now_ms = self._clock.wall_ms()
-        message_id = self._ids.create(now_ms)
-        body = message.body
-        size = len(body) if type(body) is bytes else check_body(body, self.config.max_message_bytes)
-        sys_flag = 0
-        if size > self._compress_over or size == 0:
-            check_body(body, self.config.max_message_bytes)
-            body, sys_flag = self._compressed(body, size)
-        try:
-            record = encode_record(
-                topic=topic.name,
-                queue_id=queue.queue_id,
-                body=body,
-                properties=encode_message_properties(message, message_id),
-                flag=message.flag,
-                sys_flag=sys_flag,
-                born_timestamp_ms=now_ms,
-            )
-        except MessageIllegalError:
-            raise
-        except LocalProtocolError as error:
-            raise MessageIllegalError(str(error)) from error
-        deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
-        slot = SendSlot(
-            message,
-            queue,
-            message_id,
-            record,
-            len(record).to_bytes(4, "big"),
-            1,
-            deadline,
-            pinned,
-        )
-        if deadline < self._next_wake:
-            self._wake.set()
+        slot = self._slots.record(message, topic.name, queue, pinned, timeout_s)
+        self._track(slot)
         self._hooks.before(slot, mode)
         lane.offer(slot)
         return slot
@@ -769,142 +519,6 @@ class Producer(ManagedScope):
             raise BackpressureError(
                 f"{lane.coalescer.waiting_bytes} bytes still wait for {lane.broker_name}"
             )
-
-    def _compressed(self, body: Buffer, size: int) -> tuple[Buffer, int]:
-        if self.config.compress_over_bytes is None or size <= self._compress_over:
-            return body, 0
-        kind = self.config.compress_type
-        packed = compress(body, kind, self.config.compress_level)
-        return (packed, kind.sys_flag) if len(packed) < size else (body, 0)
-
-    def _single_slot(
-        self,
-        message: Message,
-        topic: _Topic,
-        queue: MessageQueue,
-        pinned: bool,
-        timeout_s: float | None,
-    ) -> SendSlot:
-        check_body(message.body, self.config.max_message_bytes)
-        message_id = self._ids.create(self._clock.wall_ms())
-        encode_message_properties(message, message_id)
-        deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
-        return SendSlot(message, queue, message_id, b"", b"", 1, deadline, pinned)
-
-    def _batch_slot(
-        self,
-        messages: Sequence[Message],
-        topic: _Topic,
-        queue: MessageQueue,
-        pinned: bool,
-        timeout_s: float | None,
-        as_records: bool,
-    ) -> SendSlot:
-        name = messages[0].topic
-        if name.startswith(RETRY_PREFIX):
-            raise MessageIllegalError("messages of a retry topic cannot be sent as a batch")
-        if len(messages) > self.config.max_request_records:
-            raise MessageIllegalError(
-                f"the batch has {len(messages)} messages, at most {self.config.max_request_records}"
-            )
-        limit = self.config.max_message_bytes
-        now_ms = self._clock.wall_ms()
-        create = self._ids.create
-        ids: list[str] = []
-        records: list[bytes] = []
-        sizes: list[bytes] = []
-        total = 0
-        topic_name, queue_id = topic.name, queue.queue_id
-        for message in messages:
-            if message.topic != name:
-                raise MessageIllegalError(f"the batch mixes topics {name} and {message.topic}")
-            properties = message.properties
-            if message.is_delayed or (properties and not SINGLE_PROPERTIES.isdisjoint(properties)):
-                raise MessageIllegalError("a batch cannot hold delayed or transactional messages")
-            body = message.body
-            total += len(body) if type(body) is bytes and body else check_body(body, limit)
-            message_id = create(now_ms)
-            ids.append(message_id)
-            encoded = encode_message_properties(message, message_id)
-            if not as_records:
-                continue
-            try:
-                record = encode_record(
-                    topic=topic_name,
-                    queue_id=queue_id,
-                    body=body,
-                    properties=encoded,
-                    flag=message.flag,
-                    born_timestamp_ms=now_ms,
-                )
-            except LocalProtocolError as error:
-                raise MessageIllegalError(str(error)) from error
-            records.append(record)
-            sizes.append(len(record).to_bytes(4, "big"))
-        if total > limit:
-            raise MessageIllegalError(f"the batch has {total} body bytes, at most {limit}")
-        deadline = self._clock.monotonic() + (timeout_s or self.config.send_timeout_s)
-        return SendSlot(
-            tuple(messages),
-            queue,
-            tuple(ids),
-            b"".join(records),
-            b"".join(sizes),
-            len(messages),
-            deadline,
-            pinned,
-        )
-
-    def _encode_single(self, slot: SendSlot) -> RemotingCommand:
-        """Return the request RocketMQ's own clients would send for *slot*.
-
-        Raises:
-            MessageIllegalError: It cannot be written.
-        """
-        given = slot.message
-        sys_flag = 0
-        properties = ""
-        flag = 0
-        code = RequestCode.SEND_MESSAGE_V2
-        body: Buffer
-        if isinstance(given, Message):
-            assert isinstance(slot.message_ids, str)
-            properties = encode_message_properties(given, slot.message_ids).decode()
-            flag = given.flag
-            body, sys_flag = self._compressed(given.body, memoryview(given.body).nbytes)
-            if given.properties and PROPERTY_TRANSACTION_PREPARED in given.properties:
-                sys_flag |= SYS_FLAG_PREPARED
-            if is_reply(given):
-                code = RequestCode.SEND_REPLY_MESSAGE_V2
-        else:
-            code = RequestCode.SEND_BATCH_MESSAGE
-            try:
-                body = encode_batch(
-                    BatchItem(
-                        bytes(message.body),
-                        encode_message_properties(message, message_id),
-                        message.flag,
-                    )
-                    for message, message_id in zip(given, slot.message_ids, strict=True)
-                )
-            except LocalProtocolError as error:
-                raise MessageIllegalError(str(error)) from error
-        header = SendMessageHeader(
-            producer_group=self.group,
-            topic=slot.queue.topic,
-            default_topic=DEFAULT_TOPIC,
-            default_topic_queue_nums=self._options.default_topic_queue_nums,
-            queue_id=slot.queue.queue_id,
-            sys_flag=sys_flag,
-            born_timestamp=self._clock.wall_ms(),
-            flag=flag,
-            properties=properties,
-            reconsume_times=0,
-            unit_mode=False,
-            batch=code == RequestCode.SEND_BATCH_MESSAGE,
-            bname=slot.queue.broker_name,
-        )
-        return request(code, dict(header.encode_v2()), body)
 
     async def _topic(self, name: str) -> _Topic:
         topic = self._known_topic(name)
@@ -955,7 +569,7 @@ class Producer(ManagedScope):
                 ),
                 self._options,
                 self.counters,
-                encode_single=self._encode_single,
+                encode_single=self._slots.request_of,
                 elsewhere=self._elsewhere,
                 lane_of=self._lane,
                 note_send=self._note_send,
