@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q
 TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup matrix check lint types imports unit test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup matrix check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -44,11 +44,18 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-unit: setup
+unit: unit-together unit-alone
+
+unit-together: setup
 	$(PYTEST) -m "not slow" $(TOGETHER)
+
+unit-alone: setup
 	$(PYTEST) -m "not slow" $(ALONE)
 
-check: lint types imports unit
+# What reads the code has one thread: it takes what the tests leave of the processors.
+check: setup
+	$(MAKE) --no-print-directory -j2 unit-together lint types imports
+	$(MAKE) --no-print-directory unit-alone
 
 # Those that only compute take what the others leave of the processors: they wait a lot.
 test: check chromium
