@@ -39,6 +39,7 @@ class Installation:
     under_way: bool = field(default=False, init=False)
     count: int = field(default=0, init=False)
     _receiving: Receiving = field(default_factory=Receiving, init=False)
+    _installed_index: int = field(default=0, init=False)
 
     def take(self, leader: str, frame: PeerFrame) -> None:
         """Take one chunk from *leader*.
@@ -49,8 +50,9 @@ class Installation:
         index, offset, total = frame.fields
         if self.under_way:
             return
-        if index <= self.journal.last_index:
-            # This log goes further already: appends will do.
+        if index <= max(self.journal.last_index, self._installed_index):
+            # The log, or what it is filled up to again, goes further already: appends will do. The
+            # last chunk may come twice, and a second time it would throw away what came since.
             self._reply(leader, index, total, self.journal.last_index + 1)
         elif self._receiving.take(index, offset, total, frame.payload):
             self.under_way = True
@@ -64,6 +66,7 @@ class Installation:
         self.core.begin_at(self.journal.anchor_index)
         self.promises.owe_nothing()
         self.under_way = False
+        self._installed_index = index
         self.count += 1
         log.info("snapshot_installed", index=index, first_index=entry_log.first_index)
         if leader in self.peers:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from commitlog.entry import Run
+from commitlog.entry_log import EntryLog
 from commitlog.mark import Anchor
 from commitlog.record import decode_record, encode_record
 from dledger.group import Group
+from dledger.raft.installation import Installation
+from dledger.raft.wire import PeerFrame
 from dledger.services.retention import RetentionService, RetentionSettings, choose_floor
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
@@ -100,6 +104,40 @@ async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(
         assert kept(group) == kept(leader.group)
         assert not group.store.refilling
         assert group.node.roster.is_self_voter
+
+
+async def test_a_snapshot_that_comes_twice_is_installed_once(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_chunks: list[tuple[str, PeerFrame]] = []
+    take, finish = Installation.take, Installation.finish
+
+    def take_and_keep(self: Installation, leader: str, frame: PeerFrame) -> None:
+        last_chunks[:] = [(leader, frame)]
+        take(self, leader, frame)
+
+    def finish_and_take_again(
+        self: Installation, leader: str, entry_log: EntryLog, index: int
+    ) -> None:
+        finish(self, leader, entry_log, index)
+        assert self.journal.last_index < index
+        take(self, *last_chunks[0])
+
+    monkeypatch.setattr(Installation, "take", take_and_keep)
+    monkeypatch.setattr(Installation, "finish", finish_and_take_again)
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        again = await groups.start(behind)
+        await groups.settle()
+        assert last_chunks
+        assert again.group.node.installation.count == 1
+        assert kept(again.group) == kept(leader.group)
 
 
 async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
