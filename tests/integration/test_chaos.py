@@ -119,7 +119,7 @@ def test_power_cuts_of_all_brokers_lose_nothing(tmp_path: Path) -> None:
 @needs_disks
 def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
     code, said = chaos(
-        tmp_path / "runs", "run", "--faults", "power_cut_all", "--time", "12", "--interval", "3",
+        tmp_path / "runs", "run", "--faults", "power_cut_all", "--time", "20", "--interval", "3",
         "--seed", "3", "--rate", "800", "--workload", "queue-log",
         "--set", "store.flush_disk_type=ASYNC_FLUSH",
     )  # fmt: skip

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jepsen_like.chaos import namespaces
@@ -210,8 +211,8 @@ def test_promises_are_kept_over_links_that_the_kernel_cuts(tmp_path: Path) -> No
             Step(15_500, Kind.PARTIAL, "leader", 3_000, 1),
             Step(16_000, Kind.SWIZZLE, "all", 3_000),
         ),
-        workload=workload_for("offsets", 400.0),
-        settings=SETTINGS,
+        workload=workload_for("mixed", 400.0),
+        settings=msgspec.structs.replace(SETTINGS, delay_levels="1s 2s"),
     )
     (tmp_path / "cuts.json").write_text(encode_plan(cuts))
     done = subprocess.run(

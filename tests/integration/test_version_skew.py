@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -33,8 +34,8 @@ def plan(target: str, *more: Step, duration_ms: int = AT_MS + FOR_MS + 5_000) ->
         duration_ms=duration_ms,
         steps=(Step(AT_MS, Kind.VERSION_SKEW, target, FOR_MS), *more),
         name_servers=1,
-        workload=workload_for("offsets", 400.0),
-        settings=SETTINGS,
+        workload=workload_for("mixed", 400.0),
+        settings=msgspec.structs.replace(SETTINGS, delay_levels="1s 2s"),
     )
 
 
