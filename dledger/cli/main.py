@@ -14,6 +14,7 @@ from importlib.metadata import entry_points, version
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from commitlog.errors import ConfigError, InvariantBroken, MQError
+from dledger.cli.missing_extra import missing_extra
 from dledger.cli.output import CliError, ExitCode, note
 
 RUN = Group.create_ordered("Run")
@@ -50,6 +51,8 @@ ABOUT = (
 
 OTHER_PACKAGES = "dledger.commands"
 ABOUT_OTHERS = {
+    "chaos": "Break real clusters, record what clients saw, check it.",
+    "sim": "Break simulated clusters in virtual time: play plans, soak, replay.",
     "namesrv": "Run one NameServer.",
     "check": "Judge the history of a run, of any length.",
     "audit": "Compare the data folders of replicas, up to the commit point.",
@@ -90,20 +93,36 @@ def run(app: App, tokens: Sequence[str]) -> int:
         return 130
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
-    except BrokenPipeError:
-        # Whoever read our output has gone; that is how `| head` ends a command.
-        sys.stderr.close()
-        return ExitCode.OK
-    except (MQError, OSError, BaseExceptionGroup) as error:
-        leaves = list(_leaves(error))
-        bugs = [leaf for leaf in leaves if not isinstance(leaf, (MQError, OSError))]
-        if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
-            return 130
-        if bugs or any(isinstance(leaf, InvariantBroken) for leaf in leaves):
-            raise
-        note(f"error: {_one_line(str(leaves[0]))}")
-        return exit_code_of(leaves[0])
+    except (MQError, OSError, ImportError, BaseExceptionGroup) as error:
+        return _ended_by(error)
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _ended_by(error: BaseException) -> int:
+    """Say in one line what ended a command and return the exit status; a bug is raised again."""
+    leaves = list(_leaves(error))
+    if all(isinstance(leaf, BrokenPipeError) for leaf in leaves):
+        return _reader_gone()
+    if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return 130
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, ImportError):
+            leaves[place] = missing_extra(leaf) or leaf
+    known = all(isinstance(leaf, MQError | OSError) for leaf in leaves)
+    if not known or any(isinstance(leaf, InvariantBroken) for leaf in leaves):
+        raise error
+    note(f"error: {_one_line(str(leaves[0]))}")
+    return exit_code_of(leaves[0])
+
+
+def _reader_gone() -> int:
+    """End quietly: what read our output has enough of it, as ``| head`` has.
+
+    Sockets do not come here: the SDK has errors of its own for them.
+    """
+    # The interpreter flushes standard output once more at its end, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -183,6 +202,11 @@ def broker_main(tokens: Sequence[str] | None = None) -> int:
 def namesrv_main(tokens: Sequence[str] | None = None) -> int:
     """Run ``dledger-namesrv``, which is ``dledger namesrv``."""
     return main(["namesrv", *(sys.argv[1:] if tokens is None else tokens)])
+
+
+def chaos_main(tokens: Sequence[str] | None = None) -> int:
+    """Run ``dledger-chaos``, which is ``dledger chaos``."""
+    return main(["chaos", *(sys.argv[1:] if tokens is None else tokens)])
 
 
 if __name__ == "__main__":

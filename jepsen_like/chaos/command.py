@@ -391,10 +391,3 @@ def minimize(
         command = extras.command(ran.folder / "plan.json")
         page = _written(ran.folder, _judged(ran) | _repeats(extras, command))
     return show_smallest(plan, candidates, extras, page)
-
-
-def main() -> None:
-    """Be the command ``dledger-chaos``."""
-    from dledger.cli.main import main as dledger
-
-    sys.exit(dledger(["chaos", *sys.argv[1:]]))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
+from dledger.cli.local_cluster import free_ports
+from tests.harness.empty_environment import make_environment
 from tests.harness.replica_folders import usual, write_folder
 from tests.harness.shipped_files import ROOT
 
@@ -30,21 +35,30 @@ PACKAGES = (
 SCRIPTS = ("dledger", "dledger-broker", "dledger-namesrv", "dledger-chaos")
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command as somebody would who has no settings of this repository around."""
-    environment = {
+def clean_environment() -> dict[str, str]:
+    """Return the variables of a user who has no settings of this repository around."""
+    return {
         name: value
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "VIRTUAL_ENV", "NAMESRV_ADDR")
     }
-    done = subprocess.run(
+
+
+def ended(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever that is."""
+    return subprocess.run(
         list(map(str, command)),
         check=False,
         cwd=cwd,
-        env=environment,
+        env=clean_environment(),
         capture_output=True,
         text=True,
     )
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command that must succeed; return what it prints."""
+    done = ended(*command, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -59,6 +73,35 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (built,) = folder.glob("*.whl")
     return built
+
+
+def requirements(wheel: Path) -> list[str]:
+    """Return what the wheel's metadata asks for."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of an environment with the wheel, what it always needs, and no extra."""
+    folder = tmp_path_factory.mktemp("bare")
+    return make_environment(folder, wheel, requirements(wheel)) / "bin"
+
+
+@pytest.fixture(scope="module")
+def with_chaos(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of an environment with the extra ``chaos``."""
+    folder = tmp_path_factory.mktemp("chaos")
+    return make_environment(folder, wheel, requirements(wheel), "chaos") / "bin"
+
+
+@pytest.fixture(scope="module")
+def with_spark(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of an environment with the extra ``spark``."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
+    folder = tmp_path_factory.mktemp("spark")
+    return make_environment(folder, wheel, requirements(wheel), "spark") / "bin"
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +135,7 @@ def test_the_wheel_holds_the_seven_packages_and_nothing_else(wheel: Path) -> Non
 
 
 def test_the_wheel_asks_for_nothing_that_only_tests_or_spark_need(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    needs = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    needs = requirements(wheel)
     always = [need for need in needs if "extra ==" not in need]
     assert "pysyncobj==0.3.17" in always
     assert not any("pytest" in need or "hypothesis" in need or "spark" in need for need in always)
@@ -124,6 +165,117 @@ def test_the_scripts_run(clean: Path) -> None:
     assert "listen_port" in run(scripts / "dledger-namesrv", "-p", cwd=clean)
     sample = ROOT / "examples" / "rocketmq-dledger" / "broker-n0.conf"
     assert "RaftNode00" in run(scripts / "dledger-broker", "-c", sample, "-p", cwd=clean)
+
+
+@contextmanager
+def running(*command: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a daemon until the end of the block; it must end by itself when it is asked to."""
+    with (
+        (cwd / "stderr.txt").open("w") as errors,
+        subprocess.Popen(
+            list(map(str, command)),
+            cwd=cwd,
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0, (cwd / "stderr.txt").read_text()
+
+
+def test_a_cluster_runs_where_nothing_but_the_wheel_and_its_needs_are(
+    bare: Path, tmp_path: Path
+) -> None:
+    dledger = bare / "dledger"
+    up = (dledger, "up", "--brokers", "1", "--dir", tmp_path / "up", "-o", "json")
+    with running(*up, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while lines[-1:] != ["}\n"]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], (tmp_path / "stderr.txt").read_text()
+        names = ("-n", json.loads("".join(lines))["namesrv"])
+        run(dledger, "topic", "create", "T", *names, cwd=tmp_path)
+        sent = json.loads(
+            run(dledger, "send", "-t", "T", "a", "b", *names, "-o", "json", cwd=tmp_path)
+        )
+        assert [row["status"] for row in sent] == ["SEND_OK", "SEND_OK"]
+        read = run(dledger, "consume", "-t", "T", *names, "-o", "json", cwd=tmp_path)
+        assert sorted(json.loads(line)["body"] for line in read.splitlines()) == ["a", "b"]
+
+
+def test_the_two_daemons_run_where_nothing_but_the_wheel_and_its_needs_are(
+    bare: Path, tmp_path: Path
+) -> None:
+    name_port, *ports = map(str, free_ports(3))
+    broker = (
+        *("--set", f"broker.namesrv_addr=127.0.0.1:{name_port}"),
+        *("--set", "raft.self_id=n0"),
+        *("--set", f"raft.peers=n0-127.0.0.1:{ports[0]}", "--listen-port", ports[1]),
+        *("--store", tmp_path / "store", "--set", "broker.broker_ip1=127.0.0.1"),
+        *("--set", f"store.mapped_file_size_commit_log={64 << 20}"),
+    )
+    for name in ("n", "b"):
+        (tmp_path / name).mkdir()
+    with (
+        running(bare / "dledger-namesrv", "--listen-port", name_port, cwd=tmp_path / "n"),
+        running(bare / "dledger-broker", *broker, cwd=tmp_path / "b"),
+    ):
+        names = ("-n", f"127.0.0.1:{name_port}")
+        run(bare / "dledger", "cluster", "health", "--wait", *names, cwd=tmp_path)
+        sent = run(bare / "dledger", "send", "-t", "T", "a", *names, "-o", "json", cwd=tmp_path)
+        assert [row["status"] for row in json.loads(sent)] == ["SEND_OK"]
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (("dledger-chaos", "run", "--time", "3"), "chaos"),
+        (("dledger", "chaos", "list-faults"), "chaos"),
+        (("dledger", "check", "latest"), "chaos"),
+        (("dledger", "sim", "run", "--seed", "1"), "chaos"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence(
+    bare: Path, tmp_path: Path, command: tuple[str, ...], extra: str
+) -> None:
+    done = ended(bare / command[0], *command[1:], cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: this command needs ")
+    assert line.endswith(f"; pip install 'dledger-mq[{extra}]'")
+
+
+def test_with_chaos_a_run_is_made_and_checked_and_spark_is_one_sentence(
+    with_chaos: Path, tmp_path: Path
+) -> None:
+    run(with_chaos / "dledger-chaos", "list-faults", cwd=tmp_path)
+    run(
+        *(with_chaos / "dledger-chaos", "run", "--faults", "process", "--time", "3"),
+        *("--seed", "3", "--store", tmp_path / "runs"),
+        cwd=tmp_path,
+    )
+    (made,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    assert (made / "report.html").is_file()
+    checked = run(with_chaos / "dledger", "check", made, "-o", "json", cwd=tmp_path)
+    assert json.loads(checked)["verdict"] == "valid"
+    done = ended(with_chaos / "dledger", "check", made, "--engine", "spark", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: this command needs pyspark, which is not installed; pip install 'dledger-mq[spark]'"
+    )
+
+
+def test_with_spark_a_planted_history_is_checked(with_spark: Path, tmp_path: Path) -> None:
+    dledger = with_spark / "dledger"
+    run(dledger, "history", "generate", "--out", tmp_path / "made", "--ops", "2000", cwd=tmp_path)
+    checked = run(dledger, "check", tmp_path / "made", "-o", "json", cwd=tmp_path)
+    assert json.loads(checked)["verdict"] == "valid"
 
 
 READ_A_FOLDER = """

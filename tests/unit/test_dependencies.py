@@ -1,0 +1,90 @@
+"""What the packages import is what the distribution asks for."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs")
+
+COMES_WITH = {"markupsafe": "jinja2"}
+"""Modules of a distribution that a declared one cannot be without."""
+
+HOSTS = {
+    "dledger/testing/plugin.py": {"pytest"},
+    "spark_jobs/notebooks/build.py": {"jupytext", "nbclient", "nbformat"},
+    "spark_jobs/notebooks/check_a_history.py": {"ipython"},
+}
+"""Files that only the program they are written for loads: a pytest plug-in, a notebook."""
+
+
+def declared(extra: str | None) -> set[str]:
+    lines = (
+        PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"].get(extra)
+    )
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+def imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
+def third_party(package: str) -> dict[str, set[str]]:
+    """Return distribution → files that import it, without what their host brings."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in (ROOT / package).rglob("*.py"):
+        name = file.relative_to(ROOT).as_posix()
+        for module in imported(file):
+            top = module.partition(".")[0]
+            if top in sys.stdlib_module_names or top in PACKAGES:
+                continue
+            distribution = canonicalize_name(COMES_WITH.get(top, top))
+            if distribution not in HOSTS.get(name, ()):
+                found[distribution].add(name)
+    return found
+
+
+def test_what_brokers_clients_and_tools_import_is_declared_without_an_extra() -> None:
+    always = declared(None)
+    for package in ("client", "commitlog", "dledger", "namesrv", "remoting"):
+        found = third_party(package)
+        assert found, package
+        for distribution, files in found.items():
+            assert distribution in always, (distribution, sorted(files))
+
+
+def test_what_the_test_rig_and_spark_jobs_import_is_declared_by_an_extra() -> None:
+    chaos = declared(None) | declared("chaos")
+    for distribution, files in third_party("jepsen_like").items():
+        assert distribution in chaos, (distribution, sorted(files))
+    for distribution, files in third_party("spark_jobs").items():
+        assert distribution in chaos | declared("spark"), (distribution, sorted(files))
+
+
+def test_every_declared_distribution_is_imported_somewhere() -> None:
+    used = set().union(*(third_party(package) for package in PACKAGES))
+    asked = declared(None).union(*(declared(extra) for extra in PROJECT["optional-dependencies"]))
+    assert asked - used == set()
+
+
+def test_every_declared_distribution_has_an_exact_version() -> None:
+    exact = {
+        canonicalize_name(Requirement(line).name)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    asked = declared(None).union(*(declared(extra) for extra in PROJECT["optional-dependencies"]))
+    assert asked - exact == set()
