@@ -226,6 +226,11 @@ class Group:
         return not self.store.refilling
 
     @property
+    def group_identity(self) -> str:
+        """Identity of the whole group; empty before bootstrap."""
+        return self.node.identity.group_identity
+
+    @property
     def term(self) -> int:
         """Newest term seen."""
         return self.node.term
@@ -242,6 +247,7 @@ class Group:
         applied = self.state.applied_index
         return {
             **self.node.status(),
+            "group_identity": self.group_identity,
             "serving": self.leadership is not None,
             "leader_address": self.leader_address,
             "applied_index": applied,

@@ -139,6 +139,10 @@ class BrokerGroup(Protocol):
         """Advertised ``ip:port`` of the leader, as far as known."""
 
     @property
+    def group_identity(self) -> str:
+        """Identity of the whole group, the same on every member; empty before bootstrap."""
+
+    @property
     def readable(self) -> bool:
         """Whether queues and log hold what the state says; not while a snapshot is refilled."""
 

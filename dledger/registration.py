@@ -155,6 +155,8 @@ class Registration:
     async def _register(self, name_server: _NameServer) -> bool:
         """Tell one NameServer; True when it has confirmed."""
         settings = self.settings
+        if not self._group.group_identity:
+            return False  # before bootstrap: nothing is served yet, and no name is taken
         broker_id = self.broker_id
         command = self.register_request(broker_id)
         role_is_news = name_server.told_id is not None and name_server.told_id != broker_id
@@ -216,6 +218,7 @@ class Registration:
             heartbeat_timeout_millis=settings.heartbeat_timeout_ms,
             compressed=False,
             body_crc32=zlib.crc32(body) & CRC_MASK,
+            group_identity=self._group.group_identity,
         )
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 
@@ -226,6 +229,7 @@ class Registration:
             broker_addr=settings.address,
             cluster_name=settings.cluster_name,
             broker_id=self.broker_id,
+            group_identity=self._group.group_identity,
         )
         command = request(RequestCode.UNREGISTER_BROKER, header.encode())
         try:

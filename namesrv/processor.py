@@ -172,6 +172,7 @@ class NameServerProcessor:
                 enable_acting_master=header.enable_acting_master,
                 filter_servers=body.filter_server_list,
                 connection=self._number_of(connection),
+                identity=header.group_identity or "",
             ),
             self._now_ms(),
         )
@@ -189,11 +190,15 @@ class NameServerProcessor:
         )
         return response_to(asked, ext=dict(response.encode()), body=self._order_topics())
 
-    def unregister_broker(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+    def unregister_broker(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """UNREGISTER_BROKER: remove a broker that stops."""
         header = BrokerHeader.decode(asked.ext)
         if self._name_server.routes.unregister_broker(
-            header.cluster_name, header.broker_name, header.broker_addr
+            header.cluster_name,
+            header.broker_name,
+            header.broker_addr,
+            identity=header.group_identity or "",
+            connection=self._number_if_any(connection),
         ):
             _log.info(
                 "broker_removed",
@@ -204,20 +209,28 @@ class NameServerProcessor:
             )
         return response_to(asked)
 
-    def broker_heartbeat(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+    def broker_heartbeat(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """BROKER_HEARTBEAT: liveness only."""
         header = BrokerHeartbeatHeader.decode(asked.ext)
-        self._name_server.routes.heartbeat(header.cluster_name, header.broker_addr, self._now_ms())
+        self._name_server.routes.heartbeat(
+            header.cluster_name,
+            header.broker_addr,
+            self._now_ms(),
+            connection=self._number_if_any(connection),
+        )
         return response_to(asked)
 
-    def query_data_version(
-        self, _connection: Connection, asked: RemotingCommand
-    ) -> RemotingCommand:
+    def query_data_version(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """QUERY_DATA_VERSION: must the broker register, or is its topic table known?"""
         header = BrokerHeader.decode(asked.ext)
         version = DataVersion.decode(asked.body) if asked.body else DataVersion()
         changed, stored = self._name_server.routes.query_data_version(
-            header.cluster_name, header.broker_addr, version, self._now_ms()
+            header.cluster_name,
+            header.broker_addr,
+            version,
+            self._now_ms(),
+            identity=header.group_identity or "",
+            connection=self._number_if_any(connection),
         )
         return response_to(
             asked,
@@ -363,6 +376,11 @@ class NameServerProcessor:
             return b""
         table = self._name_server.kv_config.table(ORDER_TOPIC_CONFIG)
         return b"" if table is None else KVTable(table=dict(table)).encode()
+
+    def _number_if_any(self, connection: Connection) -> int | None:
+        """Return the number of a connection that a broker registered over, else None."""
+        number: int | None = connection.attributes.get(_CONNECTION_NUMBER)
+        return number
 
     def _number_of(self, connection: Connection) -> int:
         number: int | None = connection.attributes.get(_CONNECTION_NUMBER)

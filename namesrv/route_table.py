@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from namesrv.errors import RegistrationRefusedError
+from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX, Claim, may_take, refuses_identity
 from remoting.protocol.bodies import (
     BrokerData,
     BrokerMemberGroup,
@@ -57,6 +58,21 @@ class BrokerLiveInfo:
     data_version: DataVersion
     ha_server_addr: str
     connection: int | None
+    identity: str = ""
+
+    @property
+    def claim(self) -> Claim:
+        """What speaks for it when another address wants its place."""
+        return Claim(self.identity, self.data_version.state_version)
+
+    def may_be_changed_by(self, identity: str, connection: int | None) -> bool:
+        """Whether a request of somebody with *identity* over *connection* is its own.
+
+        An address without an identity is anybody's, as in RocketMQ.
+        """
+        if not self.identity or self.identity == identity:
+            return True
+        return self.connection is not None and self.connection == connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +80,10 @@ class Registration:
     """What a broker says about itself.
 
     Args:
-        heartbeat_timeout_ms: Silence after which it is removed; None takes the NameServer's.
+        heartbeat_timeout_ms: Silence after which it is removed, ten minutes at most; None takes
+            the NameServer's.
         connection: Number of the connection it came over; None when there is none to lose.
+        identity: Of the broker group; empty: it is a broker of RocketMQ, or of an older release.
     """
 
     cluster_name: str
@@ -79,6 +97,12 @@ class Registration:
     enable_acting_master: bool | None = None
     filter_servers: Sequence[str] = ()
     connection: int | None = None
+    identity: str = ""
+
+    @property
+    def claim(self) -> Claim:
+        """What speaks for it when another address is in its place."""
+        return Claim(self.identity, self.data_version.state_version)
 
     @property
     def key(self) -> BrokerKey:
@@ -91,7 +115,7 @@ class RegisterResult:
     """The answer to a registration; both addresses are empty for a leader and when none is known.
 
     ``moved`` tells that the address was not there before, or under another id. ``superseded``
-    tells that an address with a higher state version holds the id: nothing changed.
+    tells that another address keeps the id: nothing changed.
     """
 
     ha_server_addr: str = ""
@@ -144,10 +168,10 @@ class RouteInfoManager:
         Returns:
             For a follower, the leader's addresses.
         Raises:
-            RegistrationRefusedError: A name is empty, the broker name belongs to another cluster,
-                a single topic from a broker that is not known yet, a number no client can read, or
-                a table is full. Nothing changed.
-        Spec: registration rules 2 to 6.
+            RegistrationRefusedError: A name is empty, the broker name belongs to another cluster
+                or another group, the address to another group, a single topic from a broker that
+                is not known yet, a number no client can read, or a table is full. Nothing changed.
+        Spec: registration rules 2 to 6; `namesrv.takeover`.
         """
         name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
         own_timeout_ms = registration.heartbeat_timeout_ms or 0
@@ -163,13 +187,15 @@ class RouteInfoManager:
                 f"broker name {name} belongs to cluster {broker.cluster}, "
                 f"not to {registration.cluster_name}"
             )
+        known = self.broker_live_table.get(key)
+        self._check_identity(registration, known)
         if holder is not None and holder != registration.broker_addr:
-            newest = self.broker_live_table[BrokerKey(key.cluster_name, holder)].data_version
-            if newest.state_version > registration.data_version.state_version:
+            held = self.broker_live_table[BrokerKey(key.cluster_name, holder)]
+            silent_ms = now_ms - held.last_update_ms
+            if not may_take(registration.claim, held.claim, silent_ms=silent_ms):
                 return RegisterResult(superseded=True)
         if holder is None and len(registration.topics) == 1:
             raise RegistrationRefusedError("register broker failed")
-        known = self.broker_live_table.get(key)
         moved = holder != key.broker_addr
         changed = moved or known is None or known.data_version != registration.data_version
         if changed:
@@ -196,10 +222,13 @@ class RouteInfoManager:
             key=key,
             broker_name=name,
             last_update_ms=now_ms,
-            heartbeat_timeout_ms=own_timeout_ms if own_timeout_ms > 0 else self.broker_expiry_ms,
+            heartbeat_timeout_ms=min(own_timeout_ms, HEARTBEAT_TIMEOUT_MS_MAX)
+            if own_timeout_ms > 0
+            else self.broker_expiry_ms,
             data_version=registration.data_version,
             ha_server_addr=registration.ha_server_addr,
             connection=registration.connection,
+            identity=registration.identity,
         )
         if moved and holder is not None:
             self._remove([BrokerKey(key.cluster_name, holder)])
@@ -213,15 +242,35 @@ class RouteInfoManager:
             return RegisterResult(moved=moved)
         return self._followers_result(broker, moved)
 
-    def unregister_broker(self, cluster_name: str, broker_name: str, broker_addr: str) -> bool:
+    def unregister_broker(
+        self,
+        cluster_name: str,
+        broker_name: str,
+        broker_addr: str,
+        *,
+        identity: str = "",
+        connection: int | None = None,
+    ) -> bool:
         """Remove an address; tell whether it was there under that broker name.
 
         The broker's id is not asked for: a deposed leader that stops still believes it is id 0.
+
+        Args:
+            identity: Of the group of the one that asks.
+            connection: Number of the connection it asks over.
+        Raises:
+            RegistrationRefusedError: The address belongs to a group, and neither its identity nor
+                the connection it registered over is the one that asks. Nothing changed.
         """
         key = BrokerKey(cluster_name, broker_addr)
         live = self.broker_live_table.get(key)
         if live is None or live.broker_name != broker_name:
             return False
+        if not live.may_be_changed_by(identity, connection):
+            raise RegistrationRefusedError(
+                f"broker {broker_addr} belongs to the group {live.identity}, which alone may"
+                " unregister it"
+            )
         self._remove([key])
         return True
 
@@ -241,17 +290,32 @@ class RouteInfoManager:
         self._remove([info.key for info in gone])
         return gone
 
-    def heartbeat(self, cluster_name: str, broker_addr: str, now_ms: int) -> bool:
-        """Refresh a broker's liveness; tell whether it is known."""
+    def heartbeat(
+        self,
+        cluster_name: str,
+        broker_addr: str,
+        now_ms: int,
+        *,
+        identity: str = "",
+        connection: int | None = None,
+    ) -> bool:
+        """Refresh a broker's liveness; tell whether it is known and the one that asks its own."""
         key = BrokerKey(cluster_name, broker_addr)
         live = self.broker_live_table.get(key)
-        if live is None:
+        if live is None or not live.may_be_changed_by(identity, connection):
             return False
         self.broker_live_table[key] = replace(live, last_update_ms=now_ms)
         return True
 
     def query_data_version(
-        self, cluster_name: str, broker_addr: str, version: DataVersion, now_ms: int
+        self,
+        cluster_name: str,
+        broker_addr: str,
+        version: DataVersion,
+        now_ms: int,
+        *,
+        identity: str = "",
+        connection: int | None = None,
     ) -> tuple[bool, DataVersion | None]:
         """Return whether *version* differs from the stored one, and the stored one.
 
@@ -262,7 +326,7 @@ class RouteInfoManager:
             return True, None
         if live.data_version != version:
             return True, live.data_version
-        self.heartbeat(cluster_name, broker_addr, now_ms)
+        self.heartbeat(cluster_name, broker_addr, now_ms, identity=identity, connection=connection)
         return False, live.data_version
 
     # Changes by operators
@@ -393,7 +457,35 @@ class RouteInfoManager:
                 found.append(topic)
         return sorted(found)
 
+    def identity_of(self, broker_name: str) -> str:
+        """Return the identity of the group that a broker name belongs to; empty: to none."""
+        broker = self.broker_addr_table.get(broker_name)
+        if broker is None:
+            return ""
+        lives = (
+            self.broker_live_table[BrokerKey(broker.cluster, addr)]
+            for addr in broker.broker_addrs.values()
+        )
+        return next((live.identity for live in lives if live.identity), "")
+
     # Inside
+
+    def _check_identity(self, registration: Registration, known: BrokerLiveInfo | None) -> None:
+        name, addr = registration.broker_name, registration.broker_addr
+        if known is not None and known.broker_name != name:
+            if known.identity and known.identity != registration.identity:
+                raise RegistrationRefusedError(
+                    f"broker {addr} belongs to the group {known.identity} under the name"
+                    f" {known.broker_name}"
+                )
+            known = None
+        reason = refuses_identity(
+            registration.claim,
+            owner=self.identity_of(name),
+            known=None if known is None else known.claim,
+        )
+        if reason:
+            raise RegistrationRefusedError(f"broker name {name} is not for {addr}: {reason}")
 
     def _check_room(self, registration: Registration) -> None:
         key = registration.key

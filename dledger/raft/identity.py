@@ -12,6 +12,7 @@ late takes over what the others have agreed on. Before that nobody votes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -230,6 +231,20 @@ class Identity:
             "voters": {name: incarnation},
         }
         disk.replace(path, cbor2.dumps(record, canonical=True))
+
+    @property
+    def group_identity(self) -> str:
+        """Identity of the whole group, 32 hexadecimal digits; empty before bootstrap.
+
+        Made of the founders: name and incarnation of each. Every member has the same one, members
+        that join later too, and it stays over changes of leader, members and data files. A replica
+        that goes on alone (`refound`) is another group from then on: the others may still
+        acknowledge messages under the old identity.
+        """
+        if not self.voters:
+            return ""
+        founders = [self.cluster, self.group, sorted(self.voters.items())]
+        return hashlib.sha256(cbor2.dumps(founders, canonical=True)).hexdigest()[:32]
 
     def is_of_another_group(self, voters: Mapping[str, str]) -> bool:
         """Whether one who was founded with *voters* has nothing to do with this member.

@@ -673,6 +673,8 @@ class RegisterBrokerHeader(Header):
     enable_acting_master: bool | None = None
     compressed: bool | None = False
     body_crc32: I32 | None = 0
+    group_identity: str | None = None
+    """Ours: a RocketMQ broker sends none."""
 
 
 @dataclass(slots=True)
@@ -691,6 +693,8 @@ class BrokerHeader(Header):
     broker_addr: str
     cluster_name: str
     broker_id: I64
+    group_identity: str | None = None
+    """Ours: a RocketMQ broker sends none."""
 
 
 @dataclass(slots=True)

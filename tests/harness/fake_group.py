@@ -35,6 +35,7 @@ STORE_HOST = pack_host("127.0.0.1", 10911)
 LEADER = "127.0.0.1:10911"
 EPOCH_MS = 1_700_000_000_000
 CLUSTER, BROKER = "DefaultCluster", "broker-a"
+GROUP_IDENTITY = "0123456789abcdef" * 2
 
 
 @dataclass
@@ -132,6 +133,7 @@ class FakeGroup:
         self.delay_ms = delay_ms
         self.leadership: Term | None = Term(1)
         self.leader_address: str | None = LEADER
+        self.group_identity = GROUP_IDENTITY
         self.term = 1
         self.readable = True
         self.on_applied: list[AppliedListener] = []

@@ -9,6 +9,7 @@ import pytest
 from namesrv import route_table
 from namesrv.errors import RegistrationRefusedError
 from namesrv.route_table import BrokerKey, Registration, RouteInfoManager
+from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
 
 CLUSTER = "DefaultCluster"
@@ -44,6 +45,7 @@ def registration(
     filters: tuple[str, ...] = (),
     connection: int | None = 1,
     acting: bool | None = None,
+    identity: str = "",
 ) -> Registration:
     return Registration(
         cluster_name=cluster,
@@ -57,6 +59,7 @@ def registration(
         enable_acting_master=acting,
         filter_servers=filters,
         connection=connection,
+        identity=identity,
     )
 
 
@@ -135,11 +138,27 @@ def test_rule_3_a_deposed_leader_cannot_take_id_0_back() -> None:
     assert table.broker_live_table[BrokerKey(CLUSTER, B)].last_update_ms == 0
 
 
-@pytest.mark.parametrize("state", [6, 7])
-def test_rule_3_an_equal_or_higher_state_version_takes_the_id(state: int) -> None:
+def test_rule_3_a_higher_state_version_takes_the_id() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, data_version=version(state=6)), 0)
-    table.register_broker(registration(B, 0, data_version=version(state=state)), 1)
+    table.register_broker(registration(B, 0, data_version=version(state=7)), 1)
+    assert addrs_of(table, "T1") == {0: B}
+
+
+def test_rule_3_two_that_claim_the_id_at_one_state_version_do_not_take_turns() -> None:
+    table = RouteInfoManager()
+    for now_ms in range(0, 300_000, 30_000):
+        first = table.register_broker(registration(A, 0), now_ms)
+        second = table.register_broker(registration(B, 0), now_ms + 15_000)
+        assert not first.superseded
+        assert second.superseded
+        assert addrs_of(table, "T1") == {0: A}
+
+
+def test_rule_3_a_silent_holder_gives_the_id_to_another_of_its_state_version() -> None:
+    table = RouteInfoManager()
+    table.register_broker(registration(A, 0), 0)
+    assert not table.register_broker(registration(B, 0), HOLDER_SILENCE_MS + 1).superseded
     assert addrs_of(table, "T1") == {0: B}
 
 
@@ -188,7 +207,10 @@ def test_rule_5_a_follower_that_becomes_leader_brings_its_topics_at_once() -> No
     table.register_broker(registration(A, 0), 0)
     table.register_broker(registration(B, 1, table=topics("T1", "T2", "T3")), 0)
     assert table.all_topics() == ["T1", "T2"]
-    table.register_broker(registration(B, 0, table=topics("T1", "T2", "T3")), 1)
+    elected = version(state=1)
+    table.register_broker(
+        registration(B, 0, table=topics("T1", "T2", "T3"), data_version=elected), 1
+    )
     assert table.all_topics() == ["T1", "T2", "T3"]
 
 
@@ -422,7 +444,7 @@ def test_a_drained_broker_stays_drained_until_told_or_gone() -> None:
     table.wipe_write_perm("a")
     # Another member leads, with a newer table and one topic more.
     table.register_broker(
-        registration(B, 0, "a", data_version=version(5), table=topics("T1", "T9")), 1
+        registration(B, 0, "a", data_version=version(5, 1), table=topics("T1", "T9")), 1
     )
     assert {t: q["a"].perm for t, q in table.topic_queue_table.items()} == dict.fromkeys(
         table.topic_queue_table, 4

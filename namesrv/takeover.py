@@ -1,0 +1,76 @@
+"""Which registration may enter a broker name, and which may take an id that another address holds.
+
+A group of ours carries its identity in every registration. While one address with an identity is
+registered under a broker name, the name belongs to that identity: another one is refused, and so
+is an address without any, unless it was registered there before. Those are members of an older
+release in the middle of an upgrade; they keep what they have, and may take an id that is free.
+Brokers of RocketMQ send no identity, and names without one follow RocketMQ's rules.
+
+Pure: `namesrv.route_table` asks before it changes anything.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
+"""What a broker group's identity looks like."""
+
+HOLDER_SILENCE_MS: Final = 45_000
+"""An address that registered within this time keeps its id against another of the same state
+version: brokers register every 30 s, so a living one is never silent for longer."""
+
+HEARTBEAT_TIMEOUT_MS_MAX: Final = 600_000
+"""Longest silence that a broker may ask for: longer, and a broker that is gone would hold its
+place in the routes for as long as it likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What speaks for one address that wants or holds a place."""
+
+    identity: str
+    """Of its group; empty: it named none."""
+    state_version: int
+    """Term of the leader that it knows of."""
+
+
+def refuses_identity(claim: Claim, *, owner: str, known: Claim | None) -> str:
+    """Return why *claim* may not enter a broker name, or an empty text when it may.
+
+    Args:
+        owner: The identity that the broker name belongs to; empty: to none.
+        known: What the same address is registered with under this name; None: it is not.
+    """
+    if claim.identity and not IDENTITY.fullmatch(claim.identity):
+        return "the group identity is not 32 hexadecimal digits"
+    if not owner or claim.identity == owner:
+        return ""
+    if claim.identity:
+        return (
+            f"it belongs to the group {owner}, and this broker is of the group {claim.identity}:"
+            " two groups cannot have one name. Give one of them another brokerName, or stop it"
+        )
+    if known is not None and not known.identity:
+        return ""
+    return (
+        f"it belongs to the group {owner}, and this broker names no group. Give it another"
+        " brokerName; upgrade it if it is a member of that group"
+    )
+
+
+def may_take(claim: Claim, holder: Claim, *, silent_ms: int) -> bool:
+    """Whether *claim* takes an id that another address holds under the same broker name.
+
+    Args:
+        silent_ms: Time since the holder was heard.
+    """
+    if bool(claim.identity) != bool(holder.identity):
+        # An identity wins over none, whatever the state versions: those can be made up.
+        return bool(claim.identity)
+    if claim.state_version != holder.state_version:
+        return claim.state_version > holder.state_version
+    # One term has one leader. Two brokers that both claim it must not take turns.
+    return silent_ms > HOLDER_SILENCE_MS

@@ -1,0 +1,153 @@
+"""A broker name belongs to the group whose identity is registered under it."""
+
+from __future__ import annotations
+
+import pytest
+
+from namesrv.errors import RegistrationRefusedError
+from namesrv.route_table import BrokerKey, RouteInfoManager
+from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX
+from tests.unit.namesrv.test_route_table import CLUSTER, A, B, C, addrs_of, registration, version
+
+OURS, OTHER = "0f" * 16, "e1" * 16
+THIEF = "10.6.6.6:10911"
+
+
+def group_of_three() -> RouteInfoManager:
+    """Three members with an identity, A leads in term 5; each over a connection of its own."""
+    table = RouteInfoManager()
+    for number, (addr, broker_id) in enumerate([(A, 0), (B, 2), (C, 3)], 1):
+        table.register_broker(
+            registration(
+                addr, broker_id, identity=OURS, data_version=version(state=5), connection=number
+            ),
+            0,
+        )
+    return table
+
+
+@pytest.mark.parametrize("identity", ["", OTHER])
+@pytest.mark.parametrize("broker_id", [0, 7])
+def test_a_stranger_with_the_highest_state_version_gets_no_place(
+    identity: str, broker_id: int
+) -> None:
+    table = group_of_three()
+    thief = registration(
+        THIEF,
+        broker_id,
+        identity=identity,
+        data_version=version(state=2**62),
+        timeout_ms=10**12,
+        connection=9,
+    )
+    with pytest.raises(RegistrationRefusedError, match=f"belongs to the group {OURS}"):
+        table.register_broker(thief, 1)
+    assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
+
+
+def test_a_second_group_of_one_name_is_refused_until_the_first_has_expired() -> None:
+    table = group_of_three()
+    second = registration(THIEF, 0, identity=OTHER, data_version=version(state=99), connection=9)
+    with pytest.raises(RegistrationRefusedError, match="two groups cannot have one name"):
+        table.register_broker(second, 100_000)
+    table.scan(120_001)
+    table.register_broker(second, 120_002)
+    assert addrs_of(table, "T1") == {0: THIEF}
+    assert table.identity_of("broker-a") == OTHER
+
+
+def test_a_stranger_that_came_first_loses_its_place_to_the_first_member_with_an_identity() -> None:
+    table = RouteInfoManager()
+    table.register_broker(registration(THIEF, 0, data_version=version(state=2**62)), 0)
+    table.register_broker(registration(A, 0, identity=OURS, data_version=version(state=5)), 1)
+    assert addrs_of(table, "T1") == {0: A}
+    with pytest.raises(RegistrationRefusedError, match="names no group"):
+        table.register_broker(registration(THIEF, 0, data_version=version(state=2**62)), 2)
+    assert addrs_of(table, "T1") == {0: A}
+
+
+def test_members_of_an_older_release_keep_their_places_while_the_group_is_upgraded() -> None:
+    table = RouteInfoManager()
+    for addr, broker_id in [(A, 0), (B, 2), (C, 3)]:
+        table.register_broker(registration(addr, broker_id, data_version=version(state=5)), 0)
+    # C is upgraded and follows; A and B are refreshed as they were.
+    table.register_broker(registration(C, 3, identity=OURS, data_version=version(state=5)), 1)
+    table.register_broker(registration(A, 0, data_version=version(state=5)), 2)
+    # A stops and B leads; then C takes the lead from B.
+    table.unregister_broker(CLUSTER, "broker-a", A)
+    table.register_broker(registration(B, 0, data_version=version(state=6)), 3)
+    assert addrs_of(table, "T1") == {0: B, 3: C}
+    table.register_broker(registration(A, 1, identity=OURS, data_version=version(state=6)), 4)
+    table.register_broker(registration(C, 0, identity=OURS, data_version=version(state=7)), 5)
+    assert addrs_of(table, "T1") == {0: C, 1: A}
+    # What it had was taken: a broker without an identity does not come in again.
+    with pytest.raises(RegistrationRefusedError, match="upgrade it"):
+        table.register_broker(registration(B, 2, data_version=version(state=7)), 6)
+
+
+def test_a_member_of_an_older_release_takes_no_id_from_one_with_an_identity() -> None:
+    table = RouteInfoManager()
+    table.register_broker(registration(B, 2, data_version=version(state=5)), 0)
+    table.register_broker(registration(A, 0, identity=OURS, data_version=version(state=5)), 0)
+    result = table.register_broker(registration(B, 0, data_version=version(state=2**62)), 1)
+    assert result.superseded
+    assert addrs_of(table, "T1") == {0: A, 2: B}
+
+
+def test_brokers_of_rocketmq_follow_its_rules() -> None:
+    table = RouteInfoManager()
+    table.register_broker(registration(A, 0), 0)
+    table.register_broker(registration(B, 1), 0)
+    assert table.identity_of("broker-a") == ""
+    table.register_broker(registration(C, 0, data_version=version(state=1)), 1)
+    assert addrs_of(table, "T1") == {0: C, 1: B}
+    assert table.unregister_broker(CLUSTER, "broker-a", C)
+
+
+@pytest.mark.parametrize("identity", ["", OTHER])
+def test_somebody_else_takes_no_member_out(identity: str) -> None:
+    table = group_of_three()
+    for addr in (A, B, C):
+        with pytest.raises(RegistrationRefusedError, match="which alone may unregister it"):
+            table.unregister_broker(CLUSTER, "broker-a", addr, identity=identity, connection=9)
+    assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
+
+
+def test_a_member_takes_itself_out_by_its_identity_or_over_its_connection() -> None:
+    table = group_of_three()
+    assert table.unregister_broker(CLUSTER, "broker-a", A, identity=OURS, connection=77)
+    assert table.unregister_broker(CLUSTER, "broker-a", B, connection=2)
+    assert addrs_of(table, "T1") == {3: C}
+
+
+def test_an_address_of_a_group_cannot_be_registered_away_under_another_name() -> None:
+    table = group_of_three()
+    with pytest.raises(RegistrationRefusedError, match="under the name broker-a"):
+        table.register_broker(registration(A, 0, "evil", connection=9), 1)
+    assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
+    assert "evil" not in table.broker_addr_table
+
+
+def test_nobody_keeps_the_entry_of_a_group_alive_for_it() -> None:
+    table = group_of_three()
+    assert not table.heartbeat(CLUSTER, A, 119_000, connection=9)
+    same = table.broker_live_table[BrokerKey(CLUSTER, B)].data_version
+    table.query_data_version(CLUSTER, B, same, 119_000, identity=OTHER, connection=9)
+    assert table.heartbeat(CLUSTER, C, 119_000, connection=3)
+    table.scan(120_001)
+    assert addrs_of(table, "T1") == {3: C}
+
+
+def test_no_broker_is_remembered_for_longer_than_ten_minutes_of_silence() -> None:
+    table = RouteInfoManager()
+    table.register_broker(registration(timeout_ms=10**12), 0)
+    assert not table.scan(HEARTBEAT_TIMEOUT_MS_MAX)
+    assert table.scan(HEARTBEAT_TIMEOUT_MS_MAX + 1)
+    assert table.broker_addr_table == {}
+
+
+def test_an_identity_that_no_group_has_is_refused() -> None:
+    table = RouteInfoManager()
+    with pytest.raises(RegistrationRefusedError, match="32 hexadecimal digits"):
+        table.register_broker(registration(identity="x" * 1_000_000), 0)
+    assert table.broker_addr_table == {}
