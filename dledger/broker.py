@@ -39,7 +39,7 @@ from dledger.metrics.broker_metrics import BrokerMetrics
 from dledger.metrics.http_server import MetricsServer
 from dledger.metrics.leader_changes import LeaderChanges
 from dledger.metrics.traffic import Traffic
-from dledger.processors.access_rules import broker_rules, topic_of_message_at
+from dledger.processors.access_rules import LOCAL_ADMIN, broker_rules, topic_of_message_at
 from dledger.processors.auth_requests import AUTH_CODES, refuse_auth
 from dledger.processors.broker_config import BrokerConfigProcessor
 from dledger.processors.broker_processors import BrokerProcessors
@@ -63,7 +63,8 @@ from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
 from remoting.access.account_store import AccountStore
-from remoting.access.gate import AccessGate
+from remoting.access.gate import AccessGate, guarded_table
+from remoting.access.local_admin import LocalAdmin
 from remoting.client import RemotingClient
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
 from remoting.processor import Limiter, ProcessorTable
@@ -295,7 +296,13 @@ async def _run_parts(
     accounts = None
     if config.server.acl_enable:
         accounts = AccountStore(world.disk, config.server.acl_file)
-    table = _processor_table(group, accounts, world.clock, config.broker.cluster_name)
+    table = _processor_table(
+        group,
+        accounts,
+        world,
+        config.broker.cluster_name,
+        open_admin=config.server.open_admin,
+    )
     group.on_role_change.append(processors.role_changed)
     processors.register(table)
     changes = RaftChangeProcessor(MembershipChanges(group, world.clock))
@@ -345,12 +352,12 @@ def _register_settings(table: ProcessorTable, live: LiveSettings) -> None:
 
 
 def _processor_table(
-    group: Group, accounts: AccountStore | None, clock: Clock, cluster: str
+    group: Group, accounts: AccountStore | None, world: World, cluster: str, *, open_admin: bool
 ) -> ProcessorTable:
     if accounts is None:
-        return ProcessorTable()
+        return ProcessorTable(None if open_admin else LocalAdmin(LOCAL_ADMIN).guard)
     rules = broker_rules(topic_of_message_at(group), cluster)
-    return ProcessorTable(AccessGate(accounts, rules, clock).guard)
+    return guarded_table(AccessGate(accounts, rules, world.clock, world.rng))
 
 
 async def _serve_fast(

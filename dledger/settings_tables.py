@@ -289,6 +289,14 @@ class ServerTable(Struct, frozen=True, kw_only=True):
             " second; a broken one keeps the accounts there were."
         ),
     ] = ""
+    open_admin: Annotated[
+        bool,
+        _about(
+            "Without `acl_enable`: take requests that erase data or change members or settings"
+            " from every machine, as RocketMQ does; off: from this machine alone.",
+            "openAdmin",
+        ),
+    ] = False
 
 
 class ClientTable(Struct, frozen=True, kw_only=True):

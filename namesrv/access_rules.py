@@ -37,3 +37,16 @@ NAMESRV_RULES: Final[dict[int, Rule]] = {
     RequestCode.UPDATE_NAMESRV_CONFIG: ADMIN,
     RequestCode.GET_NAMESRV_CONFIG: ADMIN,
 }
+
+LOCAL_ADMIN: Final = frozenset(
+    {
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+    }
+)
+"""They change the routes of everybody: without access control they come from the NameServer's own
+machine, unless `server.open_admin` is on. Registrations are decided about by the route table."""

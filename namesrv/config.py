@@ -88,6 +88,13 @@ class NamesrvConfig:
     acl_file: str = _setting(
         "", "server", "aclFile", "accounts, in TOML or as RocketMQ's plain_acl.yml"
     )
+    open_admin: bool = _setting(
+        False,
+        "server",
+        "openAdmin",
+        "without acl_enable: take requests that change routes or settings from every machine, not"
+        " from this one alone",
+    )
     kv_config_path: str = _setting(
         "~/namesrv/kvConfig.json", "namesrv", "kvConfigPath", "file of the key-value configuration"
     )

@@ -8,12 +8,13 @@ import structlog
 import trio
 
 from commitlog.seams import Disk
-from namesrv.access_rules import NAMESRV_RULES
+from namesrv.access_rules import LOCAL_ADMIN, NAMESRV_RULES
 from namesrv.config import NamesrvConfig
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from remoting.access.account_store import AccountStore
-from remoting.access.gate import AccessGate
+from remoting.access.gate import AccessGate, guarded_table
+from remoting.access.local_admin import LocalAdmin
 from remoting.connection import ConnectionLimits
 from remoting.processor import Limiter, ProcessorTable
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
@@ -40,7 +41,7 @@ async def serve_namesrv(
     """Run a NameServer until cancelled. `nursery.start` gets the address it listens on.
 
     Args:
-        rng: Part of the world every daemon is handed; a NameServer decides nothing by chance.
+        rng: Makes the challenges that signed requests answer.
         tls: TLS of the listener, loaded from the files that *config* names.
         executor: Reads the account file again; without one it counts as it was at the start.
     Raises:
@@ -52,9 +53,9 @@ async def serve_namesrv(
     name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
     accounts = AccountStore(disk, config.acl_file) if config.acl_enable else None
-    processors = ProcessorTable()
+    processors = ProcessorTable(None if config.open_admin else LocalAdmin(LOCAL_ADMIN).guard)
     if accounts is not None:
-        processors = ProcessorTable(AccessGate(accounts, NAMESRV_RULES, clock).guard)
+        processors = guarded_table(AccessGate(accounts, NAMESRV_RULES, clock, rng))
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         processors.register(code, handler, limiter)

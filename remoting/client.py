@@ -11,9 +11,11 @@ import trio
 
 from commitlog.errors import LocalProtocolError
 from remoting.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
-from remoting.errors import ConnectFailedError
+from remoting.errors import ConnectFailedError, RemotingError
 from remoting.processor import ProcessorTable
-from remoting.protocol.command import RemotingCommand
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.fresh_signature import RequestSigner
 from remoting.protocol.signature import Credentials
 from remoting.seams import Network
 
@@ -48,7 +50,7 @@ class RemotingClient:
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
-        self._sign = None if credentials is None else credentials.sign
+        self._credentials = credentials
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, trio.Lock] = {}
         self._closed = False
@@ -123,15 +125,47 @@ class RemotingClient:
                     )
                 except OSError as error:
                     raise ConnectFailedError(f"{failed}: {error}") from error
+                signer = self._signer()
                 connection = Connection(
-                    stream, self._processors, limits=self._limits, sign=self._sign
+                    stream,
+                    self._processors,
+                    limits=self._limits,
+                    sign=None if signer is None else signer.sign,
                 )
                 connection.on_close.append(lambda ended: self._forget(address, ended))
-                self._connections[address] = connection
                 self._nursery.start_soon(connection.run)
+                if signer is not None:
+                    await self._ask_for_challenge(connection, signer, failed)
+                    if self._closed:
+                        connection.close("client closed")
+                        raise ConnectFailedError(f"{failed}: this client is closed")
+                self._connections[address] = connection
                 return connection
         assert waiting.cancelled_caught
         raise ConnectFailedError(f"{failed} within {timeout_s} s")
+
+    def _signer(self) -> RequestSigner | None:
+        credentials = self._credentials
+        return None if credentials is None else RequestSigner(credentials, trio.current_time)
+
+    async def _ask_for_challenge(
+        self, connection: Connection, signer: RequestSigner, failed: str
+    ) -> None:
+        """Let *signer* sign for this connection alone, if the server knows how to check that.
+
+        Cancellation: The connection is closed: nothing was asked over it.
+        """
+        question = request(RequestCode.SIGNATURE_CHALLENGE)
+        try:
+            answer = await connection.invoke(question, self._connect_timeout_s, is_signed=False)
+        except RemotingError as error:
+            connection.close("it gave no answer about signatures")
+            raise ConnectFailedError(f"{failed}: {error}") from error
+        except BaseException:
+            connection.close("connecting was given up")
+            raise
+        if answer.code == ResponseCode.SUCCESS:
+            signer.take_challenge(answer.ext)
 
     def live(self, address: str) -> Connection | None:
         """Return the connection to *address* if there is one that takes requests."""

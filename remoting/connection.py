@@ -185,11 +185,14 @@ class Connection:
         """Bytes in the write buffer, what is being sent just now included."""
         return self._out_bytes
 
-    async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+    async def invoke(
+        self, command: RemotingCommand, timeout_s: float, *, is_signed: bool = True
+    ) -> RemotingCommand:
         """Send a request and return its answer, whatever its code.
 
         Args:
             command: Gets its opaque here; its body must not change until this returns.
+            is_signed: Whether `sign` is called with it, if there is one.
         Raises:
             LocalProtocolError: The request cannot be written; nothing was sent.
             TooManyInFlightError: A limit of this side; nothing was sent.
@@ -197,7 +200,7 @@ class Connection:
             RequestTimedOutError: No answer in time; a late one is ignored.
         Cancellation: The request stays sent, its answer is ignored.
         """
-        call = self._begin_call(command)
+        call = self._begin_call(command, is_signed)
         opaque = command.opaque
         try:
             with trio.move_on_after(timeout_s):
@@ -219,7 +222,7 @@ class Connection:
             f"within {timeout_s} s"
         )
 
-    def _begin_call(self, command: RemotingCommand) -> _Call:
+    def _begin_call(self, command: RemotingCommand, is_signed: bool) -> _Call:
         if len(self._calls) >= self._limits.max_pending_calls:
             raise TooManyInFlightError(
                 f"{len(self._calls)} calls to {_text(self.peer_address)} wait for an answer; "
@@ -229,7 +232,7 @@ class Connection:
         opaque = self._new_opaque()
         command.opaque = opaque
         command.flag &= ~(FLAG_RESPONSE | FLAG_ONEWAY)
-        if self._sign is not None:
+        if self._sign is not None and is_signed:
             self._sign(command)
         call = _Call(self._queued_total)
         self._send(command)

@@ -84,10 +84,18 @@ class ProcessorTable:
         Raises:
             ConfigError: The code has a handler already.
         """
-        if code in self._processors:
-            raise ConfigError(f"request code {code} has a handler already")
         if self._guard is not None:
             handler = self._guard(int(code), handler)
+        self.register_free(code, handler, limiter)
+
+    def register_free(self, code: int, handler: Handler, limiter: Limiter) -> None:
+        """Let *handler* answer requests with *code* without the guard: anyone may ask.
+
+        Raises:
+            ConfigError: The code has a handler already.
+        """
+        if code in self._processors:
+            raise ConfigError(f"request code {code} has a handler already")
         self._processors[int(code)] = Processor(handler, limiter)
 
     def get(self, code: int) -> Processor | None:

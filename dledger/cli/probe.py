@@ -20,6 +20,7 @@ from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.frame import FrameDecoder, encode_command
+from remoting.protocol.fresh_signature import RequestSigner
 
 if TYPE_CHECKING:
     from remoting.protocol.signature import Credentials
@@ -53,16 +54,18 @@ async def ask(
             done.
     """
     command = request(code, dict(ext or {}), body)
-    command.opaque = 1
     credentials, tls = _access()
-    if credentials is not None:
-        credentials.sign(command)
     try:
         with trio.fail_after(timeout_s):
             stream = await _connected(address, tls)
             async with stream:
-                await stream.send_all(encode_command(command))
-                return await _answer(stream, address)
+                if credentials is not None:
+                    signer = RequestSigner(credentials, trio.current_time)
+                    question = request(RequestCode.SIGNATURE_CHALLENGE)
+                    signer.take_challenge((await _asked(stream, address, question)).ext)
+                    command.opaque = question.opaque + 1
+                    signer.sign(command)
+                return await _asked(stream, address, command)
     except trio.TooSlowError:
         raise NoAnswerError(address, f"nothing within {timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError) as error:
@@ -91,15 +94,18 @@ def _access() -> tuple[Credentials | None, ssl.SSLContext | None]:
     return credentials_from(os.environ), tls_from(os.environ)
 
 
-async def _answer(stream: trio.abc.Stream, address: str) -> RemotingCommand:
+async def _asked(
+    stream: trio.abc.Stream, address: str, command: RemotingCommand
+) -> RemotingCommand:
+    await stream.send_all(encode_command(command))
     decoder = FrameDecoder()
     while True:
         data = await stream.receive_some(RECEIVE_BYTES)
         if not data:
             raise NoAnswerError(address, "it closed the connection")
-        for command in decoder.feed(data):
-            if command.is_response and command.opaque == 1:
-                return command
+        for answer in decoder.feed(data):
+            if answer.is_response and answer.opaque == command.opaque:
+                return answer
 
 
 def _reason(error: BaseException) -> str:

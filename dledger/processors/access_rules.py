@@ -77,6 +77,8 @@ _SIGNED: Final = (
     RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER,
     RequestCode.QUERY_ASSIGNMENT,
     RequestCode.CAPABILITIES,
+    # Answered before the gate: what it gives is of no use without an account.
+    RequestCode.SIGNATURE_CHALLENGE,
     RequestCode.RAFT_STATUS,
     RequestCode.CLUSTER_HEALTH,
     # A session alone stores no message: each send of it is checked.
@@ -120,6 +122,20 @@ _ADMIN: Final = (
     RequestCode.AUTH_LIST_ACL,
     RequestCode.RAFT_CHANGE,
 )
+
+LOCAL_ADMIN: Final = frozenset(
+    {
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.DELETE_EXPIRED_COMMITLOG,
+        RequestCode.RAFT_CHANGE,
+    }
+)
+"""They erase data, or change members, settings of durability and retention: without access
+control they come from the broker's own machine, unless `server.open_admin` is on."""
 
 UNANSWERED: Final = frozenset(
     {

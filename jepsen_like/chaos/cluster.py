@@ -250,6 +250,8 @@ def _values(cluster: ChaosCluster, name: str, store: Path, plan: Plan) -> dict[s
         "broker.advertised_port": ports.client_told[CLIENTS],
         "server.listen_host": _listen_host(ports.host),
         "server.listen_port": ports.client,
+        # In namespaces the runner, which changes members, is another machine.
+        "server.open_admin": True,
         "client.register_interval_ms": settings.register_ms,
         "broker.lock_lease_ms": settings.lock_lease_ms,
         "store.path_root_dir": str(store),

@@ -171,6 +171,7 @@ class World:
             "broker.namesrv_addr": ";".join(n.endpoint for n in self.name_servers.values()),
             "server.listen_host": address,
             "server.fast_listen_port": "0",
+            "server.open_admin": "true",  # plans change members from machines of their own
             "client.register_timeout_ms": "3000",
             "store.path_root_dir": "/store",
             "store.mapped_file_size_commit_log": str(settings.segment_bytes),

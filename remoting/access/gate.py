@@ -18,16 +18,30 @@ from remoting.access.accounts import Account, Right
 from remoting.access.rules import ADMIN, Rule
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
-from remoting.processor import Handled, Handler
-from remoting.protocol.command import RemotingCommand
+from remoting.processor import Handled, Handler, Limiter, ProcessorTable
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.fresh_signature import (
+    CHALLENGE,
+    CHALLENGE_BYTES,
+    SIGNED_TOO_LONG_AGO,
+    Freshness,
+    is_fresh_form,
+)
 from remoting.protocol.signature import ACCESS_KEY, is_signed_by
-from remoting.seams import Clock
+from remoting.seams import Clock, Rng
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """One line for so long: whoever guesses keys does not write our logs."""
 
 SHOWN_CHARACTERS: Final = 64
 """So much of a name that somebody unknown sent is shown."""
+
+CHALLENGES_OPEN_MAX: Final = 1024
+"""Requests for a challenge open at a time; each is answered before its handler returns."""
+
+_FRESHNESS: Final = "signature freshness"
+"""Attribute of a connection that has a challenge."""
 
 _log = structlog.get_logger()
 
@@ -39,15 +53,19 @@ class AccessGate:
         refused: Requests refused so far.
     """
 
-    def __init__(self, accounts: AccountStore, rules: Mapping[int, Rule], clock: Clock) -> None:
+    def __init__(
+        self, accounts: AccountStore, rules: Mapping[int, Rule], clock: Clock, rng: Rng
+    ) -> None:
         """Make a gate.
 
         Args:
             rules: Rule of each request code; a code without one is for administrators.
+            rng: Makes the challenges of connections.
         """
         self._accounts = accounts
         self._rules = rules
         self._clock = clock
+        self._rng = rng
         self.refused = 0
         self._refused_unsaid = 0
         self._said_at_s: float | None = None
@@ -57,12 +75,21 @@ class AccessGate:
         rule = self._rules.get(code, ADMIN)
 
         def guarded(connection: Connection, command: RemotingCommand) -> Handled:
-            self.admit(connection.peer_address[0], command, rule)
+            self.admit(connection, command, rule)
             return handler(connection, command)
 
         return guarded
 
-    def admit(self, host: str, command: RemotingCommand, rule: Rule) -> None:
+    def challenge(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer with the challenge of this connection, made at its first request for one."""
+        fresh = connection.attributes.get(_FRESHNESS)
+        if fresh is None:
+            text = self._rng.randbytes(CHALLENGE_BYTES).hex()
+            fresh = Freshness(text.encode(), self._clock.monotonic())
+            connection.attributes[_FRESHNESS] = fresh
+        return response_to(command, 0, None, {CHALLENGE: fresh.challenge.decode()})
+
+    def admit(self, connection: Connection, command: RemotingCommand, rule: Rule) -> None:
         """Let a request pass.
 
         Raises:
@@ -70,12 +97,13 @@ class AccessGate:
             BadRequestError: Its signature is right, and what it asks for cannot be read.
         """
         try:
-            self._admit(host, command, rule)
+            self._admit(connection, command, rule)
         except AccessRefusedError as error:
-            self._note(host, command, error)
+            self._note(connection.peer_address[0], command, error)
             raise
 
-    def _admit(self, host: str, command: RemotingCommand, rule: Rule) -> None:
+    def _admit(self, connection: Connection, command: RemotingCommand, rule: Rule) -> None:
+        host = connection.peer_address[0]
         table = self._accounts.table
         if table.white.fits(host):
             return
@@ -87,8 +115,7 @@ class AccessGate:
             raise AccessRefusedError(f"No acl config for {access_key[:SHOWN_CHARACTERS]}")
         if account.white.fits(host):
             return
-        if not is_signed_by(command, account.secret_key):
-            raise AccessRefusedError(f"Check signature failed for accessKey={access_key}")
+        self._check_signature(connection, command, account)
         if rule.admin and not account.is_admin:
             raise AccessRefusedError(
                 f"Need admin permission for request code={command.code},"
@@ -96,6 +123,24 @@ class AccessGate:
             )
         if rule.rights is not None:
             _demand(account, rule.rights(command))
+
+    def _check_signature(
+        self, connection: Connection, command: RemotingCommand, account: Account
+    ) -> None:
+        failed = f"Check signature failed for accessKey={account.access_key}"
+        if not is_fresh_form(command):
+            if not is_signed_by(command, account.secret_key):
+                raise AccessRefusedError(failed)
+            return
+        fresh: Freshness | None = connection.attributes.get(_FRESHNESS)
+        if fresh is None:
+            raise AccessRefusedError(f"{failed}: this connection has no challenge")
+        now_s = self._clock.monotonic()
+        if fault := fresh.fault_of(command, account.secret_key, now_s):
+            if fault is SIGNED_TOO_LONG_AGO:
+                # The next connection counts from a challenge of its own.
+                connection.close(fault)
+            raise AccessRefusedError(f"{failed}: {fault}")
 
     def _note(self, host: str, command: RemotingCommand, error: AccessRefusedError) -> None:
         self.refused += 1
@@ -119,3 +164,14 @@ def _demand(account: Account, rights: Iterable[Right]) -> None:
         if not account.allows(right):
             kind = "group" if right.is_group else "topic"
             raise AccessRefusedError(f"No default permission for {kind}: {right.name}")
+
+
+def guarded_table(gate: AccessGate) -> ProcessorTable:
+    """Return an empty table behind *gate*, which answers the one request that needs no signature.
+
+    That one asks for the challenge of its connection.
+    """
+    table = ProcessorTable(gate.guard)
+    limiter = Limiter("signature challenge", CHALLENGES_OPEN_MAX)
+    table.register_free(RequestCode.SIGNATURE_CHALLENGE, gate.challenge, limiter)
+    return table

@@ -206,6 +206,8 @@ class RequestCode(IntEnum):
     CLUSTER_HEALTH = 51104
     # Add, remove or replace a member of a group, or hand its leadership over; the leader answers.
     RAFT_CHANGE = 51105
+    # A challenge for this connection, so that requests on it are signed for it alone.
+    SIGNATURE_CHALLENGE = 51106
     # Open the session of an idempotent producer; the leader answers.
     OPEN_PRODUCER = 51110
 

@@ -55,6 +55,7 @@ KEYS = [
     ("bindAddress", "127.0.0.2", "127.0.0.2"),
     ("listenPort", "30911", 30911),
     ("fastListenPort", "0", 0),
+    ("openAdmin", "true", True),
     ("writeBufferHighWaterMark", "1048576", 1048576),
     ("serverChannelMaxIdleTimeSeconds", "60", 60),
     ("tls.server.certPath", "/c.pem", "/c.pem"),

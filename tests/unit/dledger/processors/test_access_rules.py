@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_every_code_with_a_handler_is_decided_about(broker: Broker) -> None:
 def test_no_code_at_all_passes_unsigned(tmp_path: Path, clock: ManualClock) -> None:
     accounts = tmp_path / "accounts.toml"
     accounts.write_text('[accounts.operator]\nsecret_key = "0123456789"\nadmin = true\n')
-    gate = AccessGate(AccountStore(OsDisk(), str(accounts)), RULES, clock)
+    gate = AccessGate(AccountStore(OsDisk(), str(accounts)), RULES, clock, Random(1))
     table = ProcessorTable(gate.guard)
     reached: list[int] = []
     for code in CODE:

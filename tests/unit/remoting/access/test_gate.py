@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +54,7 @@ RULES = {
 def gate(tmp_path: Path, clock: ManualClock) -> AccessGate:
     path = tmp_path / "accounts.toml"
     path.write_text(ACCOUNTS)
-    return AccessGate(AccountStore(OsDisk(), str(path)), RULES, clock)
+    return AccessGate(AccountStore(OsDisk(), str(path)), RULES, clock, Random(1))
 
 
 @pytest.fixture
