@@ -259,9 +259,10 @@ class OsDisk:
         return shutil.disk_usage(path).free
 
     def total_bytes(self, path: str) -> int:
-        """Return the size of the file system that holds *path*."""
+        """Return used and available bytes of the file system that holds *path*, as `df` does."""
         stat = os.statvfs(path)
-        return stat.f_blocks * stat.f_frsize
+        # What is reserved for the superuser is neither used nor available.
+        return (stat.f_blocks - stat.f_bfree + stat.f_bavail) * stat.f_frsize
 
     def lock(self, path: str) -> Lock:
         self.make_dir(os.path.dirname(path))

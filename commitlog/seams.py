@@ -106,7 +106,7 @@ class Disk(Protocol):
         """Return the space left on the file system that holds *path*."""
 
     def total_bytes(self, path: str) -> int:
-        """Return the size of the file system that holds *path*."""
+        """Return what is used and what is left on the file system that holds *path*, together."""
 
     def lock(self, path: str) -> Lock:
         """Take the exclusive lock file at *path*.

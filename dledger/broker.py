@@ -50,12 +50,8 @@ from dledger.processors.raft_change import MAX_OPEN_CHANGES, RaftChangeProcessor
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
-from dledger.services.retention import (
-    HOUR_MS,
-    RetentionService,
-    RetentionSettings,
-    force_ratio_of,
-)
+from dledger.services.local_hour import HOUR_MS, UtcOffset, utc
+from dledger.services.retention import RetentionService, RetentionSettings, force_ratio_of
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService
@@ -108,6 +104,7 @@ class World:
     executor: Executor
     pid: int = 0
     memory_bytes: int = DEFAULT_MEMORY_BYTES
+    utc_offset: UtcOffset = utc
 
 
 @dataclass(slots=True)
@@ -134,12 +131,14 @@ async def serve_broker(
     stop: trio.Event,
     pid: int = 0,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    utc_offset: UtcOffset = utc,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until *stop* is set, then end it cleanly.
 
     Args:
         memory_bytes: Of the machine; recent messages are taken to be in a part of it.
+        utc_offset: Local time, for hours of the day.
     Raises:
         ConfigError, ForeignStoreError, StoreLockedError, OSError: It could not start; the data
             folder is as it was.
@@ -147,7 +146,7 @@ async def serve_broker(
         FlushFailedError, InvariantBroken: It had to stop; the folder is as after a crash.
     Cancellation: Ends at once, as a crash does.
     """
-    world = World(clock, rng, network, disk, executor, pid, memory_bytes)
+    world = World(clock, rng, network, disk, executor, pid, memory_bytes, utc_offset)
     store_host = _packed_address(config)
     # Before the store is opened: opening replays and marks the folder as in use.
     check_owner(
@@ -241,6 +240,7 @@ async def _run_parts(
         levels=len(config.delay_levels_ms),
         saved_index=lambda: group.store.saved_index,
         disk_ratio=_disk_ratio(config, world.disk),
+        utc_offset=world.utc_offset,
     )
     processors = BrokerProcessors.build(
         group,
@@ -333,7 +333,9 @@ async def _run_parts(
             server.serve, config.server.listen_host, config.server.listen_port
         )
         fast_server = await _serve_fast(config, group, world, table, nursery)
-        metrics_address = await _serve_metrics(config, group, processors, settings, world, nursery)
+        metrics_address = await _serve_metrics(
+            config, group, processors, settings, retention, world, nursery
+        )
         if accounts is not None:
             nursery.start_soon(accounts.keep_reading, world.clock, world.executor)
         nursery.start_soon(processors.run)
@@ -397,6 +399,7 @@ async def _serve_metrics(
     group: Group,
     processors: BrokerProcessors,
     settings: BrokerSettings,
+    retention: RetentionService,
     world: World,
     nursery: trio.Nursery,
 ) -> tuple[str, int] | None:
@@ -412,6 +415,7 @@ async def _serve_metrics(
         settings,
         traffic,
         leaders,
+        given_up_bytes=retention.given_up_bytes,
         member=config.raft.self_id,
         clock=world.clock,
     )
@@ -627,5 +631,6 @@ def _server_limits(config: BrokerConfig) -> ServerLimits:
 
 
 def _disk_ratio(config: BrokerConfig, disk: Disk) -> Callable[[], float]:
+    """Return what tells the used part of what is used and available, as `df` counts it."""
     root = config.store.path_root_dir
     return lambda: 1.0 - disk.free_bytes(root) / disk.total_bytes(root)

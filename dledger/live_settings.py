@@ -21,7 +21,8 @@ from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.get_message import ReadLimits
 from dledger.registration import Registration
-from dledger.services.retention import HOUR_MS, RetentionService, force_ratio_of
+from dledger.services.local_hour import HOUR_MS
+from dledger.services.retention import RetentionService, force_ratio_of
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_ignored import IGNORED_KEYS, REFUSED_KEYS
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS

@@ -468,7 +468,8 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     delete_when: Annotated[
         tuple[int, ...],
         _about(
-            "Hours of the day, UTC, for removing old segments while the disk is not full.",
+            "Hours of the day, in the machine's local time (`TZ`), for removing old segments while"
+            " the disk is not full.",
             "deleteWhen",
         ),
     ] = (4,)
@@ -484,8 +485,8 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     disk_space_clean_forcibly_ratio: Annotated[
         int,
         _about(
-            "Percent of the disk from which the oldest segments go although they have not expired;"
-            " `0.85` is 85.",
+            "Percent of the disk from which the oldest segment goes although it has not expired,"
+            " where `clean_file_forcibly_enable` allows it; `0.85` is 85.",
             "diskSpaceCleanForciblyRatio",
             ge=30,
             le=95,
@@ -493,8 +494,13 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     ] = 85
     clean_file_forcibly_enable: Annotated[
         bool,
-        _about("false: what has not expired stays, however full it is.", "cleanFileForciblyEnable"),
-    ] = True
+        _about(
+            "true: on a full disk of the leader the oldest segment of the whole group goes,"
+            " although its messages have not expired and may be unread, one at a time. false: sends"
+            " are refused instead; RocketMQ's default is `true`.",
+            "cleanFileForciblyEnable",
+        ),
+    ] = False
     disk_space_warning_level_ratio: Annotated[
         int,
         _about(
@@ -508,7 +514,8 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     file_reserved_time: Annotated[
         int,
         _about(
-            "Hours that segments are kept, unless there is too much of them or the disk is full.",
+            "Hours that segments are kept, unless `keep_bytes` or `clean_file_forcibly_enable` says"
+            " otherwise.",
             "fileReservedTime",
             ge=1,
         ),

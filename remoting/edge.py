@@ -74,6 +74,11 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def local_offset_ms(wall_ms: int) -> int:
+    """Return the milliseconds that this machine's local time (``TZ``) is ahead of UTC then."""
+    return time.localtime(wall_ms / 1000).tm_gmtoff * 1000
+
+
 class TrioClock:
     """The machine's clock; durations on trio's clock, so that tests may replace that alone."""
 

@@ -146,7 +146,14 @@ async def serve_process(
     from commitlog.disk import OsDisk
     from dledger.broker import serve_broker
     from dledger.logs import configure_logs
-    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock, memory_bytes
+    from remoting.edge import (
+        AdaptiveExecutor,
+        SystemRng,
+        TcpNetwork,
+        TrioClock,
+        local_offset_ms,
+        memory_bytes,
+    )
 
     configure_logs(
         form=log_form or ("text" if sys.stderr.isatty() else "json"),
@@ -176,6 +183,7 @@ async def serve_process(
                 stop=stop,
                 pid=os.getpid(),
                 memory_bytes=memory_bytes(),
+                utc_offset=local_offset_ms,
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")

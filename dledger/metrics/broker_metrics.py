@@ -66,6 +66,7 @@ class BrokerMetrics:
     """The metrics of one broker.
 
     Args:
+        given_up_bytes: Bytes of the log that retention gave up here, by cause.
         member: This node's name in its Raft group.
     """
 
@@ -77,6 +78,7 @@ class BrokerMetrics:
         traffic: Traffic,
         leaders: LeaderChanges,
         *,
+        given_up_bytes: Mapping[str, int],
         member: str,
         clock: Clock,
     ) -> None:
@@ -85,6 +87,7 @@ class BrokerMetrics:
         self._settings = settings
         self._traffic = traffic
         self._leaders = leaders
+        self._given_up_bytes = given_up_bytes
         self._clock = clock
         self._labels = {
             "cluster": settings.cluster_name,
@@ -336,8 +339,16 @@ class BrokerMetrics:
         )
         yield _gauge(
             "dledger_disk_used_ratio",
-            "Used part of the file system that holds the log, 0 to 1.",
+            "Used part of the file system that holds the log, 0 to 1, as df counts it.",
             self._processors.space.ratio,
+        )
+        yield (
+            Family(
+                "dledger_retention_bytes_total",
+                "counter",
+                "Bytes of the log given up while this member led, by cause; forced: not expired.",
+            ),
+            [({"cause": cause}, size) for cause, size in self._given_up_bytes.items()],
         )
 
 

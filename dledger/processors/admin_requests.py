@@ -32,7 +32,7 @@ def admin_handlers(
     settings: BrokerSettings,
     *,
     clock: Clock,
-    expire_soon: Callable[[], None],
+    expire_soon: Callable[[str], None],
 ) -> dict[RequestCode, Handler]:
     """Return their handlers."""
     clean_up = CleanUpProcessor(group, expire_soon)

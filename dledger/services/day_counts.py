@@ -1,6 +1,6 @@
 """How many messages had come and gone when a day began: what dashboards make daily figures of.
 
-Days are UTC ones, like the hours of `deleteWhen`.
+Days are UTC ones.
 """
 
 from __future__ import annotations

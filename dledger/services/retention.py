@@ -6,6 +6,10 @@ time of its own included, a half message without a decision, and never what this
 saved in a checkpoint. Each replica removes its files once it has saved the moved floor itself.
 A topic may keep its messages for a shorter time: then its queues begin later.
 
+What has not expired stays, however full the disk is: sends are refused then (`disk_space`). Only
+where the operator has set `cleanFileForciblyEnable` the oldest segment goes by force, one at a
+time: the next one when the first has left the leader's disk and the disk is still too full.
+
 What stands in the way of the floor does not stand there for ever: delayed messages are delivered,
 and half messages given up, within `TransactionCheckService`'s patience.
 
@@ -14,8 +18,9 @@ Spec: store fact sheet, section 12.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import structlog
@@ -25,15 +30,14 @@ from commitlog.mark import Anchor
 from dledger.errors import ReplicationError
 from dledger.group_api import BrokerGroup
 from dledger.services.delay_level import queue_of_level
+from dledger.services.local_hour import HOUR_MS, UtcOffset, is_in_hours, utc
 from dledger.services.topic_retention import queue_floors
+from dledger.state.floor_reason import AGE, CAUSES, FORCED, REQUEST, SIZE, FloorReason
 from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from dledger.state.state_record import FloorChange, QueueFloorsChange, state_batch
+from dledger.state.state_record import FloorChange, state_batch
 from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
-
-HOUR_MS: Final = 3_600_000
-DAY_HOURS: Final = 24
 
 CHECK_INTERVAL_S: Final = 10.0
 """RocketMQ's interval; sooner would find nothing new."""
@@ -68,14 +72,36 @@ class RetentionSettings:
     segment_bytes: int
     reserved_hours: int = 72
     delete_hours: tuple[int, ...] = (4,)
-    """Hours of the day, UTC, at which expired segments go while the disk is not full."""
+    """Hours of the local day at which expired segments go while the disk is not full."""
     keep_bytes: int = 0
     """Bytes of log that are kept at most, whole segments; 0: no limit."""
     check_interval_s: float = CHECK_INTERVAL_S
     expire_anytime_ratio: float = 0.75
     """Disk use from which expired segments go at any hour."""
-    force_ratio: float = 0.85
-    """Disk use from which the oldest segments go although they have not expired."""
+    force_ratio: float = NEVER_RATIO
+    """Disk use from which the oldest segment goes although it has not expired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is so at the moment the settings are applied.
+
+    Attributes:
+        now_ms: Wall time, as store times are.
+        is_hour: Whether it is an hour for expired segments.
+        is_asked: Whether a request asks for expired segments to go now.
+        disk_ratio: Used part of the disk, 0 to 1.
+        is_freed: Whether all that was given up before has left the disk, so that the ratio
+            counts it.
+        limit_position: The floor stays at or before this byte.
+    """
+
+    now_ms: int
+    disk_ratio: float
+    limit_position: int
+    is_hour: bool = False
+    is_asked: bool = False
+    is_freed: bool = True
 
 
 def force_ratio_of(percent: int, *, is_enabled: bool) -> float:
@@ -102,35 +128,38 @@ def segment_starts(entry_log: SegmentedLog, segment_bytes: int) -> Iterator[int]
 
 
 def choose_floor(
-    entry_log: SegmentedLog,
-    settings: RetentionSettings,
-    *,
-    now_ms: int,
-    disk_ratio: float,
-    limit_position: int,
-) -> Anchor | None:
-    """Return the furthest floor that the settings ask for; None when nothing should go.
+    entry_log: SegmentedLog, settings: RetentionSettings, look: Look
+) -> tuple[Anchor, str] | None:
+    """Return the furthest floor that the settings ask for, and its cause; None: nothing goes.
 
-    Args:
-        now_ms: Wall time, as store times are.
-        disk_ratio: Used part of the disk, 0 to 1.
-        limit_position: The floor stays at or before this byte.
+    By force one segment goes at most, and only when nothing else does.
     """
-    hour = now_ms // HOUR_MS % DAY_HOURS
-    at_any_hour = disk_ratio >= settings.expire_anytime_ratio or hour in settings.delete_hours
-    forced = disk_ratio >= settings.force_ratio
-    expired_before_ms = now_ms - settings.reserved_hours * HOUR_MS
-    chosen: Anchor | None = None
+    chosen: tuple[Anchor, str] | None = None
     for count, index in enumerate(segment_starts(entry_log, settings.segment_bytes)):
         anchor = entry_log.anchor_at(index)
-        too_much = 0 < settings.keep_bytes <= entry_log.end_position - anchor.position
-        expired = at_any_hour and anchor.prev_store_time_ms < expired_before_ms
-        if count >= SEGMENTS_PER_PASS or anchor.position > limit_position:
+        if count >= SEGMENTS_PER_PASS or anchor.position > look.limit_position:
             break
-        if not (too_much or expired or forced):
+        cause = _cause(anchor, entry_log.end_position, settings, look)
+        if cause is None:
+            if chosen is None and look.is_freed and look.disk_ratio >= settings.force_ratio:
+                return anchor, FORCED
             break
-        chosen = anchor
+        chosen = anchor, cause
     return chosen
+
+
+def _cause(
+    anchor: Anchor, end_position: int, settings: RetentionSettings, look: Look
+) -> str | None:
+    """Return why all before *anchor* may go, or None when it has to stay."""
+    if anchor.prev_store_time_ms < look.now_ms - settings.reserved_hours * HOUR_MS:
+        if look.is_hour or look.disk_ratio >= settings.expire_anytime_ratio:
+            return AGE
+        if look.is_asked:
+            return REQUEST
+    if 0 < settings.keep_bytes <= end_position - anchor.position:
+        return SIZE
+    return None
 
 
 class RetentionService:
@@ -139,6 +168,12 @@ class RetentionService:
     Args:
         saved_index: Newest entry that this replica's checkpoint covers.
         disk_ratio: Used part of the disk now.
+        utc_offset: Local time, for the hours of `deleteWhen`.
+
+    Attributes:
+        settings: In force; changed while it runs.
+        asked_by: Who changed a setting while the broker ran, by the cause that it leads to.
+        given_up_bytes: Bytes of the log that this leader gave up, by cause.
     """
 
     def __init__(
@@ -151,23 +186,27 @@ class RetentionService:
         levels: int,
         saved_index: Callable[[], int],
         disk_ratio: Callable[[], float],
+        utc_offset: UtcOffset = utc,
     ) -> None:
         self.is_deleting: Callable[[str], bool] = lambda _topic: False
         """Topics whose removal is in flight; their queues are left alone."""
         self._group = group
         self._entry_log = entry_log
         self.settings = settings
+        self.asked_by: dict[str, str] = {}
+        self.given_up_bytes: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
         self._clock = clock
         self._levels = levels
         self._saved_index = saved_index
         self._disk_ratio = disk_ratio
+        self._utc_offset = utc_offset
         self.wanted_position = 0
         """Where the floor would be if no half message stood in the way."""
-        self._at_any_hour = False
+        self._asked_now: str | None = None
 
-    def expire_soon(self) -> None:
+    def expire_soon(self, asked_by: str) -> None:
         """Let segments that have expired go at the next check, whatever the hour."""
-        self._at_any_hour = True
+        self._asked_now = asked_by
 
     async def run(self) -> None:
         """Check every interval until cancelled. Run it inside the leadership's nursery."""
@@ -178,46 +217,80 @@ class RetentionService:
 
     async def check(self) -> Anchor | None:
         """Move the floor once, if something should go; return the new floor."""
-        limit = self._limit_position()
-        floor = self._choose(limit)
+        look = self.look(self._limit_position())
+        chosen = choose_floor(self._entry_log(), self.settings, look)
         oldest_half = self._group.state.transactions.oldest_position
         self.wanted_position = 0
-        if floor is not None and oldest_half is not None and oldest_half < floor.position:
-            self.wanted_position = floor.position
-            floor = self._choose(oldest_half)
-        self._at_any_hour = False
-        if floor is None or floor.first_index <= self._group.state.floor.first_index:
+        if chosen is not None and oldest_half is not None and oldest_half < chosen[0].position:
+            self.wanted_position = chosen[0].position
+            look = replace(look, limit_position=oldest_half)
+            chosen = choose_floor(self._entry_log(), self.settings, look)
+        asked_by, self._asked_now = self._asked_now, None
+        if chosen is None or chosen[0].first_index <= self._group.state.floor.first_index:
             return None
+        floor, cause = chosen
+        who = asked_by if cause == REQUEST else self.asked_by.get(cause)
+        return await self._move(floor, self._reason(look, cause, who or ""))
+
+    async def _move(self, floor: Anchor, reason: FloorReason) -> Anchor | None:
+        size = floor.position - max(self._group.state.floor.position, 0)
         try:
-            await self._group.submit(state_batch(FloorChange(floor)))
+            await self._group.submit(state_batch(FloorChange(floor, reason)))
         except (ReplicationError, DiskFullError) as error:
             log.warning("floor_not_moved", error=str(error))
             return None
-        log.info("floor_moved", first_index=floor.first_index, position=floor.position)
+        self.given_up_bytes[reason.cause] += size
+        write = log.warning if reason.cause == FORCED else log.info
+        write(
+            "floor_moved",
+            first_index=floor.first_index,
+            position=floor.position,
+            bytes=size,
+            newest_ms=floor.prev_store_time_ms,
+            **reason.to_state(),
+        )
         return floor
 
     async def check_topics(self) -> None:
         """Let the queues of topics with a retention of their own begin later, where they should."""
-        floors = queue_floors(self._group, self._clock.wall_ms(), is_deleting=self.is_deleting)
-        if not floors:
+        change = queue_floors(self._group, self._clock.wall_ms(), is_deleting=self.is_deleting)
+        if change is None:
             return
         try:
-            await self._group.submit(state_batch(QueueFloorsChange(floors)))
+            await self._group.submit(state_batch(change))
         except (ReplicationError, DiskFullError) as error:
             log.warning("queue_floors_not_moved", error=str(error))
         else:
-            log.info("queue_floors_moved", queues=len(floors))
+            log.info(
+                "queue_floors_moved",
+                queues=len(change.floors),
+                retention_ms=dict(change.retention_ms),
+            )
 
-    def _choose(self, limit_position: int) -> Anchor | None:
-        disk_ratio = self._disk_ratio()
-        if self._at_any_hour:
-            disk_ratio = max(disk_ratio, self.settings.expire_anytime_ratio)
-        return choose_floor(
-            self._entry_log(),
-            self.settings,
-            now_ms=self._clock.wall_ms(),
-            disk_ratio=disk_ratio,
+    def look(self, limit_position: int) -> Look:
+        """Return what is so now."""
+        now_ms = self._clock.wall_ms()
+        return Look(
+            now_ms=now_ms,
+            disk_ratio=self._disk_ratio(),
             limit_position=limit_position,
+            is_hour=is_in_hours(now_ms, self.settings.delete_hours, self._utc_offset),
+            is_asked=self._asked_now is not None,
+            is_freed=self._entry_log().first_index >= self._group.state.floor.first_index,
+        )
+
+    def _reason(self, look: Look, cause: str, asked_by: str) -> FloorReason:
+        settings = self.settings
+        is_forcible = settings.force_ratio < NEVER_RATIO
+        return FloorReason(
+            cause=cause,
+            decided_ms=look.now_ms,
+            end_position=self._entry_log().end_position,
+            reserved_hours=settings.reserved_hours,
+            keep_bytes=settings.keep_bytes,
+            disk_used_permille=round(look.disk_ratio * 1000),
+            force_permille=round(settings.force_ratio * 1000) if is_forcible else 0,
+            asked_by=asked_by,
         )
 
     def _limit_position(self) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 from commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
 from commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
 from dledger.group_api import BrokerGroup
+from dledger.state.state_record import QueueFloorsChange
 
 RETENTION_ATTRIBUTE: Final = "retention.ms"
 
@@ -42,28 +43,30 @@ def retention_ms(attributes: Mapping[str, str]) -> int | None:
 
 def queue_floors(
     group: BrokerGroup, now_ms: int, *, is_deleting: Callable[[str], bool]
-) -> tuple[tuple[str, int, int], ...]:
-    """Return the queues that are to begin later, with their first offset kept.
+) -> QueueFloorsChange | None:
+    """Return the queues that are to begin later, with their first offset kept; None: no queue.
 
     Args:
         now_ms: Wall time, as store times are.
         is_deleting: Topics whose removal is in flight are left alone.
     """
     found: list[tuple[str, int, int]] = []
+    keeps: dict[str, int] = {}
     for topic, config in group.state.topics.items():
         keeps_ms = retention_ms(config.attributes)
         if keeps_ms is None or is_deleting(topic):
             continue
         for queue_id in range(config.queue_nums):
-            first = _first_since(group, topic, queue_id, now_ms - keeps_ms)
+            first = first_since(group, topic, queue_id, now_ms - keeps_ms)
             if first > group.state.min_offset(topic, queue_id):
+                keeps[topic] = keeps_ms
                 found.append((topic, queue_id, first))
                 if len(found) == QUEUE_FLOORS_PER_ENTRY:
-                    return tuple(found)
-    return tuple(found)
+                    return QueueFloorsChange(tuple(found), now_ms, tuple(keeps.items()))
+    return QueueFloorsChange(tuple(found), now_ms, tuple(keeps.items())) if found else None
 
 
-def _first_since(group: BrokerGroup, topic: str, queue_id: int, since_ms: int) -> int:
+def first_since(group: BrokerGroup, topic: str, queue_id: int, since_ms: int) -> int:
     """Return the first offset of a queue that was stored at *since_ms* or later."""
     low, high = group.state.min_offset(topic, queue_id), group.state.max_offset(topic, queue_id)
     kept = low

@@ -216,7 +216,7 @@ def _apply_change(
                     f"{to_offset}, but it stands at {current}"
                 )
             tables.delay_progress[level] = to_offset
-        case FloorChange(floor):
+        case FloorChange(floor=floor):
             if floor.first_index < tables.floor.first_index or floor.first_index > header.index:
                 raise InvariantBroken(
                     f"entry {header.index} moves the floor from entry {tables.floor.first_index} "
@@ -239,7 +239,7 @@ def _apply_change(
         case TimersChange(done, recalled):
             tables.timers.finish(done)
             tables.timers.recall(recalled)
-        case QueueFloorsChange(floors):
+        case QueueFloorsChange(floors=floors):
             for topic, queue_id, offset in floors:
                 bounds = tables.queues.get((topic, queue_id))
                 if bounds is None or offset > bounds.max_offset:

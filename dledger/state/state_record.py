@@ -22,6 +22,7 @@ from commitlog.entry import RecordBatch, Run
 from commitlog.errors import InvariantBroken
 from commitlog.mark import Anchor
 from commitlog.record import encode_record
+from dledger.state.floor_reason import FloorReason, floor_reason
 from dledger.state.names import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
@@ -87,9 +88,13 @@ class DelayProgressChange:
 
 @dataclass(frozen=True, slots=True)
 class FloorChange:
-    """What stands before *floor* is given up on every replica: retention."""
+    """What stands before *floor* is given up on every replica: retention.
+
+    ``reason`` is None in records of versions that wrote none.
+    """
 
     floor: Anchor
+    reason: FloorReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,10 @@ class QueueFloorsChange:
 
     floors: tuple[tuple[str, int, int], ...]
     """Topic, queue id, first offset kept."""
+    decided_ms: int = 0
+    """Wall time of the leader; 0 in records of versions that did not note it."""
+    retention_ms: tuple[tuple[str, int], ...] = ()
+    """Topic, and how long it kept its messages then."""
 
 
 StateChange = (
@@ -196,18 +205,22 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case DelayProgressChange(level, from_offset, to_offset):
             queue_id = DELAY_PROGRESS_QUEUE
             body = {"level": level, "from": from_offset, "to": to_offset}
-        case FloorChange(floor):
+        case FloorChange(floor, reason):
             queue_id = FLOOR_QUEUE
             body = {"floor": floor_to_state(floor)}
+            if reason is not None:
+                body["reason"] = reason.to_state()
         case TimersChange(done, recalled):
             queue_id = TIMERS_QUEUE
             body = {"done": list(done), "recalled": list(recalled)}
-        case QueueFloorsChange(floors):
+        case QueueFloorsChange(floors, decided_ms, keeps):
             queue_id = QUEUE_FLOORS_QUEUE
             by_topic: dict[str, dict[int, int]] = {}
             for topic, queue, offset in floors:
                 by_topic.setdefault(topic, {})[queue] = offset
             body = {"floors": by_topic}
+            if decided_ms:
+                body |= {"at": decided_ms, "retention_ms": dict(keeps)}
         case ProducerOpenedChange(producer_id):
             queue_id = PRODUCER_SESSIONS_QUEUE
             body = {"open": producer_id}
@@ -266,7 +279,7 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
         if queue_id == DELAY_PROGRESS_QUEUE:
             return DelayProgressChange(value["level"], value["from"], value["to"])
         if queue_id == FLOOR_QUEUE:
-            return FloorChange(floor_from_state(value["floor"]))
+            return FloorChange(floor_from_state(value["floor"]), floor_reason(value.get("reason")))
         if queue_id == TIMERS_QUEUE:
             return TimersChange(tuple(value["done"]), tuple(value["recalled"]))
         if queue_id == QUEUE_FLOORS_QUEUE:
@@ -275,7 +288,9 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
                     (topic, queue, offset)
                     for topic, queues in value["floors"].items()
                     for queue, offset in queues.items()
-                )
+                ),
+                value.get("at", 0),
+                tuple(value.get("retention_ms", {}).items()),
             )
         if queue_id == PRODUCER_SESSIONS_QUEUE:
             if "open" in value:

@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -231,6 +232,16 @@ def test_folders_are_listed_in_order_and_removed_whole(disk: OsDisk, tmp_path: P
 
 def test_space_left_is_told_for_folders_not_yet_made(disk: OsDisk, path: str) -> None:
     assert disk.free_bytes(path) > 0
+
+
+def test_a_disk_is_as_full_as_df_says(
+    disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 100 blocks, 70 of them free, 50 for everybody: 30 are used, 20 are the superuser's.
+    blocks = SimpleNamespace(f_frsize=4096, f_bsize=4096, f_blocks=100, f_bfree=70, f_bavail=50)
+    monkeypatch.setattr(os, "statvfs", lambda _path: blocks)
+    free, total = disk.free_bytes(str(tmp_path)), disk.total_bytes(str(tmp_path))
+    assert 1 - free / total == 30 / 80
 
 
 def test_a_lock_is_held_by_one_at_a_time(disk: OsDisk, path: str) -> None:

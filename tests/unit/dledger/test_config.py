@@ -92,7 +92,7 @@ KEYS = [
     ("diskMaxUsedSpaceRatio", "80", 80),
     ("diskSpaceCleanForciblyRatio", "0.95", 95),
     ("diskSpaceWarningLevelRatio", "0.70", 70),
-    ("cleanFileForciblyEnable", "false", False),
+    ("cleanFileForciblyEnable", "true", True),
     ("timerWheelEnable", "false", False),
     ("timerMaxDelaySec", "86400", 86_400),
     ("timerRollWindowSlot", "3600", 3600),

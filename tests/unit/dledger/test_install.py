@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from commitlog.record import decode_record, encode_record
 from dledger.group import Group
 from dledger.raft.installation import Installation
 from dledger.raft.wire import PeerFrame
-from dledger.services.retention import RetentionService, RetentionSettings, choose_floor
+from dledger.services.local_hour import is_in_hours, utc
+from dledger.services.retention import Look, RetentionService, RetentionSettings, choose_floor
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
 from dledger.state.transactions import TransactionDecision
@@ -222,13 +224,17 @@ async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(
         later = leader.clock.wall_ms() // 86_400_000 * 86_400_000 + 5 * 86_400_000
 
         def floor(hour: int, ratio: float, reserved: int = 1) -> Anchor | None:
-            return choose_floor(
-                entry_log,
-                RetentionSettings(SEGMENT_BYTES, reserved_hours=reserved, delete_hours=(4,)),
-                now_ms=later + hour * 3_600_000,
+            now_ms = later + hour * 3_600_000
+            look = Look(
+                now_ms=now_ms,
                 disk_ratio=ratio,
                 limit_position=entry_log.end_position,
+                is_hour=is_in_hours(now_ms, settings.delete_hours, utc),
             )
+            chosen = choose_floor(
+                entry_log, replace(settings, reserved_hours=reserved, force_ratio=0.85), look
+            )
+            return chosen and chosen[0]
 
         assert settings.keep_bytes == 0
         assert floor(3, 0.5) is None

@@ -35,7 +35,7 @@ def parts_of(broker: Broker) -> Parts:
         group=SimpleNamespace(settings=GroupSettings(), state=broker.group.state),  # type: ignore[arg-type]
         settings=broker.settings,
         processors=broker.processors,
-        retention=SimpleNamespace(settings=RetentionSettings(1 << 20)),  # type: ignore[arg-type]
+        retention=SimpleNamespace(settings=RetentionSettings(1 << 20, force_ratio=0.85)),  # type: ignore[arg-type]
         checks=SimpleNamespace(settings=CheckSettings()),  # type: ignore[arg-type]
         registration=SimpleNamespace(settings=settings),  # type: ignore[arg-type]
     )
@@ -53,7 +53,8 @@ def parts(broker: Broker) -> Parts:
 
 @pytest.fixture
 def live(parts: Parts, clock: ManualClock) -> LiveSettings:
-    return LiveSettings(load_config(), parts, clock)
+    config = load_config(options={"store.clean_file_forcibly_enable": "true"})
+    return LiveSettings(config, parts, clock)
 
 
 TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {

@@ -57,6 +57,7 @@ class Watched:
             broker.settings,
             self.traffic,
             self.leaders,
+            given_up_bytes={"age": 7, "forced": 0},
             member="n0",
             clock=broker.clock,
         )
@@ -237,6 +238,7 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
         ("n2", "n0"): 0,
     }
     assert page.labels("dledger_peer_lag_entries")[0]["peer"] == "n1"
+    assert page.of("dledger_retention_bytes_total", "cause") == {("age",): 7, ("forced",): 0}
 
 
 def test_storage_is_what_is_kept_and_how_old_its_first_message_is(watched: Watched) -> None:

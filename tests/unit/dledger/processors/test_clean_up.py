@@ -27,9 +27,9 @@ def test_every_member_answers_with_success(broker: Broker, code: RequestCode) ->
 
 def test_the_leader_alone_lets_segments_expire(group: FakeGroup) -> None:
     asked: list[str] = []
-    processor = CleanUpProcessor(group, lambda: asked.append("now"))
-    command = request(RequestCode.DELETE_EXPIRED_COMMITLOG)
+    processor = CleanUpProcessor(group, asked.append)
+    command = request(RequestCode.DELETE_EXPIRED_COMMITLOG, {"AccessKey": "root"})
     for _ in range(2):
         processor.delete_expired(FakeConnection(), command)  # type: ignore[arg-type]
         group.step_down("elsewhere:1")
-    assert asked == ["now"]
+    assert asked == [f"root at {FakeConnection().peer_address[0]}"]

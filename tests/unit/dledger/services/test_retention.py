@@ -1,13 +1,25 @@
-"""Which segments go, and when somebody asks for it."""
+"""Which segments go, what the record about it says, and when a request asks for it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from commitlog.mark import Anchor
-from dledger.services.retention import HOUR_MS, RetentionService, RetentionSettings
+from commitlog.record import checked_body
+from dledger.config import load_config
+from dledger.services.local_hour import HOUR_MS
+from dledger.services.retention import (
+    NEVER_RATIO,
+    RetentionService,
+    RetentionSettings,
+    force_ratio_of,
+)
+from dledger.state.floor_reason import FloorReason, entitlement_error
+from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
 from tests.harness.fake_group import ManualClock
 
@@ -17,57 +29,185 @@ ENTRIES = 25
 
 
 class Log:
-    """Entries of one size, all of them stored before the clock's beginning."""
+    """Entries of one size, all of them stored at one time."""
 
-    first_index = 1
-    first_position = 0
-    last_index = ENTRIES
-    end_position = ENTRIES * ENTRY_BYTES
+    def __init__(self, stored_ms: int = 1) -> None:
+        self.stored_ms = stored_ms
+        self.first_index = 1
+        self.first_position = 0
+        self.last_index = ENTRIES
+        self.end_position = ENTRIES * ENTRY_BYTES
 
     def position_at(self, index: int) -> int:
         return (index - 1) * ENTRY_BYTES
 
     def anchor_at(self, index: int) -> Anchor:
-        return Anchor(index, self.position_at(index), 1, 1, prev_store_time_ms=1)
+        return Anchor(index, self.position_at(index), 1, 1, prev_store_time_ms=self.stored_ms)
 
 
 class Group:
-    """Takes what is submitted, and moves nothing."""
+    """Takes what is submitted, and applies the floor."""
 
     def __init__(self) -> None:
         self.state = StateTables()
-        self.submitted = 0
+        self.changes: list[FloorChange] = []
 
-    async def submit(self, _batch: Any) -> None:
-        self.submitted += 1
+    async def submit(self, batch: Any) -> None:
+        (run,) = batch.runs
+        change = decode_change(run.queue_id, checked_body(batch.records, 0)[0])
+        assert isinstance(change, FloorChange)
+        self.changes.append(change)
+        self.state.floor = change.floor
 
 
-def retention(clock: ManualClock, *, disk_ratio: float = 0.0) -> RetentionService:
-    hour_now = clock.wall_ms() // HOUR_MS % 24
-    return RetentionService(
-        Group(),  # type: ignore[arg-type]  # what the service asks of it is there
-        Log,
-        RetentionSettings(SEGMENT_BYTES, reserved_hours=1, delete_hours=((hour_now + 5) % 24,)),
-        clock=clock,
-        levels=0,
-        saved_index=lambda: ENTRIES,
-        disk_ratio=lambda: disk_ratio,
-    )
+class Kept:
+    """A retention service, the log it looks at and the disk that it is on."""
+
+    def __init__(self, clock: ManualClock, *, used: float = 0.0, age_hours: int = 0) -> None:
+        hour_now = clock.wall_ms() // HOUR_MS % 24
+        self.group = Group()
+        self.log = Log(clock.wall_ms() - age_hours * HOUR_MS)
+        self.used = used
+        self.service = RetentionService(
+            self.group,  # type: ignore[arg-type]  # what the service asks of it is there
+            lambda: self.log,
+            RetentionSettings(SEGMENT_BYTES, reserved_hours=1, delete_hours=((hour_now + 5) % 24,)),
+            clock=clock,
+            levels=0,
+            saved_index=lambda: ENTRIES,
+            disk_ratio=lambda: self.used,
+        )
+
+    def settle(self, **changes: Any) -> None:
+        self.service.settings = replace(self.service.settings, **changes)
+
+    def remove_files(self) -> None:
+        """As a checkpoint does with what stands before the floor."""
+        floor = self.group.state.floor
+        self.log.first_index, self.log.first_position = floor.first_index, floor.position
 
 
 async def test_expired_segments_wait_for_their_hour_unless_asked_for(clock: ManualClock) -> None:
-    service = retention(clock)
-    assert await service.check() is None
-    service.expire_soon()
-    floor = await service.check()
+    kept = Kept(clock, age_hours=2)
+    assert await kept.service.check() is None
+    kept.service.expire_soon("root at 10.0.0.1")
+    floor = await kept.service.check()
     assert floor is not None
     assert floor.position == 4 * SEGMENT_BYTES
+    (change,) = kept.group.changes
+    assert change.reason is not None
+    assert (change.reason.cause, change.reason.asked_by) == ("request", "root at 10.0.0.1")
     # Asked once is done once.
-    assert await service.check() is None
+    assert await kept.service.check() is None
 
 
-@pytest.mark.parametrize(("disk_ratio", "goes"), [(0.5, False), (0.8, True)])
-async def test_a_filling_disk_asks_by_itself(
-    clock: ManualClock, disk_ratio: float, goes: bool
+async def test_what_has_not_expired_stays_when_somebody_asks(clock: ManualClock) -> None:
+    kept = Kept(clock)
+    kept.service.expire_soon("root at 10.0.0.1")
+    assert await kept.service.check() is None
+
+
+@pytest.mark.parametrize(("used", "goes"), [(0.5, False), (0.8, True)])
+async def test_a_filling_disk_lets_what_has_expired_go_at_any_hour(
+    clock: ManualClock, used: float, goes: bool
 ) -> None:
-    assert (await retention(clock, disk_ratio=disk_ratio).check() is not None) == goes
+    kept = Kept(clock, used=used, age_hours=2)
+    assert (await kept.service.check() is not None) == goes
+
+
+async def test_with_default_settings_a_full_disk_takes_nothing_that_has_not_expired(
+    clock: ManualClock,
+) -> None:
+    store = load_config().store
+    kept = Kept(clock, used=0.99)
+    kept.settle(
+        reserved_hours=store.file_reserved_time,
+        delete_hours=tuple(range(24)),
+        keep_bytes=store.keep_bytes,
+        force_ratio=force_ratio_of(
+            store.disk_space_clean_forcibly_ratio, is_enabled=store.clean_file_forcibly_enable
+        ),
+    )
+    assert await kept.service.check() is None
+    assert kept.group.changes == []
+
+
+async def test_by_force_one_segment_goes_and_the_next_when_the_disk_is_still_full_without_it(
+    clock: ManualClock,
+) -> None:
+    kept = Kept(clock, used=0.9)
+    kept.settle(force_ratio=0.85)
+    kept.service.asked_by["forced"] = "ops at 10.0.0.9"
+    with structlog.testing.capture_logs() as lines:
+        floor = await kept.service.check()
+    assert floor is not None
+    assert floor.position == SEGMENT_BYTES
+    (line,) = lines
+    assert (line["event"], line["log_level"], line["cause"]) == ("floor_moved", "warning", "forced")
+    assert await kept.service.check() is None, "its space is not free yet"
+    kept.remove_files()
+    floor = await kept.service.check()
+    assert floor is not None
+    assert floor.position == 2 * SEGMENT_BYTES
+    kept.remove_files()
+    kept.used = 0.84
+    assert await kept.service.check() is None
+    assert kept.service.given_up_bytes == {
+        "age": 0, "request": 0, "size": 0, "forced": 2 * SEGMENT_BYTES,
+    }  # fmt: skip
+    reason = kept.group.changes[-1].reason
+    assert reason is not None
+    assert (reason.disk_used_permille, reason.force_permille) == (900, 850)
+    assert reason.asked_by == "ops at 10.0.0.9"
+
+
+async def test_expired_segments_go_before_any_goes_by_force(clock: ManualClock) -> None:
+    kept = Kept(clock, used=0.9, age_hours=2)
+    kept.settle(force_ratio=0.85)
+    await kept.service.check()
+    assert [change.reason and change.reason.cause for change in kept.group.changes] == ["age"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "age_hours", "settings"),
+    [
+        ("age", 2, {"delete_hours": tuple(range(24))}),
+        ("size", 0, {"keep_bytes": 150}),
+        ("forced", 0, {"force_ratio": 0.4}),
+    ],
+)
+async def test_the_record_holds_what_a_judge_of_the_move_needs(
+    clock: ManualClock, cause: str, age_hours: int, settings: dict[str, Any]
+) -> None:
+    kept = Kept(clock, used=0.5, age_hours=age_hours)
+    kept.settle(**settings)
+    await kept.service.check()
+    (change,) = kept.group.changes
+    reason = change.reason
+    assert reason is not None
+    assert reason.cause == cause
+    assert reason.decided_ms == clock.wall_ms()
+    assert reason.keep_bytes == kept.service.settings.keep_bytes
+    assert reason.end_position == kept.log.end_position
+    assert reason.disk_used_permille == 500
+    forced_from = kept.service.settings.force_ratio
+    assert reason.force_permille == (0 if forced_from == NEVER_RATIO else 400)
+    assert entitlement_error(change.floor, reason) is None
+    # The same move, one segment further than the cause goes, or for a cause that is not there.
+    assert entitlement_error(change.floor, None) is not None
+    assert entitlement_error(change.floor, replace(reason, cause="other")) is not None
+    worse = {
+        "age": replace(reason, reserved_hours=3),
+        "size": replace(reason, keep_bytes=500),
+        "forced": replace(reason, disk_used_permille=399),
+    }[cause]
+    assert entitlement_error(change.floor, worse) is not None
+
+
+@pytest.mark.parametrize("cause", ["size", "forced"])
+def test_a_cause_that_its_settings_switch_off_entitles_to_nothing(cause: str) -> None:
+    off = FloorReason(
+        cause=cause, decided_ms=1, end_position=10**9, reserved_hours=1, keep_bytes=0,
+        disk_used_permille=1000, force_permille=0,
+    )  # fmt: skip
+    assert entitlement_error(Anchor(2, 100, 1, 1, 1), off) is not None

@@ -52,9 +52,11 @@ def test_queues_begin_with_their_first_message_that_is_new_enough(
     fill(group, clock, "T")
     fill(group, clock, "kept")
     now_ms = clock.wall_ms() - 5 * HOUR_MS
-    assert queue_floors(group, now_ms, is_deleting=lambda _: False) == (("T", 0, 2), ("T", 1, 2))
-    assert queue_floors(group, now_ms, is_deleting=lambda topic: topic == "T") == ()
-    assert queue_floors(group, now_ms - 3 * HOUR_MS, is_deleting=lambda _: False) == ()
+    assert queue_floors(group, now_ms, is_deleting=lambda _: False) == QueueFloorsChange(
+        (("T", 0, 2), ("T", 1, 2)), now_ms, (("T", 3 * HOUR_MS),)
+    )
+    assert queue_floors(group, now_ms, is_deleting=lambda topic: topic == "T") is None
+    assert queue_floors(group, now_ms - 3 * HOUR_MS, is_deleting=lambda _: False) is None
 
 
 async def test_the_leader_moves_them_and_readers_see_it(

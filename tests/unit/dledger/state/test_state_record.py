@@ -6,10 +6,14 @@ import cbor2
 import pytest
 
 from commitlog.errors import InvariantBroken
+from commitlog.mark import Anchor
 from commitlog.record import decode_record
+from dledger.state.floor_reason import FloorReason
 from dledger.state.names import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
+    FLOOR_QUEUE,
+    QUEUE_FLOORS_QUEUE,
     STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
     TOPICS_QUEUE,
@@ -18,13 +22,16 @@ from dledger.state.names import (
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
+    FloorChange,
     ProducerSendChange,
+    QueueFloorsChange,
     StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
     TransactionsChange,
     decode_change,
     encode_change,
+    floor_to_state,
     state_batch,
 )
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
@@ -68,6 +75,32 @@ GOLDEN: list[tuple[StateChange, int, str]] = [
         "6764656369646564" "a2" "02" "08" "19012c" "0c",
     ),
 ]  # fmt: skip
+
+FLOOR = Anchor(5, 400, 2, 0x1122334455667788, 1_700_000_000_000)
+REASON = FloorReason(
+    cause="size", decided_ms=1_700_000_300_000, end_position=9_000, reserved_hours=72,
+    keep_bytes=500, disk_used_permille=912, force_permille=0, asked_by="root at 10.0.0.1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        FloorChange(FLOOR),
+        FloorChange(FLOOR, REASON),
+        QueueFloorsChange((("T", 1, 7),)),
+        QueueFloorsChange((("T", 1, 7), ("U", 0, 1)), 1_700_000_300_000, (("T", 5), ("U", 9))),
+    ],
+)
+def test_floors_are_read_as_they_were_written(change: StateChange) -> None:
+    assert decode_change(*encode_change(change)) == change
+
+
+def test_floors_of_an_earlier_version_have_no_reason() -> None:
+    floor = cbor2.dumps({"v": 1, "floor": floor_to_state(FLOOR)})
+    assert decode_change(FLOOR_QUEUE, floor) == FloorChange(FLOOR, None)
+    queues = cbor2.dumps({"v": 1, "floors": {"T": {1: 7}}})
+    assert decode_change(QUEUE_FLOORS_QUEUE, queues) == QueueFloorsChange((("T", 1, 7),), 0, ())
 
 
 @pytest.mark.parametrize(("change", "queue_id", "golden"), GOLDEN)
