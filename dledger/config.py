@@ -18,11 +18,12 @@ from typing import Any
 import msgspec
 
 from commitlog.errors import ConfigError
-from dledger.settings_ignored import (
-    ASKS_FOR_NOTHING,
-    CLIENT_AUTH_KEYS,
-    IGNORED_KEYS,
-    REFUSED_KEYS,
+from dledger.settings_ignored import CLIENT_AUTH_KEYS, IGNORED_KEYS
+from dledger.settings_refused import (
+    IN_SYNC_KEYS,
+    MASTER_AND_SLAVE_KEYS,
+    REFUSED,
+    members_wanted,
 )
 from dledger.settings_tables import (
     DEFAULT_METRICS_PORT,
@@ -45,7 +46,7 @@ from dledger.settings_values import (
     parse_value,
     show_value,
 )
-from remoting.java_properties import parse_properties
+from remoting.java_properties import comment_hint, inline_comment, parse_properties
 
 __all__ = ["BrokerConfig", "ConfigFile", "Peer", "load_config", "parse_delay_levels"]
 
@@ -225,7 +226,11 @@ def load_config(
         gathered.set(path, raw, COMMAND_LINE_SOURCE, path)
     gathered.complete(home)
     config = gathered.config()
-    _check(config)
+    try:
+        _check(config)
+    except ConfigError as error:
+        hints = "".join(f"; {comment}" for comment in gathered.comments)
+        raise ConfigError(f"{error}{hints}") from None
     return config
 
 
@@ -240,10 +245,17 @@ class _Gathered:
         """Where and what, if a file says it: only worth a warning when it is another place."""
         self.client_auth: tuple[str, str] | None = None
         """File and key that want a certificate of every client."""
+        self.slave: tuple[str, str, str] | None = None
+        """Source, key and value that make this broker a slave, or a group with one."""
+        self.in_sync: list[tuple[str, str, int]] = []
+        """Source, key and number of replicas that must have a message."""
+        self.comments: dict[str, None] = {}
+        """Values that end with what looks like a comment."""
 
     def set(self, path: str, raw: object, source: str, key: str) -> None:
         if path == "broker.broker_role" and raw == "SLAVE":
             self.warn(f"{source}: {key} = SLAVE is taken as SYNC_MASTER: roles are elected")
+            self.slave = (source, key, "SLAVE")
             raw = "SYNC_MASTER"
         if path == "metrics.exporter_type" and exporter_type(raw) in ("OTLP_GRPC", "LOG"):
             self.warn(
@@ -254,7 +266,8 @@ class _Gathered:
         try:
             self.values[path] = parse_value(SETTINGS[path], raw)
         except ValueError as error:
-            raise ConfigError(f"{source}: {key} = {raw!r}: {error}") from None
+            hint = comment_hint(raw) if isinstance(raw, str) else ""
+            raise ConfigError(f"{source}: {key} = {raw!r}: {error}{hint}") from None
         self.sources[path] = source
 
     def warn(self, text: str) -> None:
@@ -269,8 +282,22 @@ class _Gathered:
             self.client_auth = (file, key)
 
     def refuse_unless_off(self, file: str, key: str, raw: str) -> None:
-        if raw.strip().lower() not in ASKS_FOR_NOTHING:
-            raise ConfigError(f"{file}: {key}: {REFUSED_KEYS[key]}")
+        if REFUSED[key].refuses(raw):
+            raise ConfigError(f"{file}: {key}: {REFUSED[key].reason}{comment_hint(raw)}")
+
+    def note_role(self, file: str, key: str, raw: str) -> None:
+        """Take a key of a master or a slave; whether it is refused depends on the members."""
+        if key == "brokerId" and not raw.strip().isdecimal() and raw.strip():
+            raise ConfigError(f"{file}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
+        if raw.strip().lower() in MASTER_AND_SLAVE_KEYS[key]:
+            return
+        self.slave = (file, key, raw)
+        self.warn(f"{file}: {key} is accepted and changes nothing: roles are elected")
+
+    def note_in_sync(self, file: str, key: str, raw: str) -> None:
+        if not raw.strip().isdecimal():
+            raise ConfigError(f"{file}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
+        self.in_sync.append((file, key, int(raw)))
 
     def add_toml(self, file: ConfigFile) -> None:
         try:
@@ -298,18 +325,25 @@ class _Gathered:
         except ConfigError as error:
             raise ConfigError(f"{file.path}: {error}") from None
         for _, key, raw in lines:
+            if inline_comment(raw):
+                self.comments[f"{file.path}: {key} = {raw!r}{comment_hint(raw)}"] = None
             if key in ROCKETMQ_KEYS:
                 self.set(ROCKETMQ_KEYS[key], raw, file.path, key)
             elif key == "storePathCommitLog":
                 self.commit_log_path = ((file.path, key), raw)
             elif key in CLIENT_AUTH_KEYS:
                 self.note_client_auth(file.path, key, raw)
-            elif key in REFUSED_KEYS:
+            elif key in REFUSED:
                 self.refuse_unless_off(file.path, key, raw)
+            elif key in MASTER_AND_SLAVE_KEYS:
+                self.note_role(file.path, key, raw)
+            elif key in IN_SYNC_KEYS:
+                self.note_in_sync(file.path, key, raw)
             elif key in IGNORED_KEYS:
                 self.ignore(file.path, key)
             else:
-                raise _unknown(file.path, key, [*ROCKETMQ_KEYS, *IGNORED_KEYS, *REFUSED_KEYS])
+                known = [*ROCKETMQ_KEYS, *IGNORED_KEYS, *REFUSED, *MASTER_AND_SLAVE_KEYS]
+                raise _unknown(file.path, key, [*known, *IN_SYNC_KEYS])
 
     def derive(self, path: str, value: object, origin: str) -> None:
         self.values[path] = value
@@ -368,6 +402,7 @@ class _Gathered:
             file, key = self.client_auth
             raise ConfigError(f"{file}: {key}: needs tls.server.trustCertPath, the authorities")
         members = {p.id for p in self.values["raft.peers"]}
+        self._refuse_other_kinds_of_group(len(members))
         if len(members) in (2, 4):
             self.warn(
                 f"raft.peers: a group of {len(members)} survives no more failures than one of"
@@ -382,6 +417,9 @@ class _Gathered:
                 "broker.broker_role = ASYNC_MASTER: a fail-over may lose acknowledged messages"
             )
         self._warn_of_open_doors()
+        self._warn_of_one_alone()
+        for comment in self.comments:
+            self.warn(comment)
         tables: dict[str, Any] = {
             name: struct(
                 **{
@@ -393,6 +431,38 @@ class _Gathered:
             for name, struct in TABLES.items()
         }
         return BrokerConfig(**tables, sources=self.sources, warnings=tuple(self.warnings))
+
+    def _refuse_other_kinds_of_group(self, size: int) -> None:
+        if self.slave is not None and size == 1:
+            source, key, raw = self.slave
+            group = self.values["broker.broker_name"]
+            raise ConfigError(
+                members_wanted(source, key, raw, group=group, peer_port=DEFAULT_PEER_PORT)
+            )
+        majority = size // 2 + 1
+        for source, key, number in self.in_sync:
+            if number > majority:
+                raise ConfigError(
+                    f"{source}: {key} = {number}: an acknowledgement means {majority} of the {size}"
+                    " members of this group, a majority, and no setting makes it mean more"
+                )
+            if number > 1:
+                self.warn(
+                    f"{source}: {key} is accepted and changes nothing: an acknowledgement means"
+                    f" {majority} of the {size} members of this group"
+                )
+
+    def _warn_of_one_alone(self) -> None:
+        values = self.values
+        addresses = values["broker.namesrv_addr"]
+        far = [addr for addr in addresses if not _is_loopback(addr.rpartition(":")[0])]
+        if len(values["raft.peers"]) > 1 or not far:
+            return
+        self.warn(
+            f"raft.peers: a group of one, which registers at {far[0]}: what it acknowledges is on"
+            " this machine alone. Name the other members in raft.peers (dLegerPeers) if there are"
+            " any; do not start two such brokers under one brokerName"
+        )
 
     def _warn_of_open_doors(self) -> None:
         values = self.values

@@ -24,7 +24,8 @@ from dledger.registration import Registration
 from dledger.services.local_hour import HOUR_MS
 from dledger.services.retention import RetentionService, force_ratio_of
 from dledger.services.transaction_check import TransactionCheckService
-from dledger.settings_ignored import IGNORED_KEYS, REFUSED_KEYS
+from dledger.settings_ignored import IGNORED_KEYS
+from dledger.settings_refused import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from dledger.settings_values import parse_value, show_value
 from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
@@ -138,6 +139,8 @@ def path_of(key: str) -> str:
         raise SettingRefusedError(f"{key} changes nothing here: {IGNORED_KEYS[key]}")
     if key in REFUSED_KEYS:
         raise SettingRefusedError(f"{key}: {REFUSED_KEYS[key]}")
+    if key in IN_SYNC_KEYS or key in MASTER_AND_SLAVE_KEYS:
+        raise SettingRefusedError(f"{key}: the members of the group decide; see dledger raft")
     raise SettingRefusedError(f"there is no setting {key}")
 
 

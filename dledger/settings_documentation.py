@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dledger.settings_ignored import REASONS, REFUSED_KEYS
+from dledger.settings_ignored import REASONS
+from dledger.settings_refused import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
 from dledger.settings_tables import SETTINGS, TABLES
 from dledger.settings_values import default_text
 
@@ -33,6 +34,14 @@ def settings_markdown() -> str:
         parts.append(f"{reason[0].upper()}{reason[1:]}: {listed}.\n\n")
     parts.append("### Refused, unless they ask for nothing\n\n")
     parts += [f"* `{key}`: {reason}.\n" for key, reason in REFUSED_KEYS.items()]
+    slaves = ", ".join(f"`{key}`" for key in MASTER_AND_SLAVE_KEYS)
+    parts.append(
+        f"* {slaves}, and `brokerRole = SLAVE`: a broker that copies another one needs"
+        " `dLegerPeers`, the members of its group; see"
+        " [from-master-slave.md](from-master-slave.md).\n"
+    )
+    in_sync = ", ".join(f"`{key}`" for key in sorted(IN_SYNC_KEYS))
+    parts.append(f"* {in_sync}: more than a majority of the members is refused.\n")
     parts.append("\n")
     return "".join(parts)
 

@@ -7,22 +7,23 @@ that a knob turns something.
 from __future__ import annotations
 
 REASONS: dict[str, str] = {
+    "leaders are elected; `dledger raft transfer-leader` moves the leadership": "preferredLeaderId",
     "the log lies in `commitlog` below the data folder": "storePathCommitLog",
     "replication runs between the peers of the Raft group": """
-        brokerId haListenPort haMasterAddress haSendHeartbeatInterval haHousekeepingInterval
+        haListenPort haSendHeartbeatInterval haHousekeepingInterval
         haTransferBatchSize haSlaveFallbehindMax haMaxGapNotInSync haMaxTimeSlaveNotCatchup
-        haFlowControlEnable maxHaTransferByteInSecond slaveTimeout inSyncReplicas
-        minInSyncReplicas totalReplicas allAckInSyncStateSet enableAutoInSyncReplicas
+        haFlowControlEnable maxHaTransferByteInSecond slaveTimeout
+        totalReplicas enableAutoInSyncReplicas
         inSyncReplicasMaxGap offsetCheckInSlave refreshMasterHeartbeatInterval
-        syncBrokerMetadataPeriod syncFromLastFile asyncLearner enableSlaveActingMaster
+        syncBrokerMetadataPeriod syncFromLastFile enableSlaveActingMaster
         enableRemoteEscape brokerHeartbeatInterval brokerNotActiveTimeoutMillis
         skipPreOnline compatibleWithOldNameSrv recheckInterval enableSplitRegistration
         splitRegistrationSize syncControllerMetadataPeriod controllerAddr
-        fetchControllerAddrByDnsLookup enableControllerMode controllerHeartBeatTimeoutMills
+        fetchControllerAddrByDnsLookup controllerHeartBeatTimeoutMills
         checkSyncStateSetPeriod brokerElectionPriority useStaticSet duplicationEnable
         fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup rmqAddressServerSubGroup
-        storeEpochFilePath haMasterAddressList replicasPerDiskPartition enableBatchPush
-        isEnableBatchPush preferredLeaderId
+        storeEpochFilePath replicasPerDiskPartition enableBatchPush
+        isEnableBatchPush
         haSendHeartbeatIntervalMillis sendHeartbeatTimeoutMillis
         syncMasterFlushOffsetWhenStartup maxSlaveResendLength syncBrokerMemberGroupPeriod
         maxHeartBeatLeak maxPendingRequestsNum
@@ -85,14 +86,14 @@ REASONS: dict[str, str] = {
         readUnCommitted forceVerifyPropCRC
         enabledAppendPropCRC totalReplicasForTimer maxFilterMessageSize maxConsumeQueueScan
         sampleCountThreshold coldDataFlowControlEnable coldDataScanEnable
-        dataReadAheadEnable autoMessageVersionOnTopicLen maxTopicLength defaultQueryMaxNum
+        dataReadAheadEnable autoMessageVersionOnTopicLen defaultQueryMaxNum
         writeWithoutMmap enableMsgEncodeBuffer flushDelayOffsetInterval
         flushConsumerOffsetHistoryInterval fetchNamesrvAddrInterval debugLockEnable
         storeType tieredStoreFilePath tieredBackendServiceProvider
         mappedFileSizeBatchConsumeQueue enableRocksDBStore transferMsgByHeap maxMsgsNumBatch
         topicQueueLockNum useScheduleMessageWriteThread extraMessageDelay
         encodeContextWithConsumeQueue
-        storePathEpochFile storePathBrokerIdentity readOnlyCommitLogStorePaths
+        storePathEpochFile storePathBrokerIdentity
         compactionMappedFileSize compactionCqMappedFileSize compactionScheduleInternal
         maxOffsetMapSize compactionThreadNum enableCompaction mapperFileSizeBatchConsumeQueue
         maxRecoveryCommitlogFiles enableScheduleMessageStats scheduleAsyncDeliverMaxPendingLimit
@@ -116,7 +117,6 @@ REASONS: dict[str, str] = {
         enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
         filterDataCleanTimeSpan
     """,
-    "a client may not change which settings it may change": "configBlackList",
     "metrics are a page for Prometheus, with labels of its own and a limit of series": """
         metricsGrpcExporterTarget metricsGrpcExporterHeader
         metricsGrpcExporterTimeOutInMills metricGrpcExporterTimeOutInMills
@@ -124,13 +124,13 @@ REASONS: dict[str, str] = {
         metricsLabel metricsInDelta metricsOtelCardinalityLimit
     """,
     "this broker does without it": """
-        rocketmqHome brokerIP2 brokerConfigPath messageStorePlugIn brokerTopicEnable
+        rocketmqHome brokerIP2 brokerConfigPath brokerTopicEnable
         clusterTopicEnable autoDeleteUnusedStats
         accountStatsEnable accountStatsPrintZeroValues regionId filterServerNums
         startAcceptSendRequestTimeStamp traceOn highSpeedMode commercialEnable
         commercialTimerCount commercialTransCount commercialBigCount commercialBaseCount
-        notifyConsumerIdsChangedEnable consumerFallbehindThreshold
-        disableConsumeIfConsumerReadSlowly brokerFastFailureEnable waitTimeMillsInSendQueue
+        consumerFallbehindThreshold
+        waitTimeMillsInSendQueue
         waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInAckQueue
         waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue
         waitTimeMillsInAdminBrokerQueue transactionMetricFlushInterval
@@ -147,10 +147,10 @@ REASONS: dict[str, str] = {
         brokerStartTimestamp useServerSideResetOffset consumerOffsetUpdateVersionStep
         delayOffsetUpdateVersionStep lockInStrictMode enableRegisterDuringStart
         inBrokerContainer isInBrokerContainer namespace allowTopicNameContainsUnderline
-        tls.test.mode.enable tls.config.file socksProxyConfig maxReconnectIntervalTimeSeconds
+        tls.test.mode.enable maxReconnectIntervalTimeSeconds
         enableReconnectForGoAway enableTransparentRetry
-        tls.client.authServer tls.ciphers tls.protocols
-        commercialSizePerMsg rejectPullConsumerEnable enableNetWorkFlowControl
+        tls.client.authServer
+        commercialSizePerMsg enableNetWorkFlowControl
         broadcastOffsetExpireSecond broadcastOffsetExpireMaxSecond reviveAckWaitMs
         enablePopBatchAck popFromRetryProbability enableNotifyAfterPopOrderLockRelease
         initPopOffsetByCheckMsgInMem retrieveMessageFromPopRetryTopicV1 enableRetryTopicV2
@@ -165,22 +165,8 @@ REASONS: dict[str, str] = {
     """,
 }
 
-REFUSED_KEYS: dict[str, str] = {
-    "authenticationEnabled": "users of ACL 2.0 are not built; use aclEnable and server.acl_file",
-    "authorizationEnabled": "policies of ACL 2.0 are not built; use aclEnable and server.acl_file",
-    "migrateAuthFromV1Enabled": "ACL 2.0 is not built; plain_acl.yml works as server.acl_file",
-    "innerClientAuthenticationCredentials": (
-        "a secret does not stand in a setting; use client.credentials_file"
-    ),
-    "initAuthenticationUser": "a secret does not stand in a setting; use server.acl_file",
-}
-"""RocketMQ keys that ask for protection which is not built: starting without it would leave a door
-open that somebody believes shut. Accepted only where they ask for nothing."""
-
 CLIENT_AUTH_KEYS = frozenset({"tls.server.need.client.auth", "tls.server.authClient"})
 """Want a certificate of every client: refused where no authority is named to check it with."""
-
-ASKS_FOR_NOTHING = frozenset({"", "false"})
 
 IGNORED_KEYS: dict[str, str] = {
     key: reason for reason, keys in REASONS.items() for key in keys.split()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from commitlog.errors import ConfigError
-from remoting.java_properties import read_properties
+from remoting.java_properties import comment_hint, read_properties
 from remoting.seams import TlsMode
 
 Table = Literal["server", "namesrv"]
@@ -399,7 +399,10 @@ def _properties_values(text: str) -> tuple[dict[str, object], tuple[str, ...]]:
         if key in IGNORED_ROCKETMQ_KEYS:
             warnings.append(f"{key} has no meaning here and is ignored")
         elif (known := BY_ROCKETMQ_KEY.get(key)) is not None:
-            values[known.name] = known.parse(text_value, key)
+            try:
+                values[known.name] = known.parse(text_value, key)
+            except ConfigError as error:
+                raise ConfigError(f"{error}{comment_hint(text_value)}") from None
         else:
             raise ConfigError(f"unknown setting '{key}'")
     return values, tuple(warnings)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from commitlog.errors import ConfigError
 
 _WHITE = " \t\f"
+_COMMENT_BEHIND = re.compile(r"[ \t\f](#|//).*")
 _HEX = re.compile(r"[0-9A-Fa-f]{4}")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
@@ -37,6 +38,23 @@ def read_properties(text: str) -> dict[str, str]:
             raise ConfigError(f"line {number}: a key is needed before the value '{value}'")
         values[key] = value
     return values
+
+
+def inline_comment(value: str) -> str:
+    """Return what looks like a comment behind a value, from its mark on; empty: nothing does.
+
+    In this format it belongs to the value: a comment has a line of its own.
+    """
+    found = _COMMENT_BEHIND.search(value)
+    return found.group().strip() if found else ""
+
+
+def comment_hint(value: str) -> str:
+    """Return what to do about a comment behind a value, for an error; empty: there is none."""
+    comment = inline_comment(value)
+    if not comment:
+        return ""
+    return f" ('{comment}' is taken as part of the value: give a comment a line of its own)"
 
 
 def format_properties(values: Mapping[str, object]) -> str:

@@ -17,7 +17,7 @@ from dledger.cli.local_cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
 NAMESRV_PORT = 9876
-DATA_FOLDERS = ("/tmp/dledger-three-nodes", "/tmp/rmqstore")
+DATA_FOLDERS = ("/tmp/dledger-three-nodes", "/tmp/dledger-two-groups", "/tmp/rmqstore")
 _PORT = re.compile(r"(?:(?<=[:=])|(?<== ))(\d{4,5})\b")
 
 

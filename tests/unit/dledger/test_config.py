@@ -9,7 +9,8 @@ import pytest
 
 from commitlog.errors import ConfigError
 from dledger.config import BrokerConfig, ConfigFile, load_config, parse_delay_levels
-from dledger.settings_ignored import IGNORED_KEYS, REFUSED_KEYS
+from dledger.settings_ignored import IGNORED_KEYS
+from dledger.settings_refused import MASTER_AND_SLAVE_KEYS, REFUSED
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from dledger.settings_values import default_text, parse_value, show_value
 
@@ -143,12 +144,105 @@ def test_an_ignored_key_changes_nothing_and_warns_once(key: str) -> None:
     assert config.settings() == load_config().settings()
 
 
-def test_slave_is_taken_as_sync_master_with_one_warning() -> None:
-    config = conf("brokerRole=SLAVE")
+SLAVES = [
+    "brokerRole=SLAVE",
+    "brokerId=1",
+    "brokerId=3\nbrokerRole=SYNC_MASTER",
+    "haMasterAddress=10.0.0.1:10912",
+    "haMasterAddressList=10.0.0.1:10912",
+    "enableControllerMode=true",
+]
+
+
+@pytest.mark.parametrize("text", SLAVES)
+def test_a_slave_without_members_does_not_start_and_says_what_to_write(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        conf(f"brokerName=broker-a\n{text}")
+    message = str(raised.value)
+    key, _, value = text.partition("\n")[0].partition("=")
+    assert message.startswith(f"broker.conf: {key} = {value}: this broker would be a group of its")
+    assert "dLegerGroup=broker-a, dLegerPeers=n0-HOST0:40911;n1-HOST1:40911" in message
+    assert "docs/from-master-slave.md" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", SLAVES)
+def test_a_slave_among_members_is_an_equal_member_with_one_warning(text: str) -> None:
+    config = conf(f"{text}\ndLegerPeers={THREE_PEERS}\ndLegerSelfId=n1")
     assert config.broker.broker_role == "SYNC_MASTER"
-    assert config.warnings == (
-        "broker.conf: brokerRole = SLAVE is taken as SYNC_MASTER: roles are elected",
-    )
+    assert len(config.raft.peers) == 3
+    (warning,) = config.warnings
+    assert warning.endswith("roles are elected")
+
+
+def test_members_that_are_switched_off_do_not_make_a_slave_a_member() -> None:
+    with pytest.raises(ConfigError, match="a group of its own"):
+        conf(f"brokerId=1\nenableDLegerCommitLog=false\ndLegerPeers={THREE_PEERS}")
+
+
+def test_slave_in_a_toml_file_is_refused_too() -> None:
+    with pytest.raises(
+        ConfigError, match=r"n0\.toml: broker\.broker_role = SLAVE: this broker would"
+    ):
+        toml('[broker]\nbroker_role = "SLAVE"')
+
+
+def test_broker_id_0_and_a_master_start_alone_as_they_are() -> None:
+    assert conf("brokerId=0\nbrokerRole=SYNC_MASTER\nenableControllerMode=false").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "warns"),
+    [
+        ("namesrvAddr=10.0.0.9:9876", True),
+        ("namesrvAddr=127.0.0.1:9876;ns.example:9876", True),
+        ("namesrvAddr=localhost:9876", False),
+        (f"namesrvAddr=10.0.0.9:9876\ndLegerPeers={THREE_PEERS}\ndLegerSelfId=n1", False),
+    ],
+)
+def test_a_group_of_one_at_a_name_server_of_another_machine_says_so(text: str, warns: bool) -> None:
+    found = [w for w in conf(text).warnings if w.startswith("raft.peers: a group of one")]
+    assert bool(found) == warns
+
+
+@pytest.mark.parametrize("key", ["inSyncReplicas", "minInSyncReplicas"])
+def test_more_replicas_in_sync_than_a_majority_are_refused(key: str) -> None:
+    three = f"dLegerPeers={THREE_PEERS}\ndLegerSelfId=n1"
+    with pytest.raises(ConfigError, match=f"{key} = 3: an acknowledgement means 2 of the 3"):
+        conf(f"{three}\n{key}=3")
+    (warning,) = conf(f"{three}\n{key}=2").warnings
+    assert f"{key} is accepted and changes nothing: an acknowledgement means 2 of the 3" in warning
+    assert conf(f"{three}\n{key}=1").warnings == ()
+    with pytest.raises(ConfigError, match=f"{key} = 2: an acknowledgement means 1 of the 1"):
+        conf(f"{key}=2")
+
+
+HINT = "('# {}' is taken as part of the value: give a comment a line of its own)"
+
+
+@pytest.mark.parametrize(
+    ("text", "comment"),
+    [
+        ("brokerId=0 # 0 means master", "0 means master"),
+        ("brokerRole=ASYNC_MASTER  # or SYNC_MASTER", "or SYNC_MASTER"),
+        ("listenPort=10911\t# of clients", "of clients"),
+        ("brokerName=broker-a # the first", "the first"),
+        ("rejectPullConsumerEnable=false # default", "default"),
+        ("minInSyncReplicas=1 # default", "default"),
+    ],
+)
+def test_a_comment_behind_a_value_gets_a_hint(text: str, comment: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        conf(text)
+    assert HINT.format(comment) in str(raised.value)
+
+
+def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
+    config = conf("storePathRootDir=/data # here")
+    assert config.store.path_root_dir == "/data # here"
+    (warning,) = config.warnings
+    assert warning.startswith("broker.conf: storePathRootDir = '/data # here'")
+    assert warning.endswith(HINT.format("here"))
 
 
 @pytest.mark.parametrize(
@@ -470,12 +564,19 @@ def test_tls_between_members_needs_all_three_files() -> None:
         load_config(options={"raft.tls_cert_file": "c", "raft.tls_key_file": "k"})
 
 
-@pytest.mark.parametrize("key", sorted(REFUSED_KEYS))
+@pytest.mark.parametrize("key", sorted(REFUSED))
 def test_protection_that_is_not_built_is_refused_where_it_is_asked_for(key: str) -> None:
+    asked = "false" if "true" in REFUSED[key].harmless else "something"
     with pytest.raises(ConfigError) as raised:
-        conf(f"{key}=true")
-    assert str(raised.value) == f"broker.conf: {key}: {REFUSED_KEYS[key]}"
-    assert conf(f"{key}=false").warnings == ()
+        conf(f"{key}={asked}")
+    assert str(raised.value) == f"broker.conf: {key}: {REFUSED[key].reason}"
+    for harmless in REFUSED[key].harmless:
+        assert conf(f"{key}={harmless}").warnings == ()
+
+
+def test_a_key_has_one_way_to_be_taken() -> None:
+    assert not (MASTER_AND_SLAVE_KEYS.keys() | REFUSED.keys()) & IGNORED_KEYS.keys()
+    assert not MASTER_AND_SLAVE_KEYS.keys() & REFUSED.keys()
 
 
 def test_a_secret_in_a_refused_setting_is_not_repeated() -> None:
@@ -526,6 +627,23 @@ def test_the_sample_nodes_do_not_get_into_each_others_way(folder: str) -> None:
     # RocketMQ clients may try a port two below the one they were told.
     assert not {port - 2 for port in ports} & ports
     assert len({config.store.path_root_dir for config in configs}) == 3
+
+
+def test_two_masters_and_two_slaves_become_two_groups_of_three() -> None:
+    folder = ROOT / "examples" / "two-masters-two-slaves"
+    configs = [
+        load_config([ConfigFile(path.name, path.read_text())]) for path in sorted(folder.iterdir())
+    ]
+    assert [(c.broker.broker_name, c.raft.self_id) for c in configs] == [
+        (name, node) for name in ("broker-a", "broker-b") for node in ("n0", "n1", "n2")
+    ]
+    assert [config.warnings for config in configs] == [()] * 6
+    assert all(config.sync_flush and config.sync_replication for config in configs)
+    ports = [config.server.listen_port for config in configs]
+    peers = {peer.port for config in configs for peer in config.raft.peers}
+    assert len({*ports, *peers}) == 12
+    assert not {port - 2 for port in ports} & set(ports)
+    assert len({config.store.path_root_dir for config in configs}) == 6
 
 
 def test_the_documentation_lists_every_setting() -> None:

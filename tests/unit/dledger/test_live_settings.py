@@ -19,7 +19,8 @@ from dledger.processors.get_message import ReadLimits
 from dledger.registration import RegistrationSettings
 from dledger.services.retention import NEVER_RATIO, RetentionSettings
 from dledger.services.transaction_check import CheckSettings
-from dledger.settings_ignored import IGNORED_KEYS, REFUSED_KEYS
+from dledger.settings_ignored import IGNORED_KEYS
+from dledger.settings_refused import REFUSED_KEYS
 from dledger.settings_tables import SETTINGS
 from remoting.errors import BadRequestError
 from remoting.java_properties import read_properties

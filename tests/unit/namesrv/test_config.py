@@ -146,3 +146,10 @@ def test_every_setting_is_printed_with_its_source() -> None:
     assert by_name["listen_port"].split() == ["listen_port", "=", "1", "#", "command", "line"]
     assert by_name["listen_host"].split() == ["listen_host", "=", '"127.0.0.1"', "#", "default"]
     assert by_name["order_message_enable"].split()[2] == "false"
+
+
+def test_a_comment_behind_a_value_gets_a_hint() -> None:
+    content = b"listenPort=9876 # of clients"
+    with pytest.raises(ConfigError) as raised:
+        resolve_config(path="namesrv.properties", content=content)
+    assert "'# of clients' is taken as part of the value" in str(raised.value)
