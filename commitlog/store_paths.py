@@ -14,6 +14,7 @@
         vote  commit_mark                    slot files of the consensus layer
         identity  snapshot/                  this replica's name; local snapshots of the tables
         doubt                                why promises of this replica may be lost
+        install  installation                a leader's snapshot that is taken in; how far that is
 
 Spec: docs/formats.md.
 """
@@ -160,3 +161,8 @@ class StorePaths:
     def install(self) -> str:
         """A leader's snapshot that is being installed; gone when the log has caught up with it."""
         return self._at("raft", "install")
+
+    @property
+    def installation(self) -> str:
+        """Slot file: how far the installation of that snapshot has come."""
+        return self._at("raft", "installation")

@@ -25,7 +25,9 @@ from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch
 from commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
+    CorruptStoreError,
     DiskFullError,
+    ForeignStoreError,
     LocalProtocolError,
 )
 from commitlog.mark import Anchor
@@ -722,10 +724,24 @@ class Group:
             async with self._store_lock:
                 while self.node.flushing:
                     await self._clock.sleep(FLUSH_POLL_S)
-                self.store.install(data)
-                self.store.write_damage()
-                self.node.journal.members.reset(self.state.members_index, self._applied_members())
-                self.node.installed(leader, self.store.log, self.state.applied_index)
+                self._install(leader, data)
+
+    def _install(self, leader: str, data: bytes) -> None:
+        commit = self.node.journal.commit_index
+        try:
+            if not self.store.install(data, commit):
+                index, following = self.store.going_on_after(data, commit)
+                log.info("snapshot_not_needed", index=index, next_index=following)
+                self.node.declined(leader, index, following)
+                return
+        except (CorruptStoreError, ForeignStoreError, DiskFullError) as error:
+            # Nothing was changed. What a peer sends, or a full disk, is no reason to stop.
+            log.error("snapshot_refused", leader=leader, error=str(error))
+            self.node.refused()
+            return
+        self.store.write_damage()
+        self.node.journal.members.reset(self.state.members_index, self._applied_members())
+        self.node.installed(leader, self.store.log, self.state.applied_index)
 
     async def _leadership_loop(self) -> None:
         while True:

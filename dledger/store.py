@@ -23,13 +23,20 @@ from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
 from commitlog.entry import parse_header
 from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError, InvariantBroken
+from commitlog.errors import (
+    CorruptStoreError,
+    DiskFullError,
+    FlushFailedError,
+    ForeignStoreError,
+    InvariantBroken,
+)
 from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Anchor, Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.seams import Disk, Lock
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
+from dledger.installation_record import InstallationRecord, Phase
 from dledger.state.apply import Applied, apply_entry, raise_min_offsets
 from dledger.state.snapshot import load, snapshot
 from dledger.state.tables import QueueBounds, StateTables
@@ -94,11 +101,15 @@ class ReplicaStore:
         self.unclean = self._abort.exists()
         self._mark_slots = SlotFile(disk, self.paths.commit_mark)
         self.vote_slots = SlotFile(disk, self.paths.vote)
-        recorded = self._mark_slots.load()
-        mark = None if recorded is None else Mark.decode(recorded)
         noted = disk.read(self.paths.doubt).split() if disk.exists(self.paths.doubt) else []
         self.damaged = DAMAGED in noted
         self.torn = self.damaged or TORN in noted or (self.unclean and ASYNC in noted)
+        self.tables = tables()
+        self._installation = InstallationRecord(disk, self.paths.installation)
+        if self._installation.phase is Phase.OFFERED:
+            self._empty_as_offered()
+        recorded = self._mark_slots.load()
+        mark = None if recorded is None else Mark.decode(recorded)
         self.log = self._open_log(mark)
         self._note_doubt()
         # Damage below the mark may have been cut; what is left is committed all the same.
@@ -107,7 +118,6 @@ class ReplicaStore:
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
         self._delays = delays_of_levels(settings.delay_levels_ms)
         self._open_derived()
-        self.tables = tables()
         self.derived_index = self.log.first_index - 1
         self._saved = (0, 0)
         self._noted_damage: list[tuple[int, int]] = []
@@ -141,8 +151,9 @@ class ReplicaStore:
                 repair=True,
             )
         if mark is not None and not entry_log.mark_valid:
-            log.error("log_ends_below_commit_mark", mark=mark.index, end=entry_log.last_index)
-            self.torn = self.damaged = True
+            self._note_damaged_log(
+                "log_ends_below_commit_mark", mark=mark.index, end=entry_log.last_index
+            )
         if entry_log.report.torn_tail:
             cut, last = entry_log.report.cut_bytes, entry_log.last_index
             log.warning("torn_tail_cut", bytes=cut, last_index=last)
@@ -184,28 +195,47 @@ class ReplicaStore:
         )
 
     def _load_tables(self) -> None:
-        own, given = map(self._decoded_file, (self.paths.snapshot, self.paths.install))
-        # An installed snapshot counts until a checkpoint of ours has gone beyond it; its file may
-        # come back after a power cut. While it counts nothing derived does.
-        if given is not None and (own is None or own.applied_index <= given.applied_index):
+        own = self._decoded_file(self.paths.snapshot)
+        given = self._given(own)
+        if given is not None:
             self._refill_from(given)
             return
+        self._end_installation()
         if own is not None and self._holds(own):
             self._continue_from(own)
             return
         if own is not None and self.log.last_index < own.applied_index:
-            # The log was cut below its own checkpoint. Derived files are made anew, and a start
-            # that comes before the next checkpoint must not take the old one's word for them.
+            # The log was cut below its own checkpoint. Derived files are made again, and a start
+            # that comes before the next checkpoint must not rely on the old one's word for them.
+            self._note_damaged_log("log_ends_below_checkpoint", checkpoint=own.applied_index)
             self._disk.replace(self.paths.install, self._disk.read(self.paths.snapshot))
             self._refill_from(own)
             return
         if own is not None:
             log.error("snapshot_does_not_fit", applied_index=own.applied_index)
         if self.log.first_index > 1:
-            # Without tables that fit, a log without its beginning says nothing.
-            log.error("log_without_tables", first_index=self.log.first_index)
-            self.damaged = True
-            self._begin_log_anew(Anchor())
+            # A log without its beginning is of no use without tables that fit.
+            self._note_damaged_log("log_without_tables", first_index=self.log.first_index)
+            self._begin_log_anew(Anchor(), Phase.DONE)
+
+    def _given(self, own: StateTables | None) -> StateTables | None:
+        """Return the tables of an installation under way; None when there is none."""
+        if self._installation.phase is Phase.REFILLING:
+            return self._decoded_file(self.paths.install)
+        if self._installation.phase is not None:
+            return None
+        # A version without the record: a snapshot counts until a checkpoint has gone beyond it. Its
+        # file may be an older one that a power cut has brought back.
+        given = self._decoded_file(self.paths.install)
+        if given is None or (own is not None and own.applied_index > given.applied_index):
+            return None
+        return None if given.floor.first_index < self.log.first_index else given
+
+    def _note_damaged_log(self, event: str, **facts: int) -> None:
+        """Write down that promises are lost, before the log that shows it is changed."""
+        log.error(event, **facts)
+        self.torn = self.damaged = True
+        self._note_doubt()
 
     def _decoded_file(self, path: str) -> StateTables | None:
         """Return the tables in a file; None when it is not there, or has gone bad.
@@ -223,11 +253,21 @@ class ReplicaStore:
             return None
 
     def _decoded(self, data: Buffer) -> StateTables:
-        return load(
-            data,
-            builtin_topics=self.tables.builtin_topics,
-            builtin_groups=self.tables.builtin_groups,
-        )
+        try:
+            loaded = load(
+                data,
+                builtin_topics=self.tables.builtin_topics,
+                builtin_groups=self.tables.builtin_groups,
+            )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptStoreError(f"a state snapshot of another shape: {error!r}") from error
+        floor = loaded.floor
+        if not 1 <= floor.first_index <= loaded.applied_index + 1 or floor.position < 0:
+            raise CorruptStoreError(
+                f"a state snapshot of entry {loaded.applied_index} whose log begins with entry "
+                f"{floor.first_index} at {floor.position}"
+            )
+        return loaded
 
     def _holds(self, loaded: StateTables) -> bool:
         """Whether the log holds the entry that these tables were taken after."""
@@ -251,30 +291,59 @@ class ReplicaStore:
     def _refill_from(self, loaded: StateTables) -> None:
         """Take the tables; the log from their floor on comes from a leader, as does all derived.
 
-        Everything up to the tables' own index is committed, so what the log has of it is.
+        Of what the log has beyond its mark, nothing counts as committed before it is as far as the
+        tables: it may be the end of a log that no other replica has.
         """
-        floor = loaded.floor
-        if not (
-            self.log.first_index <= floor.first_index <= self.log.last_index + 1
-            and self.log.chain_at(floor.first_index - 1) == floor.prev_chain
-        ):
-            self._begin_log_anew(floor)
+        if not self._reaches(loaded.floor):
+            self._installation.become(Phase.OFFERED)
+            self._begin_log_anew(loaded.floor, Phase.REFILLING)
+        self._installation.become(Phase.REFILLING)
         self.tables.become(loaded)
         self._forget_derived()
         self.derived_index = self.log.first_index - 1
-        self.restored_commit_index = min(loaded.applied_index, self.log.last_index)
+        proved = loaded.applied_index if self._holds(loaded) else self.restored_commit_index
+        proved = min(proved, self.log.last_index)
+        self.restored_commit_index = max(proved, self.log.first_index - 1)
         log.info(
             "refilling", first=self.log.first_index, last=self.log.last_index,
             up_to=loaded.applied_index,
         )  # fmt: skip
 
-    def _begin_log_anew(self, anchor: Anchor) -> None:
+    def _reaches(self, floor: Anchor) -> bool:
+        """Whether the log holds the entry before *floor*: a leader can go on from there."""
+        return (
+            self.log.first_index <= floor.first_index <= self.log.last_index + 1
+            and self.log.chain_at(floor.first_index - 1) == floor.prev_chain
+        )
+
+    def _begin_log_anew(self, anchor: Anchor, phase: Phase) -> None:
         self.log.close(clean=False)
-        EntryLog.begin_anew(self._disk, self.settings.root, anchor)
+        self._empty_log(anchor, phase)
         self.log = EntryLog.open(
             self._disk, self.settings.root, segment_bytes=self.settings.segment_bytes
         )
         self.restored_commit_index = anchor.first_index - 1
+
+    def _empty_log(self, anchor: Anchor, phase: Phase) -> None:
+        EntryLog.begin_anew(self._disk, self.settings.root, anchor)
+        # The old mark names an entry that is gone on purpose.
+        self._mark_slots.store(anchor.mark.encode())
+        self._installation.become(phase)
+
+    def _empty_as_offered(self) -> None:
+        """A start between the offer and its end: what is left of the log is not looked at."""
+        given = self._decoded_file(self.paths.install)
+        if given is None:
+            self._note_damaged_log("offered_snapshot_damaged")
+            self._empty_log(Anchor(), Phase.DONE)
+        else:
+            self._empty_log(given.floor, Phase.REFILLING)
+
+    def _end_installation(self) -> None:
+        """Record that no snapshot is being installed; then its file means nothing."""
+        if self._installation.phase is not None or self._disk.exists(self.paths.install):
+            self._installation.become(Phase.DONE)
+            self._disk.unlink(self.paths.install)
 
     def _forget_derived(self) -> None:
         self.queues.close()
@@ -290,22 +359,45 @@ class ReplicaStore:
         """Whether the tables are ahead of the log: nothing is read here, nobody led."""
         return self.derived_index < self.tables.applied_index
 
-    def install(self, data: Buffer) -> None:
+    def install(self, data: Buffer, commit_index: int) -> bool:
         """Replace everything by a leader's snapshot; the log begins anew at its floor.
 
         Blocking. Nobody may flush, checkpoint or read meanwhile; `log`, `queues` and `key_index`
         are new objects afterwards, `tables` is the same one. A crash at any moment is finished
         at the next open.
 
+        Args:
+            commit_index: Newest entry known to be committed here.
+        Returns:
+            False when the log goes as far as the floor: nothing changed, see `going_on_after`.
         Raises:
-            CorruptStoreError: *data* is not a snapshot. Nothing changed.
-            DiskFullError, FlushFailedError: The node must stop; the next open goes on.
+            CorruptStoreError: *data* is no snapshot, or contradicts what is committed here.
+                Nothing changed.
+            DiskFullError: No space for it. Nothing changed.
+            FlushFailedError: The node must stop; the next open goes on.
         """
         loaded = self._decoded(data)
+        floor = loaded.floor
+        if floor.first_index < self.log.first_index or self._reaches(floor):
+            return False
+        if floor.first_index - 1 <= commit_index:
+            raise CorruptStoreError(
+                f"a snapshot has another entry {floor.first_index - 1} than is committed here"
+            )
         self._disk.replace(self.paths.install, data)
-        self._begin_log_anew(loaded.floor)
-        self._refill_from(loaded)
+        self._installation.become(Phase.OFFERED)
+        try:
+            self._begin_log_anew(floor, Phase.REFILLING)
+            self._refill_from(loaded)
+        except DiskFullError as error:
+            raise FlushFailedError(f"the log was emptied and has no space: {error}") from error
         self._reserve()
+        return True
+
+    def going_on_after(self, data: Buffer, commit_index: int) -> tuple[int, int]:
+        """Return the index of a snapshot that is not needed, and from where entries will do."""
+        loaded = self._decoded(data)
+        return loaded.applied_index, max(loaded.floor.first_index, commit_index + 1)
 
     def drop_before_floor(self, floor: Anchor) -> int:
         """Remove what stands before *floor*, the floor of a written checkpoint; return bytes."""
@@ -486,6 +578,7 @@ class ReplicaStore:
         self.log.close()
         self._checkpoint_file.close()
         self._mark_slots.close()
+        self._installation.close()
         self.vote_slots.close()
         if clean:
             self._abort.remove()
@@ -553,4 +646,4 @@ class Checkpointing:
         store._checkpoint_file.store(self.checkpoint)
         store.saved_index = self.index
         store._saved = (self.mark.index, self.index)
-        store._disk.unlink(store.paths.install)
+        store._end_installation()

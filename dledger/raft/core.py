@@ -382,10 +382,13 @@ class RaftCore:
         return index
 
     def begin_at(self, index: int) -> None:
-        """Take everything up to *index* as committed and applied: a snapshot was installed."""
+        """Take everything up to *index*, and nothing else, as committed and applied.
+
+        A snapshot was installed: what was known of the log before it is void.
+        """
         state = vars(self._library)
         for name in ("_SyncObj__raftCommitIndex", "_SyncObj__raftLastApplied"):
-            state[name] = max(state[name], index)
+            state[name] = index
 
     def connected(self, peer: str, up: bool) -> None:
         """Tell the library that the link to *peer* is up or down."""

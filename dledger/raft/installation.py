@@ -50,9 +50,10 @@ class Installation:
         index, offset, total = frame.fields
         if self.under_way:
             return
-        if index <= max(self.journal.last_index, self._installed_index):
-            # The log, or what it is filled up to again, goes further already: appends will do. The
-            # last chunk may come twice, and a second time it would throw away what came since.
+        if index <= max(self.journal.commit_index, self._installed_index):
+            # What is committed here, or what the log is filled up to again, goes further already:
+            # appends will do. The last chunk may come twice, and a second time it would throw away
+            # what came since. A log that merely is longer may be another one: its owner compares.
             self._reply(leader, index, total, self.journal.last_index + 1)
         elif self._receiving.take(index, offset, total, frame.payload):
             self.under_way = True
@@ -71,6 +72,16 @@ class Installation:
         log.info("snapshot_installed", index=index, first_index=entry_log.first_index)
         if leader in self.peers:
             self._reply(leader, index, 0, self.journal.last_index + 1)
+
+    def decline(self, leader: str, index: int, next_index: int) -> None:
+        """The snapshot of *index* is not needed: entries from *next_index* on will do."""
+        self.under_way = False
+        if leader in self.peers:
+            self._reply(leader, index, 0, next_index)
+
+    def refuse(self) -> None:
+        """The snapshot cannot be taken now. Not answered, so that the leader waits and asks."""
+        self.under_way = False
 
     def _reply(self, leader: str, index: int, offset: int, next_index: int) -> None:
         self.peers.reply(leader, Kind.SNAPSHOT_REPLY, index, offset, next_index)

@@ -229,11 +229,14 @@ class CommitLogJournal(Journal):
         return low
 
     def begin_anew(self, log: EntryLog) -> None:
-        """Go on with *log*, which holds nothing below its anchor that the old one held."""
+        """Go on with *log*, which holds nothing of what the old one held.
+
+        What the old one knew to be committed is void with it: only what the anchor stands for is.
+        """
         self.log = log
         self.anchor_moved()
         self._last = self.item(log.last_index)
-        self._commit_index = max(self._commit_index, self.anchor_index)
+        self._commit_index = self.anchor_index
 
     def anchor_moved(self) -> None:
         """Take note that the log begins elsewhere."""

@@ -345,6 +345,16 @@ class RaftNode:
         self.installation.finish(leader, entry_log, index)
         self.settle()
 
+    def declined(self, leader: str, index: int, next_index: int) -> None:
+        """The snapshot of *index* is not needed: entries from *next_index* on continue this log."""
+        self.installation.decline(leader, index, next_index)
+        self.settle()
+
+    def refused(self) -> None:
+        """The snapshot that came cannot be installed; everything is as it was."""
+        self.installation.refuse()
+        self.settle()
+
     # -- events ----------------------------------------------------------------------------
 
     def settle(self) -> None:

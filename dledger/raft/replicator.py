@@ -65,6 +65,8 @@ class Progress:
     probing: bool = True
     probe_out: bool = False
     snapshot: Sending | None = None
+    snapshot_rests: bool = False
+    """The last one brought no entry across yet: the next is not offered before `stall_s`."""
     acked_at_s: float = 0.0
     bytes_sent: int = 0
 
@@ -89,6 +91,11 @@ class Replicator:
     def needs_snapshot(self, peer: str) -> bool:
         """Whether what *peer* lacks begins before the first kept entry."""
         return self.peers[peer].next_index <= self.log.anchor_index
+
+    def may_offer_snapshot(self, peer: str) -> bool:
+        """Whether a chunk may go to *peer*: each offer costs the tables of the whole group."""
+        progress = self.peers[peer]
+        return progress.snapshot is not None or not progress.snapshot_rests
 
     def follow(self, peers: Iterable[str], now_s: float) -> None:
         """Send to exactly *peers* from now on; of those that are new nothing is known."""
@@ -139,7 +146,9 @@ class Replicator:
         progress = self.peers[peer]
         if progress.probe_out:
             return False
-        if progress.probing or progress.next_index <= self.log.anchor_index:
+        if progress.next_index <= self.log.anchor_index:
+            return self.may_offer_snapshot(peer)
+        if progress.probing:
             return True
         return progress.next_index <= self.log.last_index and self._room(progress) > 0
 
@@ -163,6 +172,7 @@ class Replicator:
         """The follower has everything up to *index*, durably."""
         progress = self.peers[peer]
         progress.acked_at_s = now_s
+        progress.snapshot_rests = False
         if not self.guards.next_index_never_back:
             progress.next_index = index + 1
         progress.match_index = max(progress.match_index, index)
@@ -206,6 +216,7 @@ class Replicator:
         progress = self.peers[peer]
         progress.acked_at_s = now_s
         progress.snapshot = None
+        progress.snapshot_rests = True
         progress.next_index = max(1, min(next_index, self.log.last_index + 1))
         progress.match_index = min(progress.match_index, progress.next_index - 1)
         progress.probing, progress.probe_out = True, False
@@ -213,6 +224,8 @@ class Replicator:
     def stalled(self, peer: str, now_s: float) -> bool:
         """Whether entries are on their way and no answer came for `stall_s`; if so, probe again."""
         progress = self.peers[peer]
+        if now_s - progress.acked_at_s >= self.stall_s:
+            progress.snapshot_rests = False
         waiting = progress.probe_out or progress.match_index < progress.next_index - 1
         if not waiting or now_s - progress.acked_at_s < self.stall_s:
             return False

@@ -95,7 +95,7 @@ class Sender:
 
     def _chunk(self, peer: str) -> FrameWithBytes | None:
         progress = self.replicator.peers[peer]
-        if progress.probe_out:
+        if progress.probe_out or not self.replicator.may_offer_snapshot(peer):
             return None
         if progress.snapshot is None:
             progress.snapshot = Sending(*self.owner.take_snapshot())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from trio.testing import MockClock
 
 from commitlog.entry import Run
 from commitlog.entry_log import EntryLog
+from commitlog.errors import CorruptStoreError, DiskFullError
 from commitlog.mark import Anchor
 from commitlog.record import decode_record, encode_record
 from dledger.group import Group
+from dledger.installation_record import Phase
 from dledger.raft.installation import Installation
 from dledger.raft.wire import PeerFrame
 from dledger.services.local_hour import is_in_hours, utc
@@ -21,6 +24,8 @@ from dledger.services.retention import Look, RetentionService, RetentionSettings
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
 from dledger.state.transactions import TransactionDecision
+from dledger.store import ReplicaStore
+from tests.harness.entry_frames import next_frame
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
@@ -142,6 +147,127 @@ async def test_a_snapshot_that_comes_twice_is_installed_once(
         assert kept(again.group) == kept(leader.group)
 
 
+async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Its end lies above the leader's, so nothing but a comparison shows that it is another log."""
+    async with running_groups(tmp_path) as groups:
+        first = await fill(groups, 20)
+        behind = groups.others(first.name)[0]
+        groups.replicas.pop(behind).kill()
+        groups.replicas.pop(first.name).kill()
+        store = groups.open_store(behind)
+        while store.log.last_index < 900:
+            store.log.append(next_frame(store.log))
+        store.close(clean=False)
+        await groups.start(first.name)
+        leader = await fill(groups, 300)
+        assert leader.group.term > store.log.last_term
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        assert leader.group.store.log.first_index > 25
+        taken: list[int] = []
+        take = leader.group._take_snapshot
+
+        def counted() -> tuple[int, bytes]:
+            taken.append(leader.group.state.applied_index)
+            assert len(taken) < 20, "snapshot after snapshot"
+            return take()
+
+        leader.group.node.owner.take_snapshot = counted
+        again = await groups.start(behind)
+        await groups.settle()
+        assert again.group.node.installation.count == 1
+        assert len(taken) <= 2
+        assert kept(again.group) == kept(leader.group)
+
+
+async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        taken: list[float] = []
+        take = leader.group._take_snapshot
+
+        def counted() -> tuple[int, bytes]:
+            taken.append(trio.current_time())
+            return take()
+
+        def asks_for_the_first(self: Installation, peer: str, frame: PeerFrame) -> None:
+            self._reply(peer, frame.fields[0], frame.fields[2], 1)
+
+        monkeypatch.setattr(Installation, "take", asks_for_the_first)
+        leader.group.node.owner.take_snapshot = counted
+        await groups.start(behind)
+        await trio.sleep(5)
+        stall_s = leader.group.node.replicator.stall_s
+        pauses = [after - before for before, after in pairwise(taken)]
+        assert len(taken) > 3
+        assert min(pauses) >= stall_s
+
+
+@pytest.mark.parametrize("error", [CorruptStoreError("no snapshot"), DiskFullError("no space")])
+async def test_a_snapshot_that_cannot_be_installed_stops_nothing_and_comes_again(
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    refused: list[int] = []
+    install = ReplicaStore.install
+
+    def refuse_twice(self: ReplicaStore, data: bytes, commit_index: int) -> bool:
+        if len(refused) < 2:
+            refused.append(commit_index)
+            raise error
+        return install(self, data, commit_index)
+
+    monkeypatch.setattr(ReplicaStore, "install", refuse_twice)
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        again = await groups.start(behind)
+        await groups.settle()
+        assert len(refused) == 2
+        assert again.group.node.installation.count == 1
+        assert kept(again.group) == kept(leader.group)
+
+
+async def test_what_was_committed_before_an_installation_is_void_after_it(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The anchor may lie below it; entries above the anchor are not here any more."""
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 60)
+        await groups.settle()
+        behind = groups.replicas[groups.others(leader.name)[0]]
+        node, store = behind.group.node, behind.group.store
+        assert node.journal.commit_index >= 60
+        groups.network.isolate(behind.name, groups.others(behind.name))
+        store._begin_log_anew(leader.group.store.log.anchor_at(30), Phase.REFILLING)
+        node.installation.finish(leader.name, store.log, 61)
+        assert node.journal.commit_index == node.core.known_commit_index == 29
+        groups.network.heal()
+        await fill(groups, 3)
+        with trio.fail_after(30):
+            while node.journal.last_index < leader.group.node.journal.last_index:
+                await trio.sleep(0.1)
+        assert store.log.chain_at(60) == leader.group.store.log.chain_at(60)
+
+
 async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -177,15 +303,16 @@ async def test_a_refilling_replica_neither_leads_nor_serves_reads(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 300)
+        leader = await fill(groups, 20)
+        other = groups.others(leader.name)[0]
+        groups.replicas.pop(other).kill()
+        await fill(groups, 300)
         await checkpointed(groups)
         assert await retention(leader, 1).check() is not None
         await checkpointed(groups)
-        other = groups.others(leader.name)[0]
         _, data = leader.group._take_snapshot()
-        groups.replicas.pop(other).kill()
         store = groups.open_store(other)
-        store.install(data)
+        assert store.install(data, 0)
         assert store.refilling
         assert store.log.last_index == store.log.first_index - 1
         store.close(clean=False)

@@ -994,6 +994,7 @@ def test_a_snapshot_of_what_a_member_has_already_cuts_nothing() -> None:
     for body in (b"a", b"b", b"c"):
         cluster.append("n0", body)
     cluster.run()
+    cluster.beat("n0")
     before = cluster.chains()["n1"]
 
     cluster.node("n1").receive("n0", frame(Kind.SNAPSHOT, 1, 3, 0, 4, payload=b"late"))
@@ -1002,6 +1003,30 @@ def test_a_snapshot_of_what_a_member_has_already_cuts_nothing() -> None:
     assert cluster.chains()["n1"] == before
     assert cluster.installs == {}
     assert [tuple(r.frame.fields) for r in replies] == [(3, 4, leader.journal.last_index + 1)]
+
+
+def test_a_snapshot_of_what_is_not_known_to_be_committed_is_compared_before_anything_is_cut() -> (
+    None
+):
+    """§7: only the entry itself, not its index, shows that a log has what a snapshot describes."""
+    cluster = ScenarioCluster()
+    leader = cluster.elect("n0")
+    for body in (b"a", b"b", b"c"):
+        cluster.append("n0", body)
+    cluster.run()
+    node, before = cluster.node("n1"), cluster.chains()["n1"]
+    index = node.journal.commit_index + 1
+    assert index <= node.journal.last_index
+
+    node.receive("n0", frame(Kind.SNAPSHOT, 1, index, 0, 4, payload=b"late"))
+    assert cluster.installs == {"n1": ("n0", b"late")}
+    node.declined("n0", index, index + 1)
+    replies = posted(cluster, "n1", Kind.SNAPSHOT_REPLY)
+
+    assert cluster.chains()["n1"] == before
+    assert [tuple(r.frame.fields) for r in replies] == [(index, 0, index + 1)]
+    cluster.beat("n0")
+    assert node.commit_index == leader.commit_index == leader.journal.last_index
 
 
 def test_pieces_of_a_snapshot_count_only_in_their_order() -> None:
