@@ -477,6 +477,7 @@ def _make_registration(
         clock=world.clock,
     )
     group.on_role_change.append(registration.role_changed)
+    group.status_parts.append(registration.status)
     group.on_applied.append(registration.on_applied)
     return registration
 

@@ -150,6 +150,8 @@ class Group:
         # Told the same with the units themselves; for those who want sizes.
         self.on_units: list[Callable[[Sequence[QueueUnits]], None]] = []
         self.on_role_change: list[Callable[[], None]] = []
+        # What others add to `status`.
+        self.status_parts: list[Callable[[], Mapping[str, Any]]] = []
         self.services: list[Callable[[Leadership], Awaitable[None]]] = []
         self.leadership: Leadership | None = None
         self._clock = clock
@@ -258,6 +260,7 @@ class Group:
             "end_position": self.store.log.end_position,
             "pending_bytes": self._pending_bytes,
             "scrub": self.scrub.status(),
+            **{key: value for part in self.status_parts for key, value in part().items()},
         }
 
     # -- proposals -------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 import trio
@@ -27,7 +28,11 @@ from remoting.errors import RemotingError
 from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
+from remoting.protocol.headers import (
+    BrokerHeader,
+    RegisterBrokerHeader,
+    RegisterBrokerResponseHeader,
+)
 from remoting.seams import Clock
 
 RETRY_S = 3.0
@@ -71,6 +76,9 @@ class _NameServer:
     reachable: bool = True
     # The connection over which it knows this broker: when it ends, the broker is forgotten there.
     known_over: Connection | None = None
+    # Why it does not list this broker; empty: it does, or nobody has asked it yet.
+    refusal: str = ""
+    left_out: str = ""
 
 
 class Registration:
@@ -167,13 +175,7 @@ class Registration:
                 name_server.told_id = broker_id
                 return False
             response = await self._client.invoke(name_server.address, command, settings.timeout_s)
-            if response.code != ResponseCode.SUCCESS:
-                logger.warning(
-                    "registration_refused",
-                    name_server=name_server.address,
-                    code=response.code,
-                    remark=response.remark,
-                )
+            if not self._is_taken(name_server, response):
                 return False
         except (RemotingError, LocalProtocolError) as error:
             if name_server.reachable:
@@ -193,6 +195,33 @@ class Registration:
         name_server.told_id = broker_id
         self._watch(name_server)
         return True
+
+    def _is_taken(self, name_server: _NameServer, response: RemotingCommand) -> bool:
+        """Note what a NameServer did not take; tell whether it lists this broker."""
+        said = RegisterBrokerResponseHeader.decode(response.ext)
+        if response.code != ResponseCode.SUCCESS:
+            refusal = response.remark or f"code {response.code}"
+        elif said.kept_by:
+            refusal = f"{said.kept_by} is registered in the place of this broker"
+        else:
+            refusal = ""
+        if refusal and refusal != name_server.refusal:
+            logger.warning(
+                "registration_refused",
+                name_server=name_server.address,
+                code=response.code,
+                remark=refusal,
+            )
+        left_out = said.topics_left_out or ""
+        if left_out and left_out != name_server.left_out:
+            logger.warning("topics_left_out", name_server=name_server.address, topics=left_out)
+        name_server.refusal, name_server.left_out = refusal, left_out
+        return not refusal
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``dledger raft status`` shows: which NameServers refuse this broker, why."""
+        refused = {server.address: server.refusal for server in self._known.values()}
+        return {"registration_refused": {a: why for a, why in refused.items() if why}}
 
     def _watch(self, name_server: _NameServer) -> None:
         """Register again at once when the connection ends: the NameServer takes us out with it."""

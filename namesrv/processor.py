@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
 from commitlog.errors import ConfigError
-from namesrv.errors import SettingLockedError
+from namesrv.errors import RegistrationRefusedError, SettingLockedError
 from namesrv.kv_config import ORDER_TOPIC_CONFIG
 from namesrv.name_server import NameServer
+from namesrv.refused import SHOWN_CHARACTERS
 from namesrv.register_body import decode_register_body
 from namesrv.route_cache import route_dialect
-from namesrv.route_table import BrokerLiveInfo, Registration
+from namesrv.route_table import BrokerLiveInfo, RegisterResult, Registration
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.java_properties import read_properties
@@ -34,6 +36,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import (
+    REFUSED_BROKERS_FIELD,
     AddWritePermResponseHeader,
     BrokerHeader,
     BrokerHeartbeatHeader,
@@ -58,6 +61,9 @@ NO_ROUTE_REMARK: Final = (
     "No topic route info in name server for the topic: {topic}\n"
     "See http://rocketmq.apache.org/docs/faq/ for further details."
 )
+
+LEFT_OUT_SHOWN: Final = 8
+"""Topics that an answer names; a table of bad ones must not fill a frame."""
 
 _CONNECTION_NUMBER: Final = "namesrv.connection_number"
 
@@ -114,6 +120,7 @@ class NameServerProcessor:
         routes = self._name_server.routes
         gone = routes.scan(self._now_ms())
         _log_removed(gone, "expired")
+        routes.refused.expire(self._now_ms())
         used = {info.connection for info in routes.broker_live_table.values()}
         for number in {info.connection for info in gone} - used:
             connection = self._connections.get(number) if number is not None else None
@@ -139,8 +146,11 @@ class NameServerProcessor:
     def get_broker_cluster_info(
         self, _connection: Connection, asked: RemotingCommand
     ) -> RemotingCommand:
-        """GET_BROKER_CLUSTER_INFO: every broker and cluster."""
-        return _answer_body(asked, self._name_server.routes.cluster_info())
+        """GET_BROKER_CLUSTER_INFO: every broker and cluster, and who is refused."""
+        routes = self._name_server.routes
+        refused = msgspec.json.encode(routes.refused.reasons()).decode()
+        ext = {REFUSED_BROKERS_FIELD: refused} if routes.refused else None
+        return response_to(asked, ext=ext, body=routes.cluster_info().encode())
 
     def get_broker_member_group(
         self, _connection: Connection, asked: RemotingCommand
@@ -159,7 +169,7 @@ class NameServerProcessor:
             asked.body, compressed=header.compressed is True, crc=header.body_crc32 or 0
         )
         wrapper = body.topic_config_serialize_wrapper
-        result = self._name_server.routes.register_broker(
+        result = self._registered(
             Registration(
                 cluster_name=header.cluster_name,
                 broker_name=header.broker_name,
@@ -173,8 +183,7 @@ class NameServerProcessor:
                 filter_servers=body.filter_server_list,
                 connection=self._number_of(connection),
                 identity=header.group_identity or "",
-            ),
-            self._now_ms(),
+            )
         )
         if result.moved or result.superseded:
             _log.info(
@@ -185,10 +194,39 @@ class NameServerProcessor:
                 broker_id=header.broker_id,
                 state_version=wrapper.data_version.state_version,
             )
+        left_out = _shown_topics(result.left_out)
+        if left_out:
+            _log.warning("topics_left_out", broker_name=header.broker_name, topics=left_out)
         response = RegisterBrokerResponseHeader(
-            ha_server_addr=result.ha_server_addr or None, master_addr=result.master_addr or None
+            ha_server_addr=result.ha_server_addr or None,
+            master_addr=result.master_addr or None,
+            kept_by=result.kept_by or None,
+            topics_left_out=left_out or None,
         )
         return response_to(asked, ext=dict(response.encode()), body=self._order_topics())
+
+    def _registered(self, registration: Registration) -> RegisterResult:
+        routes, now_ms = self._name_server.routes, self._now_ms()
+        name, addr = registration.broker_name, registration.broker_addr
+        try:
+            result = routes.register_broker(registration, now_ms)
+        except RegistrationRefusedError as error:
+            if routes.refused.note(name, addr, str(error), now_ms):
+                _log.warning(
+                    "registration_refused",
+                    cluster=registration.cluster_name[:SHOWN_CHARACTERS],
+                    broker_name=name[:SHOWN_CHARACTERS],
+                    broker_addr=addr[:SHOWN_CHARACTERS],
+                    group_identity=registration.identity[:SHOWN_CHARACTERS],
+                    reason=str(error)[: 4 * SHOWN_CHARACTERS],
+                )
+            raise
+        if result.superseded:
+            kept = f"its id is held by {result.kept_by}"
+            routes.refused.note(name, addr, kept, now_ms)
+        else:
+            routes.refused.forget(name, addr)
+        return result
 
     def unregister_broker(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """UNREGISTER_BROKER: remove a broker that stops."""
@@ -396,6 +434,13 @@ class NameServerProcessor:
         number = connection.attributes[_CONNECTION_NUMBER]
         self._connections.pop(number, None)
         _log_removed(self._name_server.routes.disconnect(number), "disconnected")
+
+
+def _shown_topics(left_out: Sequence[tuple[str, str]]) -> str:
+    """Return topics and reasons for a log or an answer: the first ones, and how many there are."""
+    shown = [f"{name[:SHOWN_CHARACTERS]!r}: {why}" for name, why in left_out[:LEFT_OUT_SHOWN]]
+    more = len(left_out) - len(shown)
+    return "; ".join([*shown, f"and {more} more"] if more else shown)
 
 
 def _log_removed(gone: Sequence[BrokerLiveInfo], reason: str) -> None:

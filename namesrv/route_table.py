@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from namesrv.errors import RegistrationRefusedError
+from namesrv.refused import RefusedRegistrations
 from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX, Claim, may_take, refuses_identity
 from remoting.protocol.bodies import (
     BrokerData,
@@ -24,13 +25,13 @@ from remoting.protocol.bodies import (
     TopicConfig,
     TopicRouteData,
 )
+from remoting.protocol.topic_bounds import bad_topic_name, out_of_bounds
 
 MASTER_ID: Final = 0
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
-MAX_I32: Final = 2**31 - 1
 MAX_I64: Final = 2**63 - 1
 
 DEFAULT_BROKER_EXPIRY_MS: Final = 120_000
@@ -115,13 +116,16 @@ class RegisterResult:
     """The answer to a registration; both addresses are empty for a leader and when none is known.
 
     ``moved`` tells that the address was not there before, or under another id. ``superseded``
-    tells that another address keeps the id: nothing changed.
+    tells that another address keeps the id, ``kept_by``: nothing changed. ``left_out`` has the
+    topics that are not in the route, with the reason.
     """
 
     ha_server_addr: str = ""
     master_addr: str = ""
     moved: bool = False
     superseded: bool = False
+    kept_by: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 def _ignore_topics(_topics: Iterable[str]) -> None:
@@ -157,6 +161,7 @@ class RouteInfoManager:
         self.cluster_addr_table: dict[str, set[str]] = {}
         self.broker_live_table: dict[BrokerKey, BrokerLiveInfo] = {}
         self.filter_server_table: dict[BrokerKey, tuple[str, ...]] = {}
+        self.refused = RefusedRegistrations()
         self.drained: set[str] = set()
         """Broker names whose topics take no messages, whatever their brokers register."""
 
@@ -170,7 +175,8 @@ class RouteInfoManager:
         Raises:
             RegistrationRefusedError: A name is empty, the broker name belongs to another cluster
                 or another group, the address to another group, a single topic from a broker that
-                is not known yet, a number no client can read, or a table is full. Nothing changed.
+                is not known yet, a data version out of range, or a table is full. Nothing changed.
+                A topic that no client could read is left out of the route; the rest counts.
         Spec: registration rules 2 to 6; `namesrv.takeover`.
         """
         name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
@@ -193,7 +199,7 @@ class RouteInfoManager:
             held = self.broker_live_table[BrokerKey(key.cluster_name, holder)]
             silent_ms = now_ms - held.last_update_ms
             if not may_take(registration.claim, held.claim, silent_ms=silent_ms):
-                return RegisterResult(superseded=True)
+                return RegisterResult(superseded=True, kept_by=holder)
         if holder is None and len(registration.topics) == 1:
             raise RegistrationRefusedError("register broker failed")
         moved = holder != key.broker_addr
@@ -201,8 +207,6 @@ class RouteInfoManager:
         if changed:
             self._check_room(registration)
             _check_version(registration.data_version)
-            for topic, config in registration.topics.items():
-                _check_numbers(topic, config)
 
         if known is not None and known.broker_name != name:
             self._remove([key])
@@ -234,13 +238,14 @@ class RouteInfoManager:
             self._remove([BrokerKey(key.cluster_name, holder)])
         filters_changed = self._set_filter_servers(key, tuple(registration.filter_servers))
 
+        left_out: tuple[tuple[str, str], ...] = ()
         if changed and self._owns_topics(broker, broker_id):
-            self._update_topics(registration)
+            left_out = self._update_topics(registration)
         if moved or filters_changed:
             self._on_route_change(self._topics_of_brokers({name}))
         if broker_id == MASTER_ID:
-            return RegisterResult(moved=moved)
-        return self._followers_result(broker, moved)
+            return RegisterResult(moved=moved, left_out=left_out)
+        return replace(self._followers_result(broker, moved), left_out=left_out)
 
     def unregister_broker(
         self,
@@ -361,13 +366,15 @@ class RouteInfoManager:
         """Enter a topic on brokers that are registered; nothing changes if one is not.
 
         Raises:
-            RegistrationRefusedError: A number no client can read, or the table is full.
+            RegistrationRefusedError: A name or a number no client can read, or the table is full.
         """
         datas = {data.broker_name: data for data in queue_datas}
         if not datas or not datas.keys() <= self.broker_addr_table.keys():
             return False
         for name, data in datas.items():
-            _check_numbers(topic, data)
+            reason = bad_topic_name(topic) or out_of_bounds(data)
+            if reason:
+                raise RegistrationRefusedError(f"topic {topic}: {reason}")
             if name in self.drained:
                 datas[name] = _with_perm(data, data.perm & ~PERM_WRITE)
         if topic not in self.topic_queue_table and len(self.topic_queue_table) >= MAX_TOPICS:
@@ -524,11 +531,17 @@ class RouteInfoManager:
             del self.filter_server_table[key]
         return True
 
-    def _update_topics(self, registration: Registration) -> None:
+    def _update_topics(self, registration: Registration) -> tuple[tuple[str, str], ...]:
+        """Enter the topics of a leader; return those that no client could read."""
         name = registration.broker_name
         changed: list[str] = []
+        left_out: dict[str, str] = {}
         allowed = ~PERM_WRITE if name in self.drained else ~0
         for topic, config in registration.topics.items():
+            reason = bad_topic_name(topic) or out_of_bounds(config)
+            if reason:
+                left_out[topic] = reason
+                continue
             data = QueueData(
                 broker_name=name,
                 read_queue_nums=config.read_queue_nums,
@@ -545,6 +558,7 @@ class RouteInfoManager:
             gone = self._topics_of_brokers({name}) - registration.topics.keys()
             self._drop_queues(gone, {name})
         self._on_route_change(changed)
+        return tuple(left_out.items())
 
     def _change_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
         topics = self._topics_of_brokers({broker_name})
@@ -599,17 +613,6 @@ class RouteInfoManager:
             self._drop_queues(topics, ended)
         else:
             self._on_route_change(topics)
-
-
-def _check_numbers(topic: str, config: TopicConfig | QueueData) -> None:
-    """Refuse what would make the topic's route unreadable for clients: they have 32 bits."""
-    if not (
-        0 <= config.read_queue_nums <= MAX_I32
-        and 0 <= config.write_queue_nums <= MAX_I32
-        and 0 <= config.perm <= MAX_I32
-        and 0 <= config.topic_sys_flag <= MAX_I32
-    ):
-        raise RegistrationRefusedError(f"topic {topic}: a number is out of range")
 
 
 def _check_version(version: DataVersion) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from dledger.cli.output import (
     print_table,
     show,
 )
-from dledger.cli.probe import NoAnswerError, any_cluster_info, cluster_info, raft_status
+from dledger.cli.probe import NoAnswerError, any_cluster_info, cluster_and_refused, raft_status
 from remoting.protocol.bodies import ClusterInfo
 
 app = App(name="cluster", help="Brokers, their roles and health.", backend="trio")
@@ -71,10 +72,25 @@ async def brokers_of(info: ClusterInfo) -> list[dict[str, Any]]:
 @app.command
 async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") -> int:
     """List brokers with role, term and position."""
-    source, info = await any_cluster_info(addresses(namesrv))
+    namesrvs = addresses(namesrv)
+    source, info = await any_cluster_info(namesrvs)
     rows = await brokers_of(info)
     show(output, f"Brokers known to {source}", rows, BROKER_COLUMNS)
+    for sentence in await _refused_by(namesrvs):
+        note(sentence)
     return ExitCode.OK
+
+
+async def _refused_by(namesrvs: list[str]) -> list[str]:
+    """Return a sentence for each broker that one of the NameServers refuses."""
+    found: list[str] = []
+    for address in namesrvs:
+        try:
+            _, refused = await cluster_and_refused(address)
+        except CliError:
+            continue  # what does not answer is told of elsewhere
+        found += [f"NameServer {address}: {sentence}" for sentence in refused]
+    return found
 
 
 class GroupHealth(msgspec.Struct, frozen=True):
@@ -118,6 +134,14 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
             if int(row.get("applied_index", 0)) < committed
         ]
     reasons += [f"{row['address']} must not vote" for row in up if row.get("voter") is False]
+    identities = {row["group_identity"] for row in up if row.get("group_identity")}
+    if len(identities) > 1:
+        reasons.append(f"{len(identities)} groups have this name: {', '.join(sorted(identities))}")
+    reasons += [
+        f"NameServer {name_server} refuses {row['address']}: {why}"
+        for row in up
+        for name_server, why in (row.get("registration_refused") or {}).items()
+    ]
     return GroupHealth(
         group=name,
         healthy=not reasons,
@@ -128,13 +152,30 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
     )
 
 
-async def _look(namesrvs: list[str]) -> tuple[list[GroupHealth], list[str]]:
-    """Return the health of every group, and what is wrong with NameServers."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a cluster showed.
+
+    Attributes:
+        down: What is wrong with NameServers.
+        refused: Brokers that NameServers refuse: no group is the worse for them.
+    """
+
+    groups: list[GroupHealth]
+    down: list[str]
+    refused: list[str]
+
+
+async def _look(namesrvs: list[str]) -> Look:
+    """Return the health of every group, and what NameServers say."""
     down: list[str] = []
+    refused: list[str] = []
     infos: list[ClusterInfo] = []
     for address in namesrvs:
         try:
-            infos.append(await cluster_info(address))
+            info, sentences = await cluster_and_refused(address)
+            infos.append(info)
+            refused += [f"NameServer {address}: {sentence}" for sentence in sentences]
         except NoAnswerError as error:
             if len(namesrvs) == 1:
                 raise
@@ -144,7 +185,8 @@ async def _look(namesrvs: list[str]) -> tuple[list[GroupHealth], list[str]]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in await brokers_of(infos[0]):
         groups.setdefault(row["broker"], []).append(row)
-    return [judge_group(name, rows) for name, rows in sorted(groups.items())], down
+    found = [judge_group(name, rows) for name, rows in sorted(groups.items())]
+    return Look(found, down, refused)
 
 
 def missing_groups(registered: int, wanted: int) -> list[str]:
@@ -169,36 +211,42 @@ async def health(
 ) -> int:
     """Tell whether every group has a leader, a quorum and nobody behind; exit 1 if not."""
     namesrvs = addresses(namesrv)
-    found: list[GroupHealth] = []
-    down: list[str] = []
+    look = Look([], [], [])
     reasons = missing_groups(0, groups)
     healthy = False
     unreachable: CliError | None = None
     with trio.move_on_after(timeout_s if wait else float("inf")):
         while True:
             try:
-                found, down = await _look(namesrvs)
+                look = await _look(namesrvs)
                 unreachable = None
             except CliError as error:
                 unreachable = error
-            reasons = [*down, *missing_groups(len(found), groups)]
-            healthy = not reasons and all(group.healthy for group in found)
+            reasons = [*look.down, *missing_groups(len(look.groups), groups)]
+            healthy = not reasons and all(group.healthy for group in look.groups)
             if not wait or (healthy and unreachable is None):
                 break
             await trio.sleep(0.2)
     if unreachable is not None:
         raise unreachable
     if output == "json":
-        print_json({"healthy": healthy, "reasons": reasons, "groups": found})
+        print_json(
+            {
+                "healthy": healthy,
+                "reasons": reasons,
+                "groups": look.groups,
+                "refused": look.refused,
+            }
+        )
     else:
         print_table(
             "",
             ["group", "healthy", "leader", "term", "members", "reasons"],
             [
                 [g.group, g.healthy, g.leader, g.term, g.members, "; ".join(g.reasons)]
-                for g in found
+                for g in look.groups
             ],
         )
-        for reason in reasons:
+        for reason in [*reasons, *look.refused]:
             note(reason)
     return ExitCode.OK if healthy else ExitCode.FAILED

@@ -21,6 +21,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.frame import FrameDecoder, encode_command
 from remoting.protocol.fresh_signature import RequestSigner
+from remoting.protocol.headers import REFUSED_BROKERS_FIELD
 
 if TYPE_CHECKING:
     from remoting.protocol.signature import Credentials
@@ -133,10 +134,27 @@ async def cluster_info(namesrv: str, *, timeout_s: float = 3.0) -> ClusterInfo:
         NoAnswerError: It does not answer.
         CliError: It refuses.
     """
+    info, _ = await cluster_and_refused(namesrv, timeout_s=timeout_s)
+    return info
+
+
+async def cluster_and_refused(
+    namesrv: str, *, timeout_s: float = 3.0
+) -> tuple[ClusterInfo, list[str]]:
+    """Return every broker group that a NameServer knows, and a sentence for each it refuses.
+
+    Raises:
+        NoAnswerError: It does not answer.
+        CliError: It refuses.
+    """
     answer = await ask(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
     if answer.code != ResponseCode.SUCCESS:
         raise CliError(f"{namesrv} refuses with code {answer.code}: {answer.remark}")
-    return ClusterInfo.decode(answer.body)
+    try:
+        refused = msgspec.json.decode(answer.ext.get(REFUSED_BROKERS_FIELD, "[]"), type=list[str])
+    except (msgspec.DecodeError, TypeError):
+        refused = []
+    return ClusterInfo.decode(answer.body), refused
 
 
 async def any_cluster_info(namesrvs: list[str]) -> tuple[str, ClusterInfo]:

@@ -24,11 +24,7 @@ from remoting.protocol import bodies
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import CreateTopicHeader, TopicHeader
 from remoting.protocol.outcome import Condition
-
-MAX_QUEUE_NUMS = 65_536
-"""Queues of one topic on one broker: each costs a folder and a table row on every replica."""
-
-MAX_PERM = 15
+from remoting.protocol.topic_bounds import MAX_QUEUE_NUMS, out_of_bounds
 
 SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
 
@@ -223,10 +219,8 @@ class TopicsProcessor:
                 raise RefusedError(
                     Condition.BAD_REQUEST, f"{name} {queues} is not between 1 and {MAX_QUEUE_NUMS}"
                 )
-        if not 0 <= header.perm <= MAX_PERM:
-            raise RefusedError(Condition.BAD_REQUEST, f"perm {header.perm} is not one")
         current = self._topics.config(topic)
-        return TopicConfig(
+        config = TopicConfig(
             topic,
             header.read_queue_nums,
             header.write_queue_nums,
@@ -236,6 +230,10 @@ class TopicsProcessor:
             header.order,
             _attributes(header.attributes, dict(current.attributes) if current else {}),
         )
+        reason = out_of_bounds(config)
+        if reason:
+            raise RefusedError(Condition.BAD_REQUEST, reason)
+        return config
 
     def _propose(
         self,

@@ -660,6 +660,10 @@ class ViewBrokerStatsDataHeader(Header):
 # ---------------------------------------------------------------------------------- NameServer
 
 
+REFUSED_BROKERS_FIELD: Final = "refusedBrokers"
+"""In our NameServers' answer to GET_BROKER_CLUSTER_INFO: sentences, as a JSON list."""
+
+
 @dataclass(slots=True)
 class RegisterBrokerHeader(Header):
     """REGISTER_BROKER (103)."""
@@ -679,10 +683,14 @@ class RegisterBrokerHeader(Header):
 
 @dataclass(slots=True)
 class RegisterBrokerResponseHeader(Header):
-    """What a follower learns of its leader."""
+    """What a follower learns of its leader; and, of our NameServers, what was not taken."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
+    kept_by: str | None = None
+    """Another address holds the id: nothing changed."""
+    topics_left_out: str | None = None
+    """Topics that are not in the route, with the reasons; the first ones of many."""
 
 
 @dataclass(slots=True)

@@ -183,6 +183,14 @@ def test_a_group_with_a_leader_and_nobody_behind_is_healthy() -> None:
         ([row(), follower(applied_index=4)], "h:2 is 5 entries behind"),
         ([row(), follower(voter=False)], "h:2 must not vote"),
         ([row(), follower(term=4)], "no leader"),
+        (
+            [row(group_identity="aa"), follower(group_identity="bb")],
+            "2 groups have this name: aa, bb",
+        ),
+        (
+            [row(), follower(registration_refused={"ns:1": "it belongs to the group aa"})],
+            "NameServer ns:1 refuses h:2: it belongs to the group aa",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_group_is_said(rows: list[dict[str, object]], reason: str) -> None:

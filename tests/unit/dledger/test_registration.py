@@ -22,7 +22,14 @@ from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
-from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup, VirtualClock
+from tests.harness.fake_group import (
+    BROKER,
+    CLUSTER,
+    GROUP_IDENTITY,
+    LEADER,
+    FakeGroup,
+    VirtualClock,
+)
 
 
 @dataclass
@@ -55,6 +62,7 @@ class Client:
     down: set[str] = field(default_factory=set)
     slow: set[str] = field(default_factory=set)
     refusing: set[str] = field(default_factory=set)
+    answers: dict[str, dict[str, str]] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     lines: dict[str, Line] = field(default_factory=dict)
 
@@ -71,7 +79,8 @@ class Client:
     ) -> RemotingCommand:
         await self._reach(address, timeout_s)
         self.calls.append(Call(trio.current_time(), address, command, False))
-        return response_to(command, 1 if address in self.refusing else 0, "no")
+        ext = self.answers.get(address)
+        return response_to(command, 1 if address in self.refusing else 0, "no", ext)
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
         await self._reach(address, timeout_s)
@@ -228,6 +237,56 @@ async def test_a_refused_registration_is_tried_again(
     nursery.start_soon(world.registration.run)
     await trio.sleep(10)
     assert len(world.client.to("ns1:9876")) >= 3
+    nursery.cancel_scope.cancel()
+
+
+async def test_registrations_carry_the_identity_of_the_group(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    await world.registration.unregister()
+    register, unregister = world.client.to("ns1:9876")
+    assert register.header.group_identity == GROUP_IDENTITY
+    assert BrokerHeader.decode(unregister.command.ext).group_identity == GROUP_IDENTITY
+    nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_registered_before_the_group_has_an_identity(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    world.group.group_identity = ""
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(60)
+    assert world.client.calls == []
+    world.group.group_identity = GROUP_IDENTITY
+    await trio.sleep(4)
+    assert world.client.to("ns1:9876")
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_a_name_server_refuses_is_logged_once_and_shown_until_it_is_taken(
+    autojump_clock: Any,
+    world: World,
+    nursery: trio.Nursery,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world.client.refusing.add("ns1:9876")
+    world.client.answers["ns2:9876"] = {"topicsLeftOut": "'T': perm 99 is not between 0 and 15"}
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(40)
+    assert world.registration.status() == {"registration_refused": {"ns1:9876": "no"}}
+    world.client.refusing.clear()
+    world.client.answers["ns1:9876"] = {"keptBy": "h9:10911"}
+    await trio.sleep(40)
+    kept = "h9:10911 is registered in the place of this broker"
+    assert world.registration.status() == {"registration_refused": {"ns1:9876": kept}}
+    world.client.answers.clear()
+    await trio.sleep(40)
+    assert world.registration.status() == {"registration_refused": {}}
+    out = capsys.readouterr().out
+    assert out.count("registration_refused") == 2
+    assert out.count("topics_left_out") == 1
     nursery.cancel_scope.cancel()
 
 

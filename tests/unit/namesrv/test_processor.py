@@ -145,12 +145,60 @@ async def test_a_registration_without_a_required_field_says_which(connection: Co
     assert (answer.code, answer.remark) == (1, "the custom field brokerAddr is null")
 
 
-async def test_a_deposed_leader_gets_an_empty_answer_and_changes_nothing(
+OURS, OTHER = "0f" * 16, "e1" * 16
+
+
+async def test_a_second_group_is_refused_with_the_reason_and_shown_to_operators(
+    world: World, connection: Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await register(connection, A, 0, groupIdentity=OURS)
+    stranger = await world.connect()
+    for identity in ({}, {"groupIdentity": OTHER}, {"groupIdentity": OTHER}):
+        answer = await register(stranger, B, 0, register_body(state=2**62), **identity)
+        assert answer.code == 1
+        assert f"belongs to the group {OURS}" in (answer.remark or "")
+    answer = await ask(connection, RequestCode.GET_BROKER_CLUSTER_INFO, {})
+    (sentence,) = json.loads(str(answer.ext["refusedBrokers"]))
+    assert sentence.startswith(f"{B} is refused as broker-a: ")
+    assert OTHER in sentence
+    # Once for each reason, however often it tries.
+    assert capsys.readouterr().out.count("registration_refused") == 2
+    found = await route(connection)
+    assert found is not None
+    assert found.broker_datas[0].broker_addrs == {0: A}
+
+
+async def test_a_stranger_unregisters_no_member(world: World, connection: Connection) -> None:
+    await register(connection, A, 0, groupIdentity=OURS)
+    stranger = await world.connect()
+    for ext in (broker_ext(A, 0), broker_ext(A, 0, groupIdentity=OTHER)):
+        answer = await ask(stranger, RequestCode.UNREGISTER_BROKER, ext)
+        assert answer.code == 1
+        assert "alone may unregister it" in (answer.remark or "")
+    assert await route(connection) is not None
+    own = broker_ext(A, 0, groupIdentity=OURS)
+    assert (await ask(stranger, RequestCode.UNREGISTER_BROKER, own)).code == 0
+    assert await route(connection) is None
+
+
+async def test_a_topic_that_is_left_out_is_named_in_the_answer(connection: Connection) -> None:
+    body = register_body(["T1", "T2"])
+    table = body.topic_config_serialize_wrapper.topic_config_table
+    table["T2"].topic_sys_flag = -1
+    answer = await register(connection, A, 0, body)
+    assert answer.code == 0
+    left_out = "'T2': topicSysFlag -1 is not between 0 and 2147483647"
+    assert answer.ext["topicsLeftOut"] == left_out
+    assert await route(connection, "T1") is not None
+    assert await route(connection, "T2") is None
+
+
+async def test_a_deposed_leader_is_told_who_leads_and_changes_nothing(
     connection: Connection,
 ) -> None:
     await register(connection, A, 0, register_body(state=6))
     answer = await register(connection, B, 0, register_body(state=5))
-    assert (answer.code, answer.ext, bytes(answer.body)) == (0, {}, b"")
+    assert (answer.code, answer.ext, bytes(answer.body)) == (0, {"keptBy": A}, b"")
     found = await route(connection)
     assert found is not None
     assert found.broker_datas[0].broker_addrs == {0: A}

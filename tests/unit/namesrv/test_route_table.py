@@ -285,19 +285,35 @@ def test_a_nameless_broker_is_refused(empty: str) -> None:
     assert is_empty(table)
 
 
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (topics("BAD", queues=65_537), "readQueueNums 65537 is not between 0 and 65536"),
+        (topics("BAD", queues=2**31), "readQueueNums 2147483648 is not between 0 and 65536"),
+        (topics("BAD", perm=-1), "perm -1 is not between 0 and 15"),
+        (topics("BAD", flags=-1), "topicSysFlag -1 is not between 0 and 2147483647"),
+        (topics("B\x1b[2J"), "its name cannot be printed"),
+        (topics("B" * 256), "a name of 256 characters is not between 1 and 255"),
+    ],
+)
+def test_a_topic_no_client_can_read_is_left_out_and_the_rest_counts(
+    bad: dict[str, TopicConfig], reason: str
+) -> None:
+    table = RouteInfoManager()
+    result = table.register_broker(registration(table=topics("T1", "T2") | bad), 0)
+    assert result.left_out == ((next(iter(bad)), reason),)
+    assert table.all_topics() == ["T1", "T2"]
+    assert addrs_of(table, "T1") == {0: A}
+
+
 def test_numbers_no_client_can_read_are_refused_before_anything_changes() -> None:
     table = RouteInfoManager()
-    for bad in (
-        registration(table=topics("T1", "T2", queues=2**31)),
-        registration(table=topics("T1", "T2", perm=-1)),
-        registration(data_version=version(2**63)),
-    ):
-        with pytest.raises(RegistrationRefusedError, match="out of range"):
-            table.register_broker(bad, 0)
+    with pytest.raises(RegistrationRefusedError, match="data version is out of range"):
+        table.register_broker(registration(data_version=version(2**63)), 0)
     assert is_empty(table)
     table.register_broker(registration(), 0)
     huge = QueueData(broker_name="broker-a", read_queue_nums=2**40)
-    with pytest.raises(RegistrationRefusedError, match="topic T3: a number is out of range"):
+    with pytest.raises(RegistrationRefusedError, match="topic T3: readQueueNums 1099511627776"):
         table.register_topic("T3", [huge])
     assert table.route("T3") is None
 

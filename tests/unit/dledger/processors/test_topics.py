@@ -68,6 +68,7 @@ def test_asking_for_what_is_there_already_makes_no_entry(broker: Broker) -> None
         ({"readQueueNums": 0}, "readQueueNums 0"),
         ({"writeQueueNums": 70_000}, "writeQueueNums 70000"),
         ({"perm": 99}, "perm 99"),
+        ({"topicSysFlag": -1}, "topicSysFlag -1 is not between 0 and 2147483647"),
         ({"attributes": "key"}, "attribute"),
         ({"order": None, "readQueueNums": "x"}, "not a number"),
     ],
