@@ -9,14 +9,19 @@ Spec: docs/formats.md, section 3.
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
+from commitlog.errors import (
+    ForeignStoreError,
+    InvariantBroken,
+    OffsetOutOfRangeError,
+)
 from commitlog.seams import Disk, DiskFile
 
 UNIT_DTYPE: Final = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -33,6 +38,9 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 MAX_OPEN_FILES: Final = 200
 """Open consume queue files; a mapped one has two descriptors, and 1,024 is the usual limit."""
 
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""The process, or the machine, has no descriptor left: that says nothing about the disk."""
+
 _NAME_DIGITS: Final = 20
 
 
@@ -48,19 +56,30 @@ class ConsumeQueueStore:
         "_disk",
         "_files",
         "_last_flush",
+        "_max_open_files",
         "_queues",
         "_root",
         "units_per_file",
     )
 
-    def __init__(self, disk: Disk, root: str, units_per_file: int = UNITS_PER_FILE) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        units_per_file: int = UNITS_PER_FILE,
+        *,
+        max_open_files: int = MAX_OPEN_FILES,
+    ) -> None:
         """Find the queues below *root*.
 
+        Args:
+            max_open_files: Files kept open; fewer where the process has no descriptor left.
         Raises:
             ForeignStoreError: Their files have another size.
         """
         self._disk = disk
         self._root = root
+        self._max_open_files = max_open_files
         self.units_per_file = units_per_file
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._files: OrderedDict[str, DiskFile] = OrderedDict()
@@ -133,7 +152,7 @@ class ConsumeQueueStore:
     def _open(self, path: str) -> DiskFile:
         file = self._files.get(path)
         if file is None:
-            file = self._disk.open(path)
+            file = self._with_descriptor(lambda: self._disk.open(path))
             expected = self.units_per_file * UNIT_BYTES
             if file.size != expected:
                 file.close()
@@ -148,15 +167,27 @@ class ConsumeQueueStore:
         return file
 
     def _create(self, folder: str, path: str) -> DiskFile:
-        file = self._disk.create(path, self.units_per_file * UNIT_BYTES, reserve=False)
+        size = self.units_per_file * UNIT_BYTES
+        file = self._with_descriptor(lambda: self._disk.create(path, size, reserve=False))
         self._dirty_folders.add(folder)
         self._keep(path, file)
         return file
 
     def _keep(self, path: str, file: DiskFile) -> None:
         self._files[path] = file
-        if len(self._files) > MAX_OPEN_FILES:
+        if len(self._files) > self._max_open_files:
             self._files.popitem(last=False)[1].close()
+
+    def _with_descriptor(self, get: Callable[[], DiskFile]) -> DiskFile:
+        """Get a file; where no descriptor is left, give up half of those that are kept here."""
+        while True:
+            try:
+                return get()
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR or not self._files:
+                    raise
+            for _ in range((len(self._files) + 1) // 2):
+                self._files.popitem(last=False)[1].close()
 
     def _drop(self, path: str) -> None:
         self._dirty.discard(path)
@@ -180,6 +211,7 @@ class ConsumeQueueFlush:
         """Flush them.
 
         Raises:
+            OSError: No descriptor is left; what was not flushed is in the next job.
             FlushFailedError: The node must stop.
         """
         for path in self.paths:

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from client.name_server import NameServers
-from commitlog.consume_queue import UNIT_BYTES
+from commitlog.consume_queue import MAX_OPEN_FILES, UNIT_BYTES
 from commitlog.errors import ConfigError
 from commitlog.record import pack_host
 from commitlog.seams import Disk
@@ -63,8 +63,10 @@ from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.local_admin import LocalAdmin
 from remoting.client import RemotingClient
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
+from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode
+from remoting.protocol.reserved_codes import BROKER_RESERVED
 from remoting.seams import Clock, Executor, Network, Rng
 from remoting.server import RemotingServer, ServerLimits
 
@@ -89,6 +91,9 @@ PULLS: Final = frozenset(
 )
 """What the VIP channel does not answer, as in RocketMQ."""
 
+RESERVED_SHARE: Final = 4
+"""At most one part in so many of the connections is reserved: clients are what a broker is for."""
+
 FAST_SHARE: Final = 4
 """The VIP channel takes so much fewer connections: few clients are that old."""
 
@@ -105,6 +110,7 @@ class World:
     pid: int = 0
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     utc_offset: UtcOffset = utc
+    queue_files_max: int = MAX_OPEN_FILES
 
 
 @dataclass(slots=True)
@@ -132,13 +138,16 @@ async def serve_broker(
     pid: int = 0,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     utc_offset: UtcOffset = utc,
+    queue_files_max: int = MAX_OPEN_FILES,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until *stop* is set, then end it cleanly.
 
     Args:
-        memory_bytes: Of the machine; recent messages are taken to be in a part of it.
+        memory_bytes: That the process may use; recent messages are taken to be in a part of it,
+            and connections may hold another part.
         utc_offset: Local time, for hours of the day.
+        queue_files_max: Consume queue files that may be open.
     Raises:
         ConfigError, ForeignStoreError, StoreLockedError, OSError: It could not start; the data
             folder is as it was.
@@ -146,7 +155,9 @@ async def serve_broker(
         FlushFailedError, InvariantBroken: It had to stop; the folder is as after a crash.
     Cancellation: Ends at once, as a crash does.
     """
-    world = World(clock, rng, network, disk, executor, pid, memory_bytes, utc_offset)
+    world = World(
+        clock, rng, network, disk, executor, pid, memory_bytes, utc_offset, queue_files_max
+    )
     store_host = _packed_address(config)
     # Before the store is opened: opening replays and marks the folder as in use.
     check_owner(
@@ -156,7 +167,9 @@ async def serve_broker(
         group=config.raft.group,
         name=config.raft.self_id,
     )
-    store = ReplicaStore(disk, _store_settings(config, pid), partial(_empty_tables, config))
+    store = ReplicaStore(
+        disk, _store_settings(config, pid, queue_files_max), partial(_empty_tables, config)
+    )
     closed = False
     try:
         group = _make_group(config, store, world, store_host)
@@ -315,6 +328,7 @@ async def _run_parts(
         limits=_server_limits(config),
         tls=listener_tls(config),
         after_batch=group.kick,
+        budget=_memory_budget(config, world.memory_bytes),
     )
     async with trio.open_nursery() as nursery:
         remoting = RemotingClient(
@@ -332,7 +346,7 @@ async def _run_parts(
         address: tuple[str, int] = await nursery.start(
             server.serve, config.server.listen_host, config.server.listen_port
         )
-        fast_server = await _serve_fast(config, group, world, table, nursery)
+        fast_server = await _serve_fast(config, group, world, table, server.budget, nursery)
         metrics_address = await _serve_metrics(
             config, group, processors, settings, retention, world, nursery
         )
@@ -367,6 +381,7 @@ async def _serve_fast(
     group: Group,
     world: World,
     table: ProcessorTable,
+    budget: MemoryBudget,
     nursery: trio.Nursery,
 ) -> RemotingServer | None:
     """Serve the VIP channel of old clients, if its port is free; they find the other one, too."""
@@ -377,9 +392,14 @@ async def _serve_fast(
     server = RemotingServer(
         world.network,
         table.without(PULLS),
-        limits=replace(limits, max_connections=max(limits.max_connections // FAST_SHARE, 1)),
+        limits=replace(
+            limits,
+            max_connections=max(limits.max_connections // FAST_SHARE, 1),
+            reserved_connections=limits.reserved_connections // FAST_SHARE,
+        ),
         tls=listener_tls(config),
         after_batch=group.kick,
+        budget=budget,
     )
     try:
         await nursery.start(server.serve, config.server.listen_host, port)
@@ -568,7 +588,9 @@ def _empty_tables(config: BrokerConfig) -> StateTables:
     )
 
 
-def _store_settings(config: BrokerConfig, pid: int) -> StoreSettings:
+def _store_settings(
+    config: BrokerConfig, pid: int, queue_files_max: int = MAX_OPEN_FILES
+) -> StoreSettings:
     store = config.store
     return StoreSettings(
         root=store.path_root_dir,
@@ -579,6 +601,7 @@ def _store_settings(config: BrokerConfig, pid: int) -> StoreSettings:
         delay_levels_ms=config.delay_levels_ms,
         pid=pid,
         sync_flush=config.sync_flush,
+        queue_files_max=queue_files_max,
     )
 
 
@@ -618,6 +641,10 @@ def _server_limits(config: BrokerConfig) -> ServerLimits:
     server = config.server
     return ServerLimits(
         max_connections=server.max_connections,
+        reserved_connections=min(
+            server.reserved_connections, server.max_connections // RESERVED_SHARE
+        ),
+        reserved_codes=BROKER_RESERVED,
         connection=ConnectionLimits(
             max_frame_bytes=server.max_frame_bytes,
             max_in_flight=server.max_in_flight,
@@ -628,6 +655,17 @@ def _server_limits(config: BrokerConfig) -> ServerLimits:
             ),
             idle_timeout_s=server.idle_timeout_s,
         ),
+    )
+
+
+def _memory_budget(config: BrokerConfig, memory_bytes: int) -> MemoryBudget:
+    server = config.server
+    return MemoryBudget(
+        BudgetLimits(
+            total_bytes=budget_bytes(server.memory_budget_bytes, memory_bytes),
+            unfinished_bytes=server.max_unfinished_bytes,
+            max_frame_bytes=server.max_frame_bytes,
+        )
     )
 
 

@@ -222,11 +222,36 @@ class ServerTable(Struct, frozen=True, kw_only=True):
     max_connections: Annotated[
         int,
         _about(
-            "Open client connections; one more is closed at once. "
-            "At most half of the hard limit of open files.",
+            "Open client connections; for one more the idlest gives way, and where none is idle"
+            " it is closed itself. At most half of the hard limit of open files.",
             ge=1,
         ),
     ] = 4_096
+    reserved_connections: Annotated[
+        int,
+        _about(
+            "Of `max_connections`, places that only administration may take when the others are"
+            " in use; at most a quarter of them.",
+            ge=0,
+        ),
+    ] = 32
+    memory_budget_bytes: Annotated[
+        int,
+        _about(
+            "Requests in work and unsent answers of all connections; beyond it requests are"
+            " refused as busy, and who leaves most unread is closed. 0: a quarter of the memory"
+            " that the process may use.",
+            ge=0,
+        ),
+    ] = 0
+    max_unfinished_bytes: Annotated[
+        int,
+        _about(
+            "Frames of all connections of which a part has come; beyond it a large frame is read"
+            " on later, and one that stalls is closed. At least two frames of the largest size.",
+            ge=MIB,
+        ),
+    ] = 32 * MIB
     max_in_flight_bytes: Annotated[
         int,
         _about(

@@ -18,7 +18,12 @@ import structlog
 from typing_extensions import Buffer
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
-from commitlog.consume_queue import ConsumeQueueFlush, ConsumeQueueStore
+from commitlog.consume_queue import (
+    MAX_OPEN_FILES,
+    NO_DESCRIPTOR,
+    ConsumeQueueFlush,
+    ConsumeQueueStore,
+)
 from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
 from commitlog.entry import parse_header
@@ -71,6 +76,8 @@ class StoreSettings:
     pid: int = 0
     sync_flush: bool = True
     """Off: after an unclean stop promises may be lost, and that is remembered."""
+    queue_files_max: int = MAX_OPEN_FILES
+    """Consume queue files that may be open."""
 
 
 class ReplicaStore:
@@ -185,7 +192,10 @@ class ReplicaStore:
     def _open_derived(self) -> None:
         settings = self.settings
         self.queues = ConsumeQueueStore(
-            self._disk, self.paths.consumequeue, units_per_file=settings.queue_file_units
+            self._disk,
+            self.paths.consumequeue,
+            units_per_file=settings.queue_file_units,
+            max_open_files=settings.queue_files_max,
         )
         self.key_index = KeyIndex(
             self._disk,
@@ -638,6 +648,14 @@ class Checkpointing:
         Raises:
             FlushFailedError, DiskFullError: The older checkpoint still holds.
         """
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTOR:
+                raise
+            raise DiskFullError(f"no descriptor is left for a checkpoint: {error}") from error
+
+    def _write(self) -> None:
         store = self.store
         for flush in self.flushes:
             flush.run()

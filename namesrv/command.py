@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
 from namesrv.config import NamesrvConfig, ResolvedConfig, resolve_config
+from remoting.open_files import raise_open_files, share_descriptors
 from remoting.seams import ServerTls
 
 EXIT_OK = 0
@@ -107,7 +109,7 @@ async def run_daemon(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
             try:
-                await _serve(resolved.config)
+                await _serve(_with_descriptors(resolved.config))
             except (ConfigError, OSError) as error:
                 failed = error
                 nursery.cancel_scope.cancel()
@@ -155,7 +157,7 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
 async def _serve(config: NamesrvConfig) -> None:
     from commitlog.disk import OsDisk
     from namesrv.server import serve_namesrv
-    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock
+    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock, memory_bytes
 
     await serve_namesrv(
         config,
@@ -165,7 +167,24 @@ async def _serve(config: NamesrvConfig) -> None:
         disk=OsDisk(),
         tls=listener_tls(config),
         executor=AdaptiveExecutor(),
+        memory_bytes=memory_bytes(),
     )
+
+
+def _with_descriptors(config: NamesrvConfig) -> NamesrvConfig:
+    """Take fewer connections where the limit of open files is lower than what is asked for."""
+    open_files = raise_open_files()
+    allowed = share_descriptors(config.max_connections, 0, open_files).connections
+    if allowed >= config.max_connections:
+        return config
+    structlog.get_logger().warning(
+        "fewer_connections",
+        open_files=open_files,
+        max_connections=allowed,
+        configured=config.max_connections,
+        next_step="raise the hard limit of open files (ulimit -Hn) of this process",
+    )
+    return replace(config, max_connections=allowed)
 
 
 async def _cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:

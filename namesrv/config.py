@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from commitlog.errors import ConfigError
 from remoting.java_properties import comment_hint, read_properties
+from remoting.memory_budget import DEFAULT_UNFINISHED_BYTES
 from remoting.seams import TlsMode
 
 Table = Literal["server", "namesrv"]
@@ -66,6 +67,43 @@ class NamesrvConfig:
         "a connection silent for this long is closed",
         smallest=1,
         largest=86_400,
+    )
+    max_connections: int = _setting(
+        10_000,
+        "server",
+        "maxConnections",
+        "open connections; for one more the idlest gives way, and where none is idle it is closed"
+        " itself; at most half of the hard limit of open files",
+        smallest=1,
+        largest=1_000_000,
+    )
+    reserved_connections: int = _setting(
+        64,
+        "server",
+        "reservedConnections",
+        "of these, places that only brokers and administration may take when the others are in"
+        " use; at most a quarter of them",
+        smallest=0,
+        largest=1_000_000,
+    )
+    memory_budget_bytes: int = _setting(
+        0,
+        "server",
+        "memoryBudgetBytes",
+        "requests in work and unsent answers of all connections; beyond it requests are refused as"
+        " busy, and who leaves most unread is closed; 0: a quarter of the memory the process may"
+        " use",
+        smallest=0,
+        largest=1 << 50,
+    )
+    max_unfinished_bytes: int = _setting(
+        DEFAULT_UNFINISHED_BYTES,
+        "server",
+        "maxUnfinishedBytes",
+        "frames of all connections of which a part has come; beyond it a large frame is read on"
+        " later, and one that stalls is closed; at least two frames of 16 MiB",
+        smallest=1 << 20,
+        largest=1 << 40,
     )
     tls_mode: TlsMode = _setting(  # noqa: RUF009  # a Literal is as immutable as str
         "disabled",

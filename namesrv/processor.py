@@ -421,6 +421,7 @@ class NameServerProcessor:
         return number
 
     def _number_of(self, connection: Connection) -> int:
+        connection.note_heartbeat()
         number: int | None = connection.attributes.get(_CONNECTION_NUMBER)
         if number is None:
             self._last_connection_number += 1

@@ -16,13 +16,21 @@ from remoting.access.account_store import AccountStore
 from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.local_admin import LocalAdmin
 from remoting.connection import ConnectionLimits
+from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.processor import Limiter, ProcessorTable
+from remoting.protocol.reserved_codes import NAMESRV_RESERVED
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer, ServerLimits
 
 MAX_OPEN_REQUESTS: Final = 1024
 """Requests open at a time. Handlers answer before they return, so one is the most there can be;
 the limit is for those that will not."""
+
+DEFAULT_MEMORY_BYTES: Final = 1 << 30
+"""For a caller that does not know how much memory there is: a quarter of it is 256 MiB."""
+
+RESERVED_SHARE: Final = 4
+"""At most one part in so many of the connections is reserved: clients are most of them."""
 
 _log = structlog.get_logger()
 
@@ -36,6 +44,7 @@ async def serve_namesrv(
     disk: Disk,
     tls: ServerTls | None = None,
     executor: Executor | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a NameServer until cancelled. `nursery.start` gets the address it listens on.
@@ -43,6 +52,7 @@ async def serve_namesrv(
     Args:
         rng: Makes the challenges that signed requests answer.
         tls: TLS of the listener, loaded from the files that *config* names.
+        memory_bytes: That the process may use; connections may hold a part of it.
         executor: Reads the account file again; without one it counts as it was at the start.
     Raises:
         ConfigError: The key-value file is damaged, or the account file is; nothing was started.
@@ -59,8 +69,18 @@ async def serve_namesrv(
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         processors.register(code, handler, limiter)
-    limits = ServerLimits(connection=ConnectionLimits(idle_timeout_s=float(config.idle_timeout_s)))
-    server = RemotingServer(network, processors, limits=limits, tls=tls)
+    server = RemotingServer(
+        network,
+        processors,
+        limits=_server_limits(config),
+        tls=tls,
+        budget=MemoryBudget(
+            BudgetLimits(
+                total_bytes=budget_bytes(config.memory_budget_bytes, memory_bytes),
+                unfinished_bytes=config.max_unfinished_bytes,
+            )
+        ),
+    )
     not_bound: OSError | None = None
     async with trio.open_nursery() as nursery:
         try:
@@ -78,6 +98,17 @@ async def serve_namesrv(
     if not_bound is not None:  # out here it is not wrapped in a group
         where = f"{config.listen_host}:{config.listen_port}"
         raise OSError(f"cannot listen on {where}: {not_bound.strerror or not_bound}") from not_bound
+
+
+def _server_limits(config: NamesrvConfig) -> ServerLimits:
+    return ServerLimits(
+        max_connections=config.max_connections,
+        reserved_connections=min(
+            config.reserved_connections, config.max_connections // RESERVED_SHARE
+        ),
+        reserved_codes=NAMESRV_RESERVED,
+        connection=ConnectionLimits(idle_timeout_s=float(config.idle_timeout_s)),
+    )
 
 
 async def _scan_forever(

@@ -22,7 +22,14 @@ import trio
 from typing_extensions import Buffer
 
 from commitlog.errors import InvariantBroken, LocalProtocolError, MQError, RemoteProtocolError
-from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
+from remoting.errors import (
+    AccessRefusedError,
+    ConnectionLostError,
+    RequestTimedOutError,
+    TooManyInFlightError,
+)
+from remoting.frame_room import FREE_FRAME_BYTES, FrameTicket
+from remoting.memory_budget import NOTED_BYTES, MemoryBudget
 from remoting.processor import DEFERRED, Answered, Handled, Limiter, ProcessorTable
 from remoting.protocol.command import (
     FLAG_ONEWAY,
@@ -44,6 +51,10 @@ JOIN_BYTES: Final = 64 * 1024
 SEND_BYTES: Final = 256 * 1024
 # What is still to be sent when the peer has ended its side gets this long.
 FLUSH_AT_END_S: Final = 1.0
+# Unsent answers are counted against the budget again when so much has been added.
+COUNT_EVERY_BYTES: Final = 256 * 1024
+# A client that sent a heartbeat keeps its place for so long (RocketMQ's channel expiry).
+HEARTBEAT_COUNTS_S: Final = 120.0
 # How long a side that shuts down refuses what a peer in the middle of its work goes on sending.
 GOODBYE_S: Final = 1.0
 
@@ -98,6 +109,7 @@ class Connection:
     Attributes:
         peer_address: Host and port of the other end.
         local_address: Host and port of this end.
+        processors: What answers requests; may be replaced before `run`.
         attributes: For whoever serves the connection, e.g. the client id it announced.
         on_close: Called once, in order, when the connection has ended; must not raise.
     """
@@ -110,6 +122,9 @@ class Connection:
         limits: ConnectionLimits = DEFAULT_LIMITS,
         after_batch: Callable[[], None] | None = None,
         sign: Callable[[RemotingCommand], None] | None = None,
+        budget: MemoryBudget | None = None,
+        always_taken: frozenset[int] = frozenset(),
+        on_proven: Callable[[Connection], None] | None = None,
     ) -> None:
         """Wrap *stream*, which the connection owns from now on.
 
@@ -117,18 +132,31 @@ class Connection:
             sign: Called with every request of ours before it is sent.
             after_batch: Called when every whole frame of one received chunk has been given to its
                 handler, before anything else runs.
+            budget: Memory that all connections of a daemon share; None: limits of its own only.
+            always_taken: Codes of requests that are taken also when the budget is met.
+            on_proven: Called once, when the first valid request has come.
         """
         self.peer_address = stream.peer_address
         self.local_address = stream.local_address
         self.attributes: dict[str, Any] = {}
         self.on_close: list[Callable[[Connection], None]] = []
         self._stream = stream
-        self._processors = processors
+        self.processors = processors
         self._limits = limits
         self._after_batch = after_batch
         self._sign = sign
         self._decoder = FrameDecoder(limits.max_frame_bytes)
         self._frame_began_s: float | None = None
+        self._budget = budget
+        self._always_taken = always_taken
+        self._on_proven = on_proven
+        self._counted_bytes = 0
+        self._look_at_bytes = limits.max_write_buffer_bytes
+        if budget is not None:
+            self._look_at_bytes = min(self._look_at_bytes, COUNT_EVERY_BYTES)
+        self._ticket = FrameTicket(stream.peer_address[0], self._give_way_to_a_frame)
+        self._heartbeat_until_s = -math.inf
+        self._send_began_s = 0.0
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._draining = False
@@ -184,6 +212,38 @@ class Connection:
     def unsent_bytes(self) -> int:
         """Bytes in the write buffer, what is being sent just now included."""
         return self._out_bytes
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a whole, valid request has come."""
+        return self._ticket.is_proven
+
+    @property
+    def last_activity_s(self) -> float:
+        """When bytes went over the connection last, on trio's clock."""
+        return self._last_activity_s
+
+    def is_busy(self, now_s: float) -> bool:
+        """Tell whether requests are open either way, or a heartbeat counts still."""
+        return bool(self._in_flight or self._calls or now_s < self._heartbeat_until_s)
+
+    def note_heartbeat(self) -> None:
+        """Note that a client or a broker lives behind this connection: it is not idle."""
+        self._heartbeat_until_s = trio.current_time() + HEARTBEAT_COUNTS_S
+
+    def unread_for_s(self, now_s: float) -> float:
+        """Return how long the peer has taken nothing of what is being sent."""
+        return now_s - self._send_began_s if self._is_sending else 0.0
+
+    def give_way(self, reason: str) -> None:
+        """End the connection because another needs what it holds."""
+        self.close(reason)
+
+    def leave_soon(self) -> None:
+        """Refuse further requests, and close when what is open has been answered."""
+        if self._nursery is not None and not self._draining:
+            self._draining = True
+            self._nursery.start_soon(self.drain)
 
     async def invoke(
         self, command: RemotingCommand, timeout_s: float, *, is_signed: bool = True
@@ -308,6 +368,8 @@ class Connection:
         _, limiter, size = entry
         limiter.release()
         self._in_flight_bytes -= size
+        if size >= NOTED_BYTES:
+            self._count()
         if self._draining:
             self._drained.unpark_all()
         return True
@@ -374,6 +436,9 @@ class Connection:
         self._calls.clear()
         self._out.clear()
         self._out_bytes = 0
+        if self._budget is not None:
+            self._count()
+            self._budget.frames.leave(self._ticket, trio.current_time())
         self._drained.unpark_all()
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
@@ -406,6 +471,8 @@ class Connection:
         limits = self._limits
         while not self._closed:
             needed = decoder.bytes_needed
+            if needed and self._needs_room(needed):
+                await self._wait_for_frame_room(scope, needed)
             size = RECEIVE_BYTES if needed <= RECEIVE_BYTES else min(needed, MAX_RECEIVE_BYTES)
             try:
                 data = await self._stream.receive_some(size)
@@ -422,13 +489,23 @@ class Connection:
             except RemoteProtocolError as error:
                 self._note_end(f"protocol error: {error}")
                 return False
+            if self._ticket.held_bytes:
+                self._note_frame_bytes(len(commands), len(memoryview(data)), now)
+            budget = self._budget
+            take = self._take_request
+            if budget is not None and budget.is_met:
+                take = self._take_over_budget
             for command in commands:
                 if command.flag & FLAG_RESPONSE:
                     self._take_response(command)
                 else:
-                    self._take_request(command)
+                    take(command)
             if self._after_batch is not None:
                 self._after_batch()
+            if budget is not None:
+                self._count()
+                if not self._ticket.is_proven and self._last_request_s >= 0:
+                    self._prove()
             if decoder.error is not None:
                 self._note_end(f"protocol error: {decoder.error}")
                 # What came before the bad bytes was asked for in earnest: it is answered.
@@ -447,6 +524,74 @@ class Connection:
             elif self._frame_began_s is not None:
                 scope.deadline = min(scope.deadline, self._silence_ends_s())
         return False
+
+    # ------------------------------------------------------------------------------ shares
+
+    def _needs_room(self, needed: int) -> bool:
+        return (
+            self._budget is not None
+            and not self._ticket.held_bytes
+            and needed + self._decoder.pending_bytes > FREE_FRAME_BYTES
+        )
+
+    async def _wait_for_frame_room(self, scope: trio.CancelScope, needed: int) -> None:
+        """Read on in a large frame only when there is memory for all of it."""
+        assert self._budget is not None
+        pending = self._decoder.pending_bytes
+        ticket = self._ticket
+        granted = trio.Event()
+        ticket.granted = granted.set
+        now = trio.current_time()
+        frames = self._budget.frames
+        if frames.take(ticket, pending + needed, pending, now):
+            return
+        scope.deadline = math.inf
+        while not granted.is_set():
+            with trio.move_on_after(frames.look_every_s):
+                await granted.wait()
+            frames.relieve(trio.current_time())
+        self._frame_began_s = trio.current_time()  # we were not looking
+        scope.deadline = self._silence_ends_s()
+
+    def _note_frame_bytes(self, whole_frames: int, size: int, now: float) -> None:
+        assert self._budget is not None
+        if whole_frames:
+            self._budget.frames.leave(self._ticket, now)
+        else:
+            self._budget.frames.progress(self._ticket, size, now)
+
+    def _give_way_to_a_frame(self) -> None:
+        self.give_way("its unfinished frame holds memory that others need")
+
+    def _count(self) -> None:
+        """Tell the budget what this connection holds: once per chunk, never per message."""
+        held = self._in_flight_bytes + self._out_bytes
+        before = self._counted_bytes
+        if held != before and self._budget is not None:
+            self._counted_bytes = held
+            self._look_at_bytes = min(
+                self._limits.max_write_buffer_bytes, self._out_bytes + COUNT_EVERY_BYTES
+            )
+            self._budget.count(self, before, held, trio.current_time())
+
+    def _prove(self) -> None:
+        self._ticket.is_proven = True
+        if self._on_proven is not None:
+            self._on_proven(self)
+
+    def _take_over_budget(self, asked: RemotingCommand) -> None:
+        assert self._budget is not None
+        if asked.code in self._always_taken:
+            return self._take_request(asked)
+        self._budget.refused += 1
+        return self._refuse(
+            asked,
+            Condition.BUSY,
+            "[OVERLOAD]the memory for requests and answers is used up, nothing was stored; try"
+            " again later, or raise server.memory_budget_bytes",
+        )
+
+    # ------------------------------------------------------------------------------ ending
 
     def _note_end(self, reason: str) -> None:
         if not self._close_reason:
@@ -482,7 +627,7 @@ class Connection:
             self.close("the peer shuts down")
 
     def _take_request(self, asked: RemotingCommand) -> None:
-        processor = self._processors.get(asked.code)
+        processor = self.processors.get(asked.code)
         if processor is None:
             self._refuse(
                 asked, Condition.NOT_SUPPORTED, f" request type {asked.code} not supported"
@@ -546,6 +691,8 @@ class Connection:
             self._answer(asked, answer(asked, condition, remark, **fields))
 
     def _failed(self, asked: RemotingCommand, error: Exception) -> RemotingCommand:
+        if isinstance(error, AccessRefusedError) and not self._ticket.is_proven:
+            self._last_request_s = -math.inf  # a request that anybody can make proves nothing
         if isinstance(error, MQError):
             _log.debug("request_refused", code=asked.code, error=str(error))
         else:
@@ -571,9 +718,11 @@ class Connection:
             size += len(body)
         self._queued_total += size
         self._out_bytes += size
-        if self._out_bytes > self._limits.max_write_buffer_bytes:
-            self.close("the peer asks for more than it reads")
-            return
+        if self._out_bytes > self._look_at_bytes:
+            self._count()
+            if self._out_bytes > self._limits.max_write_buffer_bytes:
+                self.close("the peer asks for more than it reads")
+                return
         if self._writer_idle:
             self._writer_idle.unpark_all()
 
@@ -604,7 +753,8 @@ class Connection:
                     return
                 size = len(piece)
                 self._handed_total += size
-                scope.deadline = trio.current_time() + limits.write_timeout_s
+                self._send_began_s = now = trio.current_time()
+                scope.deadline = now + limits.write_timeout_s
                 self._is_sending = True
                 await self._stream.send_all(piece)
                 self._is_sending = False
@@ -612,6 +762,7 @@ class Connection:
                 if self._out_bytes <= resume_below:
                     self._drained.unpark_all()
             self._last_activity_s = trio.current_time()
+            self._count()
 
 
 def _pieces(parts: list[Buffer]) -> list[bytes | memoryview]:

@@ -48,6 +48,9 @@ RUNS_BETWEEN_TRIALS: Final = 32
 # One thread per kind: what one kind does (flushing one disk) gains nothing from two at a time.
 THREADS_PER_KIND: Final = 1
 
+CGROUPS: Final = "/sys/fs/cgroup"
+OWN_CGROUPS: Final = "/proc/self/cgroup"
+
 _TLS_FIRST_BYTE: Final = 0x16
 _FD_ERRORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
 # What accept(2) reports of the connection it was about to return, not of the listener.
@@ -69,9 +72,42 @@ _GONE_ERRORS: Final = frozenset(
 _log = structlog.get_logger()
 
 
-def memory_bytes() -> int:
-    """Return how much memory this machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def memory_bytes(cgroups: str = CGROUPS, own: str = OWN_CGROUPS) -> int:
+    """Return how much memory this process may use: the machine's, or less in a container.
+
+    Args:
+        cgroups: Where the kernel shows control groups.
+        own: The file that names the groups of this process.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_cgroup_limits(cgroups, own)])
+
+
+def _cgroup_limits(cgroups: str, own: str) -> list[int]:
+    """Return the limits of the groups that this process is in, of both versions of the interface.
+
+    Inside a container its own group is often shown as the root, so that is looked at as well.
+    """
+    files = [f"{cgroups}/memory.max", f"{cgroups}/memory/memory.limit_in_bytes"]
+    for line in _text_of(own).splitlines():
+        number, _, rest = line.partition(":")
+        kinds, _, path = rest.partition(":")
+        if number == "0":
+            while path.strip("/"):
+                files.append(f"{cgroups}{path}/memory.max")
+                path = path.rpartition("/")[0]
+        elif "memory" in kinds.split(","):
+            files.append(f"{cgroups}/memory{path}/memory.limit_in_bytes")
+    texts = (_text_of(file).strip() for file in files)
+    return [int(text) for text in texts if text.isdecimal()]  # "max": none
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def local_offset_ms(wall_ms: int) -> int:

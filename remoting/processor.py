@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from remoting.connection import Connection
 
 
+REFUSALS_OPEN_MAX: Final = 1024
+"""Refusals open at a time; they are answered before their handler returns, so one is the most."""
+
+
 class _Deferred(Enum):
     DEFERRED = "deferred"
 
@@ -107,6 +111,16 @@ class ProcessorTable:
         table = ProcessorTable()
         table._processors = {
             code: processor for code, processor in self._processors.items() if code not in codes
+        }
+        return table
+
+    def only(self, codes: Collection[int], otherwise: Handler) -> ProcessorTable:
+        """Return a table of the same processors for *codes*; others go to *otherwise*."""
+        table = ProcessorTable()
+        limiter = Limiter("refused", REFUSALS_OPEN_MAX)
+        table._processors = {
+            code: processor if code in codes else Processor(otherwise, limiter)
+            for code, processor in self._processors.items()
         }
         return table
 

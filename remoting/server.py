@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 import trio
 
 from remoting.connection import Connection, ConnectionLimits
+from remoting.memory_budget import MemoryBudget
+from remoting.places import Admission, Places
 from remoting.processor import ProcessorTable
-from remoting.seams import Listener, Network, ServerTls
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer
+from remoting.seams import Listener, Network, ServerTls, Stream
+
+LOGGED_EVERY_S: Final = 1.0
+"""One line for so long about connections that gave way: a flood does not write our logs."""
 
 _log = structlog.get_logger()
 
@@ -20,12 +28,16 @@ class ServerLimits:
     """Limits of one server.
 
     Attributes:
-        max_connections: More are closed as soon as they are accepted: each costs a descriptor and
-            a few tasks.
+        max_connections: For one more, an idle one is closed, or it is itself where none is idle:
+            each costs a descriptor and a few tasks.
+        reserved_connections: Of these, places for requests of `reserved_codes` only.
+        reserved_codes: Administration and registration: also taken when the budget is met.
         connection: Limits of each connection.
     """
 
     max_connections: int = 10_000
+    reserved_connections: int = 0
+    reserved_codes: frozenset[int] = frozenset()
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
@@ -45,10 +57,12 @@ class RemotingServer:
         limits: ServerLimits | None = None,
         tls: ServerTls | None = None,
         after_batch: Callable[[], None] | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """Prepare a server; nothing is bound yet.
 
         Args:
+            budget: Memory of all connections; servers of one daemon share one.
             after_batch: See `Connection`; called after each received chunk of any connection.
         """
         # In order of arrival; a dict without values.
@@ -60,7 +74,13 @@ class RemotingServer:
         self._tls = tls
         self._after_batch = after_batch
         self._accepting: list[trio.CancelScope] = []
-        self._refusing = False
+        self.budget = budget if budget is not None else MemoryBudget()
+        self.places: Places[Connection] = Places(
+            self._limits.max_connections, self._limits.reserved_connections
+        )
+        self._reserve_processors: ProcessorTable | None = None
+        self._noted: tuple[int, ...] = (0, 0, 0, 0)
+        self._next_note_s = 0.0
 
     async def serve(
         self,
@@ -107,21 +127,50 @@ class RemotingServer:
     async def _accept_loop(self, listener: Listener, nursery: trio.Nursery) -> None:
         while True:
             stream = await listener.accept()
-            if len(self.connections) >= self._limits.max_connections:
-                if not self._refusing:
-                    self._refusing = True
-                    _log.warning("too_many_connections", limit=self._limits.max_connections)
+            connection = self._connection(stream)
+            if connection is None:
+                self._note_pressure()
                 await stream.aclose()
                 continue
-            self._refusing = False
-            connection = Connection(
-                stream,
-                self._processors,
-                limits=self._limits.connection,
-                after_batch=self._after_batch,
-            )
             self.connections[connection] = None
             nursery.start_soon(self._serve_connection, connection)
+
+    def _connection(self, stream: Stream) -> Connection | None:
+        """Return the connection of an accepted stream, None where there is no place for it."""
+        limits = self._limits
+        connection = Connection(
+            stream,
+            self._processors,
+            limits=limits.connection,
+            after_batch=self._after_batch,
+            budget=self.budget,
+            always_taken=limits.reserved_codes,
+            on_proven=self.places.prove,
+        )
+        admission = self.places.admit(connection, trio.current_time())
+        if admission is not Admission.SERVED:
+            self._note_pressure()
+        if admission is Admission.REFUSED:
+            return None
+        if admission is Admission.RESERVE:
+            connection.processors = self._for_reserve()
+        return connection
+
+    def _for_reserve(self) -> ProcessorTable:
+        if self._reserve_processors is None:
+            codes = self._limits.reserved_codes
+            self._reserve_processors = self._processors.only(codes, self._refuse_full)
+        return self._reserve_processors
+
+    def _refuse_full(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        connection.leave_soon()
+        return answer(
+            asked,
+            Condition.BUSY,
+            f"[OVERLOAD]all {self._limits.max_connections} connections are in use, nothing was"
+            " stored; try again later, or raise server.max_connections",
+            **{GO_AWAY_FIELD: "true"},
+        )
 
     async def _serve_connection(self, connection: Connection) -> None:
         try:
@@ -130,3 +179,29 @@ class RemotingServer:
             await connection.run()
         finally:
             self.connections.pop(connection, None)
+            self.places.leave(connection)
+            self._note_pressure()
+
+    def _note_pressure(self) -> None:
+        """Log what gave way since the last line, if anything did."""
+        places, budget = self.places, self.budget
+        noted = (places.given_way, places.refused, budget.given_way, budget.frames.given_way)
+        now = trio.current_time()
+        if noted == self._noted or now < self._next_note_s:
+            return
+        idle, refused, unread, unfinished = (
+            new - old for new, old in zip(noted, self._noted, strict=True)
+        )
+        self._noted, self._next_note_s = noted, now + LOGGED_EVERY_S
+        _log.warning(
+            "connections_gave_way",
+            idle=idle,
+            refused=refused,
+            unread_answers=unread,
+            unfinished_frames=unfinished,
+            connections=places.count,
+            max_connections=self._limits.max_connections,
+            budget_bytes=budget.limits.total_bytes,
+            used_bytes=budget.used_bytes,
+            unfinished_bytes=budget.frames.used_bytes,
+        )

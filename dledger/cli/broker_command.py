@@ -16,9 +16,9 @@ import trio
 from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
-from dledger.cli.open_files import connections_allowed, raise_open_files
 from dledger.cli.output import ExitCode
 from dledger.config import BrokerConfig, ConfigFile, load_config
+from remoting.open_files import raise_open_files, share_descriptors
 from remoting.seams import Clock
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
@@ -168,7 +168,7 @@ async def serve_process(
         "settings",
         **{path: f"{value} ({source})" for path, value, source in config.settings()},
     )
-    config = _with_room_for_files(await _with_addresses(config))
+    config, queue_files_max = _share_descriptors(await _with_addresses(config))
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
@@ -184,26 +184,42 @@ async def serve_process(
                 pid=os.getpid(),
                 memory_bytes=memory_bytes(),
                 utc_offset=local_offset_ms,
+                queue_files_max=queue_files_max,
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")
     return ExitCode.OK
 
 
-def _with_room_for_files(config: BrokerConfig) -> BrokerConfig:
-    """Take fewer connections where the machine's limit would leave no descriptors for files."""
+def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, int]:
+    """Share the descriptors that the process may have; return also how many are queue files'.
+
+    Both listeners' connections count: the VIP channel takes a part of those of the other.
+    """
+    from commitlog.consume_queue import MAX_OPEN_FILES
+
     server, open_files = config.server, raise_open_files()
-    allowed = connections_allowed(server.max_connections, open_files)
-    if allowed == server.max_connections:
-        return config
+    wanted = server.max_connections + _fast_connections(config, server.max_connections)
+    shares = share_descriptors(wanted, MAX_OPEN_FILES, open_files)
+    if shares.connections >= wanted:
+        return config, shares.queue_files
+    allowed = max(1, shares.connections * server.max_connections // wanted)
     structlog.get_logger().warning(
         "fewer_connections",
         open_files=open_files,
         max_connections=allowed,
+        queue_files=shares.queue_files,
         configured=server.max_connections,
         next_step="raise the hard limit of open files (ulimit -Hn) of this process",
     )
-    return replace(config, server=msgspec.structs.replace(server, max_connections=allowed))
+    limited = msgspec.structs.replace(server, max_connections=allowed)
+    return replace(config, server=limited), shares.queue_files
+
+
+def _fast_connections(config: BrokerConfig, connections: int) -> int:
+    from dledger.broker import FAST_SHARE
+
+    return connections // FAST_SHARE if config.fast_listen_port else 0
 
 
 async def _with_addresses(config: BrokerConfig) -> BrokerConfig:

@@ -123,6 +123,7 @@ class ClientsProcessor:
             command.version,
             now,
         )
+        connection.note_heartbeat()
         if connection not in self._watched:
             self._watched.add(connection)
             connection.on_close.append(self._closed)

@@ -338,6 +338,10 @@ class FakeConnection:
     replies: list[tuple[RemotingCommand, RemotingCommand]] = field(default_factory=list)
     asked: list[RemotingCommand] = field(default_factory=list)
     closed: str = ""
+    heartbeats: int = 0
+
+    def note_heartbeat(self) -> None:
+        self.heartbeats += 1
 
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         self.replies.append((asked, response))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,3 +249,66 @@ def test_a_file_made_by_a_process_that_was_killed_survives_the_power_after_a_flu
     store.flush()
     left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
     assert left.queue("T1", 0).read(0, 5).tolist() == units(0, 5).tolist()
+
+
+class FewDescriptors(OsDisk):
+    """A disk of a process that may have only so many files open."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.open_now: set[int] = set()
+
+    def _counted(self, get: Callable[[], DiskFile]) -> DiskFile:
+        if len(self.open_now) >= self.most:
+            raise OSError(errno.EMFILE, "Too many open files")
+        file = get()
+        self.open_now.add(id(file))
+        close = file.close
+
+        def closed() -> None:
+            self.open_now.discard(id(file))
+            close()
+
+        return _Closing(file, closed)  # type: ignore[return-value]
+
+    def open(self, path: str) -> DiskFile:
+        return self._counted(lambda: super(FewDescriptors, self).open(path))
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        return self._counted(
+            lambda: super(FewDescriptors, self).create(path, size, reserve=reserve)
+        )
+
+
+class _Closing:
+    def __init__(self, file: DiskFile, close: Callable[[], None]) -> None:
+        self._file = file
+        self.close = close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_more_queues_than_descriptors_are_written_and_read(tmp_path: Path) -> None:
+    disk = FewDescriptors(5)
+    store = ConsumeQueueStore(disk, str(tmp_path), units_per_file=100)
+    for queue_id in range(60):
+        store.queue("t", queue_id).put(0, units(queue_id, 3))
+    for queue_id in range(60):
+        assert store.queue("t", queue_id).read(0, 3).tolist() == units(queue_id, 3).tolist()
+    store.close()
+    assert not disk.open_now
+
+
+def test_no_descriptor_at_all_is_an_error_and_not_a_loop(tmp_path: Path) -> None:
+    store = ConsumeQueueStore(FewDescriptors(0), str(tmp_path), units_per_file=100)
+    with pytest.raises(OSError, match="Too many open files"):
+        store.queue("t", 0).put(0, units(0, 1))
+
+
+def test_a_store_keeps_no_more_files_open_than_it_may(tmp_path: Path) -> None:
+    disk = FewDescriptors(1_000)
+    store = ConsumeQueueStore(disk, str(tmp_path), units_per_file=100, max_open_files=4)
+    for queue_id in range(20):
+        store.queue("t", queue_id).put(0, units(queue_id, 1))
+    assert len(disk.open_now) == 4

@@ -1,0 +1,124 @@
+"""Places of connections: who gets in, who gives way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remoting.places import GRACE_S, SILENT_S, Admission, Places
+
+
+@dataclass(eq=False)
+class Peer:
+    """A connection as places see it."""
+
+    address: str = "a"
+    last_activity_s: float = 0.0
+    busy: bool = False
+    is_closed: bool = False
+    is_proven: bool = False
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        return (self.address, 1)
+
+    @peer_address.setter
+    def peer_address(self, _: tuple[str, int]) -> None:
+        raise AssertionError
+
+    def is_busy(self, now_s: float) -> bool:
+        return self.busy
+
+    def give_way(self, reason: str) -> None:
+        self.is_closed = True
+
+
+def filled(places: Places[Peer], count: int, *, proven: bool, now_s: float = 0.0) -> list[Peer]:
+    peers = [Peer() for _ in range(count)]
+    for peer in peers:
+        assert places.admit(peer, now_s) is Admission.SERVED
+        if proven:
+            places.prove(peer)
+    return peers
+
+
+def test_idle_connections_of_one_address_lock_nobody_out() -> None:
+    places: Places[Peer] = Places(4_096, 32)
+    idle = []
+    for number in range(4_096):
+        idle.append(Peer())
+        assert places.admit(idle[-1], number * 0.01) is Admission.SERVED
+    client = Peer("b", last_activity_s=41)
+    assert places.admit(client, 41.0) is Admission.SERVED
+    assert idle[0].is_closed
+    assert not client.is_closed
+    # A quarter of the places is all that connections without a request get.
+    assert places.count <= 4_096 // 4 + 51
+
+
+def test_the_oldest_without_a_request_goes_first_and_one_that_sent_one_stays() -> None:
+    places: Places[Peer] = Places(4, 0)
+    first, second, third, fourth = (Peer() for _ in range(4))
+    for at, peer in enumerate((first, second, third)):
+        places.admit(peer, at * 0.01)
+        if peer is first:
+            places.prove(peer)
+    places.admit(fourth, 0.04)
+    assert places.admit(Peer(), 10.0) is Admission.SERVED
+    assert [peer.is_closed for peer in (first, second, third, fourth)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_address_with_most_idle_connections_gives_way() -> None:
+    places: Places[Peer] = Places(4, 0)
+    lonely, many = Peer("b"), [Peer("a") for _ in range(3)]
+    for peer in (lonely, *many):
+        places.admit(peer, 0.0)
+    places.admit(Peer("c"), GRACE_S)
+    assert not lonely.is_closed
+    assert many[0].is_closed
+
+
+def test_a_connection_that_has_just_come_is_given_time() -> None:
+    places: Places[Peer] = Places(2, 0)
+    peers = filled(places, 2, proven=False)
+    assert places.admit(Peer(), GRACE_S / 2) is Admission.REFUSED
+    assert not any(peer.is_closed for peer in peers)
+    assert places.refused == 1
+
+
+def test_the_one_silent_longest_gives_way_and_a_busy_one_does_not() -> None:
+    places: Places[Peer] = Places(3, 0)
+    busy, silent, recent = filled(places, 3, proven=True)
+    busy.busy, recent.last_activity_s = True, 100.0
+    silent.last_activity_s = 10.0
+    assert places.admit(Peer(), 101.0) is Admission.SERVED
+    assert [busy.is_closed, silent.is_closed, recent.is_closed] == [False, True, False]
+
+
+def test_where_all_are_busy_administration_has_places_left() -> None:
+    places: Places[Peer] = Places(6, 2)
+    peers = filled(places, 4, proven=True)
+    for peer in peers:
+        peer.busy = True
+    first, second, third = (Peer() for _ in range(3))
+    now = 2 * SILENT_S
+    assert places.admit(first, now) is Admission.RESERVE
+    assert places.admit(second, now) is Admission.RESERVE
+    assert places.admit(third, now) is Admission.REFUSED
+    # One that sits in the reserve gives way to the next.
+    assert places.admit(third, now + GRACE_S) is Admission.RESERVE
+    assert first.is_closed
+    places.leave(peers[0])
+    assert places.admit(Peer(), now + 2) is Admission.SERVED
+
+
+def test_places_come_back_once() -> None:
+    places: Places[Peer] = Places(10, 0)
+    one = filled(places, 1, proven=True)[0]
+    places.leave(one)
+    places.leave(one)
+    assert places.count == 0
