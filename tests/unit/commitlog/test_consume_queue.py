@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog import consume_queue
 from commitlog.consume_queue import UNIT_DTYPE, ConsumeQueueStore, Units
 from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
@@ -153,11 +152,8 @@ def test_a_deleted_topic_is_gone_and_others_stay(root: Path) -> None:
     store.close()
 
 
-def test_only_so_many_files_are_open_and_all_stay_readable(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consume_queue, "MAX_OPEN_FILES", 3)
-    store = open_store(root)
+def test_only_so_many_files_are_open_and_all_stay_readable(root: Path) -> None:
+    store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=3)
     for queue_id in range(8):
         store.queue("T1", queue_id).put(0, units(queue_id, 2))
     assert len(store._files) == 3
@@ -184,12 +180,9 @@ class RecordingDisk(OsDisk):
         super().flush_dir(path)
 
 
-def test_a_flush_covers_every_file_written_since_the_last_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consume_queue, "MAX_OPEN_FILES", 1)
+def test_a_flush_covers_every_file_written_since_the_last_one(root: Path) -> None:
     disk = RecordingDisk()
-    store = ConsumeQueueStore(disk, str(root), 10)
+    store = ConsumeQueueStore(disk, str(root), 10, max_open_files=1)
     for queue_id in range(3):
         store.queue("T1", queue_id).put(0, units(0, 2))
     disk.folders.clear()
@@ -269,7 +262,7 @@ class FewDescriptors(OsDisk):
             self.open_now.discard(id(file))
             close()
 
-        return _Closing(file, closed)  # type: ignore[return-value]
+        return _Closing(file, closed)
 
     def open(self, path: str) -> DiskFile:
         return self._counted(lambda: super(FewDescriptors, self).open(path))
@@ -304,11 +297,3 @@ def test_no_descriptor_at_all_is_an_error_and_not_a_loop(tmp_path: Path) -> None
     store = ConsumeQueueStore(FewDescriptors(0), str(tmp_path), units_per_file=100)
     with pytest.raises(OSError, match="Too many open files"):
         store.queue("t", 0).put(0, units(0, 1))
-
-
-def test_a_store_keeps_no_more_files_open_than_it_may(tmp_path: Path) -> None:
-    disk = FewDescriptors(1_000)
-    store = ConsumeQueueStore(disk, str(tmp_path), units_per_file=100, max_open_files=4)
-    for queue_id in range(20):
-        store.queue("t", queue_id).put(0, units(queue_id, 1))
-    assert len(disk.open_now) == 4
