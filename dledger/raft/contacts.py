@@ -155,8 +155,22 @@ class Contacts:
         for name in self.roster.talked_to():
             self.peers.of(name)
         if self.core.is_leader:
-            self.replicator.follow(self.roster.followers(), self.clock.monotonic())
+            self.follow_members()
         self.links_wake.set()
+
+    def follow_members(self) -> None:
+        """Leader: send to the members, and to those who leave what they may have."""
+        roster = self.roster
+        roster.note_leaving()
+        self.replicator.follow(roster.followers(), self.clock.monotonic())
+        for name in roster.leaving:
+            self.replicator.hold_back(name, roster.held_back_from(name))
+
+    def forget_leaving(self, name: str) -> None:
+        """Leader: *name* knows that it was removed, or does not answer: send it nothing more."""
+        self.roster.leaving.pop(name, None)
+        self._members_version = -1
+        self.note_members()
 
     def invite(self, name: str, address: tuple[str, int]) -> None:
         """Connect to *name* at *address*, a member or not, until `uninvite`."""

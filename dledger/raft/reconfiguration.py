@@ -7,7 +7,7 @@ the leader sees; here it is seen, checked against what could commit, and appende
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -34,6 +34,12 @@ CLOSE_BYTES: Final = 1 << 20
 
 It has caught up when it has been close for an election timeout, and has what was committed at its
 begin: in a short log everybody is close, also one whose disk stands still (thesis, 4.2.1: rounds).
+"""
+
+LEAVER_TIMEOUTS: Final = 10.0
+"""Election timeouts for which a removed member is sent the list without it, once that is committed.
+
+One that is down never hears of it; it may stand then, and the others, who hear a leader, refuse.
 """
 
 
@@ -63,6 +69,8 @@ class Reconfiguration:
     contacts: Contacts
     handover: Handover
     failure: Failure
+    _leaves_at_s: dict[str, float] = field(default_factory=dict, init=False)
+    """Until when a removed member is waited for."""
 
     def write_first(self) -> None:
         """The first leader of all puts the voters agreed at bootstrap into the log."""
@@ -102,6 +110,7 @@ class Reconfiguration:
 
     def tend(self, now: float, noop_index: int) -> None:
         """Take the next step towards "everybody who is there and able votes"."""
+        self._tend_leaving(now)
         members = self.journal.members
         if self.handover.is_under_way or members.members is None:
             return
@@ -118,6 +127,17 @@ class Reconfiguration:
             log.error("members_without_space", error=str(error))
         except (ChangePendingError, ChangeRefusedError) as error:
             log.info("members_wait", reason=str(error))
+
+    def _tend_leaving(self, now: float) -> None:
+        for name, index in list(self.roster.leaving.items()):
+            wait_s = LEAVER_TIMEOUTS * self.settings.election_timeout_s
+            if self.roster.held_back_from(name) is not None:
+                self._leaves_at_s[name] = now + wait_s
+                continue
+            knows = self.replicator.peers[name].match_index >= index
+            if knows or now >= self._leaves_at_s.setdefault(name, now + wait_s):
+                self._leaves_at_s.pop(name, None)
+                self.contacts.forget_leaving(name)
 
     def _append(self, members: Members) -> int:
         try:

@@ -75,7 +75,10 @@ class Reign:
         self.elections += 1
         # The library appended the no-op in the same call that made this member leader.
         self.noop_index = self.journal.last_index
+        self.roster.leaving.clear()
+        self.roster.note_leaving()
         self.replicator.start(self.roster.followers(), self.clock.monotonic())
+        self.contacts.follow_members()
         for peer in self.peers.values():
             peer.close_since_s = None
         log.info("became_leader", group=self.settings.group, term=self._term)

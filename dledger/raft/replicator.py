@@ -39,12 +39,13 @@ class LogView(Protocol):
 
 @dataclass(slots=True)
 class Append:
-    """One append to send: the entries *first* … within *max_bytes*, or none."""
+    """One append to send: the entries *first* … *last* within *max_bytes*, or none."""
 
     prev_index: int
     prev_term: int
     commit_index: int
     first: int
+    last: int
     max_bytes: int
 
     @property
@@ -65,6 +66,8 @@ class Progress:
     probing: bool = True
     probe_out: bool = False
     snapshot: Sending | None = None
+    last_max: int | None = None
+    """Entries above it are not sent yet: the first of them removes this member."""
     snapshot_rests: bool = False
     """The last one brought no entry across yet: the next is not offered before `stall_s`."""
     acked_at_s: float = 0.0
@@ -129,7 +132,8 @@ class Replicator:
             return None
         prev = progress.next_index - 1
         room = self._room(progress)
-        has_entries = progress.next_index <= self.log.last_index and room > 0
+        last = self._last_for(progress)
+        has_entries = progress.next_index <= last and room > 0
         if not (has_entries or progress.probing):
             return None
         progress.probe_out = progress.probing
@@ -138,6 +142,7 @@ class Replicator:
             prev_term=self.log.term_at(prev),
             commit_index=commit_index,
             first=progress.next_index,
+            last=last,
             max_bytes=min(room, self.append_bytes) if has_entries else 0,
         )
 
@@ -150,7 +155,17 @@ class Replicator:
             return self.may_offer_snapshot(peer)
         if progress.probing:
             return True
-        return progress.next_index <= self.log.last_index and self._room(progress) > 0
+        return progress.next_index <= self._last_for(progress) and self._room(progress) > 0
+
+    def hold_back(self, peer: str, index: int | None) -> None:
+        """Send *peer* no entry from *index* on until this is called again; None: send it all."""
+        progress = self.peers.get(peer)
+        if progress is not None:
+            progress.last_max = None if index is None else index - 1
+
+    def _last_for(self, progress: Progress) -> int:
+        last = self.log.last_index
+        return last if progress.last_max is None else min(last, progress.last_max)
 
     def sent(self, peer: str, last: int, size_bytes: int) -> None:
         """Take note of the last index that really went into the append just decided."""

@@ -40,6 +40,8 @@ class Roster:
         self.hellos: dict[str, Hello] = {}
         self.invited: dict[str, tuple[str, int]] = {}
         self.guests: Counter[str] = Counter()
+        self.leaving: dict[str, int] = {}
+        """Leader: members that were removed, and the entry that removes them; see `followers`."""
 
     def note_bootstrap(self) -> None:
         """Take the voters agreed on at bootstrap for the list, until the log brings one."""
@@ -87,9 +89,27 @@ class Roster:
 
     # -- who is talked to ------------------------------------------------------------------
 
+    def note_leaving(self) -> None:
+        """Leader: take note of who is removed by the newest list."""
+        before, members = self.log.before(), self.members
+        if before is not None and members is not None:
+            for name in set(before.names) - set(members.names) - {self.self_id}:
+                self.leaving[name] = self.log.index
+        for name in [] if members is None else members.names:
+            self.leaving.pop(name, None)
+
+    def held_back_from(self, name: str) -> int | None:
+        """Return the entry that *name*, which is leaving, is not sent before it is committed.
+
+        With that entry its log would be newer than those of members who have not got it: it would
+        vote for none of them, and may not stand itself (thesis, 4.2.2).
+        """
+        removed_by = self.leaving.get(name)
+        return removed_by if removed_by == self.log.index and self.log.before() else None
+
     def followers(self) -> tuple[str, ...]:
         """Names a leader sends to: all members, those just leaving, and invited ones."""
-        names = set(self.invited)
+        names = {*self.invited, *self.leaving}
         for members in (self.members, self.log.before()):
             names.update(() if members is None else members.names)
         if self.members is None:

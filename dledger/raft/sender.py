@@ -73,7 +73,7 @@ class Sender:
         if append.is_empty:
             return []
         try:
-            return self.journal.log.frames(append.first, append.max_bytes)
+            return self.journal.log.frames(append.first, append.max_bytes, append.last)
         except CorruptEntryError as error:
             log.error("append_of_damaged_entry", error=str(error))
             return []

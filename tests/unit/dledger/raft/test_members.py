@@ -11,7 +11,7 @@ import pytest
 from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.membership import Member, Members
 from dledger.raft.node import RaftNode
-from dledger.raft.reconfiguration import CLOSE_BYTES
+from dledger.raft.reconfiguration import CLOSE_BYTES, LEAVER_TIMEOUTS
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.raft_cluster import Cluster, Letter
 
@@ -207,6 +207,7 @@ def test_the_majority_shrinks_with_the_entry_that_removes_a_voter(tmp_path: Path
     remove(cluster, leader, "n2")
     assert standing(leader) == "n0 n1"
     assert leader.commit_index == leader.journal.last_index
+    cluster.beat("n0")
     assert "n2" not in leader.replicator.peers
     isolate(cluster, "n2")
     index = cluster.append("n0", b"x")
@@ -483,3 +484,66 @@ def test_a_change_is_refused_when_too_few_of_those_left_have_a_vote(tmp_path: Pa
     leader.roster.hellos["n2"] = hello
     leader.change_members(left)
     assert leader.journal.last_index == before + 1
+
+
+def test_three_of_four_elect_a_leader_whoever_got_the_list_that_removes_one(tmp_path: Path) -> None:
+    """A removed member with the longest log votes for nobody and may not stand (thesis, 4.2.2)."""
+    for reached in ([], ["n1"], ["n2"], ["n1", "n2"], ["n2", "n3"]):
+        cluster = Cluster(tmp_path / "-".join(["reached", *reached]), 4)
+        leader = cluster.elect("n0")
+        cluster.beat("n0")
+        for name in {"n1", "n2", "n3"} - set(reached):
+            cluster.cut |= {("n0", name), (name, "n0")}
+        leader.change_members(listed(leader).without(voter(leader, "n1")))
+        leader.settle()
+        cluster.run()
+        cluster.stop("n0")
+        cluster.cut.clear()
+        for name in ("n1", "n2", "n3", "n1", "n2", "n3"):
+            cluster.clock.now_s += 10.0
+            cluster.node(name).stand()
+            cluster.node(name).settle()
+            cluster.run()
+            if cluster.node(name).is_leader:
+                break
+        leading = [name for name in ("n1", "n2", "n3") if cluster.node(name).is_leader]
+        assert len(leading) == 1, reached
+        index = cluster.append(leading[0], b"x")
+        cluster.run()
+        assert cluster.node(leading[0]).commit_index == index
+        cluster.close()
+
+
+def test_a_removed_member_gets_the_list_once_it_is_committed(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 4)
+    leader = cluster.elect("n0")
+    cluster.beat("n0")
+    for name in ("n2", "n3"):
+        isolate(cluster, name)
+    leader.change_members(listed(leader).without(voter(leader, "n1")))
+    leader.settle()
+    later = cluster.append("n0", b"behind the list")
+    cluster.run()
+    cluster.pass_time("n0", 0.5)
+    left = cluster.node("n1")
+    assert standing(leader) == "n0 n2 n3"
+    assert standing(left) == "n0 n1 n2 n3"
+    assert left.journal.last_index == leader.journal.members.index - 1
+    cluster.cut.clear()
+    cluster.pass_time("n0", 1.0)
+    assert leader.commit_index == later
+    assert standing(left) == "n0 n2 n3"
+    assert "n1" not in leader.replicator.peers
+
+
+def test_a_removed_member_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 4)
+    leader = cluster.elect("n0")
+    cluster.beat("n0")
+    isolate(cluster, "n1")
+    remove(cluster, leader, "n1")
+    assert leader.commit_index == leader.journal.last_index
+    assert "n1" in leader.replicator.peers
+    cluster.pass_time("n0", LEAVER_TIMEOUTS * leader.settings.election_timeout_s + 0.5)
+    assert "n1" not in leader.replicator.peers
+    assert leader.roster.leaving == {}
