@@ -33,6 +33,11 @@ SETTINGS: dict[str, object] = {
     "store.max_index_num": 1_000_000,
 }
 SENDERS = 48
+CALM_SENDS = 2_000
+"""Acknowledged before anything is done to the group: the rate to compare with."""
+CALM_SHARE = 1 / 8
+"""What is left of the calm rate while members restart: three of them share two processors with
+the senders, and each start takes most of one."""
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Load:
     acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    calm_rate: float = 0.0
     stop: bool = False
 
     async def send(self, producer: Producer, number: int) -> None:
@@ -88,7 +94,8 @@ async def loaded(cluster: LocalCluster, **config: object) -> AsyncIterator[Load]
         ):
             for number in range(SENDERS):
                 nursery.start_soon(load.send, producer, number)
-            await load.reach(1_000)
+            await load.reach(CALM_SENDS)
+            load.calm_rate = load.rate
             yield load
             load.stop = True
         found: dict[tuple[int, int], str] = {}
@@ -166,7 +173,7 @@ async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(tmp_path:
                 await cluster.wait_caught_up(name)
                 await load.reach(len(load.acknowledged) + 1_000)
         assert load.failed == []
-        assert load.rate >= 1_000, f"only {load.rate:.0f} messages a second"
+        assert load.rate >= load.calm_rate * CALM_SHARE, (load.rate, load.calm_rate)
         assert load.largest_gap_s < 2.0
         print(
             f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s, no failed send,"

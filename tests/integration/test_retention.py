@@ -92,6 +92,7 @@ async def test_a_broker_away_for_longer_than_the_log_is_kept_comes_back(tmp_path
                 with trio.fail_after(DEADLINE_S):
                     while len(acknowledged) < 1_000:
                         await trio.sleep(0.05)
+                calm_rate = len(acknowledged) / (time.monotonic() - began)
                 had = (await status_of(cluster, away))["last_index"]
                 await cluster.kill(away)
                 with trio.fail_after(DEADLINE_S):
@@ -110,7 +111,7 @@ async def test_a_broker_away_for_longer_than_the_log_is_kept_comes_back(tmp_path
                 queues = await consumer.fetch_message_queues("kept")
                 lows, found = await all_that_is_kept(consumer, queues)
             status = await status_of(cluster, away)
-    assert rate >= 1_000
+    assert rate >= calm_rate / 5, "one of three is away, and a majority goes on"
     assert status["installs"] == 1
     assert all(low > 0 for low in lows.values())
     kept = {place: body for place, body in acknowledged.items() if place[1] >= lows[place[0]]}

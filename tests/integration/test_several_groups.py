@@ -98,7 +98,8 @@ async def test_one_group_is_killed_and_the_other_serves(tmp_path: Path) -> None:
             await kill_group(cluster, A)
             began = trio.current_time()
             survived = await send(producer, "both", 100)
-            assert trio.current_time() - began < 15
+            # A send that waited for the dead group would take all of its time.
+            assert trio.current_time() - began < config.send_timeout_s
             assert brokers_of(survived)[B] == 100
 
             await only_b_is_known(cluster)

@@ -49,40 +49,50 @@ def test_rng_gives_what_was_asked_for() -> None:
     assert {rng.randrange(2) for _ in range(200)} == {0, 1}
 
 
-def taking(seconds: float, where: list[int]) -> Callable[[], str]:
-    def work() -> str:
-        where.append(threading.get_ident())
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            pass
-        return "done"
+class Measured:
+    """Work that takes as long as it says, by the clock the executor reads."""
 
-    return work
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.where: list[int] = []
+        monkeypatch.setattr("remoting.edge.time.perf_counter", lambda: self.now)
+
+    def taking(self, seconds: float) -> Callable[[], str]:
+        def work() -> str:
+            self.where.append(threading.get_ident())
+            self.now += seconds
+            return "done"
+
+        return work
 
 
-async def test_cheap_work_moves_inline_and_slow_work_to_a_thread() -> None:
+async def test_cheap_work_moves_inline_and_slow_work_to_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = Measured(monkeypatch)
     executor = AdaptiveExecutor(inline_limit_s=0.02)
     here = threading.get_ident()
-    where: list[int] = []
     assert not executor.runs_inline("flush")
-    assert await executor.run(taking(0, where), kind="flush") == "done"
+    assert await executor.run(work.taking(0), kind="flush") == "done"
     assert executor.runs_inline("flush")
-    await executor.run(taking(0, where), kind="flush")
-    await executor.run(taking(0.15, where), kind="flush")
+    await executor.run(work.taking(0), kind="flush")
+    await executor.run(work.taking(0.15), kind="flush")
     assert not executor.runs_inline("flush")
-    await executor.run(taking(0, where), kind="flush")
-    assert [ident == here for ident in where] == [False, True, True, False]
+    await executor.run(work.taking(0), kind="flush")
+    assert [ident == here for ident in work.where] == [False, True, True, False]
 
 
-async def test_work_that_becomes_cheap_again_comes_back_inline() -> None:
+async def test_work_that_becomes_cheap_again_comes_back_inline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = Measured(monkeypatch)
     executor = AdaptiveExecutor(inline_limit_s=0.02)
-    where: list[int] = []
-    await executor.run(taking(0.03, where), kind="flush")
+    await executor.run(work.taking(0.03), kind="flush")
     assert not executor.runs_inline("flush")
     for _ in range(10):
-        await executor.run(taking(0, where), kind="flush")
+        await executor.run(work.taking(0), kind="flush")
     assert executor.runs_inline("flush")
-    assert where[-1] == threading.get_ident()
+    assert work.where[-1] == threading.get_ident()
 
 
 async def test_slow_work_is_tried_inline_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
