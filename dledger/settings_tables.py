@@ -19,7 +19,8 @@ CONSUME_QUEUE_UNIT_BYTES = 20
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DEFAULT_NAMESRV_PORT = 9876
 DEFAULT_LISTEN_PORT = 10911
-DEFAULT_PEER_PORT = 40911
+DEFAULT_PEER_PORT = 20911
+"""Below the ports that Linux gives to outgoing connections, 32768 to 60999."""
 DEFAULT_METRICS_PORT = 5557
 
 
@@ -569,7 +570,7 @@ class RaftTable(Struct, frozen=True, kw_only=True):
     peers: Annotated[
         tuple[Peer, ...],
         _about(
-            "All members, `n0-host:port;n1-host:port`; empty: this node alone on port 40911.",
+            "All members, `n0-host:port;n1-host:port`; empty: this node alone on port 20911.",
             "dLegerPeers",
         ),
     ] = ()

@@ -317,7 +317,11 @@ class TcpNetwork:
     """TCP of this machine, TCP_NODELAY on."""
 
     async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
-        """Bind *host* (a name or an address; empty means all) and listen."""
+        """Bind *host* (a name or an address; empty means all) and listen.
+
+        Raises:
+            OSError: It cannot be bound; the text names host and port.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         found = await trio.socket.getaddrinfo(
             host or "0.0.0.0",
@@ -330,6 +334,10 @@ class TcpNetwork:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             await sock.bind(found[0][4])
             sock.listen(LISTEN_BACKLOG)
+        except OSError as error:
+            sock.close()
+            reason = f"cannot listen on {host}:{port}: {error.strerror or error}"
+            raise OSError(error.errno, reason) from error
         except BaseException:
             sock.close()
             raise

@@ -16,10 +16,10 @@ import trio
 from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
-from dledger.cli.output import ExitCode
+from dledger.cli.output import CliError, ExitCode
 from dledger.config import BrokerConfig, ConfigFile, load_config
 from remoting.open_files import raise_open_files, share_descriptors
-from remoting.seams import Clock
+from remoting.seams import Clock, Network
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
 app.command(
@@ -169,6 +169,7 @@ async def serve_process(
         **{path: f"{value} ({source})" for path, value, source in config.settings()},
     )
     config, queue_files_max = _share_descriptors(await _with_addresses(config))
+    await check_ports(config, TcpNetwork())
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
@@ -189,6 +190,27 @@ async def serve_process(
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")
     return ExitCode.OK
+
+
+async def check_ports(config: BrokerConfig, network: Network) -> None:
+    """Try the ports a broker cannot be without, before it reserves space for its log.
+
+    Raises:
+        CliError: One of them cannot be listened on; it names the setting.
+    """
+    own = config.self_peer
+    wanted = [("server.listen_port", config.server.listen_host, config.server.listen_port)]
+    if len(config.raft.peers) > 1:
+        wanted.append(("raft.peers", own.host, config.raft.listen_port or own.port))
+    for setting, host, port in wanted:
+        try:
+            listener = await network.listen(host, port)
+        except OSError as error:
+            raise CliError(
+                f"{setting}: {error.strerror or error}",
+                next_step=f"nothing was started: find who has it: ss -ltnp 'sport = :{port}'",
+            ) from None
+        await listener.aclose()
 
 
 def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,13 +27,11 @@ from remoting.protocol.bodies import ClusterInfo
 
 app = App(name="cluster", help="Brokers, their roles and health.", backend="trio")
 
-BROKER_COLUMNS = (
-    "cluster",
-    "broker",
-    "id",
-    "address",
-    "role",
-    "term",
+BROKER_COLUMNS = ("cluster", "broker", "id", "address", "role", "term")
+"""What fits into 80 columns."""
+
+WIDE_COLUMNS = (
+    *BROKER_COLUMNS,
     "leader",
     "commit_index",
     "applied_index",
@@ -69,13 +67,51 @@ async def brokers_of(info: ClusterInfo) -> list[dict[str, Any]]:
     return rows
 
 
+def with_absent(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return *rows* and one more for each member of a group that no NameServer lists. Pure.
+
+    A member that is listed and does not answer gets the name its group knows it by.
+    """
+    by_broker: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_broker.setdefault(row["broker"], []).append(dict(row))
+    for group in by_broker.values():
+        says = max(group, key=lambda row: int(row.get("term") or 0))
+        silent = {row["address"]: row for row in group if "self" not in row}
+        here = {row.get("self") for row in group}
+        for member in says.get("members") or ():
+            if member["name"] in here:
+                continue
+            address = member.get("client_address") or member.get("address")
+            if address in silent:
+                silent[address]["self"] = member["name"]
+                continue
+            group.append(
+                {
+                    "cluster": says.get("cluster"),
+                    "broker": says["broker"],
+                    "id": None,
+                    "address": address,
+                    "reachable": False,
+                    "self": member["name"],
+                    "role": "absent",
+                }
+            )
+    return [row for group in by_broker.values() for row in group]
+
+
+Wide = Annotated[bool, Parameter(name=["--wide", "-w"], help="All columns of the table.")]
+
+
 @app.command
-async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") -> int:
-    """List brokers with role, term and position."""
+async def ls(
+    *, wide: Wide = False, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+) -> int:
+    """List brokers with role and term; a member that no NameServer knows is absent."""
     namesrvs = addresses(namesrv)
     source, info = await any_cluster_info(namesrvs)
-    rows = await brokers_of(info)
-    show(output, f"Brokers known to {source}", rows, BROKER_COLUMNS)
+    rows = with_absent(await brokers_of(info))
+    show(output, f"Brokers known to {source}", rows, WIDE_COLUMNS if wide else BROKER_COLUMNS)
     for sentence in await _refused_by(namesrvs):
         note(sentence)
     return ExitCode.OK

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -32,6 +33,9 @@ POLL_S = 0.05
 
 DEFAULT_GROUP = "broker-a"
 
+OWN_PORTS = range(15_000, 32_768)
+"""Below Linux' range for outgoing connections, 32768 to 60999."""
+
 GROUP_LETTERS = "abcdefgh"
 
 MAX_GROUPS = len(GROUP_LETTERS)
@@ -41,22 +45,32 @@ MAX_GROUPS = len(GROUP_LETTERS)
 def free_ports(count: int) -> list[int]:
     """Return free loopback ports, none of them two below another.
 
-    Some RocketMQ clients try the port two below the one they were told.
+    Some RocketMQ clients try the port two below the one they were told. None lies where the kernel
+    takes ports for connections: one of those could take the port of a member that restarts.
+
+    Raises:
+        CliError: There are not so many.
     """
     ports: list[int] = []
-    held: list[socket.socket] = []
-    try:
-        while len(ports) < count:
-            probe = socket.socket()
-            held.append(probe)
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            if not any(abs(port - other) == 2 for other in ports):
-                ports.append(port)
-    finally:
-        for probe in held:
-            probe.close()
+    for port in random.sample(OWN_PORTS, len(OWN_PORTS)):
+        if len(ports) == count:
+            break
+        if not any(abs(port - other) == 2 for other in ports) and is_free(port):
+            ports.append(port)
+    if len(ports) < count:
+        raise CliError(f"of the ports {OWN_PORTS[0]} to {OWN_PORTS[-1]} no {count} are free")
     return ports
+
+
+def is_free(port: int) -> bool:
+    """Return whether a loopback port can be listened on now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @dataclass(slots=True)

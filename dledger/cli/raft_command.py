@@ -11,7 +11,7 @@ import trio
 from cyclopts import App, Parameter
 
 from dledger.cli.ask_cluster import ask_leader, groups_of, refused
-from dledger.cli.cluster_command import brokers_of
+from dledger.cli.cluster_command import Wide, brokers_of, with_absent
 from dledger.cli.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -38,7 +38,10 @@ CHANGE_TIMEOUT_S = 20.0
 
 LOOK_S = 0.2
 
-COLUMNS = (
+COLUMNS = ("member", "address", "role", "term", "commit", "applied", "lag")
+"""What fits into 80 columns; the group is the title."""
+
+WIDE_COLUMNS = (
     "group",
     "member",
     "address",
@@ -60,9 +63,16 @@ COLUMNS = (
 
 @app.command
 async def status(
-    group: str | None = None, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+    group: str | None = None,
+    *,
+    wide: Wide = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
 ) -> int:
-    """Show each member of a group, or of all: role, term, last, committed and applied index."""
+    """Show each member of a group, or of all: role, term, committed and applied index.
+
+    --wide adds the other indexes, the chain, counts of elections and the scrub; JSON has all.
+    """
     source, info = await any_cluster_info(addresses(namesrv))
     rows = [row for row in await brokers_of(info) if group in (None, row["broker"])]
     if not rows:
@@ -70,8 +80,13 @@ async def status(
             f"no broker group {group or ''} is registered at {source}".replace("  ", " "),
             next_step="see dledger cluster ls",
         )
-    members = raft_rows(rows)
-    show(output, "", members, COLUMNS)
+    members = raft_rows(with_absent(rows))
+    if output == "json" or wide:
+        show(output, "", members, WIDE_COLUMNS)
+    else:
+        for name in dict.fromkeys(row["group"] for row in members):
+            narrow = [narrow_row(row) for row in members if row["group"] == name]
+            show(output, f"Group {name}", narrow, COLUMNS)
     return ExitCode.OK if any(row.get("serving") for row in rows) else ExitCode.FAILED
 
 
@@ -231,9 +246,10 @@ async def _until(group: BrokerData, done: Callable[[dict[str, set[str]]], bool],
 def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what is shown of each member, from what it says of itself. Pure."""
     last = max((int(row.get("last_index", 0)) for row in rows), default=0)
+    groups = {row["broker"]: row["group"] for row in rows if "group" in row}
     return [
         {
-            "group": row.get("group", row["broker"]),
+            "group": groups.get(row["broker"], row["broker"]),
             "member": row.get("self"),
             "address": row["address"],
             "role": row.get("role"),
@@ -257,6 +273,18 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def narrow_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of the narrow table: what a member may do stands in its role. Pure."""
+    standing = row["standing"]
+    return {
+        **row,
+        "role": row["role"] if standing in (None, "voter") else standing,
+        "commit": row["commit_index"],
+        "applied": row["applied_index"],
+        "lag": row["lag_entries"],
+    }
 
 
 def _standing(row: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import trio
 from cyclopts import Parameter
 
-from dledger.cli.local_cluster import MAX_GROUPS, LocalCluster, local_cluster
+from dledger.cli.local_cluster import MAX_GROUPS, LocalCluster, free_ports, is_free, local_cluster
 from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
 
 WATCH_S = 0.5
@@ -43,8 +43,11 @@ async def up(
     where = folder or Path(tempfile.mkdtemp(prefix="dledger-up-"))
     ports = None
     if port is not None:
-        from dledger.cli.local_cluster import free_ports
-
+        if not is_free(port):
+            raise CliError(
+                f"--port {port}: address already in use",
+                next_step="leave --port out, or take another",
+            )
         ports = [port, *free_ports(2 * brokers * groups)]
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with local_cluster(

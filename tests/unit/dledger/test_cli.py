@@ -12,7 +12,12 @@ import pytest
 import structlog
 
 from commitlog.errors import ConfigError, InvariantBroken
-from dledger.cli.cluster_command import judge_group, missing_groups
+from dledger.cli.cluster_command import (
+    BROKER_COLUMNS,
+    judge_group,
+    missing_groups,
+    with_absent,
+)
 from dledger.cli.main import (
     COMMANDS,
     broker_main,
@@ -22,8 +27,8 @@ from dledger.cli.main import (
     run,
     take_access_options,
 )
-from dledger.cli.output import CliError, ExitCode
-from dledger.cli.raft_command import raft_rows
+from dledger.cli.output import CliError, ExitCode, show
+from dledger.cli.raft_command import COLUMNS, narrow_row, raft_rows
 from dledger.logs import configure_logs
 
 ROOT = Path(__file__).parents[3]
@@ -138,6 +143,36 @@ def test_a_bug_is_not_dressed_up_as_an_error_of_the_user(bug: Exception) -> None
         run(app, ["fail"])
 
 
+PRINT_UNTIL_NOBODY_READS = """
+import sys, trio
+from dledger.cli.main import build_app, run
+app = build_app()
+@app.command
+async def chatter():
+    async def talk():
+        while True:
+            print("a line")
+            await trio.lowlevel.checkpoint()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(talk)
+sys.exit(run(app, ["chatter"]))
+"""
+
+
+def test_a_reader_that_has_enough_ends_a_command_without_a_word() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PRINT_UNTIL_NOBODY_READS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"a line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def row(**changes: object) -> dict[str, object]:
     """What one member of a healthy group of two says."""
     healthy: dict[str, object] = {
@@ -247,6 +282,57 @@ def test_a_member_is_shown_with_what_it_may_do() -> None:
         "no member",
         None,
     ]
+
+
+MEMBERS = [
+    {"name": "n0", "standing": "voter", "client_address": "h:1"},
+    {"name": "n1", "standing": "voter", "client_address": "h:2"},
+    {"name": "n2", "standing": "voter", "client_address": "h:3", "address": "h:33"},
+    {"name": "n3", "standing": "learner", "address": "h:44"},
+]
+
+
+def test_a_dead_member_is_shown_listed_or_not() -> None:
+    silent = {"broker": "a", "id": 3, "address": "h:3", "reachable": False, "role": "unreachable"}
+    rows = with_absent([row(members=MEMBERS, role="leader"), follower(role="follower"), silent])
+    shown = [(one["self"], one["address"], one["role"]) for one in rows]
+    assert shown == [
+        ("n0", "h:1", "leader"),
+        ("n1", "h:2", "follower"),
+        ("n2", "h:3", "unreachable"),
+        ("n3", "h:44", "absent"),
+    ]
+    members = raft_rows(rows)
+    assert [member["member"] for member in members] == ["n0", "n1", "n2", "n3"]
+    assert {member["group"] for member in members} == {"a"}
+
+
+def test_a_group_whose_members_are_all_there_has_no_row_more() -> None:
+    rows = [row(members=MEMBERS[:2]), follower(members=MEMBERS[:2])]
+    assert with_absent(rows) == rows
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, BROKER_COLUMNS])
+def test_tables_of_members_fit_into_80_columns(
+    columns: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    large = 12_345_678
+    says = row(
+        cluster="DefaultCluster", broker="broker-a", members=MEMBERS, role="leader",
+        address="127.0.0.1:10911", term=123, last_index=large, commit_index=large,
+        applied_index=large,
+    )  # fmt: skip
+    rows = with_absent([says])
+    shown = [narrow_row(one) for one in raft_rows(rows)] if columns is COLUMNS else rows
+    show("table", "", shown, columns)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for word in (*columns, "127.0.0.1:10911", "absent", "123"):
+        assert word in out
+    assert out.count("\n") == len(rows) + 4, "no cell is folded"
 
 
 def test_members_are_those_in_the_leaders_list_whoever_else_is_connected() -> None:

@@ -1,0 +1,80 @@
+"""A port that another process has: said before anything is started, with the setting's name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from dledger.cli.broker_command import check_ports
+from dledger.cli.local_cluster import free_ports
+from dledger.cli.main import broker_main, main
+from dledger.cli.output import CliError
+from dledger.config import load_config
+from remoting.edge import TcpNetwork
+
+FIRST_EPHEMERAL_PORT = 32_768
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A loopback port that this process listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def options(listen_port: int, peer_port: int) -> dict[str, object]:
+    peers = f"n0-127.0.0.1:{peer_port};n1-127.0.0.1:1"
+    return {
+        "server.listen_host": "127.0.0.1",
+        "server.listen_port": listen_port,
+        "raft.self_id": "n0",
+        "raft.peers": peers,
+    }
+
+
+async def test_check_ports_names_the_setting_and_the_address(taken: int) -> None:
+    (free,) = free_ports(1)
+    for setting, chosen in (
+        ("server.listen_port", options(taken, free)),
+        ("raft.peers", options(free, taken)),
+    ):
+        with pytest.raises(CliError) as caught:
+            await check_ports(load_config(options=chosen), TcpNetwork())
+        said = f"{setting}: cannot listen on 127.0.0.1:{taken}: Address already in use; "
+        assert str(caught.value).startswith(said)
+        assert f":{taken}" in str(caught.value).split("; ")[1]
+
+
+async def test_check_ports_leaves_free_ports_free() -> None:
+    config = load_config(options=options(*free_ports(2)))
+    for _ in range(2):
+        await check_ports(config, TcpNetwork())
+
+
+def test_a_broker_whose_port_is_taken_leaves_no_folder(
+    taken: int, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("broker") / "store"
+    tokens = ["--store", str(folder), "--listen-port", str(taken), "--log-level", "error"]
+    assert broker_main([*tokens, "--set", "server.listen_host=127.0.0.1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: server.listen_port: cannot listen on 127.0.0.1:{taken}: ")
+    assert not folder.exists()
+
+
+def test_up_on_a_taken_port_is_one_sentence(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--port", str(taken)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"error: --port {taken}: address already in use; leave --port out, or take another"
+    )
+
+
+def test_ports_of_our_own_are_none_the_kernel_gives_to_connections() -> None:
+    assert max(free_ports(50)) < FIRST_EPHEMERAL_PORT
+    (peer,) = load_config().raft.peers
+    assert peer.port < FIRST_EPHEMERAL_PORT
