@@ -27,6 +27,8 @@ from commitlog.record import (
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize, for one message and for a whole batch."""
+MAX_DELAY_LEVEL: Final = 64
+"""As many delay levels as a broker can be given; one above its own counts as its longest."""
 MAX_TOPIC_CHARS: Final = 127
 """Longest topic a client may send to."""
 MAX_RETRY_TOPIC_CHARS: Final = 255
@@ -96,6 +98,11 @@ def check_topic(topic: str) -> None:
     if not _TOPIC_CHARS.issuperset(topic):
         bad = next(c for c in topic if c not in _TOPIC_CHARS)
         raise MessageIllegalError(f"topic {topic!r} holds {bad!r}; allowed are % | a-z A-Z 0-9 _ -")
+    if topic.startswith("%DLQ%"):
+        raise MessageIllegalError(
+            f"topic {topic!r} is filled by the brokers; Admin.resend_dead_letters gives dead"
+            " letters back"
+        )
     if topic in _CLOSED_TOPICS:
         raise MessageIllegalError(f"topic {topic!r} is the brokers' own, clients cannot send to it")
 
@@ -105,8 +112,15 @@ def check_body(body: Buffer, max_bytes: int = MAX_BODY_BYTES) -> int:
 
     Raises:
         MessageIllegalError: Empty or more than *max_bytes*.
+        TypeError: Text, or no bytes at all.
     """
-    size = len(body) if isinstance(body, bytes) else memoryview(body).nbytes
+    try:
+        size = len(body) if isinstance(body, bytes) else memoryview(body).nbytes
+    except TypeError:
+        hint = ": encode it, body=text.encode()" if isinstance(body, str) else ""
+        raise TypeError(
+            f"the body of a message is bytes, not {type(body).__name__}{hint}; nothing was sent"
+        ) from None
     if size == 0:
         raise MessageIllegalError("the body is empty")
     if size > max_bytes:
@@ -130,7 +144,12 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
     if keys:
         text = f"{text}KEYS\x01{keys if isinstance(keys, str) else ' '.join(keys)}\x02"
         pairs += 1
-    if message.delay_level > 0:
+    if message.delay_level:
+        if not 0 < message.delay_level <= MAX_DELAY_LEVEL:
+            raise MessageIllegalError(
+                f"delay_level {message.delay_level}: brokers have at most {MAX_DELAY_LEVEL},"
+                " 18 unless they are configured otherwise"
+            )
         text = f"{text}DELAY\x01{message.delay_level}\x02"
         pairs += 1
     if message.delay_ms or message.deliver_at_ms:
@@ -241,8 +260,8 @@ _IPV6_HOSTS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 class MessageExt:
     """A message as it was read, decoded only where it is looked at.
 
-    It is a view: the whole pulled buffer lives as long as any message of it. Take `body_bytes`
-    to keep one message of many.
+    It is a view: the whole pulled buffer lives as long as any message of it. Take `body` to keep
+    one message of many.
     """
 
     __slots__ = ("_properties", "_record", "_view", "broker_name", "start")
@@ -292,12 +311,21 @@ class MessageExt:
         return size
 
     @property
-    def body(self) -> bytes | memoryview:
-        """The body, decompressed if it was compressed; else a view, not a copy.
+    def body(self) -> bytes:
+        """The body as bytes of its own, decompressed if it was compressed. Raises as `body_view`.
+
+        Each look copies; `body_view` does not.
+        """
+        body = self.body_view
+        return body if isinstance(body, bytes) else bytes(body)
+
+    @property
+    def body_view(self) -> bytes | memoryview:
+        """The body without a copy; a compressed one is decompressed.
 
         Raises:
-            CorruptRecordError: The record or the compressed body is damaged, or unfolds to more
-                than `client.compression.MAX_DECOMPRESSED_BYTES`.
+            CorruptRecordError: The record or the compressed body is damaged, or decompresses to
+                more than `client.compression.MAX_DECOMPRESSED_BYTES`.
         """
         view, start = self._view, self.start
         (sys_flag,) = _I32.unpack_from(view, start + 36)
@@ -311,8 +339,8 @@ class MessageExt:
 
     @property
     def body_bytes(self) -> bytes:
-        """The body as bytes of its own."""
-        return bytes(self.body)
+        """The same as `body`."""
+        return self.body
 
     @property
     def topic(self) -> str:

@@ -51,7 +51,7 @@ def parse_peers(value: object) -> tuple[Peer, ...]:
     for part in parts:
         match = _PEER.fullmatch(str(part).strip())
         if match is None or not 0 < int(match[3]) < 65_536:
-            raise ValueError(f"{part!r} is not a peer such as n0-127.0.0.1:40911")
+            raise ValueError(f"{part!r} is not a peer such as n0-127.0.0.1:20911")
         peers.append(Peer(match[1], match[2].strip("[]"), int(match[3])))
     return tuple(peers)
 

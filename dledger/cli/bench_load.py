@@ -270,8 +270,8 @@ async def _consume(client: ClientInstance, load: ConsumeLoad) -> ConsumeBench:
             latencies_s.append(time.perf_counter() - began)
             for message in pulled.messages:
                 # What a user does with each: look at the body.
-                if len(message.body) != load.size:
-                    raise CliError(f"a body of {len(message.body)} bytes came back")
+                if len(message.body_view) != load.size:
+                    raise CliError(f"a body of {len(message.body_view)} bytes came back")
             read += len(pulled.messages)
             offset = pulled.next_begin_offset
 

@@ -67,7 +67,7 @@ async def get(
     output: Output = "table",
 ) -> int:
     """Show settings as they are now, of every broker or of some."""
-    found = await _settings(namesrv, broker, name_servers)
+    found = await settings_of(namesrv, broker, name_servers)
     rows = [
         {"address": address, "key": key, "value": value}
         for address, settings in found.items()
@@ -128,7 +128,7 @@ async def diff(
     output: Output = "table",
 ) -> int:
     """Show settings that are not the same everywhere; exit 1 if there are any."""
-    found = await _settings(namesrv, broker, name_servers)
+    found = await settings_of(namesrv, broker, name_servers)
     rows = differing(found, with_own=everything)
     if output == "json":
         print_json(rows)
@@ -168,7 +168,7 @@ async def _targets(namesrv: str, brokers: tuple[str, ...] | None, name_servers: 
     return [address for group in groups for _, address in sorted(group.broker_addrs.items())]
 
 
-async def _settings(
+async def settings_of(
     namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool
 ) -> dict[str, dict[str, str]]:
     """Return address → key → value of every daemon asked.

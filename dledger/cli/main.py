@@ -111,7 +111,8 @@ def _ended_by(error: BaseException) -> int:
     known = all(isinstance(leaf, MQError | OSError) for leaf in leaves)
     if not known or any(isinstance(leaf, InvariantBroken) for leaf in leaves):
         raise error
-    note(f"error: {_one_line(str(leaves[0]))}")
+    said = "; ".join([str(leaves[0]), *getattr(leaves[0], "__notes__", ())])
+    note(f"error: {_one_line(said)}")
     return exit_code_of(leaves[0])
 
 

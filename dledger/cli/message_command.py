@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import trio
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
+from dledger.cli.config_command import settings_of
 from dledger.cli.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -19,6 +22,7 @@ from dledger.cli.output import (
     Output,
     RowsOutput,
     addresses,
+    note,
     print_csv,
     print_json,
     print_table,
@@ -30,7 +34,12 @@ if TYPE_CHECKING:
     from client.message import MessageExt
     from client.pull_consumer import PullConsumer
     from client.route import MessageQueue
+    from client.send_results import SendFuture
     from client.subscription_expression import SubscriptionExpression
+
+DEFAULT_LEVELS = 18
+MAX_LEVELS = 64
+"""A broker can be given so many delay levels, and has 18 otherwise."""
 
 PULL_MESSAGES = 500
 BODY_SHOWN_CHARS = 200
@@ -47,21 +56,33 @@ async def send(
     property_: Annotated[
         tuple[str, ...] | None, Parameter(name="--property", help="name=value; may come often.")
     ] = None,
-    delay_level: Annotated[int, Parameter(help="1 to 18: deliver after 1 s to 2 h.")] = 0,
+    delay_level: Annotated[
+        int,
+        Parameter(
+            help="1 to 18: deliver after 1 s to 2 h.",
+            validator=validators.Number(gte=0, lte=MAX_LEVELS),
+        ),
+    ] = 0,
     delay: Annotated[float, Parameter(help="Deliver after so many seconds.")] = 0.0,
     queue: Annotated[int | None, Parameter(help="Queue id; the next one in turn.")] = None,
     count: Annotated[int, Parameter(help="Send each that often.")] = 1,
+    quiet: Annotated[
+        bool, Parameter(name=["--quiet", "-q"], help="Do not print where they are stored.")
+    ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
     """Send messages and print where they are stored.
 
-    Without a body each line of standard input is one. A body that begins with - comes after --.
+    Without a body each line of standard input is one, and is printed when it is stored. A body
+    that begins with - comes after --.
     """
     from client.message import Message
     from client.producer import Producer
     from dledger.cli.sdk import open_client
+    from dledger.cli.send_lines import given, lines, printer_of, send_all
 
+    check_sendable(topic)
     if not bodies and sys.stdin.isatty():
         raise CliError(
             "nothing to send",
@@ -69,7 +90,10 @@ async def send(
             exit_code=ExitCode.USAGE,
         )
     properties = _properties(property_ or ())
-    rows: list[dict[str, Any]] = []
+    stdin = sys.stdin.fileno() if not bodies else -1
+    incoming = given(bodies, count) if bodies else lines(partial(os.read, stdin), count)
+    if delay_level > DEFAULT_LEVELS:
+        check_delay_level(delay_level, await settings_of(namesrv, None, False))
     async with (
         open_client(addresses(namesrv)) as client,
         Producer(client, "dledger-cli") as producer,
@@ -82,34 +106,56 @@ async def send(
                     f"{topic} has no queue {queue}", next_step=f"see dledger topic route {topic}"
                 )
             chosen = queues[queue]
-        for body in _lines(bodies):
-            for _ in range(count):
-                message = Message(
-                    topic,
-                    body,
-                    tags=tag,
-                    keys=key,
-                    properties=properties or None,
-                    delay_level=delay_level,
-                    delay_ms=round(delay * 1000),
-                )
-                if chosen is None:
-                    result = await producer.send(message)
-                else:
-                    result = await producer.send_to(chosen, message)
-                rows.append(
-                    {
-                        "status": result.status.name,
-                        "message_id": result.message_id,
-                        "offset_message_id": result.offset_message_id,
-                        "broker": result.message_queue.broker_name,
-                        "queue": result.message_queue.queue_id,
-                        "offset": result.queue_offset,
-                        "recall_handle": result.recall_handle,
-                    }
-                )
-    show(output, "", rows, ("status", "message_id", "broker", "queue", "offset"))
+
+        async def send_one(body: bytes) -> SendFuture:
+            message = Message(
+                topic,
+                body,
+                tags=tag,
+                keys=key,
+                properties=properties or None,
+                delay_level=delay_level,
+                delay_ms=round(delay * 1000),
+            )
+            return await producer.send_async(message, queue=chosen)
+
+        printer = printer_of(output, quiet=quiet, streaming=not bodies)
+        stored = await send_all(incoming, send_one, printer)
+    if not bodies:
+        note(f"{stored:,} messages are stored")
     return ExitCode.OK
+
+
+def check_sendable(topic: str) -> None:
+    """Refuse the topics that brokers fill for consumer groups.
+
+    Raises:
+        CliError: A usage error; nothing is sent.
+    """
+    if topic.startswith(("%RETRY%", "%DLQ%")):
+        raise CliError(
+            f"{topic} is filled by the brokers, for a consumer group",
+            next_step="send to the topic itself; dledger dlq gives dead letters back",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def check_delay_level(level: int, settings: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse a level that a broker does not have; as RocketMQ's, it would take its longest one.
+
+    Args:
+        settings: Broker's address → key → value.
+    Raises:
+        CliError: A usage error; nothing is sent.
+    """
+    for address, found in settings.items():
+        levels = len(found.get("messageDelayLevel", "").split()) or DEFAULT_LEVELS
+        if level > levels:
+            raise CliError(
+                f"--delay-level {level}: {address} has the levels 1 to {levels}",
+                next_step="--delay SECONDS takes any time",
+                exit_code=ExitCode.USAGE,
+            )
 
 
 def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -120,16 +166,6 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
             raise CliError(f"--property {pair}: expected name=value", exit_code=ExitCode.USAGE)
         found[name] = value
     return found
-
-
-def _lines(bodies: tuple[str, ...]) -> Iterator[bytes]:
-    if bodies:
-        yield from (body.encode() for body in bodies)
-        return
-    for line in sys.stdin.buffer:
-        text = line.rstrip(b"\r\n")
-        if text:
-            yield text
 
 
 async def consume(

@@ -153,7 +153,7 @@ async def seconds_to_start(
 ) -> tuple[float, dict[str, object]]:
     """Start a broker; return the seconds until its status is as wanted, and what it logged."""
     node: Node = cluster.brokers[name]
-    logged_before = node.log_path.stat().st_size
+    logged_before = node.log_path.stat().st_size if node.log_path.exists() else 0
     began = time.monotonic()
     await cluster.start(name)
     with trio.fail_after(60):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_message_without_unique_key_is_named_by_its_place() -> None:
 def test_the_body_of_a_plain_message_is_a_view() -> None:
     raw = bytearray(_record())
     message = MessageExt(memoryview(raw), 0)
-    body = message.body
+    body = message.body_view
     raw[88] = ord("B")
     assert bytes(body) == b"Body"
 
@@ -153,6 +154,35 @@ def test_topic_limits_depend_on_the_prefix() -> None:
     check_topic("a" * 127)
     with pytest.raises(MessageIllegalError):
         check_topic("%RETRY%" + "g" * 249)
+
+
+def test_nobody_sends_to_dead_letter_topics() -> None:
+    with pytest.raises(MessageIllegalError, match="filled by the brokers"):
+        check_topic("%DLQ%group")
+
+
+@pytest.mark.parametrize("level", [-1, 65, 99])
+def test_a_delay_level_no_broker_has_is_refused(level: int) -> None:
+    with pytest.raises(MessageIllegalError, match=f"delay_level {level}: brokers have at most 64"):
+        encode_message_properties(Message("T", b"x", delay_level=level), "ID")
+
+
+def test_text_as_a_body_is_told_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"bytes, not str: encode it, body=text\.encode\(\)"):
+        check_body("text")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="bytes, not int; nothing was sent"):
+        check_body(7)  # type: ignore[arg-type]
+
+
+def test_a_body_is_bytes_and_its_view_is_no_copy() -> None:
+    record = encode_record(topic="T", queue_id=0, body=b'{"a": 1}', properties=b"")
+    message = MessageExt(memoryview(record), 0)
+    assert json.loads(message.body) == {"a": 1}
+    assert type(message.body) is type(message.body_bytes) is bytes
+    view = message.body_view
+    assert isinstance(view, memoryview)
+    assert view.obj is record
+    assert bytes(view) == message.body
 
 
 def test_body_size_is_counted_in_bytes() -> None:

@@ -161,7 +161,7 @@ def test_a_slave_without_members_does_not_start_and_says_what_to_write(text: str
     message = str(raised.value)
     key, _, value = text.partition("\n")[0].partition("=")
     assert message.startswith(f"broker.conf: {key} = {value}: this broker would be a group of its")
-    assert "dLegerGroup=broker-a, dLegerPeers=n0-HOST0:40911;n1-HOST1:40911" in message
+    assert "dLegerGroup=broker-a, dLegerPeers=n0-HOST0:20911;n1-HOST1:20911" in message
     assert "docs/from-master-slave.md" in message
     assert "\n" not in message
 
@@ -268,7 +268,7 @@ def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
         (
             "dLegerPeers=n0:40911",
             "broker.conf: dLegerPeers = 'n0:40911': 'n0:40911' is not a peer such as"
-            " n0-127.0.0.1:40911",
+            " n0-127.0.0.1:20911",
         ),
         (
             f"dLegerPeers={THREE_PEERS}\ndLegerSelfId=n7",
@@ -288,8 +288,8 @@ def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
             " most 5 members",
         ),
         (
-            "listenPort=40911",
-            "broker.conf: server.listen_port = 40911: a port of this host in raft.peers",
+            "listenPort=20911",
+            "broker.conf: server.listen_port = 20911: a port of this host in raft.peers",
         ),
         (
             "mappedFileSizeConsumeQueue=30",
@@ -420,7 +420,7 @@ def test_a_peer_host_may_have_dashes_and_be_ipv6() -> None:
 
 def test_without_peers_a_broker_is_a_group_of_its_own() -> None:
     config = load_config()
-    assert show_value("raft.peers", config.raft.peers) == "n0-127.0.0.1:40911"
+    assert show_value("raft.peers", config.raft.peers) == "n0-127.0.0.1:20911"
     assert config.advertised_address == "127.0.0.1:10911"
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dledger.cli.broker_command import check_ports
 from dledger.cli.local_cluster import free_ports
-from dledger.cli.main import broker_main, main
+from dledger.cli.main import main
 from dledger.cli.output import CliError
 from dledger.config import load_config
 from remoting.edge import TcpNetwork
@@ -55,13 +58,15 @@ async def test_check_ports_leaves_free_ports_free() -> None:
         await check_ports(config, TcpNetwork())
 
 
-def test_a_broker_whose_port_is_taken_leaves_no_folder(
-    taken: int, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("broker") / "store"
-    tokens = ["--store", str(folder), "--listen-port", str(taken), "--log-level", "error"]
-    assert broker_main([*tokens, "--set", "server.listen_host=127.0.0.1"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_broker_whose_port_is_taken_leaves_no_folder(taken: int, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    command = [sys.executable, "-m", "dledger", "broker", "--store", str(folder)]
+    options = ["--listen-port", str(taken), "--set", "server.listen_host=127.0.0.1"]
+    done = subprocess.run(
+        [*command, *options, "--log-level", "error"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: server.listen_port: cannot listen on 127.0.0.1:{taken}: ")
     assert not folder.exists()
 

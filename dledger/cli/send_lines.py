@@ -1,0 +1,199 @@
+"""Many sends of one command: a bounded window under way, results in the order of the input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+import trio
+
+from client.message import SendResult
+from commitlog.errors import MQError
+from dledger.cli.output import print_table
+
+WINDOW_MESSAGES: Final = 256
+"""Under way at once: the SDK makes a few requests of them, and no more wait for a lost answer."""
+
+READ_BYTES: Final = 64 * 1024
+"""Taken from standard input at once."""
+
+
+class Future(Protocol):
+    """A send under way, as `client.producer.Producer.send_async` returns it."""
+
+    async def result(self) -> SendResult:
+        """Wait for the end of the send."""
+        ...
+
+
+class Printer(Protocol):
+    """Prints results one after the other."""
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Take one result."""
+
+    def end(self) -> None:
+        """Print what is left, also after a failure."""
+
+
+async def send_all(
+    bodies: AsyncIterator[bytes],
+    send: Callable[[bytes], Awaitable[Future]],
+    printer: Printer,
+    *,
+    window_messages: int = WINDOW_MESSAGES,
+) -> int:
+    """Send *bodies*, print every result as soon as it and those before it are there.
+
+    The first failure ends the input; what is under way by then is waited for and printed.
+
+    Returns:
+        How many are stored.
+    Raises:
+        MQError: The first failure; the note on it says how many are stored.
+    """
+    failures: list[MQError] = []
+    stored = 0
+    # One is with the printing task, one with the sending one.
+    outbox, inbox = trio.open_memory_channel[Future](max(window_messages - 2, 0))
+
+    async def fill(scope: trio.CancelScope) -> None:
+        with scope:
+            async with outbox:
+                try:
+                    async for body in bodies:
+                        await outbox.send(await send(body))
+                except MQError as error:
+                    failures.append(error)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            reading = trio.CancelScope()
+            nursery.start_soon(fill, reading)
+            async for future in inbox:
+                try:
+                    result = await future.result()
+                except MQError as error:
+                    failures.append(error)
+                    reading.cancel()
+                else:
+                    stored += 1
+                    printer.row(result_row(result))
+    finally:
+        printer.end()
+    if failures:
+        failures[0].add_note(f"{stored} stored before and beside it, each of them printed")
+        raise failures[0]
+    return stored
+
+
+def result_row(result: SendResult) -> dict[str, Any]:
+    """Return what is shown of a stored message."""
+    return {
+        "status": result.status.name,
+        "message_id": result.message_id,
+        "offset_message_id": result.offset_message_id,
+        "broker": result.message_queue.broker_name,
+        "queue": result.message_queue.queue_id,
+        "offset": result.queue_offset,
+        "recall_handle": result.recall_handle,
+    }
+
+
+class TablePrinter:
+    """Prints a table at the end: for the few messages that stand on a command line."""
+
+    COLUMNS = ("status", "message_id", "broker", "queue", "offset")
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Keep one result for the table."""
+        self._rows.append(row)
+
+    def end(self) -> None:
+        """Print the table."""
+        if self._rows:
+            titles = [name.replace("_", " ") for name in self.COLUMNS]
+            print_table("", titles, [[row[name] for name in self.COLUMNS] for row in self._rows])
+
+
+class LinePrinter:
+    """Prints one line of text per result at once."""
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Print one result."""
+        sys.stdout.write(
+            f"{row['status']}  {row['message_id']}  {row['broker']} queue {row['queue']}"
+            f" offset {row['offset']}\n"
+        )
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+
+class JsonPrinter:
+    """Prints one JSON array, an element as soon as it is there."""
+
+    def __init__(self) -> None:
+        self._before = "[\n"
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Print one element."""
+        sys.stdout.write(f"{self._before}  {msgspec.json.encode(row).decode()}")
+        sys.stdout.flush()
+        self._before = ",\n"
+
+    def end(self) -> None:
+        """Close the array."""
+        sys.stdout.write("[]\n" if self._before == "[\n" else "\n]\n")
+        sys.stdout.flush()
+
+
+class SilentPrinter:
+    """Prints nothing."""
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Take one result."""
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+
+def printer_of(output: str, *, quiet: bool, streaming: bool) -> Printer:
+    """Return what prints in the wanted form."""
+    if quiet:
+        return SilentPrinter()
+    if output == "json":
+        return JsonPrinter()
+    return LinePrinter() if streaming else TablePrinter()
+
+
+async def given(bodies: Sequence[str], count: int) -> AsyncIterator[bytes]:
+    """Yield the bodies of a command line, each *count* times."""
+    for body in bodies:
+        for _ in range(count):
+            yield body.encode()
+
+
+async def lines(read: Callable[[int], bytes], count: int) -> AsyncIterator[bytes]:
+    """Yield the lines that *read*, which may block, brings; empty ones left out.
+
+    Args:
+        read: Called in a thread with the most bytes to return; empty at the end.
+        count: Each line comes so often.
+    """
+    rest = b""
+    while data := await trio.to_thread.run_sync(read, READ_BYTES, abandon_on_cancel=True):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            if text := line.rstrip(b"\r"):
+                for _ in range(count):
+                    yield text
+    if text := rest.rstrip(b"\r"):
+        for _ in range(count):
+            yield text

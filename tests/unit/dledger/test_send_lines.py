@@ -1,0 +1,199 @@
+"""`dledger send` of many messages: a window under way, results in order, failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from client.errors import BrokerRefusedError
+from client.message import SendResult, SendStatus
+from client.route import MessageQueue
+from dledger.cli.main import main
+from dledger.cli.message_command import check_delay_level
+from dledger.cli.output import CliError
+from dledger.cli.send_lines import given, lines, printer_of, send_all
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+
+
+class Send:
+    """A send under way; the test decides when and how it ends."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.error: BrokerRefusedError | None = None
+        self.ended = trio.Event()
+
+    def end(self, error: BrokerRefusedError | None = None) -> None:
+        self.error = error
+        self.ended.set()
+
+    async def result(self) -> SendResult:
+        await self.ended.wait()
+        if self.error is not None:
+            raise self.error
+        return SendResult(SendStatus.SEND_OK, f"id-{self.number}", QUEUE, self.number)
+
+
+class Sends:
+    """What `send_all` has sent so far."""
+
+    def __init__(self) -> None:
+        self.made: list[Send] = []
+        self.bodies: list[bytes] = []
+
+    async def send(self, body: bytes) -> Send:
+        self.bodies.append(body)
+        self.made.append(Send(len(self.made)))
+        return self.made[-1]
+
+
+class Kept:
+    """A printer that keeps offsets."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.ended = False
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.offsets.append(row["offset"])
+
+    def end(self) -> None:
+        self.ended = True
+
+
+async def bodies(count: int) -> AsyncIterator[bytes]:
+    for number in range(count):
+        yield b"%d" % number
+
+
+async def test_many_are_under_way_and_printed_in_order_as_they_come() -> None:
+    sends, kept = Sends(), Kept()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: send_all(bodies(10), sends.send, kept, window_messages=4))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(sends.made) == 4, "so many, and no more than the window"
+        sends.made[1].end()
+        await trio.testing.wait_all_tasks_blocked()
+        assert kept.offsets == []
+        sends.made[0].end()
+        await trio.testing.wait_all_tasks_blocked()
+        assert kept.offsets == [0, 1]
+        assert len(sends.made) == 6
+        for _ in range(10):
+            for send in sends.made:
+                send.end()
+            await trio.testing.wait_all_tasks_blocked()
+    assert kept.offsets == list(range(10))
+    assert sends.bodies == [b"%d" % number for number in range(10)]
+    assert kept.ended
+
+
+async def test_a_failure_ends_the_input_and_what_is_stored_is_printed() -> None:
+    sends, kept = Sends(), Kept()
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            with pytest.raises(BrokerRefusedError, match="full") as caught:
+                await send_all(bodies(100), sends.send, kept, window_messages=4)
+            assert caught.value.__notes__ == ["3 stored before and beside it, each of them printed"]
+
+        nursery.start_soon(run)
+        await trio.testing.wait_all_tasks_blocked()
+        sends.made[0].end()
+        sends.made[1].end(BrokerRefusedError("the disk is full", code=14))
+        sends.made[2].end()
+        sends.made[3].end()
+        await trio.testing.wait_all_tasks_blocked()
+        for send in sends.made[4:]:
+            send.end(BrokerRefusedError("the disk is full", code=14))
+    assert kept.offsets == [0, 2, 3]
+    assert len(sends.made) <= 6
+    assert kept.ended
+
+
+async def test_a_message_that_is_refused_before_it_is_sent_does_not_hide_the_others() -> None:
+    kept = Kept()
+
+    async def send(body: bytes) -> Send:
+        if body == b"2":
+            raise BrokerRefusedError("no", code=1)
+        made = Send(int(body))
+        made.end()
+        return made
+
+    with pytest.raises(BrokerRefusedError):
+        await send_all(bodies(5), send, kept)
+    assert kept.offsets == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "found"),
+    [
+        ([b"a\nb\n"], [b"a", b"b"]),
+        ([b"a", b"b\r\n\n", b"\n", b"c"], [b"ab", b"c"]),
+        ([], []),
+    ],
+)
+async def test_lines_of_standard_input(pieces: list[bytes], found: list[bytes]) -> None:
+    left = [*pieces, b""]
+    assert [line async for line in lines(lambda _: left.pop(0), 1)] == found
+    assert [line async for line in given(["x"], 2)] == [b"x", b"x"]
+
+
+ROW = {"status": "SEND_OK", "message_id": "id", "broker": "a", "queue": 0, "offset": 7}
+
+
+def test_json_is_an_array_that_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = printer_of("json", quiet=False, streaming=True)
+    printer.row(ROW)
+    assert json.loads(capsys.readouterr().out + "]") == [ROW]
+    printer = printer_of("json", quiet=False, streaming=False)
+    for count in (0, 1, 2):
+        printer = printer_of("json", quiet=False, streaming=False)
+        for _ in range(count):
+            printer.row(ROW)
+        printer.end()
+        assert json.loads(capsys.readouterr().out) == [ROW] * count
+
+
+def test_lines_come_at_once_and_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = printer_of("table", quiet=False, streaming=True)
+    printer.row(ROW)
+    assert capsys.readouterr().out == "SEND_OK  id  a queue 0 offset 7\n"
+    for output in ("table", "json"):
+        printer = printer_of(output, quiet=True, streaming=True)
+        printer.row(ROW)
+        printer.end()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["-t", "%DLQ%x", "hi"], "%DLQ%x is filled by the brokers"),
+        (["-t", "%RETRY%x", "hi"], "%RETRY%x is filled by the brokers"),
+        (["-t", "x", "hi", "--delay-level", "99"], "--delay-level"),
+        (["-t", "x", "hi", "--delay-level", "-1"], "--delay-level"),
+    ],
+)
+def test_what_no_send_can_mean_is_refused(
+    tokens: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["send", *tokens]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_delay_level_above_those_of_a_broker_is_refused() -> None:
+    settings = {"h:1": {"messageDelayLevel": "1s 2s 3s " * 7}, "h:2": {}}
+    check_delay_level(18, settings)
+    with pytest.raises(CliError, match="--delay-level 19: h:2 has the levels 1 to 18; --delay"):
+        check_delay_level(19, settings)
+    with pytest.raises(CliError, match="h:1 has the levels 1 to 21"):
+        check_delay_level(22, settings)
