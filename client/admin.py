@@ -42,6 +42,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.bodies import TopicConfig as TopicConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, request
+from remoting.protocol.confirmation import CONFIRMED_FIELD
 from remoting.protocol.headers import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
@@ -210,6 +211,7 @@ class Admin:
         order: bool = False,
         attributes: Mapping[str, str] | None = None,
         broker_names: tuple[str, ...] | None = None,
+        gives_up_messages: bool = False,
     ) -> list[str]:
         """Create *topic*, or change it where it exists; returns when each leader has stored it.
 
@@ -221,11 +223,13 @@ class Admin:
             order: Marks the topic as ordered.
             attributes: Set on the topic, e.g. ``message.type``.
             broker_names: Which groups; None: all the NameServer knows.
+            gives_up_messages: A shorter ``retention.ms`` may take messages that are kept now.
         Returns:
             The names of the groups that have it now; the NameServer in use lists them, too,
             unless it took longer than `LEADER_WAIT_S`.
         Raises:
-            RequestFailedError: A group refused; those before it in order have the topic.
+            RequestFailedError: A group refused; those before it in order have the topic. Also
+                where messages would be given up and *gives_up_messages* is false.
             NoRouteError: No group has a leader, nor gets one within `LEADER_WAIT_S`.
         """
         header = CreateTopicHeader(
@@ -242,7 +246,7 @@ class Admin:
         )
         names = await self._on_every_leader(
             RequestCode.UPDATE_AND_CREATE_TOPIC,
-            dict(header.encode()),
+            dict(header.encode()) | ({CONFIRMED_FIELD: "true"} if gives_up_messages else {}),
             broker_names,
             f"create topic {topic}",
         )

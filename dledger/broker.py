@@ -50,8 +50,9 @@ from dledger.processors.raft_change import MAX_OPEN_CHANGES, RaftChangeProcessor
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
+from dledger.retention_settings import retention_settings
 from dledger.services.local_hour import HOUR_MS, UtcOffset, utc
-from dledger.services.retention import RetentionService, RetentionSettings, force_ratio_of
+from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService
@@ -237,18 +238,7 @@ async def _run_parts(
     retention = RetentionService(
         group,
         lambda: group.store.log,
-        RetentionSettings(
-            segment_bytes=config.store.mapped_file_size_commit_log,
-            reserved_hours=config.store.file_reserved_time,
-            delete_hours=config.store.delete_when,
-            keep_bytes=config.store.keep_bytes,
-            check_interval_s=config.store.retention_interval_ms / 1000,
-            expire_anytime_ratio=config.store.disk_max_used_space_ratio / 100,
-            force_ratio=force_ratio_of(
-                config.store.disk_space_clean_forcibly_ratio,
-                is_enabled=config.store.clean_file_forcibly_enable,
-            ),
-        ),
+        retention_settings(config),
         clock=world.clock,
         levels=len(config.delay_levels_ms),
         saved_index=lambda: group.store.saved_index,

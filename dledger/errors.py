@@ -15,6 +15,7 @@
     │   ├── SequenceGapError        it came before another one that it has to follow
     │   └── SequenceReusedError     it says it is a repetition, and is another message
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
+    ├── ConfirmationNeededError  it would give up messages that are kept now
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
 
 ``condition`` is the row of :mod:`remoting.protocol.outcome` that tells a client.
@@ -23,6 +24,7 @@
 from __future__ import annotations
 
 from commitlog.errors import MQError
+from remoting.protocol.confirmation import GIVES_UP_FIELD, GivenUp
 from remoting.protocol.outcome import LEADER_FIELD, REASON_FIELD, TERM_FIELD, Condition
 
 
@@ -149,3 +151,14 @@ class SettingRefusedError(ReplicationError):
     """A setting cannot be changed like this while the broker runs. Nothing was changed."""
 
     condition = Condition.BAD_REQUEST
+
+
+class ConfirmationNeededError(ReplicationError):
+    """The change gives up messages that are kept now, and is not confirmed. Nothing was changed."""
+
+    condition = Condition.BAD_REQUEST
+
+    def __init__(self, lost: GivenUp, next_step: str) -> None:
+        super().__init__(f"{lost}; nothing was changed; {next_step}")
+        self.lost = lost
+        self.answer_fields = {GIVES_UP_FIELD: lost.encode()}

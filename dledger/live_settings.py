@@ -1,8 +1,9 @@
 """Settings that take effect while a broker runs, and what each of them changes.
 
 A change is for this broker alone, until it stops: its files stay what they are. All keys of a
-request take effect, or none. Whatever is not in the table below needs a restart, and says so; what
-names a file, an address to listen on or a member is not in it.
+request take effect, or none. A change by which less is kept has to be confirmed. Whatever is not
+in the table below needs a restart, and says so; what names a file, an address to listen on or a
+member is not in it.
 """
 
 from __future__ import annotations
@@ -12,25 +13,30 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
+from msgspec import structs
 
 from commitlog.errors import ConfigError
 from dledger.config import BrokerConfig
-from dledger.errors import SettingRefusedError
+from dledger.errors import ConfirmationNeededError, SettingRefusedError
 from dledger.group import Group
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.get_message import ReadLimits
 from dledger.registration import Registration
+from dledger.retention_settings import retention_settings
 from dledger.services.local_hour import HOUR_MS
-from dledger.services.retention import RetentionService, force_ratio_of
+from dledger.services.retention import RetentionService
+from dledger.services.shorter_retention import keeps_less, lost_to_settings
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_ignored import IGNORED_KEYS
 from dledger.settings_refused import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from dledger.settings_values import parse_value, show_value
+from dledger.state.floor_reason import AGE, FORCED, SIZE
 from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
 from remoting.java_properties import format_properties
 from remoting.protocol.bodies import DataVersion
+from remoting.protocol.confirmation import GivenUp
 from remoting.seams import Clock
 
 SOURCE: Final = "changed while it runs"
@@ -73,13 +79,18 @@ class LiveSettings:
             }
         )
 
-    def update(self, changes: Mapping[str, str]) -> None:
+    def update(
+        self, changes: Mapping[str, str], *, asked_by: str = "", is_confirmed: bool = False
+    ) -> None:
         """Let settings have other values from now on; all of them or none.
 
         Args:
             changes: RocketMQ's key, or ``table.name``, to text.
+            asked_by: Account and host, for the log.
+            is_confirmed: Messages that are kept now may go because of it.
         Raises:
             SettingRefusedError: Names the key that cannot be changed, or not to that value.
+            ConfirmationNeededError: Less would be kept, and that is not confirmed.
         """
         values: dict[str, Any] = {}
         for key, text in changes.items():
@@ -101,19 +112,40 @@ class LiveSettings:
         except ConfigError as error:
             raise SettingRefusedError(str(error)) from None
         self._refuse_what_needs_a_start(values)
+        lost = self._given_up(config, values)
+        if lost is not None:
+            if not is_confirmed:
+                raise ConfirmationNeededError(lost, _command_for(values))
+            _log.warning("retention_shortened", asked_by=asked_by, **structs.asdict(lost))
         before, self.config = self.config, config
         for path, value in values.items():
             LIVE[path](self._parts, config)
+            if path in CAUSED_BY:
+                self._parts.retention.asked_by[CAUSED_BY[path]] = asked_by
             _log.info(
                 "setting_changed",
                 setting=path,
                 value=show_value(path, value),
                 before=show_value(path, before.get(path)),
+                asked_by=asked_by,
             )
         if values:
             self.version = DataVersion(
                 timestamp=self._clock.wall_ms(), counter=self.version.counter + 1
             )
+
+    def _given_up(self, config: BrokerConfig, values: Mapping[str, Any]) -> GivenUp | None:
+        """Return what goes because of the change; None when no less is kept after it."""
+        retention, after = self._parts.retention, retention_settings(config)
+        if not keeps_less(retention.settings, after):
+            return None
+        change = ", ".join(
+            f"{path} = {show_value(path, value)} (now {show_value(path, self.config.get(path))})"
+            for path, value in values.items()
+            if path in CAUSED_BY
+        )
+        group = self._parts.group
+        return lost_to_settings(group, group.log, after, retention.look(0), change)
 
     def _refuse_what_needs_a_start(self, values: Mapping[str, Any]) -> None:
         if (
@@ -142,6 +174,12 @@ def path_of(key: str) -> str:
     if key in IN_SYNC_KEYS or key in MASTER_AND_SLAVE_KEYS:
         raise SettingRefusedError(f"{key}: the members of the group decide; see dledger raft")
     raise SettingRefusedError(f"there is no setting {key}")
+
+
+def _command_for(values: Mapping[str, Any]) -> str:
+    """Return the sentence that says how to do it all the same."""
+    assignments = " ".join(f"{path}={show_value(path, value)}" for path, value in values.items())
+    return f"`dledger config set {assignments}` shows what would go, and does it with --yes"
 
 
 def _broker_setting(name: str, path: str) -> Callable[[Parts, BrokerConfig], None]:
@@ -175,18 +213,7 @@ def _offset_interval(parts: Parts, config: BrokerConfig) -> None:
 
 
 def _retention(parts: Parts, config: BrokerConfig) -> None:
-    parts.retention.settings = replace(
-        parts.retention.settings,
-        reserved_hours=config.store.file_reserved_time,
-        delete_hours=config.store.delete_when,
-        keep_bytes=config.store.keep_bytes,
-        check_interval_s=config.store.retention_interval_ms / 1000,
-        expire_anytime_ratio=config.store.disk_max_used_space_ratio / 100,
-        force_ratio=force_ratio_of(
-            config.store.disk_space_clean_forcibly_ratio,
-            is_enabled=config.store.clean_file_forcibly_enable,
-        ),
-    )
+    parts.retention.settings = retention_settings(config)
     _transaction_checks(parts, config)
 
 
@@ -223,6 +250,14 @@ def _group(parts: Parts, config: BrokerConfig) -> None:
         drain_timeout_s=config.server.shutdown_timeout_ms / 1000,
     )
 
+
+CAUSED_BY: Final[Mapping[str, str]] = {
+    "store.keep_bytes": SIZE,
+    "store.file_reserved_time": AGE,
+    "store.clean_file_forcibly_enable": FORCED,
+    "store.disk_space_clean_forcibly_ratio": FORCED,
+}
+"""Path of a setting that says what is kept → the cause of moves of the floor that it leads to."""
 
 LIVE: Final[Mapping[str, Callable[[Parts, BrokerConfig], None]]] = {
     "broker.broker_permission": _broker_setting("broker_permission", "broker.broker_permission"),

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from dledger.cli.ask_cluster import all_of, groups_of, refused
+from dledger.cli.given_up import Yes, confirmed, given_up_in, show_given_up
 from dledger.cli.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -24,6 +25,7 @@ from dledger.cli.output import (
 from dledger.cli.probe import NoAnswerError, ask
 from remoting.java_properties import format_properties, read_properties
 from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.confirmation import GivenUp
 
 app = App(name="config", help="Settings of running daemons.", backend="trio")
 
@@ -87,10 +89,13 @@ async def set_(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     broker: Brokers = None,
     name_servers: NameServers = False,
+    yes: Yes = False,
+    output: Output = "table",
 ) -> int:
     """Change settings until each daemon stops; on every broker or on some.
 
-    Each broker takes all of them or none. One that refuses does not undo what others took.
+    Each broker takes all of them or none. One that refuses does not undo what others took. Where
+    less is kept afterwards the messages that would go are shown first; --yes does it.
     """
     changes: dict[str, str] = {}
     for assignment in assignments:
@@ -103,17 +108,48 @@ async def set_(
     targets = await _targets(namesrv, broker, name_servers)
     body = format_properties(changes).encode()
     failed = 0
+    waiting: dict[str, GivenUp] = {}
     for address in targets:
         try:
-            answer = await ask(address, UPDATE[name_servers], None, body)
-            if answer.code != ResponseCode.SUCCESS:
-                raise refused(address, answer)
+            lost = await _change(address, UPDATE[name_servers], body)
+        except CliError as error:
+            failed += 1
+            note(f"error: {error}")
+            continue
+        if lost is None:
+            note(f"{address}: changed")
+        else:
+            waiting[address] = lost
+    show_given_up(waiting, output)
+    if waiting and not yes:
+        note(f"{', '.join(waiting)}: not changed; --yes does it")
+        return ExitCode.FAILED if failed else ExitCode.OK
+    for address in waiting:
+        try:
+            await _change(address, UPDATE[name_servers], body, is_confirmed=True)
         except CliError as error:
             failed += 1
             note(f"error: {error}")
         else:
             note(f"{address}: changed")
     return ExitCode.FAILED if failed else ExitCode.OK
+
+
+async def _change(
+    address: str, code: int, body: bytes, *, is_confirmed: bool = False
+) -> GivenUp | None:
+    """Change settings of one daemon; return what it wants confirmed first, having done nothing.
+
+    Raises:
+        CliError: It does not answer, or refuses.
+    """
+    answer = await ask(address, code, confirmed() if is_confirmed else None, body)
+    if answer.code == ResponseCode.SUCCESS:
+        return None
+    lost = given_up_in(answer)
+    if lost is None or is_confirmed:
+        raise refused(address, answer)
+    return lost
 
 
 @app.command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from dledger.cli.ask_cluster import (
     refused,
     topic_route,
 )
+from dledger.cli.given_up import Yes, confirmed, given_up_in, show_given_up
 from dledger.cli.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -29,8 +31,9 @@ from dledger.cli.output import (
     show,
 )
 from dledger.cli.probe import any_cluster_info
-from remoting.protocol.bodies import TopicList
+from remoting.protocol.bodies import BrokerData, TopicConfig, TopicList
 from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.confirmation import GivenUp
 
 app = App(name="topic", help="List, create, show and delete topics.", backend="trio")
 
@@ -48,6 +51,8 @@ SYSTEM_TOPICS = frozenset(
 )
 ROUTE_WAIT_S = 5.0
 """A broker registers a new topic at once; a NameServer that is slow gets this long."""
+
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6, "none": 0}
 
@@ -275,6 +280,83 @@ async def perm(
     else:
         note(f"{topic}: {permission} in {', '.join(names)}")
     return ExitCode.OK
+
+
+@app.command
+async def retention(
+    topic: str,
+    keeps: Annotated[str, Parameter(help="7d, 6h, 30m, 90s, 1500ms; none: as long as the log.")],
+    /,
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    yes: Yes = False,
+    output: Output = "table",
+) -> int:
+    """Change for how long a topic keeps its messages.
+
+    Where that is shorter than now, the messages that would go are shown first; --yes does it.
+    """
+    attribute = "-retention.ms" if keeps == "none" else f"+retention.ms={_duration_ms(keeps)}"
+    namesrvs = addresses(namesrv)
+    data = await topic_route(namesrvs, topic)
+    waiting: dict[str, GivenUp] = {}
+    for group in data.broker_datas:
+        lost = await _keep(group, topic, attribute, is_confirmed=False)
+        if lost is None:
+            note(f"{topic} in {group.broker_name}: {keeps}")
+        else:
+            waiting[group.broker_name] = lost
+    show_given_up(waiting, output)
+    if waiting and not yes:
+        note(f"{topic} in {', '.join(waiting)}: not changed; --yes does it")
+        return ExitCode.OK
+    for group in data.broker_datas:
+        if group.broker_name in waiting:
+            await _keep(group, topic, attribute, is_confirmed=True)
+            note(f"{topic} in {group.broker_name}: {keeps}")
+    return ExitCode.OK
+
+
+async def _keep(
+    group: BrokerData, topic: str, attribute: str, *, is_confirmed: bool
+) -> GivenUp | None:
+    """Set an attribute of a topic; return what has to be confirmed first, having done nothing.
+
+    Raises:
+        CliError: The group refuses, or has no leader.
+    """
+    answer = await ask_leader(group, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+    if answer.code != ResponseCode.SUCCESS:
+        raise refused(f"{topic} in {group.broker_name}", answer)
+    config = TopicConfig.decode(answer.body)
+    ext = {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": str(config.read_queue_nums),
+        "writeQueueNums": str(config.write_queue_nums),
+        "perm": str(config.perm),
+        "topicFilterType": config.topic_filter_type,
+        "topicSysFlag": str(config.topic_sys_flag),
+        "order": "true" if config.order else "false",
+        "attributes": attribute,
+        **(confirmed() if is_confirmed else {}),
+    }
+    answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+    if answer.code == ResponseCode.SUCCESS:
+        return None
+    lost = given_up_in(answer)
+    if lost is None or is_confirmed:
+        raise refused(f"changing {topic} in {group.broker_name}", answer)
+    return lost
+
+
+def _duration_ms(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})(ms|s|m|h|d)", text)
+    if match is None or not int(match[1]):
+        raise CliError(
+            f"{text!r} is no time such as 7d, 6h, 30m, 90s or 1500ms", exit_code=ExitCode.USAGE
+        )
+    return int(match[1]) * _UNIT_MS[match[2]]
 
 
 @app.command

@@ -10,8 +10,9 @@ from typing import Final
 import structlog
 
 from commitlog.errors import ConfigError
-from dledger.errors import SettingRefusedError
+from dledger.errors import ConfirmationNeededError, SettingRefusedError
 from dledger.live_settings import LiveSettings
+from dledger.processors.confirmation import asked_by, is_confirmed
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.java_properties import read_properties
@@ -39,11 +40,15 @@ class BrokerConfigProcessor:
         """Change settings until this broker stops; all of them or none.
 
         Raises:
-            SettingRefusedError, BadRequestError: Nothing was changed.
+            SettingRefusedError, ConfirmationNeededError, BadRequestError: Nothing was changed.
         """
         try:
-            self._live.update(_changes(command))
-        except SettingRefusedError as error:
+            self._live.update(
+                _changes(command),
+                asked_by=asked_by(connection, command),
+                is_confirmed=is_confirmed(command),
+            )
+        except (SettingRefusedError, ConfirmationNeededError) as error:
             _log.warning(
                 "setting_refused",
                 error=str(error),

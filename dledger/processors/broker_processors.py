@@ -144,7 +144,7 @@ class BrokerProcessors:
             throughput=throughput,
         )
         offset = OffsetsProcessor(group, topics, offsets, settings, locks)
-        admin = TopicsProcessor(group, topics, settings)
+        admin = TopicsProcessor(group, topics, settings, clock=clock)
         client = ClientsProcessor(group, topics, clients, filters, clock=clock)
         lock = QueueLocksProcessor(topics, locks)
         groups = SubscriptionGroupsProcessor(group, topics, offsets)

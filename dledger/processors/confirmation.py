@@ -1,22 +1,11 @@
-"""Who asks for a change, and whether the request confirms that messages are given up by it.
-
-RocketMQ's tools know no confirmation: what gives up messages is refused to them with the command
-that shows what would go and does it.
-"""
+"""Who asks for a change, and whether the request confirms that messages are given up by it."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from remoting.connection import Connection
 from remoting.protocol.command import RemotingCommand
+from remoting.protocol.confirmation import CONFIRMED_FIELD
 from remoting.protocol.signature import ACCESS_KEY
-
-CONFIRMED: Final = "dledgerConfirmed"
-"""Field of a request; `true`: what the change gives up has been shown and is agreed to."""
-
-PLAN_ONLY: Final = "dledgerPlanOnly"
-"""Field of a request; `true`: nothing is changed, the answer says what would go."""
 
 
 def asked_by(connection: Connection, command: RemotingCommand) -> str:
@@ -27,10 +16,5 @@ def asked_by(connection: Connection, command: RemotingCommand) -> str:
 
 
 def is_confirmed(command: RemotingCommand) -> bool:
-    """Tell whether the request confirms it."""
-    return command.ext.get(CONFIRMED) == "true"
-
-
-def is_plan_only(command: RemotingCommand) -> bool:
-    """Tell whether the request only asks what would go."""
-    return command.ext.get(PLAN_ONLY) == "true"
+    """Tell whether the request confirms that messages are given up."""
+    return command.ext.get(CONFIRMED_FIELD) == "true"

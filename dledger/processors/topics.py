@@ -5,26 +5,36 @@ Spec: remoting fact sheet, section 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import structlog
+from msgspec import structs
+
 from commitlog.errors import MQError
+from dledger.errors import ConfirmationNeededError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.confirmation import asked_by, is_confirmed
 from dledger.processors.names_check import check_topic_name
 from dledger.processors.offsets import store_time_at
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.pending_configs import TopicView
-from dledger.services.topic_retention import retention_ms
+from dledger.services.shorter_retention import has_messages, lost_to_topic
+from dledger.services.topic_retention import RETENTION_ATTRIBUTE, retention_ms
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol import bodies
 from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.confirmation import GivenUp
 from remoting.protocol.headers import CreateTopicHeader, TopicHeader
 from remoting.protocol.outcome import Condition
 from remoting.protocol.topic_bounds import MAX_QUEUE_NUMS, out_of_bounds
+from remoting.seams import Clock
+
+_log = structlog.get_logger(__name__)
 
 SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
 
@@ -68,11 +78,13 @@ class TopicsProcessor:
         topics: TopicView,
         settings: BrokerSettings,
         *,
+        clock: Clock,
         on_deleting: Callable[[str], None] = lambda _topic: None,
     ) -> None:
         self._group = group
         self._topics = topics
         self._settings = settings
+        self._clock = clock
 
     def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 17 when the topic is as asked for."""
@@ -84,10 +96,11 @@ class TopicsProcessor:
                 self._topics.pending
             ):
                 return response_to(command)
+            who = self._confirmed_by(connection, command, [config])
             self._propose(
                 connection,
                 command,
-                TopicsChange(put=(config,)),
+                TopicsChange(put=(config,), asked_by=who),
                 lambda: self._topics.pending.put(config.topic, config),
             )
         except MQError as error:
@@ -117,7 +130,8 @@ class TopicsProcessor:
 
                 return answered
 
-            change = TopicsChange(put=tuple(configs.values()))
+            who = self._confirmed_by(connection, command, configs.values())
+            change = TopicsChange(put=tuple(configs.values()), asked_by=who)
             self._propose(connection, command, change, note)
         except MQError as error:
             return refusal(command, error)
@@ -138,10 +152,12 @@ class TopicsProcessor:
             self._refuse_system_topic(topic)
             if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
                 return response_to(command)
+            who = asked_by(connection, command)
+            _log.warning("topic_deleted", topic=topic, asked_by=who)
             self._propose(
                 connection,
                 command,
-                TopicsChange(delete=(topic,)),
+                TopicsChange(delete=(topic,), asked_by=who),
                 lambda: self._topics.pending.delete(topic),
             )
         except MQError as error:
@@ -196,6 +212,44 @@ class TopicsProcessor:
         if config is None:
             raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         return config
+
+    def _confirmed_by(
+        self, connection: Connection, command: RemotingCommand, configs: Iterable[TopicConfig]
+    ) -> str:
+        """Return who asks for topics to keep their messages for a shorter time; empty: nobody.
+
+        Raises:
+            ConfirmationNeededError: That is not confirmed.
+        """
+        who = ""
+        for config in configs:
+            lost = self._given_up(config)
+            if lost is None:
+                continue
+            if not is_confirmed(command):
+                keeps = config.attributes[RETENTION_ATTRIBUTE]
+                raise ConfirmationNeededError(
+                    lost,
+                    f"`dledger topic retention {config.topic} {keeps}ms` shows what would go, and"
+                    " does it with --yes",
+                )
+            who = asked_by(connection, command)
+            _log.warning("retention_shortened", asked_by=who, **structs.asdict(lost))
+        return who
+
+    def _given_up(self, config: TopicConfig) -> GivenUp | None:
+        """Return what goes because of a shorter retention; None where no less is kept."""
+        current, topic = self._topics.config(config.topic), config.topic
+        keeps_ms = retention_ms(config.attributes)
+        if current is None or keeps_ms is None:
+            return None
+        kept_ms = retention_ms(current.attributes)
+        if kept_ms is not None and kept_ms <= keeps_ms:
+            return None
+        if not has_messages(self._group, topic, current.queue_nums):
+            return None
+        change = f"{topic}: {RETENTION_ATTRIBUTE} = {keeps_ms} (now {kept_ms or 'as the log'})"
+        return lost_to_topic(self._group, topic, keeps_ms, self._clock.wall_ms(), change)
 
     def _require_leader(self) -> None:
         if self._group.leadership is None:

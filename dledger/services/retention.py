@@ -128,16 +128,23 @@ def segment_starts(entry_log: SegmentedLog, segment_bytes: int) -> Iterator[int]
 
 
 def choose_floor(
-    entry_log: SegmentedLog, settings: RetentionSettings, look: Look
+    entry_log: SegmentedLog,
+    settings: RetentionSettings,
+    look: Look,
+    *,
+    segments_max: int | None = SEGMENTS_PER_PASS,
 ) -> tuple[Anchor, str] | None:
     """Return the furthest floor that the settings ask for, and its cause; None: nothing goes.
 
     By force one segment goes at most, and only when nothing else does.
+
+    Args:
+        segments_max: Segments that go at most; None: no limit.
     """
     chosen: tuple[Anchor, str] | None = None
     for count, index in enumerate(segment_starts(entry_log, settings.segment_bytes)):
         anchor = entry_log.anchor_at(index)
-        if count >= SEGMENTS_PER_PASS or anchor.position > look.limit_position:
+        if count == segments_max or anchor.position > look.limit_position:
             break
         cause = _cause(anchor, entry_log.end_position, settings, look)
         if cause is None:

@@ -191,7 +191,7 @@ def _apply_change(
     tables: StateTables, change: StateChange, header: EntryHeader, end_position: int
 ) -> None:
     match change:
-        case TopicsChange(put, delete):
+        case TopicsChange(put=put, delete=delete):
             for config in put:
                 tables.topics[config.topic] = config
             for topic in delete:

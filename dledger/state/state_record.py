@@ -49,10 +49,15 @@ ConsumerOffset = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TopicsChange:
-    """Topics created or changed, and topics deleted."""
+    """Topics created or changed, and topics deleted.
+
+    ``asked_by`` is who asked for a change that gives up messages; empty for others, and in
+    records of versions that did not note it.
+    """
 
     put: tuple[TopicConfig, ...] = ()
     delete: tuple[str, ...] = ()
+    asked_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +193,11 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
     """Return the state queue of *change* and its canonical CBOR body."""
     body: dict[str, Any]
     match change:
-        case TopicsChange(put, delete):
+        case TopicsChange(put, delete, asked_by):
             queue_id = TOPICS_QUEUE
             body = {"put": [config.to_state() for config in put], "delete": list(delete)}
+            if asked_by:
+                body["asked_by"] = asked_by
         case SubscriptionGroupsChange(groups, delete, forget):
             queue_id = SUBSCRIPTION_GROUPS_QUEUE
             body = {"put": [config.to_state() for config in groups], "delete": list(delete)}
@@ -260,6 +267,7 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return TopicsChange(
                 tuple(TopicConfig.from_state(item) for item in value["put"]),
                 tuple(value["delete"]),
+                value.get("asked_by", ""),
             )
         if queue_id == SUBSCRIPTION_GROUPS_QUEUE:
             return SubscriptionGroupsChange(

@@ -259,7 +259,7 @@ async def test_settings_change_while_brokers_run(
     names = guarded.cluster.namesrv_address
     first, *_ = (node.address for node in guarded.cluster.brokers.values())
     assert await diff(namesrv=names) == 0
-    assert await set_("fileReservedTime=5", namesrv=names, broker=(first,)) == 0
+    assert await set_("fileReservedTime=5", namesrv=names, broker=(first,), yes=True) == 0
     capsys.readouterr()
     assert await diff(namesrv=names, output="json") == 1
     assert '"fileReservedTime"' in capsys.readouterr().out

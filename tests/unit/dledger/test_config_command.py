@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 import pytest
 
 from dledger.cli import config_command
 from dledger.cli.config_command import OWN_KEYS, differing
+from dledger.cli.given_up import rows_of
 from dledger.cli.main import main
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from remoting.java_properties import read_properties
 from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.confirmation import (
+    CONFIRMED_FIELD,
+    GIVES_UP_FIELD,
+    TOPICS_SHOWN,
+    GivenUp,
+    decode_given_up,
+    given_up,
+)
 
 A, B = "127.0.0.1:10911", "127.0.0.1:10921"
 
@@ -101,3 +113,65 @@ def test_name_servers_are_asked_instead(asked: list[tuple[str, int, bytes]]) -> 
     assert main(["config", "get", "--name-servers", "--namesrv", A]) == 0
     assert main(["config", "set", "brokerPermission=1", "--name-servers", "--namesrv", A]) == 0
     assert [(address, code) for address, code, _ in asked] == [(A, 319), (A, 318)]
+
+
+def lost(messages: int) -> GivenUp:
+    return GivenUp(change="store.keep_bytes = 1 (now 0)", segments=2, messages={"T": messages})
+
+
+@pytest.fixture
+def careful(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Two brokers that want to hear that messages may go."""
+    calls: list[tuple[str, bool]] = []
+
+    async def ask(
+        address: str, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        is_confirmed = bool(ext) and (ext or {}).get(CONFIRMED_FIELD) == "true"
+        calls.append((address, is_confirmed))
+        if is_confirmed:
+            return response_to(request(code), 0)
+        fields = {GIVES_UP_FIELD: lost(180 if address == A else 179).encode()}
+        return response_to(request(code), 1, "gives up messages", fields)
+
+    monkeypatch.setattr(config_command, "ask", ask)
+    return calls
+
+
+def test_what_would_go_is_shown_and_nothing_is_changed(
+    careful: list[tuple[str, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "store.keep_bytes=1", *BOTH]) == 0
+    shown = capsys.readouterr()
+    assert careful == [(A, False), (B, False)]
+    (row,) = [line for line in shown.out.splitlines() if A in line]
+    assert ("T" in row, "180" in row) == (True, True)
+    assert "not changed; --yes does it" in shown.err
+    assert "changed\n" not in shown.err.replace("not changed", "")
+    assert main(["config", "set", "store.keep_bytes=1", *BOTH, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {address: plan["messages"] for address, plan in found.items()} == {
+        A: {"T": 180},
+        B: {"T": 179},
+    }
+
+
+def test_yes_confirms_it_after_it_was_shown(
+    careful: list[tuple[str, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", "store.keep_bytes=1", *BOTH, "--yes"]) == 0
+    shown = capsys.readouterr()
+    assert careful == [(A, False), (B, False), (A, True), (B, True)]
+    assert "180" in shown.out
+    assert f"{A}: changed" in shown.err
+    assert f"{B}: changed" in shown.err
+
+
+def test_topics_are_named_up_to_a_limit_and_the_others_summed_up() -> None:
+    many = {f"t{number:03}": number + 1 for number in range(TOPICS_SHOWN + 2)}
+    found = given_up("x", many)
+    assert len(found.messages) == TOPICS_SHOWN
+    assert (found.other_topics, found.other_messages) == (2, 1 + 2)
+    assert found.total == sum(many.values())
+    assert decode_given_up(found.encode()) == found
+    assert rows_of({"a:1": found})[-1] == {"broker": "a:1", "topic": "(2 more)", "messages": 3}

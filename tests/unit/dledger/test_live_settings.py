@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,13 @@ import pytest
 import structlog.testing
 
 from dledger.config import BrokerConfig, load_config
-from dledger.errors import SettingRefusedError
+from dledger.errors import ConfirmationNeededError, SettingRefusedError
 from dledger.group import GroupSettings
 from dledger.live_settings import LIVE, LiveSettings, Parts, path_of
 from dledger.processors.broker_config import CHANGE_BYTES_MAX, BrokerConfigProcessor
 from dledger.processors.get_message import ReadLimits
 from dledger.registration import RegistrationSettings
-from dledger.services.retention import NEVER_RATIO, RetentionSettings
+from dledger.services.retention import NEVER_RATIO, RetentionService, RetentionSettings
 from dledger.services.transaction_check import CheckSettings
 from dledger.settings_ignored import IGNORED_KEYS
 from dledger.settings_refused import REFUSED_KEYS
@@ -25,18 +26,33 @@ from dledger.settings_tables import SETTINGS
 from remoting.errors import BadRequestError
 from remoting.java_properties import read_properties
 from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from remoting.protocol.outcome import answer_error
 from tests.harness.broker import Broker
 from tests.harness.fake_group import EPOCH_MS, FakeGroup, ManualClock
 
+SEGMENT_BYTES = 64 << 10
+
 
 def parts_of(broker: Broker) -> Parts:
     settings = RegistrationSettings("C", "B", "a:1", "n0")
+    group = broker.group
+    retention = RetentionService(
+        group,
+        lambda: group.log,
+        RetentionSettings(SEGMENT_BYTES, force_ratio=0.85),
+        clock=broker.clock,
+        levels=0,
+        saved_index=lambda: 0,
+        disk_ratio=lambda: 0.5,
+    )
     return Parts(
-        group=SimpleNamespace(settings=GroupSettings(), state=broker.group.state),  # type: ignore[arg-type]
+        group=SimpleNamespace(  # type: ignore[arg-type]
+            settings=GroupSettings(), state=group.state, log=group.log, queues=group.queues
+        ),
         settings=broker.settings,
         processors=broker.processors,
-        retention=SimpleNamespace(settings=RetentionSettings(1 << 20, force_ratio=0.85)),  # type: ignore[arg-type]
+        retention=retention,
         checks=SimpleNamespace(settings=CheckSettings()),  # type: ignore[arg-type]
         registration=SimpleNamespace(settings=settings),  # type: ignore[arg-type]
     )
@@ -54,8 +70,12 @@ def parts(broker: Broker) -> Parts:
 
 @pytest.fixture
 def live(parts: Parts, clock: ManualClock) -> LiveSettings:
-    config = load_config(options={"store.clean_file_forcibly_enable": "true"})
-    return LiveSettings(config, parts, clock)
+    options = {
+        "store.clean_file_forcibly_enable": "true",
+        "store.mapped_file_size_commit_log": str(SEGMENT_BYTES),
+        "store.max_message_size": "20000",
+    }
+    return LiveSettings(load_config(options=options), parts, clock)
 
 
 TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
@@ -166,13 +186,13 @@ def test_what_can_change_reaches_the_part_that_looks_at_it(
     text, look, expected = TAKES_EFFECT[path]
     assert look(parts) != expected
     key = (SETTINGS[path].keys or (path,))[0]
-    live.update({key: text})
+    live.update({key: text}, is_confirmed=True)
     assert look(parts) == expected
     assert live.config.sources[path] == ("changed while it runs")
 
 
 def test_half_messages_are_kept_as_long_as_others(live: LiveSettings, parts: Parts) -> None:
-    live.update({"fileReservedTime": "5"})
+    live.update({"fileReservedTime": "5"}, is_confirmed=True)
     assert parts.checks.settings.reserved_ms == 5 * 3_600_000
 
 
@@ -256,7 +276,7 @@ def test_the_version_grows_with_each_change(live: LiveSettings, clock: ManualClo
 
 def test_a_change_is_said_with_both_values(live: LiveSettings) -> None:
     with structlog.testing.capture_logs() as lines:
-        live.update({"brokerPermission": "4"})
+        live.update({"brokerPermission": "4"}, asked_by="root at 10.0.0.1")
     assert lines == [
         {
             "event": "setting_changed",
@@ -264,8 +284,85 @@ def test_a_change_is_said_with_both_values(live: LiveSettings) -> None:
             "setting": "broker.broker_permission",
             "value": "4",
             "before": "6",
+            "asked_by": "root at 10.0.0.1",
         }
     ]
+
+
+def fill(broker: Broker, messages: int) -> None:
+    for _ in range(messages):
+        broker.group.put("T", 0, bytes(SEGMENT_BYTES // 4))
+
+
+SHORTER = [
+    {"store.keep_bytes": "1"},
+    {"fileReservedTime": "1"},
+    {"diskSpaceCleanForciblyRatio": "80"},
+    {"brokerPermission": "4", "store.keep_bytes": "1"},
+]
+
+
+@pytest.mark.parametrize("changes", SHORTER)
+def test_to_keep_less_has_to_be_confirmed(
+    live: LiveSettings, parts: Parts, broker: Broker, changes: dict[str, str]
+) -> None:
+    fill(broker, 20)
+    before = (live.config, live.version, parts.retention.settings)
+    with pytest.raises(ConfirmationNeededError, match="nothing was changed; `dledger config set"):
+        live.update(changes, asked_by="10.0.0.9")
+    assert (live.config, live.version, parts.retention.settings) == before
+    with structlog.testing.capture_logs() as lines:
+        live.update(changes, asked_by="root at 10.0.0.9", is_confirmed=True)
+    assert parts.retention.settings != before[2]
+    assert lines[0]["event"] == "retention_shortened"
+    assert {line["asked_by"] for line in lines} == {"root at 10.0.0.9"}
+    assert set(parts.retention.asked_by.values()) == {"root at 10.0.0.9"}
+
+
+def test_to_let_a_full_disk_take_messages_has_to_be_confirmed(
+    broker: Broker, clock: ManualClock
+) -> None:
+    parts = parts_of(broker)
+    parts.retention.settings = replace(parts.retention.settings, force_ratio=NEVER_RATIO)
+    live = LiveSettings(load_config(), parts, clock)
+    with pytest.raises(ConfirmationNeededError, match="clean_file_forcibly_enable = true"):
+        live.update({"cleanFileForciblyEnable": "true"})
+    assert parts.retention.settings.force_ratio == NEVER_RATIO
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cleanFileForciblyEnable": "false"},
+        {"fileReservedTime": "100"},
+        {"deleteWhen": "05"},
+        {"diskMaxUsedSpaceRatio": "50"},
+        {"diskSpaceCleanForciblyRatio": "90"},
+    ],
+)
+def test_to_keep_more_needs_no_word(live: LiveSettings, changes: dict[str, str]) -> None:
+    live.update(changes)
+    live.update({"store.keep_bytes": "4000"}, is_confirmed=True)
+    live.update({"store.keep_bytes": "5000"})
+    live.update({"store.keep_bytes": "0"})
+
+
+def test_what_would_go_is_counted_before(live: LiveSettings, broker: Broker) -> None:
+    fill(broker, 20)
+    broker.group.put("U", 0, b"newest")
+    with pytest.raises(ConfirmationNeededError) as raised:
+        live.update({"store.keep_bytes": "1"})
+    lost = raised.value.lost
+    state, queue = broker.group.state, broker.group.queues.queue("T", 0)
+    positions = [int(unit["phy_offset"]) for unit in queue.read(0, state.max_offset("T", 0))]
+    gone = [at for at in positions if at < lost.size_bytes]
+    assert gone
+    assert lost.messages == {"T": len(gone)}
+    assert lost.segments == 5
+    assert "keep_bytes = 1 (now 0) gives up" in str(raised.value)
+    answered = answer_error(request(25), raised.value)
+    assert (answered.code, answered.ext["outcome"]) == (1, "not_stored")
+    assert decode_given_up(answered.ext[GIVES_UP_FIELD]) == lost
 
 
 def test_every_setting_is_told_under_rocketmqs_name_or_its_own(live: LiveSettings) -> None:
@@ -316,6 +413,22 @@ def test_settings_are_changed_with_properties(
     assert answered.code == 0
     assert json.loads(answered.ext["version"])["counter"] == 1
     assert (parts.settings.broker_permission, parts.settings.short_polling_time_ms) == (4, 9)
+
+
+def test_a_request_that_is_confirmed_does_it_and_one_of_a_tool_that_cannot_does_not(
+    processor: BrokerConfigProcessor, parts: Parts
+) -> None:
+    command = updating(b"store.keep_bytes=1")
+    with structlog.testing.capture_logs() as lines, pytest.raises(ConfirmationNeededError):
+        processor.update(CONNECTION, command)
+    assert [(line["event"], line["access_key"]) for line in lines] == [
+        ("setting_refused", "admin-1")
+    ]
+    assert parts.retention.settings.keep_bytes == 0
+    command.ext[CONFIRMED_FIELD] = "true"
+    assert processor.update(CONNECTION, command).code == 0
+    assert parts.retention.settings.keep_bytes == 1
+    assert parts.retention.asked_by == {"size": "admin-1 at 10.0.0.1"}
 
 
 @pytest.mark.parametrize(

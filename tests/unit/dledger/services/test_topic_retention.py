@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import structlog.testing
 
 from commitlog.errors import InvariantBroken
 from dledger.services.retention import RetentionService, RetentionSettings
 from dledger.services.topic_retention import queue_floors, retention_ms
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
+from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from tests.harness.broker import Broker
 from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup, ManualClock
 
@@ -111,3 +115,64 @@ def test_the_attribute_is_checked_when_it_is_set(group: FakeGroup, clock: Manual
         RequestCode.UPDATE_AND_CREATE_TOPIC, {**fields, "attributes": "+retention.ms=1000"}
     )
     assert taken.code == 0
+
+
+TOPIC_FIELDS = {
+    "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2",
+    "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
+}  # fmt: skip
+
+
+def shorter(broker: Broker, keeps_ms: int, **fields: str) -> RemotingCommand:
+    attributes = f"+retention.ms={keeps_ms}"
+    return broker.call(
+        RequestCode.UPDATE_AND_CREATE_TOPIC, {**TOPIC_FIELDS, "attributes": attributes, **fields}
+    )
+
+
+def test_a_topic_with_messages_keeps_them_for_a_shorter_time_only_when_that_is_confirmed(
+    group: FakeGroup, clock: ManualClock
+) -> None:
+    make_topic(group, "T")
+    fill(group, clock, "T")
+    broker = Broker(group, clock)
+    asked = shorter(broker, 3 * HOUR_MS + 1)
+    assert (asked.code, asked.ext["outcome"]) == (1, "not_stored")
+    assert "dledger topic retention T" in (asked.remark or "")
+    lost = decode_given_up(asked.ext[GIVES_UP_FIELD])
+    assert (lost.messages, lost.segments) == ({"T": 4}, 0)
+    assert group.state.topics["T"].attributes == {}
+    with structlog.testing.capture_logs() as lines:
+        assert shorter(broker, 3 * HOUR_MS + 1, **{CONFIRMED_FIELD: "true"}).code == 0
+    assert group.state.topics["T"].attributes == {"retention.ms": str(3 * HOUR_MS + 1)}
+    (line,) = [line for line in lines if line["event"] == "retention_shortened"]
+    assert line["asked_by"] == broker.connection.peer_address[0]
+    (change,) = group.applied[-1].changes
+    assert isinstance(change, TopicsChange)
+    assert change.asked_by == broker.connection.peer_address[0]
+    # Longer is no loss, the same neither.
+    assert shorter(broker, 4 * HOUR_MS).code == 0
+    assert shorter(broker, 4 * HOUR_MS).code == 0
+    assert shorter(broker, 3 * HOUR_MS).code == 1
+
+
+def test_a_list_of_topics_is_asked_about_as_well(group: FakeGroup, clock: ManualClock) -> None:
+    make_topic(group, "T")
+    fill(group, clock, "T")
+    broker = Broker(group, clock)
+    topics = [
+        bodies.TopicConfig(topic_name=name, attributes={"retention.ms": "5"}) for name in "UT"
+    ]
+    body = bodies.TopicConfigList(topic_config_list=topics).encode()
+    assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {}, body).code == 1
+    assert group.state.topics["T"].attributes == {}
+    assert "U" not in group.state.topics
+    fields = {CONFIRMED_FIELD: "true"}
+    assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, fields, body).code == 0
+    assert group.state.topics["T"].attributes == {"retention.ms": "5"}
+
+
+def test_an_empty_topic_gives_up_nothing(group: FakeGroup, clock: ManualClock) -> None:
+    make_topic(group, "T")
+    assert shorter(Broker(group, clock), 5).code == 0
+    assert shorter(Broker(group, clock), 4).code == 0

@@ -1,0 +1,76 @@
+"""``dledger topic retention``: what would go is shown, and goes with --yes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from dledger.cli import topic_command
+from dledger.cli.main import main
+from remoting.protocol.bodies import BrokerData, TopicConfig, TopicRouteData
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp
+
+LOST = GivenUp(change="orders: retention.ms = 21600000 (now as the log)", messages={"orders": 7})
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
+    """Two groups with the topic; the second has messages that would go."""
+    taken: list[Mapping[str, str]] = []
+    config = TopicConfig(topic_name="orders", read_queue_nums=3, write_queue_nums=2, perm=4)
+
+    async def route(_namesrvs: list[str], _topic: str) -> TopicRouteData:
+        groups = [BrokerData("c", name, {0: f"{name}:1"}) for name in ("a", "b")]
+        return TopicRouteData(broker_datas=groups)
+
+    async def ask_leader(group: BrokerData, code: int, ext: Mapping[str, str]) -> RemotingCommand:
+        if code == RequestCode.GET_TOPIC_CONFIG:
+            return response_to(request(code), 0, None, None, config.encode())
+        assert code == RequestCode.UPDATE_AND_CREATE_TOPIC
+        if group.broker_name == "b" and CONFIRMED_FIELD not in ext and ext["attributes"][0] == "+":
+            return response_to(request(code), 1, "gives up", {GIVES_UP_FIELD: LOST.encode()})
+        taken.append({"group": group.broker_name, **ext})
+        return response_to(request(code), 0)
+
+    monkeypatch.setattr(topic_command, "topic_route", route)
+    monkeypatch.setattr(topic_command, "ask_leader", ask_leader)
+    return taken
+
+
+def test_without_yes_only_groups_that_lose_nothing_change(
+    changes: list[Mapping[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["topic", "retention", "orders", "6h"]) == 0
+    assert [change["group"] for change in changes] == ["a"]
+    shown = capsys.readouterr()
+    (row,) = [line for line in shown.out.splitlines() if "orders" in line]
+    assert "7" in row
+    assert "orders in b: not changed; --yes does it" in shown.err
+
+
+def test_with_yes_every_group_keeps_the_rest_of_the_topic(
+    changes: list[Mapping[str, str]],
+) -> None:
+    assert main(["topic", "retention", "orders", "6h", "--yes"]) == 0
+    assert [change["group"] for change in changes] == ["a", "b"]
+    for change in changes:
+        assert change["attributes"] == f"+retention.ms={6 * 3_600_000}"
+        assert (change["readQueueNums"], change["writeQueueNums"], change["perm"]) == (
+            "3",
+            "2",
+            "4",
+        )
+
+
+def test_as_long_as_the_log_is_no_loss(changes: list[Mapping[str, str]]) -> None:
+    assert main(["topic", "retention", "orders", "none"]) == 0
+    assert [change["attributes"] for change in changes] == ["-retention.ms"] * 2
+
+
+@pytest.mark.parametrize("text", ["6", "0h", "-1h", "6 h", "1.5h", "forever"])
+def test_what_is_no_time_is_a_usage_error(changes: list[Mapping[str, str]], text: str) -> None:
+    assert main(["topic", "retention", "orders", "--", text]) == 2
+    assert changes == []
