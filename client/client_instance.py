@@ -32,6 +32,7 @@ from client.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
+from client.group_identity import GroupIdentities, stated_identities
 from client.heartbeats import UNREGISTER_TIMEOUT_S, Heartbeats
 from client.leader_hint import LeaderTable
 from client.leader_search import LeaderSearch
@@ -64,6 +65,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, request
 from remoting.protocol.headers import (
+    GROUP_IDENTITIES_FIELD,
     ConsumerGroupHeader,
     GetRouteInfoHeader,
 )
@@ -184,6 +186,7 @@ class ClientInstance(ManagedScope):
         client_id: ``ip@instance``.
         routes: Last known routes; kept when NameServers fail.
         leaders: Who leads which group.
+        identities: Which group a broker name belongs to.
         counters: See `ClientCounters`.
         server_requests: What brokers may ask of this client; to be registered before it is opened.
         executor: Runs listeners that block; None: there are none.
@@ -229,6 +232,7 @@ class ClientInstance(ManagedScope):
         self.client_id = f"{config.client_ip}@{instance_name}"
         self.routes = RouteTable()
         self.leaders = LeaderTable()
+        self.identities = GroupIdentities()
         self.leader_search = LeaderSearch(self)
         self.counters = ClientCounters()
         self.route_version = 0
@@ -396,7 +400,7 @@ class ClientInstance(ManagedScope):
             RequestFailedError: An answer that makes no sense.
         """
         self.counters.route_refreshes += 1
-        header = GetRouteInfoHeader(topic, accept_standard_json_only=True)
+        header = GetRouteInfoHeader(topic, accept_standard_json_only=True, group_identities=True)
         response = await self.name_servers.invoke(
             request(RequestCode.GET_ROUTEINFO_BY_TOPIC, dict(header.encode()))
         )
@@ -409,6 +413,8 @@ class ClientInstance(ManagedScope):
                 remark=response.remark or "",
             )
         route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
+        stated = stated_identities(response.ext.get(GROUP_IDENTITIES_FIELD))
+        self.identities.take(stated, route.addresses, self.clock.monotonic())
         self._borrowed.pop(topic, None)
         if self.routes.put(route):
             self.route_version += 1
@@ -463,15 +469,30 @@ class ClientInstance(ManagedScope):
         if not self._closed:
             self.heartbeats.connection_ended()
 
-    async def link(self, address: str, timeout_s: float) -> Link:
+    async def link(self, address: str, timeout_s: float, *, group: str = "") -> Link:
         """Return a live connection to a broker, with what it understands.
 
         The first use of a connection asks for the broker's capabilities.
 
+        Args:
+            group: Broker name that it is used for; empty: whatever broker is there.
+
         Raises:
-            BrokerUnreachableError: Not within *timeout_s*; nothing was sent but the question.
+            BrokerUnreachableError: Not within *timeout_s*, or the broker there belongs to another
+                group; nothing was sent but the question.
             ClientClosedError: The instance is closed.
         """
+        link = await self._open_link(address, timeout_s)
+        refusal = self.identities.refusal(group, address, link.identity) if group else ""
+        if refusal:
+            # Asked again at the next use: it may be another process by then.
+            if self.links.get(address) is link:
+                del self.links[address]
+            link.connection.close("the broker belongs to another group")
+            raise BrokerUnreachableError(f"broker {address}: {refusal}")
+        return link
+
+    async def _open_link(self, address: str, timeout_s: float) -> Link:
         link = self.links.get(address)
         if link is not None and not link.connection.is_closed:
             return link
@@ -496,6 +517,7 @@ class ClientInstance(ManagedScope):
                     records=ours and truth(answer.ext.get("records")),
                     bulk_pull=ours,
                     idempotent=ours and truth(answer.ext.get("idempotent")),
+                    identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
                 )
                 connection.on_close.append(lambda _ended: self._link_ended())
                 self.heartbeats.look()
@@ -510,15 +532,18 @@ class ClientInstance(ManagedScope):
         body: bytes = b"",
         *,
         timeout_s: float | None = None,
+        group: str = "",
     ) -> RemotingCommand:
         """Ask one broker once and return its answer, whatever its code.
 
+        Args:
+            group: Broker name that it is asked for; empty: whatever broker is there.
         Raises:
             BrokerUnreachableError: Nothing was sent.
             RequestTimedOutError: Sent, but no answer; what was asked for may have been done.
         """
         timeout_s = self.config.rpc_timeout_s if timeout_s is None else timeout_s
-        link = await self.link(address, timeout_s)
+        link = await self.link(address, timeout_s, group=group)
         try:
             return await link.connection.invoke(
                 request(code, ext, body, serialize=link.serialize), timeout_s
@@ -577,13 +602,15 @@ class ClientInstance(ManagedScope):
             else:
                 left_s = max(deadline - self.clock.monotonic(), 0.001)
                 try:
-                    link = await self.link(address, min(self.config.rpc_timeout_s, left_s))
+                    opening_s = min(self.config.rpc_timeout_s, left_s)
+                    link = await self.link(address, opening_s, group=broker_name)
                     answer = await self.ask(
                         address,
                         code if adapt is None else adapt(link),
                         None if ext is None else dict(ext),
                         body,
                         timeout_s=min(attempt_s, left_s),
+                        group=broker_name,
                     )
                 except RequestTimedOutError as failed:
                     error = unknown = failed

@@ -155,7 +155,7 @@ class LeaderSearch:
                         nursery.cancel_scope.cancel()
 
                 async def ask_member(address: str) -> None:
-                    leader, term = await self._leader_named_by(address)
+                    leader, term = await self._leader_named_by(address, broker_name)
                     # What others say of the one that failed is older than the failure.
                     if leader is not None and (
                         leader == address or (leader, term) != (failed, failed_term)
@@ -177,14 +177,16 @@ class LeaderSearch:
                     nursery.start_soon(ask_member, member)
                 nursery.start_soon(ask_name_server)
 
-    async def _leader_named_by(self, address: str) -> tuple[str | None, int]:
+    async def _leader_named_by(self, address: str, broker_name: str) -> tuple[str | None, int]:
         """Return who leads and in which term, as a member says; None when it does not know."""
         instance = self._instance
         try:
-            link = await instance.link(address, SEARCH_S)
+            link = await instance.link(address, SEARCH_S, group=broker_name)
             if not link.records:
                 return None, -1  # a real RocketMQ: its NameServers know
-            answer = await instance.ask(address, RequestCode.RAFT_STATUS, timeout_s=SEARCH_S)
+            answer = await instance.ask(
+                address, RequestCode.RAFT_STATUS, timeout_s=SEARCH_S, group=broker_name
+            )
         except (ClientError, MQError):
             return None, -1
         return _leader_of_status(address, answer)

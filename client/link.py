@@ -19,6 +19,7 @@ class Link:
         records: It takes SEND_RECORDS.
         bulk_pull: It may take BULK_PULL; cleared when it says no.
         idempotent: It tells a repeated send from a new one.
+        identity: Of the broker's group, as it says itself; empty: it says nothing.
         heard: The newest heartbeat it has answered.
         told: The producer groups of this client that were in it.
     """
@@ -29,6 +30,7 @@ class Link:
     records: bool
     bulk_pull: bool
     idempotent: bool = False
+    identity: str = ""
     heard: bytes = b""
     told: frozenset[str] = frozenset()
 

@@ -50,7 +50,7 @@ class MemberReads:
         )
         leader = self._instance.leaders.address(queue.broker_name)
         for address in self._in_order(queue, leader):
-            answer = await self._ask(address, at_once, bulk)
+            answer = await self._ask(queue, address, at_once, bulk)
             if answer is not None and answer.code == ResponseCode.SUCCESS:
                 self._note(queue, answer)
                 return answer
@@ -75,14 +75,18 @@ class MemberReads:
         return list(order)
 
     async def _ask(
-        self, address: str, header: PullMessageHeader, bulk: bool
+        self, queue: MessageQueue, address: str, header: PullMessageHeader, bulk: bool
     ) -> RemotingCommand | None:
         instance = self._instance
         try:
-            link = await instance.link(address, MEMBER_TIMEOUT_S)
+            link = await instance.link(address, MEMBER_TIMEOUT_S, group=queue.broker_name)
             code = RequestCode.BULK_PULL if bulk and link.bulk_pull else RequestCode.PULL_MESSAGE
             return await instance.ask(
-                address, code, dict(header.encode()), timeout_s=MEMBER_TIMEOUT_S
+                address,
+                code,
+                dict(header.encode()),
+                timeout_s=MEMBER_TIMEOUT_S,
+                group=queue.broker_name,
             )
         except (ClientError, MQError):
             # The next one may have them; what keeps everybody from answering the leader's

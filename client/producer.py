@@ -355,7 +355,8 @@ class Producer(ManagedScope):
         address = instance.leaders.address(lane.broker_name)
         if address is None:
             raise BrokerUnreachableError(f"nobody is known to lead {lane.broker_name}")
-        link = await instance.link(address, self.config.attempt_timeout_s)
+        timeout_s = self.config.attempt_timeout_s
+        link = await instance.link(address, timeout_s, group=lane.broker_name)
         try:
             link.connection.invoke_oneway(command)
         except LocalProtocolError as error:

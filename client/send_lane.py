@@ -321,7 +321,7 @@ class SendLane:
             failure.remark = f"nobody is known to lead {name}"
             return failure
         try:
-            link = await instance.link(address, timeout_s)
+            link = await instance.link(address, timeout_s, group=name)
             if held is None:
                 switched = self.records is False
                 self.records = link.records
@@ -710,7 +710,7 @@ class SendLane:
             self.expire(slot)
             return None
         try:
-            link = await instance.link(address, timeout_s)
+            link = await instance.link(address, timeout_s, group=name)
             command = self._encode_single(slot)
             if held is None and command.code != RequestCode.SEND_REPLY_MESSAGE_V2:
                 held = failure.held = await self._enter(link, timeout_s, [slot])

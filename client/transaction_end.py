@@ -136,10 +136,12 @@ async def _ask(
 ) -> RemotingCommand | None:
     """Return the answer; None when there will be none, as this is a real RocketMQ."""
     attempt_s = min(instance.config.rpc_timeout_s, left_s)
-    link = await instance.link(address, attempt_s)
+    name = end.broker_name
+    link = await instance.link(address, attempt_s, group=name)
     if link.records:
         ext = dict(end.header().encode())
-        return await instance.ask(address, RequestCode.END_TRANSACTION, ext, timeout_s=attempt_s)
+        code = RequestCode.END_TRANSACTION
+        return await instance.ask(address, code, ext, timeout_s=attempt_s, group=name)
     try:
         link.connection.invoke_oneway(end.oneway())
     except MQError as error:

@@ -74,11 +74,6 @@ class StorePaths:
         return self._at("index")
 
     @property
-    def config(self) -> str:
-        """Folder of configuration files as RocketMQ names them."""
-        return self._at("config")
-
-    @property
     def checkpoint(self) -> str:
         """The checkpoint file."""
         return self._at("checkpoint")

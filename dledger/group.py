@@ -235,6 +235,13 @@ class Group:
         return self.node.identity.group_identity
 
     @property
+    def member_addresses(self) -> tuple[str, ...]:
+        """Advertised addresses of the members, as far as known."""
+        members = self.node.roster.members
+        found = (m.client_address for m in (() if members is None else members.members))
+        return tuple(sorted({address for address in found if address}))
+
+    @property
     def term(self) -> int:
         """Newest term seen."""
         return self.node.term

@@ -143,6 +143,10 @@ class BrokerGroup(Protocol):
         """Identity of the whole group, the same on every member; empty before bootstrap."""
 
     @property
+    def member_addresses(self) -> tuple[str, ...]:
+        """Advertised ``ip:port`` of every member, as far as known."""
+
+    @property
     def readable(self) -> bool:
         """Whether queues and log hold what the state says; not while a snapshot is refilled."""
 

@@ -248,6 +248,7 @@ class Registration:
             compressed=False,
             body_crc32=zlib.crc32(body) & CRC_MASK,
             group_identity=self._group.group_identity,
+            member_addresses=";".join(self._group.member_addresses),
         )
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 

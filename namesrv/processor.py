@@ -22,6 +22,7 @@ from namesrv.refused import SHOWN_CHARACTERS
 from namesrv.register_body import decode_register_body
 from namesrv.route_cache import route_dialect
 from namesrv.route_table import BrokerLiveInfo, RegisterResult, Registration
+from namesrv.takeover import MEMBERS_MAX
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.java_properties import read_properties
@@ -36,6 +37,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import (
+    GROUP_IDENTITIES_FIELD,
     REFUSED_BROKERS_FIELD,
     AddWritePermResponseHeader,
     BrokerHeader,
@@ -141,7 +143,12 @@ class NameServerProcessor:
         if body is None:
             remark = NO_ROUTE_REMARK.format(topic=header.topic)
             return response_to(asked, ResponseCode.TOPIC_NOT_EXIST, remark)
-        return response_to(asked, body=body)
+        ext = None
+        if header.group_identities is True:
+            stated = self._name_server.routes.stated_identities(header.topic)
+            if stated:
+                ext = {GROUP_IDENTITIES_FIELD: msgspec.json.encode(stated).decode()}
+        return response_to(asked, ext=ext, body=body)
 
     def get_broker_cluster_info(
         self, _connection: Connection, asked: RemotingCommand
@@ -183,6 +190,7 @@ class NameServerProcessor:
                 filter_servers=body.filter_server_list,
                 connection=self._number_of(connection),
                 identity=header.group_identity or "",
+                members=frozenset((header.member_addresses or "").split(";")[:MEMBERS_MAX]),
             )
         )
         if result.moved or result.superseded:

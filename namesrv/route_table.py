@@ -60,6 +60,7 @@ class BrokerLiveInfo:
     ha_server_addr: str
     connection: int | None
     identity: str = ""
+    members: frozenset[str] = frozenset()
 
     @property
     def claim(self) -> Claim:
@@ -85,6 +86,7 @@ class Registration:
             the NameServer's.
         connection: Number of the connection it came over; None when there is none to lose.
         identity: Of the broker group; empty: it is a broker of RocketMQ, or of an older release.
+        members: Addresses of all members of that group.
     """
 
     cluster_name: str
@@ -99,6 +101,7 @@ class Registration:
     filter_servers: Sequence[str] = ()
     connection: int | None = None
     identity: str = ""
+    members: frozenset[str] = frozenset()
 
     @property
     def claim(self) -> Claim:
@@ -233,7 +236,9 @@ class RouteInfoManager:
             ha_server_addr=registration.ha_server_addr,
             connection=registration.connection,
             identity=registration.identity,
+            members=registration.members if registration.identity else frozenset(),
         )
+        self._remove_strangers(broker)
         if moved and holder is not None:
             self._remove([BrokerKey(key.cluster_name, holder)])
         filters_changed = self._set_filter_servers(key, tuple(registration.filter_servers))
@@ -466,30 +471,67 @@ class RouteInfoManager:
 
     def identity_of(self, broker_name: str) -> str:
         """Return the identity of the group that a broker name belongs to; empty: to none."""
-        broker = self.broker_addr_table.get(broker_name)
-        if broker is None:
-            return ""
-        lives = (
-            self.broker_live_table[BrokerKey(broker.cluster, addr)]
-            for addr in broker.broker_addrs.values()
-        )
-        return next((live.identity for live in lives if live.identity), "")
+        return next((live.identity for live in self._lives(broker_name) if live.identity), "")
+
+    def members_of(self, broker_name: str) -> set[str]:
+        """Return the addresses that members with an identity name as members."""
+        return {addr for live in self._lives(broker_name) for addr in live.members}
+
+    def stated_identities(self, topic: str) -> dict[str, list[str]]:
+        """Return what clients are told of the groups of a topic.
+
+        Returns:
+            Broker name to the identity of its group and the addresses of members that are
+            registered without one, or not at all; without names that belong to no identity.
+        """
+        stated: dict[str, list[str]] = {}
+        for name in sorted(self.topic_queue_table.get(topic, ())):
+            identity = self.identity_of(name)
+            if identity:
+                named = {live.key.broker_addr for live in self._lives(name) if live.identity}
+                stated[name] = [identity, *sorted(self.members_of(name) - named)]
+        return stated
 
     # Inside
 
+    def _lives(self, broker_name: str) -> list[BrokerLiveInfo]:
+        broker = self.broker_addr_table.get(broker_name)
+        if broker is None:
+            return []
+        return [
+            self.broker_live_table[BrokerKey(broker.cluster, addr)]
+            for addr in broker.broker_addrs.values()
+        ]
+
+    def _remove_strangers(self, broker: BrokerData) -> None:
+        """Take out who came before the name had an identity, and is no member."""
+        name = broker.broker_name
+        if not self.identity_of(name):
+            return
+        members = self.members_of(name)
+        strangers = [
+            live.key
+            for live in self._lives(name)
+            if not live.identity and live.key.broker_addr not in members
+        ]
+        if strangers:
+            self._remove(strangers)
+
     def _check_identity(self, registration: Registration, known: BrokerLiveInfo | None) -> None:
         name, addr = registration.broker_name, registration.broker_addr
-        if known is not None and known.broker_name != name:
-            if known.identity and known.identity != registration.identity:
-                raise RegistrationRefusedError(
-                    f"broker {addr} belongs to the group {known.identity} under the name"
-                    f" {known.broker_name}"
-                )
-            known = None
+        if (
+            known is not None
+            and known.broker_name != name
+            and known.identity not in ("", registration.identity)
+        ):
+            raise RegistrationRefusedError(
+                f"broker {addr} belongs to the group {known.identity} under the name"
+                f" {known.broker_name}"
+            )
         reason = refuses_identity(
             registration.claim,
             owner=self.identity_of(name),
-            known=None if known is None else known.claim,
+            is_member=addr in self.members_of(name),
         )
         if reason:
             raise RegistrationRefusedError(f"broker name {name} is not for {addr}: {reason}")

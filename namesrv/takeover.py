@@ -2,8 +2,8 @@
 
 A group of ours carries its identity in every registration. While one address with an identity is
 registered under a broker name, the name belongs to that identity: another one is refused, and so
-is an address without any, unless it was registered there before. Those are members of an older
-release in the middle of an upgrade; they keep what they have, and may take an id that is free.
+is an address without any, unless a member with the identity names it as another member. Those are
+members of an older release in the middle of an upgrade; they may take an id that is free.
 Brokers of RocketMQ send no identity, and names without one follow RocketMQ's rules.
 
 Pure: `namesrv.route_table` asks before it changes anything.
@@ -14,6 +14,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
+
+MEMBERS_MAX: Final = 64
+"""Addresses of members that one registration may name."""
 
 IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
 """What a broker group's identity looks like."""
@@ -37,12 +40,12 @@ class Claim:
     """Term of the leader that it knows of."""
 
 
-def refuses_identity(claim: Claim, *, owner: str, known: Claim | None) -> str:
+def refuses_identity(claim: Claim, *, owner: str, is_member: bool) -> str:
     """Return why *claim* may not enter a broker name, or an empty text when it may.
 
     Args:
         owner: The identity that the broker name belongs to; empty: to none.
-        known: What the same address is registered with under this name; None: it is not.
+        is_member: Whether a registered address with that identity names this one as a member.
     """
     if claim.identity and not IDENTITY.fullmatch(claim.identity):
         return "the group identity is not 32 hexadecimal digits"
@@ -53,7 +56,7 @@ def refuses_identity(claim: Claim, *, owner: str, known: Claim | None) -> str:
             f"it belongs to the group {owner}, and this broker is of the group {claim.identity}:"
             " two groups cannot have one name. Give one of them another brokerName, or stop it"
         )
-    if known is not None and not known.identity:
+    if is_member:
         return ""
     return (
         f"it belongs to the group {owner}, and this broker names no group. Give it another"

@@ -80,7 +80,6 @@ _SIGNED: Final = (
     # Answered before the gate: what it gives is of no use without an account.
     RequestCode.SIGNATURE_CHALLENGE,
     RequestCode.RAFT_STATUS,
-    RequestCode.CLUSTER_HEALTH,
     # A session alone stores no message: each send of it is checked.
     RequestCode.OPEN_PRODUCER,
 )

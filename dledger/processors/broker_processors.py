@@ -224,7 +224,7 @@ class BrokerProcessors:
             code.GET_CONSUMER_RUNNING_INFO: (calls.running_info, admins),
             code.CONSUME_MESSAGE_DIRECTLY: (calls.consume_directly, admins),
             code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: (calls.consumer_status, admins),
-            code.CAPABILITIES: (CapabilitiesProcessor(settings.broker_name).handle, others),
+            code.CAPABILITIES: (CapabilitiesProcessor(group, settings.broker_name).handle, others),
             code.RAFT_STATUS: (RaftStatusProcessor(group, settings).handle, others),
         }
         tools = admin_handlers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from dledger.group_api import BrokerGroup
 from remoting.connection import Connection
 from remoting.processor import Handled
 from remoting.protocol.command import RemotingCommand, response_to
@@ -21,7 +22,8 @@ def _version() -> str:
 class CapabilitiesProcessor:
     """Answers 51100. A real RocketMQ answers 3, which means: JSON headers, no record batches."""
 
-    def __init__(self, broker_name: str) -> None:
+    def __init__(self, group: BrokerGroup, broker_name: str) -> None:
+        self._group = group
         self._ext = {
             "cbor": "true",
             "records": "true",
@@ -35,4 +37,5 @@ class CapabilitiesProcessor:
 
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Say what this broker understands beside RocketMQ's protocol."""
-        return response_to(command, 0, None, dict(self._ext))
+        ext = {**self._ext, "groupIdentity": self._group.group_identity}
+        return response_to(command, 0, None, ext)

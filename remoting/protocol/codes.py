@@ -202,8 +202,6 @@ class RequestCode(IntEnum):
     RAFT_STATUS = 51102
     # Pull with larger limits than RocketMQ's.
     BULK_PULL = 51103
-    # Whether every group of the cluster has a leader and a quorum.
-    CLUSTER_HEALTH = 51104
     # Add, remove or replace a member of a group, or hand its leadership over; the leader answers.
     RAFT_CHANGE = 51105
     # A challenge for this connection, so that requests on it are signed for it alone.

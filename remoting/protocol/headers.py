@@ -660,6 +660,10 @@ class ViewBrokerStatsDataHeader(Header):
 # ---------------------------------------------------------------------------------- NameServer
 
 
+GROUP_IDENTITIES_FIELD: Final = "groupIdentities"
+"""In our NameServers' answer to a question for a route: broker name to the identity of its group
+and the addresses of members that name none, as a JSON object of lists."""
+
 REFUSED_BROKERS_FIELD: Final = "refusedBrokers"
 """In our NameServers' answer to GET_BROKER_CLUSTER_INFO: sentences, as a JSON list."""
 
@@ -679,6 +683,8 @@ class RegisterBrokerHeader(Header):
     body_crc32: I32 | None = 0
     group_identity: str | None = None
     """Ours: a RocketMQ broker sends none."""
+    member_addresses: str | None = None
+    """Ours: where the members of the group are found, ``host:port`` each, with ``;`` between."""
 
 
 @dataclass(slots=True)
@@ -737,6 +743,8 @@ class GetRouteInfoHeader(Header):
 
     topic: str
     accept_standard_json_only: bool | None = None
+    group_identities: bool | None = None
+    """Ours: the answer names the group of each broker name in `GROUP_IDENTITIES_FIELD`."""
 
 
 @dataclass(slots=True)

@@ -134,6 +134,7 @@ class FakeGroup:
         self.leadership: Term | None = Term(1)
         self.leader_address: str | None = LEADER
         self.group_identity = GROUP_IDENTITY
+        self.member_addresses: tuple[str, ...] = (LEADER,)
         self.term = 1
         self.readable = True
         self.on_applied: list[AppliedListener] = []

@@ -189,7 +189,10 @@ class NameServer(Node):
                 for g in groups
             ],
         )
-        return response_to(asked, 0, None, None, data.encode())
+        stated = {g.name: [g.stated, *g.without] for g in groups if g.stated}
+        ext = {"groupIdentities": msgspec.json.encode(stated).decode()}
+        wanted = asked.ext.get("groupIdentities") == "true"
+        return response_to(asked, 0, None, ext if stated and wanted else None, data.encode())
 
     def _cluster(self, asked: RemotingCommand) -> RemotingCommand:
         info = ClusterInfo(
@@ -214,6 +217,8 @@ class Broker(Node):
         self.group = group
         # Called with each SEND_RECORDS or 310 when this node leads; returns an answer instead.
         self.intercept: Callable[[RemotingCommand], Handled] | None = None
+        # What it says of its group; None: nothing, as an older release.
+        self.identity: str | None = None
         self.delay_s = 0.0
         # Told of each heartbeat.
         self.heard: Callable[[Connection, HeartbeatData], None] = lambda _, data: None
@@ -267,6 +272,8 @@ class Broker(Node):
         ext = {"cbor": "true", "records": "true"}
         if self.group.idempotent:
             ext["idempotent"] = "true"
+        if self.identity is not None:
+            ext["groupIdentity"] = self.identity
         return response_to(asked, 0, None, ext)
 
     def _open_producer(self, asked: RemotingCommand) -> RemotingCommand:
@@ -580,7 +587,16 @@ class Group:
         self.brokers = [Broker(world, self, f"10.0.0.1:{first_port + i}") for i in range(members)]
         self.leader: str | None = self.brokers[0].address
         self.registered: dict[int, str] = {}
+        # What NameServers say of it: its identity, and who of it names none.
+        self.stated = ""
+        self.without: list[str] = []
         self.register()
+
+    def identify(self, identity: str) -> None:
+        """Give the group an identity that NameServers and members know."""
+        self.stated = identity
+        for broker in self.brokers:
+            broker.identity = identity
 
     def register(self) -> None:
         """Let the NameServers know who leads now."""

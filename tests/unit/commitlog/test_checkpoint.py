@@ -59,10 +59,9 @@ def test_the_abort_file_holds_the_process_id_and_goes_at_a_clean_stop() -> None:
 def test_layout_names_are_rocketmqs() -> None:
     assert PATHS.segment(1 << 30) == "/store/commitlog/00000000001073741824"
     assert PATHS.consume_queue("%RETRY%g", 3) == "/store/consumequeue/%RETRY%g/3"
-    names = (PATHS.index, PATHS.config, PATHS.checkpoint, PATHS.abort, PATHS.lock)
+    names = (PATHS.index, PATHS.checkpoint, PATHS.abort, PATHS.lock)
     assert names == (
         "/store/index",
-        "/store/config",
         "/store/checkpoint",
         "/store/abort",
         "/store/lock",

@@ -46,6 +46,7 @@ def registration(
     connection: int | None = 1,
     acting: bool | None = None,
     identity: str = "",
+    members: Iterable[str] = (),
 ) -> Registration:
     return Registration(
         cluster_name=cluster,
@@ -60,6 +61,7 @@ def registration(
         filter_servers=filters,
         connection=connection,
         identity=identity,
+        members=frozenset(members),
     )
 
 
