@@ -35,7 +35,6 @@ BROKER_RESERVED: Final = frozenset(
 NAMESRV_RESERVED: Final = frozenset(
     {
         RequestCode.CAPABILITIES,
-        RequestCode.CLUSTER_HEALTH,
         RequestCode.REGISTER_BROKER,
         RequestCode.UNREGISTER_BROKER,
         RequestCode.BROKER_HEARTBEAT,
