@@ -5,7 +5,7 @@ Spec: docs/formats.md, section 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from commitlog.errors import LocalProtocolError
@@ -52,6 +52,11 @@ PROPERTY_PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 PROPERTY_ARRIVE_TIME: Final = "ARRIVE_TIME"
 PROPERTY_POP_CK: Final = "POP_CK"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+PROPERTY_SET_ASIDE_BY: Final = "SET_ASIDE_BY"
+"""Of this project: which service of a leader could not process a message."""
+PROPERTY_SET_ASIDE_REASON: Final = "SET_ASIDE_REASON"
+PROPERTY_SET_ASIDE_POSITION: Final = "SET_ASIDE_POSITION"
+"""Where the message stands in the log."""
 
 KEY_SEPARATOR: Final = " "
 """Between the parts of KEYS."""
@@ -115,3 +120,26 @@ def get_property(raw: bytes, key: bytes) -> bytes | None:
             value = raw[value_start : value_end if value_end >= 0 else len(raw)]
             if value:
                 return value
+
+
+def without_properties(raw: bytes, names: Container[bytes]) -> bytes:
+    """Return encoded properties without those of *names*, all other bytes as they were.
+
+    Works on any bytes: what is not UTF-8 or has a second separator inside stays as it is, so the
+    result is at most one separator longer than *raw*.
+    """
+    items = raw.split(b"\x02")
+    kept = [item for item in items if item and item.partition(b"\x01")[0] not in names]
+    return b"".join([item + b"\x02" for item in kept])
+
+
+def with_properties(raw: bytes, added: Mapping[str, str]) -> bytes:
+    """Return encoded properties in which each of *added* has its new value, at the end.
+
+    The other bytes stay as they were, as with `without_properties`.
+
+    Raises:
+        LocalProtocolError: As `encode_properties`, about *added* only.
+    """
+    kept = without_properties(raw, {name.encode() for name in added})
+    return kept + encode_properties(added)

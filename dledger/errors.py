@@ -14,6 +14,7 @@
     │   ├── SequenceUndecidedError  its first attempt is on its way, with nobody waiting for it
     │   ├── SequenceGapError        it came before another one that it has to follow
     │   └── SequenceReusedError     it says it is a repetition, and is another message
+    ├── UnprocessableMessageError   a stored message that names nothing a service could do with it
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
     ├── ConfirmationNeededError  it would give up messages that are kept now
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
@@ -162,3 +163,9 @@ class ConfirmationNeededError(ReplicationError):
         super().__init__(f"{lost}; nothing was changed; {next_step}")
         self.lost = lost
         self.answer_fields = {GIVES_UP_FIELD: lost.encode()}
+
+
+class UnprocessableMessageError(ReplicationError):
+    """A stored message that a service can do nothing with; it is kept as it is, and set aside."""
+
+    outcome = "stored"

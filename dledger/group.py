@@ -49,6 +49,7 @@ from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
 from dledger.services.scrub import ScrubService
+from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import QueueUnits
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
@@ -153,6 +154,7 @@ class Group:
         # What others add to `status`.
         self.status_parts: list[Callable[[], Mapping[str, Any]]] = []
         self.services: list[Callable[[Leadership], Awaitable[None]]] = []
+        self.service_counts = ServiceCounts()
         self.leadership: Leadership | None = None
         self._clock = clock
         self._executor = executor
@@ -240,6 +242,11 @@ class Group:
         members = self.node.roster.members
         found = (m.client_address for m in (() if members is None else members.members))
         return tuple(sorted({address for address in found if address}))
+
+    @property
+    def has_other_members(self) -> bool:
+        """Whether another member may have a copy of what is damaged here."""
+        return len(self.node.peers) > 0
 
     @property
     def term(self) -> int:

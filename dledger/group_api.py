@@ -9,9 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from commitlog.damage import CheckedLog
 from commitlog.entry import RecordBatch
 from commitlog.errors import MQError, Outcome
 from dledger.errors import NotLeaderError
+from dledger.services.service_counts import ServiceCounts
 from dledger.state.tables import StateTables
 
 QueueTouched = tuple[str, int, int]
@@ -55,7 +57,7 @@ class Leadership(Protocol):
         """The term it was won in."""
 
 
-class LogReader(Protocol):
+class LogReader(CheckedLog, Protocol):
     """What is read from the log: applied records by position."""
 
     @property
@@ -65,6 +67,13 @@ class LogReader(Protocol):
     @property
     def first_index(self) -> int:
         """Index of the first entry kept."""
+
+    def index_of(self, position: int) -> int:
+        """Return the entry that holds the byte at *position*, or the one before it in a gap.
+
+        Raises:
+            OffsetOutOfRangeError: Outside the log.
+        """
 
     def frame(self, index: int) -> memoryview:
         """Return a whole entry.
@@ -149,6 +158,14 @@ class BrokerGroup(Protocol):
     @property
     def readable(self) -> bool:
         """Whether queues and log hold what the state says; not while a snapshot is refilled."""
+
+    @property
+    def service_counts(self) -> ServiceCounts:
+        """What services of this node count for the metrics."""
+
+    @property
+    def has_other_members(self) -> bool:
+        """Whether another member may have a copy of what is damaged here."""
 
     @property
     def term(self) -> int:

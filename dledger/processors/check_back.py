@@ -32,16 +32,17 @@ class CheckBack:
         """Ask the next producer of the group that takes it, all in turn."""
         clients = self._clients.producers(half.group)
         self._turn += 1
+        question = half.question(checks)
         for step in range(len(clients)):
             client = clients[(self._turn + step) % len(clients)]
             try:
-                client.channel.invoke_oneway(self._question(half, checks))
+                client.channel.invoke_oneway(self._question(half, question))
             except MQError:
                 continue  # it is leaving, or reads too slowly; another one knows as well
             return True
         return False
 
-    def _question(self, half: HalfMessage, checks: int) -> RemotingCommand:
+    def _question(self, half: HalfMessage, question: bytes) -> RemotingCommand:
         record = half.record
         header = CheckTransactionStateHeader(
             tran_state_table_offset=record.queue_offset,
@@ -52,6 +53,4 @@ class CheckBack:
             topic=half.topic,
             bname=self._settings.broker_name,
         )
-        return request(
-            RequestCode.CHECK_TRANSACTION_STATE, dict(header.encode()), half.question(checks)
-        )
+        return request(RequestCode.CHECK_TRANSACTION_STATE, dict(header.encode()), question)

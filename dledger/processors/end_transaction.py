@@ -8,14 +8,19 @@ Spec: remoting fact sheet, section 7.3; semantics, section 3.
 
 from __future__ import annotations
 
-from commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
-from commitlog.record import decode_record
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    MQError,
+    OffsetOutOfRangeError,
+)
+from dledger.errors import UnprocessableMessageError
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
-from dledger.services.half_message import HalfMessage
+from dledger.services.half_message import HalfMessage, half_message_at
 from dledger.services.pending_configs import TopicView
+from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_decisions import TransactionDecisions
-from dledger.state.names import HALF_TOPIC
 from dledger.state.transactions import TransactionDecision
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
@@ -87,26 +92,21 @@ class EndTransactionProcessor:
         return self._wait(connection, command, half_offset)
 
     def _half(self, header: EndTransactionHeader) -> HalfMessage:
-        record = None
         position = header.commit_log_offset
         try:
-            if 0 <= position < self._group.state.applied_end_position:
-                record = decode_record(self._group.log.record_at(position))
-        except OffsetOutOfRangeError:
-            pass  # told below
-        except CorruptRecordError as error:
-            half = self._group.state.transactions.open.get(header.tran_state_table_offset)
-            if half is not None and half.phy_offset == position:
-                self._group.report_damage(position, 1)
-                raise RefusedError(
-                    Condition.NOT_READY, f"the half message is damaged and being repaired: {error}"
-                ) from error
-        if record is None or record.topic != HALF_TOPIC:
+            if not 0 <= position < self._group.state.applied_end_position:
+                raise OffsetOutOfRangeError(f"{position} is not applied")
+            message = half_message_at(StoredRecords(self._group), position)
+        except CorruptEntryError as error:
+            raise RefusedError(
+                Condition.NOT_READY, f"the half message is damaged and being repaired: {error}"
+            ) from error
+        except (OffsetOutOfRangeError, CorruptRecordError, UnprocessableMessageError) as error:
             raise RefusedError(
                 Condition.BAD_REQUEST,
-                f"no half message stands at {position} (any more)",
-            )
-        message = HalfMessage.of(record)
+                f"no half message stands at {position} (any more): {error}",
+            ) from error
+        record = message.record
         for what, there, said in (
             ("producer group", message.group, header.producer_group),
             ("transaction state table offset", record.queue_offset, header.tran_state_table_offset),

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-
 from dledger.processors.refusal import RefusedError
 from dledger.state.names import (
-    DLQ_PREFIX,
     MAX_GROUP_CHARS,
-    MAX_SPECIAL_TOPIC_CHARS,
-    MAX_TOPIC_CHARS,
     NOT_ALLOWED_SEND_TOPICS,
     RETRY_PREFIX,
+    name_problem,
+    topic_problem,
 )
 from remoting.protocol.outcome import Condition
-
-_VALID = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
-
-CHECKED_NAMES_MAX = 65_536
-"""Names remembered as checked, so that the hot path looks each up once."""
 
 
 def check_topic_name(topic: str) -> None:
@@ -28,7 +19,7 @@ def check_topic_name(topic: str) -> None:
     Raises:
         RefusedError: Empty, too long, or with characters a folder name could choke on.
     """
-    problem = _topic_problem(topic)
+    problem = topic_problem(topic)
     if problem is not None:
         raise RefusedError(Condition.BAD_REQUEST, problem)
 
@@ -39,7 +30,7 @@ def check_group_name(group: str) -> None:
     Raises:
         RefusedError: As for topics: the group names its retry topic.
     """
-    problem = _problem(group, "group", MAX_GROUP_CHARS - len(RETRY_PREFIX))
+    problem = name_problem(group, "group", MAX_GROUP_CHARS - len(RETRY_PREFIX))
     if problem is not None:
         raise RefusedError(Condition.BAD_REQUEST, problem)
 
@@ -55,22 +46,3 @@ def check_sendable(topic: str) -> None:
         raise RefusedError(
             Condition.NO_PERMISSION, f"sending to the system topic {topic} is forbidden"
         )
-
-
-@lru_cache(CHECKED_NAMES_MAX)
-def _topic_problem(topic: str) -> str | None:
-    special = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    return _problem(topic, "topic", MAX_SPECIAL_TOPIC_CHARS if special else MAX_TOPIC_CHARS)
-
-
-def _problem(name: str, what: str, limit: int) -> str | None:
-    if not name:
-        return f"the specified {what} is blank"
-    if len(name) > limit:
-        return f"the specified {what} is longer than {limit} characters"
-    if _VALID(name) is None:
-        return (
-            f"the specified {what}[{name}] contains illegal characters, allowing only "
-            "^[%|a-zA-Z0-9_-]+$"
-        )
-    return None

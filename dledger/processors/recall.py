@@ -18,10 +18,10 @@ from commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     get_property,
 )
-from commitlog.record import Record, decode_record
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
+from dledger.services.stored_record import StoredRecord, StoredRecords
 from dledger.services.timer_claims import TimerClaims
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import TimersChange, state_batch
@@ -98,17 +98,17 @@ class TimerRecalls:
             if record is None:
                 continue
             properties = record.properties
-            due = get_property(properties, _OUT_MS)
+            due = get_property(properties, _OUT_MS) or b""
             if (
-                due is not None
+                due.isdigit()
                 and get_property(properties, _UNIQ_KEY) == uniq_key.encode()
                 and get_property(properties, _REAL_TOPIC) == topic.encode()
             ):
                 yield record.queue_offset, int(due)
 
-    def _record_at(self, position: int) -> Record | None:
+    def _record_at(self, position: int) -> StoredRecord | None:
         try:
-            record = decode_record(self._group.log.record_at(position), check_crc=False)
+            record = StoredRecords(self._group).read(position)
         except (OffsetOutOfRangeError, CorruptRecordError, CorruptEntryError):
             return None
         return record if record.topic == TIMER_TOPIC else None

@@ -169,7 +169,7 @@ class SendProcessor:
         """Answer what the first attempt was answered, or will be."""
         if isinstance(first, SendInFlight):
             check_same(first.records, sent)
-            head = decode_record(first.records, check_crc=False)
+            head = decode_record(first.records)
             handle = handle_of(head, self._settings.broker_name)
             sizes = _sizes(first.records)
             transaction_id = _transaction_id(head)
@@ -504,7 +504,7 @@ def _transaction_id(record: Record) -> str | None:
 
 
 def _sizes(records: Buffer) -> list[int]:
-    return [record.size for record in iter_records(records, check_crc=False)]
+    return [record.size for record in iter_records(records)]
 
 
 def _identities(header: SendMessageHeader, command: RemotingCommand) -> list[MessageIdentity]:

@@ -9,9 +9,16 @@ Spec: semantics fact sheet, section 4.
 
 from __future__ import annotations
 
+import structlog
+
 from commitlog.entry import Run
-from commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
-from commitlog.record import Record, decode_record
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    LocalProtocolError,
+    MQError,
+    OffsetOutOfRangeError,
+)
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.dead_letters import consumer_group_of, dead_letter_topic, retries_allowed
@@ -20,7 +27,8 @@ from dledger.processors.names_check import check_group_name, check_sendable
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.disk_space import DiskSpace
 from dledger.services.pending_configs import TopicView
-from dledger.services.retry_message import dead_letter_copy, retry_copy, retry_level
+from dledger.services.retry_message import NAME, dead_letter_copy, retry_copy, retry_level
+from dledger.services.stored_record import StoredRecord, StoredRecords
 from dledger.state.names import retry_topic
 from dledger.state.topic_config import PERM_WRITE, TopicConfig
 from remoting.connection import Connection
@@ -29,6 +37,8 @@ from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import ConsumerSendMsgBackHeader
 from remoting.protocol.outcome import Condition
 from remoting.seams import Rng
+
+logger = structlog.get_logger(__name__)
 
 
 class SendBackProcessor:
@@ -75,24 +85,48 @@ class SendBackProcessor:
         record = self._record_at(header.offset)
         most = retries_allowed(config, command.version, header.max_reconsume_times)
         if record.reconsume_times >= most or header.delay_level < 0:
-            topic, create = dead_letter_topic(self._topics, header.group)
-            copy, run = dead_letter_copy(record, self._settings.store_host, topic)
+            copy, run, create = self._dead_letter(record, header.group)
         else:
-            level = retry_level(
-                header.delay_level, record.reconsume_times, len(self._settings.delay_levels_ms)
-            )
-            topic, create = self._retry_topic(header.group)
-            queue_id = self._rng.randrange(config.retry_queue_nums)
-            copy, run = retry_copy(record, self._settings.store_host, topic, queue_id, level)
+            copy, run, create = self._retry(record, header, config.retry_queue_nums)
         self._propose(connection, command, copy, run, create)
         return DEFERRED
 
-    def _record_at(self, offset: int) -> Record:
+    def _retry(
+        self, record: StoredRecord, header: ConsumerSendMsgBackHeader, queues: int
+    ) -> tuple[bytes, Run, TopicConfig | None]:
+        level = retry_level(
+            header.delay_level, record.reconsume_times, len(self._settings.delay_levels_ms)
+        )
+        topic, create = self._retry_topic(header.group)
+        queue_id = self._rng.randrange(queues)
+        try:
+            copy, run = retry_copy(record, self._settings.store_host, topic, queue_id, level)
+        except LocalProtocolError as error:
+            # Stored by a version that left no room in its properties: it can never be retried.
+            logger.error(
+                "message_set_aside", service=NAME, position=record.phy_offset, reason=str(error)
+            )
+            self._group.service_counts.set_aside[NAME] += 1
+            return self._dead_letter(record, header.group, str(error))
+        return copy, run, create
+
+    def _dead_letter(
+        self, record: StoredRecord, group: str, reason: str = ""
+    ) -> tuple[bytes, Run, TopicConfig | None]:
+        topic, create = dead_letter_topic(self._topics, group)
+        copy, run = dead_letter_copy(record, self._settings.store_host, topic, reason)
+        return copy, run, create
+
+    def _record_at(self, offset: int) -> StoredRecord:
         try:
             if 0 <= offset < self._group.state.applied_end_position:
-                record = decode_record(self._group.log.record_at(offset))
+                record = StoredRecords(self._group).read(offset)
                 check_sendable(record.topic)  # what clients may not write, they may not copy
                 return record
+        except CorruptEntryError as error:
+            raise RefusedError(
+                Condition.NOT_READY, f"the message is damaged and being repaired: {error}"
+            ) from error
         except (OffsetOutOfRangeError, CorruptRecordError):
             pass  # no record begins there: told below
         raise RefusedError(Condition.BAD_REQUEST, f"look message by offset failed, {offset}")

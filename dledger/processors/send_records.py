@@ -27,7 +27,7 @@ from commitlog.properties import (
     PROPERTY_TRANSACTION_PREPARED,
     get_property,
 )
-from commitlog.record import IPV4_HOST_BYTES, decode_record, pack_host
+from commitlog.record import IPV4_HOST_BYTES, pack_host, record_properties
 from commitlog.record_layout import verify_record_layout
 from dledger.errors import SequenceReusedError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
@@ -319,7 +319,7 @@ def _refuse_not_plain(
     for number, run in enumerate(runs):
         for i in range(record_number, record_number + run.count):
             start = ends[i - 1] if i else 0
-            properties = decode_record(view[start : ends[i]], check_crc=False).properties
+            properties = record_properties(view[start : ends[i]])
             for name in _NOT_PLAIN:
                 if get_property(properties, name) is not None and number not in refused:
                     refused[number] = RefusedError(

@@ -15,15 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from commitlog.entry import RecordBatch, Run
-from commitlog.errors import InvariantBroken
 from commitlog.properties import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
 from commitlog.properties import get_property as _get_property
-from commitlog.record import decode_record, encode_record, pack_host
+from dledger.errors import UnprocessableMessageError
+from dledger.services.stored_record import StoredRecord, copy_of
+from dledger.state.names import NOT_ALLOWED_SEND_TOPICS, topic_problem
 from dledger.state.state_record import DelayProgressChange, state_record
 
 _DELAY = PROPERTY_DELAY.encode()
 _REAL_TOPIC = PROPERTY_REAL_TOPIC.encode()
 _REAL_QUEUE_ID = PROPERTY_REAL_QUEUE_ID.encode()
+
+_QUEUE_DIGITS = 9
+"""More digits than any queue has, fewer than its field in a record holds."""
 
 
 def delay_level_of(properties: bytes, max_level: int) -> int:
@@ -59,41 +63,48 @@ def with_real_destination(properties: bytes, topic: str, queue_id: int) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delayed message on its way to its real queue."""
+    """One delayed message on its way to its real queue.
+
+    Attributes:
+        position: Where it stands now.
+        reason: Why it is a dead letter; empty: it is none.
+    """
 
     topic: str
     queue_id: int
     record: bytes
+    position: int
+    reason: str = ""
 
 
-def deliver(scheduled: memoryview) -> Delivery:
+def real_destination(properties: bytes) -> Run:
+    """Return where a message goes whose *properties* name its real topic and queue.
+
+    Raises:
+        UnprocessableMessageError: They name none, or one that clients may not write.
+    """
+    topic = _get_property(properties, _REAL_TOPIC)
+    queue_id = _get_property(properties, _REAL_QUEUE_ID)
+    if topic is None or queue_id is None:
+        raise UnprocessableMessageError("it names no real topic")
+    name = topic.decode("utf-8", "replace")
+    problem = topic_problem(name)
+    if problem is not None or name in NOT_ALLOWED_SEND_TOPICS:
+        raise UnprocessableMessageError(problem or f"its real topic is {name}, a system topic")
+    if not queue_id.isdigit() or len(queue_id) > _QUEUE_DIGITS:
+        raise UnprocessableMessageError(f"its real queue is {queue_id!r}, no number of a queue")
+    return Run(name, int(queue_id), 1)
+
+
+def deliver(scheduled: StoredRecord) -> Delivery:
     """Return the message inside a record of the schedule topic, encoded for its real queue.
 
     Raises:
         CorruptRecordError: The record is damaged.
-        InvariantBroken: It names no real topic: it cannot have been written by this broker.
+        UnprocessableMessageError: It names no topic it could go to.
     """
-    record = decode_record(scheduled, check_crc=False)
-    topic = _get_property(record.properties, _REAL_TOPIC)
-    queue_id = _get_property(record.properties, _REAL_QUEUE_ID)
-    if topic is None or queue_id is None:
-        raise InvariantBroken(f"delayed message at {record.phy_offset} has no real topic")
-    return Delivery(
-        topic.decode(),
-        int(queue_id),
-        encode_record(
-            topic=topic,
-            queue_id=int(queue_id),
-            body=record.body,
-            properties=record.properties,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp_ms=record.born_timestamp_ms,
-            born_host=pack_host(*record.born_host),
-            reconsume_times=record.reconsume_times,
-            prepared_transaction_offset=record.prepared_transaction_offset,
-        ),
-    )
+    run = real_destination(scheduled.properties)
+    return Delivery(run.topic, run.queue_id, copy_of(scheduled, run), scheduled.phy_offset)
 
 
 def delivery_batch(

@@ -13,13 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from commitlog.entry import Run
-from commitlog.errors import InvariantBroken
+from commitlog.errors import CorruptRecordError
 from commitlog.properties import (
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     PROPERTY_DELAY,
     PROPERTY_PRODUCER_GROUP,
-    PROPERTY_REAL_QUEUE_ID,
-    PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
@@ -27,17 +25,16 @@ from commitlog.properties import (
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
-    encode_properties,
     get_property,
+    with_properties,
 )
 from commitlog.record import (
+    MAX_PROPERTIES_BYTES,
     SYS_FLAG_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
-    Record,
-    encode_record,
-    pack_host,
 )
-from dledger.services.delay_level import with_real_destination
+from dledger.services.delay_level import real_destination, with_real_destination
+from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.state.names import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 HALF_RUN = Run(HALF_TOPIC, 0, 1)
@@ -93,7 +90,7 @@ def half_properties(properties: bytes, group: str, topic: str, queue_id: int) ->
 class HalfMessage:
     """A record of the half topic, looked at."""
 
-    record: Record
+    record: StoredRecord
     group: str
     """The producer group that decides."""
     topic: str
@@ -104,22 +101,19 @@ class HalfMessage:
     """For how long its producers are not to be asked."""
 
     @classmethod
-    def of(cls, record: Record) -> HalfMessage:
+    def of(cls, record: StoredRecord) -> HalfMessage:
         """Return what stands in *record*.
 
         Raises:
-            InvariantBroken: It names no real topic: it cannot have been written by this broker.
+            UnprocessableMessageError: It names no topic it could go to.
         """
         properties = record.properties
-        topic = get_property(properties, PROPERTY_REAL_TOPIC.encode())
-        queue_id = get_property(properties, PROPERTY_REAL_QUEUE_ID.encode())
-        if topic is None or queue_id is None:
-            raise InvariantBroken(f"half message at {record.phy_offset} has no real topic")
+        run = real_destination(properties)
         return cls(
             record,
             (get_property(properties, _PRODUCER_GROUP) or b"").decode("utf-8", "replace"),
-            topic.decode(),
-            int(queue_id),
+            run.topic,
+            run.queue_id,
             (get_property(properties, _UNIQ_KEY) or b"").decode("utf-8", "replace"),
             _seconds(get_property(properties, _IMMUNITY)),
         )
@@ -128,10 +122,9 @@ class HalfMessage:
         """Return the message for consumers, in queue *queue_id* of its real topic."""
         run = Run(self.topic, queue_id, 1)
         sys_flag = self.record.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_COMMIT
-        return _copy(
+        return copy_of(
             self.record,
             run,
-            self.record.properties,
             sys_flag=sys_flag,
             prepared_transaction_offset=self.record.phy_offset,
         ), run
@@ -139,55 +132,35 @@ class HalfMessage:
     def given_up(self) -> tuple[bytes, Run]:
         """Return the copy for people, of a message that nobody decided."""
         run = Run(TRANS_CHECK_MAX_TIME_TOPIC, 0, 1)
-        return _copy(self.record, run, self.record.properties, sys_flag=self.record.sys_flag), run
+        return copy_of(self.record, run, prepared_transaction_offset=0), run
 
     def question(self, checks: int) -> bytes:
         """Return the record that a producer is asked about for the *checks*-th time.
 
         It stands in its real topic and queue; offsets and times are those of the half message.
         """
-        record = self.record
-        properties = record.property_map
-        properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(checks)
-        properties[PROPERTY_WAIT] = "false"
-        return encode_record(
-            topic=self.topic,
-            queue_id=self.queue_id,
-            body=record.body,
-            properties=encode_properties(properties),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp_ms=record.born_timestamp_ms,
-            born_host=pack_host(*record.born_host),
-            reconsume_times=record.reconsume_times,
-            prepared_transaction_offset=record.prepared_transaction_offset,
-            queue_offset=record.queue_offset,
-            phy_offset=record.phy_offset,
-            store_timestamp_ms=record.store_timestamp_ms,
-            store_host=pack_host(*record.store_host),
-        )
+        asked = {PROPERTY_TRANSACTION_CHECK_TIMES: str(checks), PROPERTY_WAIT: "false"}
+        properties = with_properties(self.record.properties, asked)
+        if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no room
+            properties = self.record.properties
+        run = Run(self.topic, self.queue_id, 1)
+        return copy_of(self.record, run, properties=properties, in_place=True)
 
 
-def _copy(
-    record: Record,
-    run: Run,
-    properties: bytes,
-    *,
-    sys_flag: int,
-    prepared_transaction_offset: int = 0,
-) -> bytes:
-    return encode_record(
-        topic=run.topic,
-        queue_id=run.queue_id,
-        body=record.body,
-        properties=properties,
-        flag=record.flag,
-        sys_flag=sys_flag,
-        born_timestamp_ms=record.born_timestamp_ms,
-        born_host=pack_host(*record.born_host),
-        reconsume_times=record.reconsume_times,
-        prepared_transaction_offset=prepared_transaction_offset,
-    )
+def half_message_at(
+    records: StoredRecords, position: int, half_offset: int | None = None
+) -> HalfMessage:
+    """Return the half message, the one with that offset if it is named, that stands at *position*.
+
+    Raises:
+        CorruptEntryError: It is damaged; that is reported.
+        CorruptRecordError, OffsetOutOfRangeError: It does not stand there.
+        UnprocessableMessageError: It names no topic it could go to.
+    """
+    record = records.read(position)
+    if record.topic != HALF_TOPIC or half_offset not in (None, record.queue_offset):
+        raise CorruptRecordError(f"half message {half_offset or ''} does not stand at {position}")
+    return HalfMessage.of(record)
 
 
 def _seconds(value: bytes | None) -> int:

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
-import structlog
+import numpy as np
+import numpy.typing as npt
 import trio
 
-from commitlog.errors import (
-    CorruptEntryError,
-    CorruptRecordError,
-    DiskFullError,
-    InvariantBroken,
-)
-from commitlog.record import decode_record
-from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
+from commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.services.delay_level import Delivery, deliver, delivery_batch, queue_of_level
+from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
+from dledger.services.stored_record import StoredRecords
 from dledger.services.waiting import wait_for
 from dledger.state.names import SCHEDULE_TOPIC
 from remoting.seams import Clock
@@ -33,16 +30,14 @@ MAX_DELIVERIES_PER_ENTRY = 512
 MAX_DELIVERY_BYTES = 1 << 20
 """Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
 
-RETRY_S = 1.0
-"""Pause after the log took nothing (full disk, too much pending); the message waits, it is kept."""
+NAME = "delay_levels"
+"""In dead letters, logs and metrics."""
 
 LEAST_SLEEP_S = 0.0005
 """A wait below half a millisecond is over: wall time has whole milliseconds."""
 
 LONGEST_SLEEP_S = 60.0
 """The wall clock is looked at again after this long, in case it was set while we slept."""
-
-logger = structlog.get_logger(__name__)
 
 
 class ScheduleMessageService:
@@ -73,7 +68,7 @@ class ScheduleMessageService:
         self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
         self._wake: dict[int, trio.Event] = {}
         self._seen: dict[int, SeenTimes] = {}
-        self._applied = trio.Event()
+        self._loop = LeaderLoop(group, clock, NAME, is_deleting=is_deleting)
 
     async def run(self) -> None:
         """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
@@ -85,16 +80,17 @@ class ScheduleMessageService:
         leadership = self._group.leadership
         if leadership is None:
             return
+        with self._loop.listening(self._on_applied):
+            await self._loop.settle(leadership.term)
+            await self._deliver_levels(leadership.term)
+
+    async def _deliver_levels(self, term: int) -> None:
         levels = self._levels()
         self._wake = {level: trio.Event() for level in levels}
         self._seen = {level: SeenTimes(self._delay_ms(level) / 1000) for level in levels}
-        self._group.on_applied.append(self._on_applied)
-        try:
-            async with trio.open_nursery() as nursery:
-                for level in self._wake:
-                    nursery.start_soon(self._deliver_level, level, leadership.term)
-        finally:
-            self._group.on_applied.remove(self._on_applied)
+        async with trio.open_nursery() as nursery:
+            for level in self._wake:
+                nursery.start_soon(self._deliver_level, level, term)
 
     def _levels(self) -> list[int]:
         """Return the levels that are configured, and those of old whose messages wait still."""
@@ -117,16 +113,14 @@ class ScheduleMessageService:
         for offset in {first, last} if first <= last else ():
             unit = self._group.queues.queue(SCHEDULE_TOPIC, queue_id).read(offset, 1)[0]
             try:
-                record = self._group.log.record_at(int(unit["phy_offset"]))
-                stored_ms = decode_record(record, check_crc=False).store_timestamp_ms
-            except (CorruptEntryError, CorruptRecordError):
-                stored_ms = 0  # being repaired; it may wait for the clock alone
+                record = StoredRecords(self._group).read(int(unit["phy_offset"]))
+                stored_ms = record.store_timestamp_ms
+            except StoreError:
+                stored_ms = 0  # being repaired, or set aside; it may wait for the clock alone
             longest = max(longest, int(unit["tags_code"]) - stored_ms)
         return longest
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
-        self._applied.set()
-        self._applied = trio.Event()
         for topic, queue_id, max_offset in touched:
             if topic == SCHEDULE_TOPIC:
                 level = queue_id + 1
@@ -134,14 +128,9 @@ class ScheduleMessageService:
                     self._seen[level].note(max_offset, self._clock.monotonic())
                     self._wake[level].set()
 
-    def _leads(self, term: int) -> bool:
-        leadership = self._group.leadership
-        return leadership is not None and leadership.term == term
-
     async def _deliver_level(self, level: int, term: int) -> None:
         queue_id = queue_of_level(level)
         state = self._group.state
-        queue = self._group.queues.queue(SCHEDULE_TOPIC, queue_id)
         # The applied state holds all there can ever be from earlier leaders: leadership begins
         # only after this leader's own first entry was applied.
         next_offset = state.delay_progress.get(level, 0)
@@ -153,11 +142,7 @@ class ScheduleMessageService:
             if next_offset >= max_offset:
                 await self._wake[level].wait()
                 continue
-            units = queue.read(next_offset, min(max_offset - next_offset, MAX_DELIVERIES_PER_ENTRY))
-            if not len(units):
-                raise InvariantBroken(
-                    f"schedule queue {queue_id} has no unit {next_offset}, its end is {max_offset}"
-                )
+            units = self._units(queue_id, next_offset, max_offset)
             now_ms = self._clock.wall_ms()
             now = self._clock.monotonic()
             wait_s = min(
@@ -167,51 +152,70 @@ class ScheduleMessageService:
             if wait_s >= LEAST_SLEEP_S:
                 await self._clock.sleep(min(wait_s, LONGEST_SLEEP_S))
                 continue
-            deliveries: list[Delivery] = []
-            size = 0
-            for i, (phy_offset, unit_size, deliver_ms) in enumerate(units.tolist()):
-                if i and (
-                    size + unit_size > self._delivery_bytes_max
-                    or (deliver_ms > now_ms and seen.waited(next_offset + i, now) > 0)
-                ):
-                    break
-                delivery = deliver(self._group.log.record_at(phy_offset))
-                if self._is_deleting(delivery.topic):
-                    break
-                deliveries.append(delivery)
-                size += unit_size
+            count = 1
+            while count < len(units) and (
+                int(units["tags_code"][count]) <= now_ms
+                or seen.waited(next_offset + count, now) <= 0
+            ):
+                count += 1
+            deliveries = self._build(level, next_offset, units[:count])
             if not deliveries:
                 await wait_for(self._wake[level], self._clock, RETRY_S)
                 continue
-            to_offset = next_offset + len(deliveries)
-            batch = delivery_batch(deliveries, level, next_offset, to_offset)
-            try:
-                proposed = await self._group.submit(batch)
-            except UnknownOutcomeError as exc:
-                # It is in the log of this term: either it is applied, or this leadership ends
-                # and the next one finds the progress in its applied state.
-                logger.info("delayed_delivery_unknown", level=level, reason=str(exc))
-                while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:
-                    await self._applied.wait()
-                if not self._leads(term):
-                    return
-            except (PendingFullError, DiskFullError, NotLeaderError, ShuttingDownError) as exc:
-                # Certainly not stored.
-                if not self._leads(term):
-                    return
-                logger.warning("delayed_delivery_waits", level=level, reason=str(exc))
-                await self._clock.sleep(RETRY_S)
+            from_offset, to_offset = next_offset, next_offset + len(deliveries)
+            fate = await self._loop.store_deliveries(
+                deliveries,
+                partial(delivery_batch, level=level, from_offset=from_offset, to_offset=to_offset),
+                is_applied=partial(self._has_moved, level, from_offset),
+                term=term,
+            )
+            if fate is Fate.LEADERSHIP_OVER:
+                return
+            if fate is Fate.NOT_STORED:
+                await self._loop.pause()
                 continue
-            else:
-                # With ASYNC_MASTER the answer comes before the apply.
-                while state.applied_index < proposed.index:
-                    await self._applied.wait()
             applied = state.delay_progress.get(level, 0)
             if applied != to_offset:
                 raise InvariantBroken(
                     f"delay level {level} stands at {applied} after delivering up to {to_offset}"
                 )
             next_offset = to_offset
+
+    def _units(self, queue_id: int, first: int, max_offset: int) -> npt.NDArray[np.void]:
+        queue = self._group.queues.queue(SCHEDULE_TOPIC, queue_id)
+        units = queue.read(first, min(max_offset - first, MAX_DELIVERIES_PER_ENTRY))
+        if not len(units):
+            raise InvariantBroken(
+                f"schedule queue {queue_id} has no unit {first}, its end is {max_offset}"
+            )
+        return units
+
+    def _has_moved(self, level: int, from_offset: int) -> bool:
+        return self._group.state.delay_progress.get(level, 0) != from_offset
+
+    def _build(self, level: int, first: int, units: npt.NDArray[np.void]) -> list[Delivery]:
+        """Return what goes into one entry, in order; empty when the first one has to wait."""
+        deliveries: list[Delivery] = []
+        size = 0
+        records = StoredRecords(self._group)
+        for offset, (position, unit_size, _) in enumerate(units.tolist(), first):
+            if deliveries and (size + unit_size > self._delivery_bytes_max or records.is_tired):
+                break
+            delivery = self._loop.build(
+                records, position, partial(_delivered, position, queue_of_level(level), offset)
+            )
+            if delivery is None or self._is_deleting(delivery.topic):
+                break
+            deliveries.append(delivery)
+            size += unit_size
+        return deliveries
+
+
+def _delivered(position: int, queue_id: int, offset: int, records: StoredRecords) -> Delivery:
+    record = records.read(position)
+    if (record.topic, record.queue_id, record.queue_offset) != (SCHEDULE_TOPIC, queue_id, offset):
+        raise CorruptRecordError(f"another record than message {offset} stands at {position}")
+    return deliver(record)
 
 
 class SeenTimes:

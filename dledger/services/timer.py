@@ -13,18 +13,20 @@ Spec: semantics fact sheet, section 2; docs/state.md, section 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import structlog
 import trio
 
-from commitlog.errors import CorruptEntryError, CorruptRecordError, DiskFullError
-from commitlog.record import decode_record
-from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
+from commitlog.errors import CorruptRecordError
+from commitlog.record import PHY_OFFSET_OFFSET, QUEUE_OFFSET_OFFSET
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.services.delay_level import Delivery
+from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
+from dledger.services.stored_record import StoredBytes, StoredRecords, decode_stored
 from dledger.services.timer_claims import TimerClaims
 from dledger.services.timer_index import TimerIndex
 from dledger.services.timer_message import delivered_message, rolled_message, timer_batch
@@ -32,8 +34,6 @@ from dledger.services.waiting import wait_for
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import TimersChange
 from remoting.seams import Clock
-
-log = structlog.get_logger(__name__)
 
 MAX_DELIVERIES_PER_ENTRY: Final = 2048
 """Messages of one delivery entry: bounds the time between two heartbeats' worth of work."""
@@ -47,8 +47,8 @@ LOAD_UNITS: Final = 16_384
 ROLLED_OFFSETS: Final = 4096
 """Offsets looked at in one go for messages that are to be rolled."""
 
-RETRY_S: Final = 1.0
-"""Pause after the log took nothing, or before messages that cannot go now; they are kept."""
+NAME: Final = "timer"
+"""In dead letters, logs and metrics."""
 
 LONGEST_SLEEP_S: Final = 60.0
 """The wall clock is looked at again after this long, in case it was set; so is what to roll."""
@@ -93,22 +93,29 @@ class TimerMessageService:
         self._index = TimerIndex()
         self._loaded_to = 0
         self._roll_at_s = 0.0
+        self._mine: list[int] = []
+        """Claimed by the step in hand."""
+        self._loop = LeaderLoop(group, clock, NAME, is_deleting=is_deleting)
 
     async def run(self) -> None:
         """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
 
+        It may be run again in the same leadership after an error.
+
         Cancellation: An entry in flight may still be stored; the next leader sees what it did.
         """
-        self._begin()
-        self._group.on_applied.append(self._on_applied)
-        try:
-            while True:
+        leadership = self._group.leadership
+        if leadership is None:
+            return
+        with self._loop.listening(self._on_applied):
+            await self._loop.settle(leadership.term)
+            self._claims.give_back(self._mine)
+            self._begin()
+            while self._loop.leads(leadership.term):
                 self._wake = trio.Event()
                 await self._load()
-                if not (await self._deliver() or await self._roll()):
+                if not (await self._deliver(leadership.term) or await self._roll(leadership.term)):
                     await self._rest()
-        finally:
-            self._group.on_applied.remove(self._on_applied)
 
     def _begin(self) -> None:
         """Forget what is known of who is due: it is read from the queue again."""
@@ -168,7 +175,7 @@ class TimerMessageService:
 
     # -- delivering ------------------------------------------------------------------------
 
-    async def _deliver(self) -> bool:
+    async def _deliver(self, term: int) -> bool:
         """Propose one entry of what is due; tell whether something was."""
         now_ms = self._clock.wall_ms()
         taken = self._index.take(now_ms, MAX_DELIVERIES_PER_ENTRY)
@@ -177,94 +184,144 @@ class TimerMessageService:
         timers = self._group.state.timers
         # A recall that is on its way may fail: then the message is due after all.
         held = [each for each in taken if each in timers and self._claims.is_claimed(each)]
-        free = [each for each in taken if self._claims.claim(each)]
-        deliveries, chosen, left = self._deliverable(free)
-        self._claims.give_back(left)
-        self._index.put_back(left + held, now_ms)
-        if not chosen:
-            if left or held:
+        self._mine = [each for each in taken if self._claims.claim(each)]
+        entry = self._deliverable(self._mine)
+        self._give_back(entry.left)
+        self._give_back(entry.damaged)
+        self._index.put_back(entry.left + held, now_ms)
+        self._look_again(entry.damaged, now_ms)
+        if not entry.chosen:
+            if entry.left or held:
                 await self._clock.sleep(RETRY_S)
             else:
                 await trio.lowlevel.checkpoint()
             return True
-        if not await self._propose(deliveries, chosen):
-            self._index.put_back(chosen, now_ms)
+        if not await self._store(entry, term):
+            self._index.put_back(entry.chosen, now_ms)
         return True
 
-    def _deliverable(self, offsets: list[int]) -> tuple[list[Delivery], list[int], list[int]]:
-        """Return messages for one entry, whose they are, and what does not go with them."""
-        deliveries: list[Delivery] = []
-        chosen: list[int] = []
-        left: list[int] = []
+    def _deliverable(self, offsets: list[int]) -> _Entry:
+        """Return messages for one entry, and what does not go with them."""
+        entry = _Entry()
         size = 0
+        records = StoredRecords(self._group)
         for offset, (position, record_bytes) in zip(offsets, self._positions(offsets), strict=True):
-            if chosen and size + record_bytes > self._bytes_max:
-                left.append(offset)
+            if entry.chosen and (size + record_bytes > self._bytes_max or records.is_tired):
+                entry.left.append(offset)
                 continue
-            delivery = self._delivery_at(position, record_bytes)
-            if delivery is None or self._is_deleting(delivery.topic):
-                left.append(offset)
+            delivery = self._loop.build(records, position, partial(_delivered, position, offset))
+            if delivery is None:
+                entry.damaged.append(offset)
                 continue
-            deliveries.append(delivery)
-            chosen.append(offset)
+            if self._is_deleting(delivery.topic):
+                entry.left.append(offset)
+                continue
+            entry.deliveries.append(delivery)
+            entry.chosen.append(offset)
             size += record_bytes
-        return deliveries, chosen, left
+        return entry
 
-    def _delivery_at(self, position: int, record_bytes: int) -> Delivery | None:
-        try:
-            return delivered_message(self._group.log.read(position, record_bytes))
-        except (CorruptEntryError, CorruptRecordError) as error:
-            # It is repaired with a peer's copy, and goes then.
-            log.warning("timer_message_damaged", phy_offset=position, error=str(error))
-            self._group.report_damage(position, record_bytes)
-            return None
+    def _give_back(self, offsets: Sequence[int]) -> None:
+        self._claims.give_back(offsets)
+        given = set(offsets)
+        self._mine = [each for each in self._mine if each not in given]
 
-    async def _propose(self, deliveries: Sequence[Delivery], offsets: list[int]) -> bool:
-        """Store *deliveries* in the place of *offsets*; false when that certainly is not done."""
-        try:
-            await self._group.submit(timer_batch(deliveries, TimersChange(done=tuple(offsets))))
-        except UnknownOutcomeError as exc:
-            # It is in the log of this term: either it is applied yet, or this leadership ends and
-            # the next one finds in its applied state who waits. Their claims keep them from here.
-            log.info("timer_delivery_unknown", messages=len(offsets), reason=str(exc))
-        except (PendingFullError, DiskFullError, NotLeaderError, ShuttingDownError) as exc:
-            self._claims.give_back(offsets)
-            log.warning("timer_delivery_waits", messages=len(offsets), reason=str(exc))
-            await self._clock.sleep(RETRY_S)
-            return False
-        return True
+    def _look_again(self, offsets: Sequence[int], now_ms: int) -> None:
+        """Let what is being repaired be due again a little later, behind what is whole."""
+        if offsets:
+            due_ms = np.full(len(offsets), now_ms + int(RETRY_S * 1000), np.int64)
+            self._index.add(np.array(sorted(offsets), np.int64), due_ms)
+
+    async def _store(self, entry: _Entry, term: int) -> bool:
+        """Store an entry's messages in the place of the old; false when that is not done."""
+        timers, chosen = self._group.state.timers, entry.chosen
+        fate = await self._loop.store_deliveries(
+            entry.deliveries,
+            partial(timer_batch, change=TimersChange(done=tuple(chosen))),
+            is_applied=lambda: not any(each in timers for each in chosen),
+            term=term,
+        )
+        if fate is Fate.LEADERSHIP_OVER:
+            return True
+        self._give_back(chosen)
+        if fate is Fate.NOT_STORED:
+            await self._loop.pause()
+        return fate is Fate.APPLIED
 
     # -- rolling ---------------------------------------------------------------------------
 
-    async def _roll(self) -> bool:
+    async def _roll(self, term: int) -> bool:
         """Store anew what lies in one place for too long; tell whether something did."""
         timers = self._group.state.timers
         first = timers.lowest
         if first is None or self._clock.monotonic() < self._roll_at_s:
             return False
-        old_ms = self._clock.wall_ms() - self._roll_window_ms
         count = min(ROLLED_OFFSETS, self._max_offset - first)
-        rolled: list[Delivery] = []
-        chosen: list[int] = []
-        size = 0
-        offsets = (np.flatnonzero(timers.mask(first, count)) + first).tolist()
-        for offset, (position, record_bytes) in zip(offsets, self._positions(offsets), strict=True):
-            if size + record_bytes > self._bytes_max and chosen:
-                break
-            try:
-                record = decode_record(self._group.log.record_at(position), check_crc=False)
-                if record.store_timestamp_ms >= old_ms:
-                    break
-                if self._claims.claim(offset):
-                    rolled.append(rolled_message(self._group.log.record_at(position)))
-                    chosen.append(offset)
-                    size += record_bytes
-            except (CorruptEntryError, CorruptRecordError):
-                self._claims.give_back([offset])
-                self._group.report_damage(position, record_bytes)
-                break
-        if not chosen:
+        entry = self._rollable((np.flatnonzero(timers.mask(first, count)) + first).tolist())
+        if not entry.chosen:
             self._roll_at_s = self._clock.monotonic() + LONGEST_SLEEP_S
             return False
-        await self._propose(rolled, chosen)
+        await self._store(entry, term)
         return True
+
+    def _rollable(self, offsets: list[int]) -> _Entry:
+        """Return those of *offsets*, from the first on, that lie in one place for too long."""
+        old_ms = self._clock.wall_ms() - self._roll_window_ms
+        entry = _Entry()
+        size = 0
+        records = StoredRecords(self._group)
+        self._mine = []
+        for offset, (position, record_bytes) in zip(offsets, self._positions(offsets), strict=True):
+            if entry.chosen and (size + record_bytes > self._bytes_max or records.is_tired):
+                break
+            if not self._claims.claim(offset):
+                continue  # recalled or delivered just now
+            self._mine.append(offset)
+            delivery = self._loop.build(
+                records, position, partial(_rolled, position, offset, old_ms)
+            )
+            if delivery is None or delivery is _YOUNG:
+                self._give_back([offset])
+                break
+            entry.deliveries.append(delivery)
+            entry.chosen.append(offset)
+            size += record_bytes
+        return entry
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What one step does: *deliveries* in the place of *chosen*; the others wait.
+
+    Attributes:
+        left: They go with the next entry.
+        damaged: They are being repaired.
+    """
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+
+
+_YOUNG: Final = Delivery(TIMER_TOPIC, 0, b"", -1)
+"""Stands for a message that need not be rolled yet."""
+
+
+def _delivered(position: int, offset: int, records: StoredRecords) -> Delivery:
+    data = records.bytes_at(position)
+    _check_place(data, position, offset)
+    return delivered_message(data)
+
+
+def _rolled(position: int, offset: int, old_ms: int, records: StoredRecords) -> Delivery:
+    data = records.bytes_at(position)
+    _check_place(data, position, offset)
+    record = decode_stored(data)
+    return _YOUNG if record.store_timestamp_ms >= old_ms else rolled_message(record)
+
+
+def _check_place(data: StoredBytes, position: int, offset: int) -> None:
+    found = int.from_bytes(data[QUEUE_OFFSET_OFFSET:PHY_OFFSET_OFFSET], "big")
+    if found != offset:
+        raise CorruptRecordError(f"another record than message {offset} stands at {position}")

@@ -15,25 +15,23 @@ from typing import Final
 import numpy as np
 
 from commitlog.entry import RecordBatch, Run
-from commitlog.errors import InvariantBroken
 from commitlog.properties import (
-    PROPERTY_REAL_QUEUE_ID,
-    PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELETE_UNIQ_KEY,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TIMER_ROLL_TIMES,
-    decode_properties,
-    encode_properties,
     get_property,
+    with_properties,
+    without_properties,
 )
 from commitlog.record import (
     BODY_LENGTH_OFFSET,
     BODY_OFFSET,
     MAGIC_OFFSET,
     MAGIC_V1,
+    MAX_PROPERTIES_BYTES,
     MAX_TOPIC_V1_BYTES,
     PHY_OFFSET_OFFSET,
     QUEUE_ID_OFFSET,
@@ -42,11 +40,14 @@ from commitlog.record import (
     SYS_FLAG_OFFSET,
     SYS_FLAG_STORE_HOST_V6,
     TOTAL_SIZE_OFFSET,
-    decode_record,
-    encode_record,
-    pack_host,
 )
-from dledger.services.delay_level import Delivery, deliver, with_real_destination
+from dledger.services.delay_level import (
+    Delivery,
+    deliver,
+    real_destination,
+    with_real_destination,
+)
+from dledger.services.stored_record import StoredBytes, StoredRecord, copy_of, decode_stored
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import StateRecord, TimersChange, state_record
 
@@ -67,8 +68,11 @@ _TIMER_PROPERTIES: Final = (
 
 _OUT_MS: Final = PROPERTY_TIMER_OUT_MS.encode()
 _ROLL_TIMES: Final = PROPERTY_TIMER_ROLL_TIMES.encode()
-_REAL_TOPIC: Final = PROPERTY_REAL_TOPIC.encode()
-_REAL_QUEUE_ID: Final = PROPERTY_REAL_QUEUE_ID.encode()
+_ASKS: Final = frozenset(
+    name.encode() for name in (*_TIMER_PROPERTIES, PROPERTY_TIMER_DELETE_UNIQ_KEY)
+)
+_ROLL_DIGITS: Final = 9
+"""A message that is rolled every second for thirty years has fewer."""
 _HOSTS_V6: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
 
@@ -104,10 +108,7 @@ def due_ms(asked_ms: int) -> int:
 
 def without_timer(properties: bytes) -> bytes:
     """Return *properties* without those that ask for a time."""
-    kept = decode_properties(properties)
-    for name in (*_TIMER_PROPERTIES, PROPERTY_TIMER_DELETE_UNIQ_KEY):
-        kept.pop(name, None)
-    return encode_properties(kept)
+    return without_properties(properties, _ASKS)
 
 
 def timed_properties(properties: bytes, topic: str, queue_id: int, due: int) -> bytes:
@@ -119,73 +120,59 @@ def timed_properties(properties: bytes, topic: str, queue_id: int, due: int) -> 
     """
     found = [name for name in _TIMER_PROPERTIES if get_property(properties, name.encode())]
     if len(found) > 1:
-        kept = decode_properties(properties)
-        for name in found[1:]:
-            del kept[name]
-        properties = encode_properties(kept)
+        properties = without_properties(properties, {name.encode() for name in found[1:]})
     return b"%b%b\x01%d\x02" % (with_real_destination(properties, topic, queue_id), _OUT_MS, due)
 
 
-def delivered_message(scheduled: memoryview) -> Delivery:
+def delivered_message(scheduled: StoredBytes) -> Delivery:
     """Return the message inside a record of the timer topic, encoded for its real queue.
 
     The body is copied as it stands: its checksum goes with it.
 
     Raises:
         CorruptRecordError: The record is damaged.
-        InvariantBroken: It names no real topic: it cannot have been written by this broker.
+        UnprocessableMessageError: It names no topic it could go to.
     """
     view = scheduled
     magic = int.from_bytes(view[MAGIC_OFFSET : MAGIC_OFFSET + 4], "big")
     sys_flag = int.from_bytes(view[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4], "big")
     if magic != MAGIC_V1 or sys_flag & _HOSTS_V6:
-        return deliver(view)
+        return deliver(decode_stored(view))
     body_end = BODY_OFFSET + int.from_bytes(view[BODY_LENGTH_OFFSET:BODY_OFFSET], "big")
     rest = body_end + 1 + view[body_end]  # behind the topic: length and properties
     properties = bytes(view[rest + 2 :])
-    topic = get_property(properties, _REAL_TOPIC)
-    queue_id = get_property(properties, _REAL_QUEUE_ID)
-    if topic is None or queue_id is None:
-        raise InvariantBroken("a timer message has no real topic")
+    run = real_destination(properties)
+    topic = run.topic.encode()
     if len(topic) > MAX_TOPIC_V1_BYTES:
-        return deliver(view)
+        return deliver(decode_stored(view))
     head = bytearray(view[:body_end])
+    position = int.from_bytes(head[PHY_OFFSET_OFFSET:SYS_FLAG_OFFSET], "big")
     size = body_end + 1 + len(topic) + 2 + len(properties)
     head[TOTAL_SIZE_OFFSET : TOTAL_SIZE_OFFSET + 4] = size.to_bytes(4, "big")
-    head[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = int(queue_id).to_bytes(4, "big")
+    head[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = run.queue_id.to_bytes(4, "big")
     # Given when the entry is sealed.
     head[QUEUE_OFFSET_OFFSET:PHY_OFFSET_OFFSET] = bytes(PHY_OFFSET_OFFSET - QUEUE_OFFSET_OFFSET)
     head[PHY_OFFSET_OFFSET:SYS_FLAG_OFFSET] = bytes(SYS_FLAG_OFFSET - PHY_OFFSET_OFFSET)
     record = b"".join((head, bytes((len(topic),)), topic, view[rest:]))
-    return Delivery(topic.decode(), int(queue_id), record)
+    return Delivery(run.topic, run.queue_id, record, position)
 
 
-def rolled_message(scheduled: memoryview) -> Delivery:
-    """Return a waiting message as it is stored anew in the timer topic, counted as rolled.
+def rolled_message(scheduled: StoredRecord) -> Delivery:
+    """Return a waiting message as it is stored once more in the timer topic, counted as rolled.
+
+    A count that is no number, or too large to be one, begins again; one for which there is no
+    room is left as it is.
 
     Raises:
         CorruptRecordError: The record is damaged.
     """
-    record = decode_record(scheduled, check_crc=False)
-    times = int(get_property(record.properties, _ROLL_TIMES) or 0) + 1
-    properties = decode_properties(record.properties)
-    properties[PROPERTY_TIMER_ROLL_TIMES] = str(times)
-    return Delivery(
-        TIMER_TOPIC,
-        0,
-        encode_record(
-            topic=TIMER_TOPIC,
-            queue_id=0,
-            body=record.body,
-            properties=encode_properties(properties),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp_ms=record.born_timestamp_ms,
-            born_host=pack_host(*record.born_host),
-            reconsume_times=record.reconsume_times,
-            prepared_transaction_offset=record.prepared_transaction_offset,
-        ),
-    )
+    counted = get_property(scheduled.properties, _ROLL_TIMES) or b""
+    times = int(counted) if counted.isdigit() and len(counted) <= _ROLL_DIGITS else 0
+    properties = with_properties(scheduled.properties, {PROPERTY_TIMER_ROLL_TIMES: str(times + 1)})
+    if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no room
+        properties = scheduled.properties
+    copy = copy_of(scheduled, TIMER_RUN, properties=properties)
+    return Delivery(TIMER_TOPIC, 0, copy, scheduled.phy_offset)
 
 
 def timer_batch(deliveries: Sequence[Delivery], change: TimersChange) -> RecordBatch:

@@ -17,15 +17,18 @@ from typing import NamedTuple, Protocol
 import structlog
 import trio
 
-from commitlog.errors import CorruptRecordError, DiskFullError, OffsetOutOfRangeError
-from commitlog.record import decode_record
-from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
+from commitlog.entry import Run
+from commitlog.errors import LocalProtocolError
+from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
-from dledger.services.half_message import HALF_RUN, HalfMessage
+from dledger.services.delay_level import Delivery
+from dledger.services.half_message import HALF_RUN, HalfMessage, half_message_at
+from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.pending_configs import TopicView
+from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.services.waiting import wait_for
-from dledger.state.names import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import TransactionsChange, state_batch
 from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
@@ -34,9 +37,8 @@ from remoting.seams import Clock
 CHECKS_PER_ENTRY = 512
 """Half messages looked at together: bounds the time between two heartbeats' worth of work."""
 
-RETRY_S = 1.0
-"""Pause after the log took nothing, and before a half message is looked at again that could not
-be dealt with; nothing is lost meanwhile."""
+NAME = "transactions"
+"""In dead letters, logs and metrics."""
 
 LONGEST_SLEEP_S = 60.0
 """The tables are looked at again after this long, whatever was planned."""
@@ -111,22 +113,22 @@ class TransactionCheckService:
         self._planned_to = 0
         self._sleeps_until_s = 0.0
         self._wake = trio.Event()
-        self._applied = trio.Event()
+        self._loop = LeaderLoop(group, clock, NAME, is_deleting=topics.is_deleting)
 
     async def run(self) -> None:
         """Ask until cancelled. Run it inside the leadership's nursery, once per leadership.
+
+        It may be run again in the same leadership after an error.
 
         Cancellation: What was counted and not asked yet is not asked with that count any more.
         """
         leadership = self._group.leadership
         if leadership is None:
             return
-        self._plan_all()
-        self._group.on_applied.append(self._on_applied)
-        try:
+        with self._loop.listening(self._on_applied):
+            await self._loop.settle(leadership.term)
+            self._plan_all()
             await self._check(leadership.term)
-        finally:
-            self._group.on_applied.remove(self._on_applied)
 
     # -- when ------------------------------------------------------------------------------
 
@@ -152,8 +154,6 @@ class TransactionCheckService:
         return self._clock.monotonic() + max(left_ms, 0) / 1000
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
-        self._applied.set()
-        self._applied = trio.Event()
         for topic, _, max_offset in touched:
             if topic == HALF_TOPIC:
                 self._plan_new(max_offset)
@@ -207,21 +207,22 @@ class TransactionCheckService:
 
     async def _look_at(self, due: Sequence[_Plan], term: int) -> None:
         to_ask: list[tuple[int, HalfMessage, int]] = []
+        records = StoredRecords(self._group)
         for _, half_offset, immunity_is_over in due:
             half = self._group.state.transactions.open.get(half_offset)
             if half is None:
                 continue
-            if not self._decisions.is_open(half_offset):
+            if records.is_tired or not self._decisions.is_open(half_offset):
                 self._again_in(RETRY_S, half_offset)
                 continue
-            message = self._read(half)
+            message = self._read(records, half_offset, half)
             if message is None:
                 self._again_in(RETRY_S, half_offset)
                 continue
             age_ms = max(0, self._clock.wall_ms() - half.store_time_ms)
             immune_ms = 0 if immunity_is_over else message.immunity_s * 1000 - age_ms
             if self._is_over(half, age_ms):
-                self._give_up(half_offset, message)
+                self._give_up(half_offset, half, message)
                 self._again_in(RETRY_S, half_offset)  # in case it is not stored
             elif immune_ms > 0 and not half.checks:
                 self._again_in(immune_ms / 1000, half_offset, immunity_is_over=True)
@@ -242,67 +243,72 @@ class TransactionCheckService:
             or (age_ms >= settings.patience_ms and half.phy_offset < self._floor_wanted())
         )
 
-    def _read(self, half: OpenHalf) -> HalfMessage | None:
-        try:
-            return HalfMessage.of(decode_record(self._group.log.record_at(half.phy_offset)))
-        except (CorruptRecordError, OffsetOutOfRangeError) as error:
-            # Damaged: repaired from now on with a peer's copy.
-            logger.warning("half_message_unreadable", at=half.phy_offset, reason=str(error))
-            self._group.report_damage(half.phy_offset, 1)
-            return None
+    def _read(self, records: StoredRecords, half_offset: int, half: OpenHalf) -> HalfMessage | None:
+        """Return the message; None when it is being repaired, or is set aside now."""
+        found: list[HalfMessage] = []
 
-    def _give_up(self, half_offset: int, message: HalfMessage) -> None:
-        topic, create = TRANS_CHECK_MAX_TIME_TOPIC, None
-        if self._topics.config(topic) is None:
-            if self._topics.is_deleting(topic):
+        def given_up(records: StoredRecords) -> Delivery:
+            message = half_message_at(records, half.phy_offset, half_offset)
+            found.append(message)
+            # Built now although it is needed at the end only: what cannot be is seen early.
+            record, run = message.given_up()
+            return Delivery(run.topic, run.queue_id, record, half.phy_offset)
+
+        copy = self._loop.build(records, half.phy_offset, given_up)
+        if copy is None:
+            return None
+        if copy.reason:
+            self._decide_given_up(half_offset, copy, copy.reason)
+            return None
+        return found[0]
+
+    def _give_up(self, half_offset: int, half: OpenHalf, message: HalfMessage) -> None:
+        record, run = message.given_up()
+        copy = Delivery(run.topic, run.queue_id, record, half.phy_offset)
+        self._decide_given_up(half_offset, copy, "")
+
+    def _decide_given_up(self, half_offset: int, copy: Delivery, reason: str) -> None:
+        create = None
+        if self._topics.config(copy.topic) is None:
+            if self._topics.is_deleting(copy.topic):
                 return
-            create = TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
+            create = TopicConfig(copy.topic, 1, 1, PERM_READ | PERM_WRITE)
 
         def done(proposed: Proposed) -> None:
-            if proposed.outcome == "stored":
-                logger.info(
-                    "transaction_given_up",
-                    group=message.group,
-                    topic=message.topic,
-                    transaction_id=message.transaction_id,
-                    half_offset=half_offset,
-                )
+            if proposed.outcome != "stored":
+                return
+            logger.info("transaction_given_up", half_offset=half_offset, position=copy.position)
+            if reason:
+                self._loop.was_set_aside(copy.position, reason)
 
+        run = Run(copy.topic, copy.queue_id, 1)
         try:
             self._decisions.decide(
-                half_offset, TransactionDecision.GIVEN_UP, done, message.given_up(), create
+                half_offset, TransactionDecision.GIVEN_UP, done, (copy.record, run), create
             )
-        except (PendingFullError, NotLeaderError, ShuttingDownError) as error:
+        except (PendingFullError, NotLeaderError, ShuttingDownError, LocalProtocolError) as error:
             logger.warning("transaction_waits", half_offset=half_offset, reason=str(error))
 
     async def _count_and_ask(
         self, to_ask: Sequence[tuple[int, HalfMessage, int]], term: int
     ) -> None:
         counts = tuple((half_offset, checks) for half_offset, _, checks in to_ask)
-        try:
-            await self._group.submit(state_batch(TransactionsChange(checked=counts)))
-        except UnknownOutcomeError as error:
-            # It is in the log of this term: either it is applied, or this leadership ends.
-            logger.info("transaction_checks_unknown", count=len(counts), reason=str(error))
-        except (PendingFullError, DiskFullError, NotLeaderError, ShuttingDownError) as error:
-            # Certainly not stored.
-            logger.warning("transaction_checks_wait", count=len(counts), reason=str(error))
+        fate = await self._loop.store(
+            state_batch(TransactionsChange(checked=counts)),
+            is_applied=lambda: self._are_applied(counts),
+            term=term,
+        )
+        if fate is Fate.NOT_STORED:
             for half_offset, _, _ in to_ask:
                 self._again_in(RETRY_S, half_offset)
             return
-        while self._leads(term) and not self._are_applied(counts):
-            await self._applied.wait()
         for half_offset, message, checks in to_ask:
-            if not self._leads(term):
+            if not self._loop.leads(term):
                 return
             if half_offset in self._group.state.transactions.open:
                 self._again_in(self.settings.interval_ms / 1000, half_offset)
                 if self._decisions.is_open(half_offset):
                     self._producers.ask(message, checks)
-
-    def _leads(self, term: int) -> bool:
-        leadership = self._group.leadership
-        return leadership is not None and leadership.term == term
 
     def _are_applied(self, counts: Sequence[tuple[int, int]]) -> bool:
         still_open = self._group.state.transactions.open

@@ -5,6 +5,9 @@ Spec: docs/state.md; RocketMQ's TopicConfigManager.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
 from commitlog.reply_names import reply_topic
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
@@ -23,6 +26,12 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+
+SET_ASIDE_GROUP = "DLEDGER_SET_ASIDE"
+"""No consumer group has this name: its dead letters are those of the leader's services."""
+
+SET_ASIDE_TOPIC = DLQ_PREFIX + SET_ASIDE_GROUP
+"""Messages that a service of the leader could not process, each with the reason."""
 
 DELAY_LEVELS = 18
 
@@ -49,6 +58,7 @@ NOT_ALLOWED_SEND_TOPICS = frozenset(
         TRANS_CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_EVENT,
+        SET_ASIDE_TOPIC,
     }
 )
 """Topics that clients may read but never write."""
@@ -67,6 +77,32 @@ SYSTEM_GROUPS = (
 MAX_TOPIC_CHARS = 127
 MAX_SPECIAL_TOPIC_CHARS = 255
 MAX_GROUP_CHARS = 255
+
+CHECKED_NAMES_MAX = 65_536
+"""Names remembered as checked, so that the hot path looks each up once."""
+
+_VALID = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
+
+
+@lru_cache(CHECKED_NAMES_MAX)
+def topic_problem(topic: str) -> str | None:
+    """Return what is wrong with a topic's name, None if nothing is: it becomes a folder's name."""
+    special = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return name_problem(topic, "topic", MAX_SPECIAL_TOPIC_CHARS if special else MAX_TOPIC_CHARS)
+
+
+def name_problem(name: str, what: str, limit: int) -> str | None:
+    """Return what is wrong with the name of *what* that may have *limit* characters."""
+    if not name:
+        return f"the specified {what} is blank"
+    if len(name) > limit:
+        return f"the specified {what} is longer than {limit} characters"
+    if _VALID(name) is None:
+        return (
+            f"the specified {what}[{name}] contains illegal characters, allowing only "
+            "^[%|a-zA-Z0-9_-]+$"
+        )
+    return None
 
 
 def retry_topic(group: str) -> str:

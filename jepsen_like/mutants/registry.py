@@ -34,6 +34,7 @@ DECISIONS: Final = "dledger.services.transaction_decisions:TransactionDecisions"
 CHECKS: Final = "dledger.services.transaction_check:TransactionCheckService"
 END: Final = "dledger.processors.end_transaction:EndTransactionProcessor"
 TIMER: Final = "dledger.services.timer:TimerMessageService"
+LEADER_LOOP: Final = "dledger.services.leader_loop:LeaderLoop"
 PULL: Final = "dledger.processors.pull:PullProcessor"
 CLAIMS: Final = "dledger.services.timer_claims:TimerClaims"
 
@@ -601,17 +602,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         91,
         "an unknown delivery is made again",
         (
-            f"{SCHEDULE}._deliver_level",
-            "while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:\n"
-            "await self._applied.wait()\n"
-            "if not self._leads(term):\n"
-            "return",
-            "if term > 2:\n"
-            "    continue\n"
-            "while self._leads(term) and state.delay_progress.get(level, 0) == next_offset:\n"
-            "    await self._applied.wait()\n"
-            "if not self._leads(term):\n"
-            "    return",
+            f"{LEADER_LOOP}.store",
+            "index = None",
+            'if self.name == "delay_levels" and term > 2:\n    return Fate.NOT_STORED\nindex = None',
         ),
     ),
     _edit(
@@ -781,10 +774,10 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         727,
         "what is given up is copied nowhere",
         (
-            f"{CHECKS}._give_up",
-            "half_offset, TransactionDecision.GIVEN_UP, done, message.given_up(), create",
+            f"{CHECKS}._decide_given_up",
+            "half_offset, TransactionDecision.GIVEN_UP, done, (copy.record, run), create",
             "half_offset, TransactionDecision.GIVEN_UP, done,\n"
-            "message.given_up() if self._group.term < 3 else None, create",
+            "(copy.record, run) if self._group.term < 3 else None, create",
         ),
     ),
     _edit(
@@ -792,8 +785,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "check-back does not look at decisions in flight",
         (
             f"{CHECKS}._look_at",
-            "if not self._decisions.is_open(half_offset):",
-            "if not self._decisions.is_open(half_offset) and term < 3:",
+            "or not self._decisions.is_open(half_offset):",
+            "or (not self._decisions.is_open(half_offset) and term < 3):",
         ),
     ),
     # -- messages with a time of their own, and those that are sent back --------------------
@@ -819,9 +812,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         703,
         "deliveries are stored without the note that they are done",
         (
-            f"{TIMER}._propose",
-            "TimersChange(done=tuple(offsets))",
-            "TimersChange(done=tuple(offsets) if self._group.term < 3 else ())",
+            f"{TIMER}._store",
+            "TimersChange(done=tuple(chosen))",
+            "TimersChange(done=tuple(chosen) if self._group.term < 3 else ())",
         ),
     ),
     _edit(
@@ -846,18 +839,18 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         706,
         "a delivery whose end is unknown is made again",
         (
-            f"{TIMER}._propose",
-            "except UnknownOutcomeError as exc:",
-            "except UnknownOutcomeError as exc:\n    if self._group.term > 2:\n        self._claims.give_back(offsets)\n        return False",
+            f"{LEADER_LOOP}.store",
+            "index = None",
+            'if self.name == "timer" and term > 2:\n    return Fate.NOT_STORED\nindex = None',
         ),
     ),
     _edit(
         710,
         "a message is counted once, however often it is given back",
         (
-            "dledger.processors.send_back:SendBackProcessor._send_back",
-            "queue_id = self._rng.randrange(config.retry_queue_nums)",
-            "queue_id = self._rng.randrange(config.retry_queue_nums)\nif group.term > 2:\n    record.reconsume_times = 0",
+            "dledger.processors.send_back:SendBackProcessor._retry",
+            "queue_id = self._rng.randrange(queues)",
+            "queue_id = self._rng.randrange(queues)\nif self._group.term > 2:\n    record.reconsume_times = 0",
         ),
     ),
     _edit(

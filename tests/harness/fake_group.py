@@ -23,6 +23,7 @@ from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
 from dledger.errors import NotLeaderError, UnknownOutcomeError
 from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
+from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import Applied, apply_entry
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.queue_offsets import PendingQueueOffsets
@@ -137,6 +138,8 @@ class FakeGroup:
         self.member_addresses: tuple[str, ...] = (LEADER,)
         self.term = 1
         self.readable = True
+        self.service_counts = ServiceCounts()
+        self.has_other_members = True
         self.on_applied: list[AppliedListener] = []
         self.refuse: MQError | None = None
         self.commit_latency_s = 0.001

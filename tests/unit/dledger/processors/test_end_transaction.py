@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES
+from commitlog.record import BODY_OFFSET, encode_record
 from dledger.processors import half_messages
 from dledger.state.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.state_record import TopicsChange, TransactionsChange, decode_change, state_batch
@@ -28,6 +31,7 @@ from tests.harness.half_messages import (
     records,
     send_half,
 )
+from tests.harness.rotten import flip_bit
 
 IMMUNE = PROPERTIES + "CHECK_IMMUNITY_TIME_IN_SECONDS\x0130\x02"
 
@@ -375,25 +379,37 @@ def test_a_decision_of_long_ago_is_not_taken_again(broker: Broker) -> None:
     assert broker.group.state.max_offset("T", 2) == 1
 
 
-def test_a_damaged_half_message_is_repaired_first(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_half_message_is_repaired_first(broker: Broker, tmp_path: Path) -> None:
     broker.make_topic()
     half = begin(broker)
-    bytes_of = broker.group.log.record_at
-
-    def damaged(position: int) -> Any:
-        record = bytearray(bytes_of(position))
-        record[88] ^= 1
-        return memoryview(record)
-
-    monkeypatch.setattr(broker.group.log, "record_at", damaged)
+    flip_bit(tmp_path, half.position + BODY_OFFSET)
     response = end(broker, half, COMMIT)
     assert (response.code, response.ext["outcome"]) == (14, "not_stored")
     assert response.ext["retriable"] == "true"
     assert broker.group.damage_reports == [(half.position, 1)]
-    monkeypatch.undo()
+    flip_bit(tmp_path, half.position + BODY_OFFSET)
     assert end(broker, half, COMMIT).code == 0
+
+
+def test_what_only_looks_like_a_half_message_decides_nothing(broker: Broker) -> None:
+    broker.make_topic()
+    half = begin(broker)
+    # A record inside the body of a message: no byte of it was ever checked.
+    entry_log = broker.group.log
+    at = entry_log.end_position + ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES + BODY_OFFSET
+    forged = encode_record(
+        topic=HALF_TOPIC,
+        queue_id=0,
+        body=b"forged",
+        properties=b"PGROUP\x01pg\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02",
+        queue_offset=half.offset,
+        phy_offset=at,
+    )
+    broker.group.put("T", 3, forged)
+    response = end(broker, half._replace(position=at), COMMIT)
+    assert response.code == 1
+    assert f"no record begins at {at}" in (response.remark or "")
+    assert list(broker.group.state.transactions.open) == [half.offset]
 
 
 def test_clients_cannot_look_into_the_future_of_a_queue(broker: Broker) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commitlog.entry import Run
-from commitlog.errors import InvariantBroken
-from commitlog.record import Record, decode_record, encode_record, pack_host
+from commitlog.record import decode_record, encode_record, pack_host
+from dledger.errors import UnprocessableMessageError
 from dledger.services.half_message import (
     MAX_IMMUNITY_S,
     HalfMessage,
@@ -14,28 +14,33 @@ from dledger.services.half_message import (
     half_properties,
     is_half,
 )
+from dledger.services.stored_record import StoredRecord
 from dledger.state.names import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 GIVEN = b"UNIQ_KEY\x01ABC\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02TAGS\x01A\x02"
 STORED = GIVEN + b"REAL_TOPIC\x01T\x02REAL_QID\x012\x02"
 
 
-def stored(properties: bytes = STORED, host: str = "10.0.0.1", sys_flag: int = 0x301) -> Record:
-    return decode_record(
-        encode_record(
-            topic=HALF_TOPIC,
-            queue_id=0,
-            body=b"body",
-            properties=properties,
-            flag=9,
-            sys_flag=sys_flag,
-            born_timestamp_ms=123,
-            born_host=pack_host(host, 5),
-            reconsume_times=0,
-            queue_offset=41,
-            phy_offset=5000,
-            store_timestamp_ms=456,
-            store_host=pack_host("10.0.0.9", 10911),
+def stored(
+    properties: bytes = STORED, host: str = "10.0.0.1", sys_flag: int = 0x301
+) -> StoredRecord:
+    return StoredRecord(
+        decode_record(
+            encode_record(
+                topic=HALF_TOPIC,
+                queue_id=0,
+                body=b"body",
+                properties=properties,
+                flag=9,
+                sys_flag=sys_flag,
+                born_timestamp_ms=123,
+                born_host=pack_host(host, 5),
+                reconsume_times=0,
+                queue_offset=41,
+                phy_offset=5000,
+                store_timestamp_ms=456,
+                store_host=pack_host("10.0.0.9", 10911),
+            )
         )
     )
 
@@ -92,9 +97,19 @@ def test_the_immunity_is_a_number_of_seconds(value: bytes, seconds: int) -> None
     assert HalfMessage.of(record).immunity_s == seconds
 
 
-def test_a_record_without_a_destination_cannot_be() -> None:
-    with pytest.raises(InvariantBroken, match="no real topic"):
-        HalfMessage.of(stored(GIVEN))
+@pytest.mark.parametrize(
+    ("added", "reason"),
+    [
+        (b"", "no real topic"),
+        (b"REAL_TOPIC\x01T\x02", "no real topic"),
+        (b"REAL_TOPIC\x01T\x02REAL_QID\x01-1\x02", "no number of a queue"),
+        (b"REAL_TOPIC\x01T\x02REAL_QID\x019999999999\x02", "no number of a queue"),
+        (b"REAL_TOPIC\x01RMQ_SYS_DLEDGER_STATE\x02REAL_QID\x010\x02", "a system topic"),
+    ],
+)
+def test_a_record_without_a_destination_is_no_reason_to_stop(added: bytes, reason: str) -> None:
+    with pytest.raises(UnprocessableMessageError, match=reason):
+        HalfMessage.of(stored(GIVEN + added))
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "2001:db8::1"])

@@ -6,6 +6,7 @@ import pytest
 
 from commitlog.record import MAX_TOPIC_V1_BYTES, decode_record, encode_record, pack_host
 from dledger.services.delay_level import deliver
+from dledger.services.stored_record import StoredBytes, StoredRecord
 from dledger.services.timer_message import (
     TimerIllegalError,
     deliver_at_ms,
@@ -77,10 +78,10 @@ def test_what_is_delivered_is_the_message_with_its_properties(topic: str, host: 
         phy_offset=88,
         store_timestamp_ms=99,
     )
-    delivery = delivered_message(memoryview(scheduled))
+    delivery = delivered_message(StoredBytes(memoryview(scheduled)))
     assert (delivery.topic, delivery.queue_id) == (topic, 3)
     made = decode_record(delivery.record)
-    plain = decode_record(deliver(memoryview(scheduled)).record)
+    plain = decode_record(deliver(StoredRecord(decode_record(scheduled))).record)
     assert (made.topic, made.queue_id, bytes(made.body)) == (topic, 3, b"hello")
     assert (made.flag, made.born_timestamp_ms, made.reconsume_times) == (9, 123, 2)
     assert made.born_host == (host, 5)
@@ -93,8 +94,8 @@ def test_what_is_delivered_is_the_message_with_its_properties(topic: str, host: 
 def test_a_rolled_message_is_the_same_and_counts_how_often() -> None:
     stored = timed_properties(b"UNIQ_KEY\x01K\x02", "T", 3, 5000)
     record = encode_record(topic=TIMER_TOPIC, queue_id=0, body=b"hello", properties=stored)
-    once = rolled_message(memoryview(record))
-    twice = rolled_message(memoryview(once.record))
+    once = rolled_message(StoredRecord(decode_record(record)))
+    twice = rolled_message(StoredRecord(decode_record(once.record)))
     assert (twice.topic, twice.queue_id) == (TIMER_TOPIC, 0)
     made = decode_record(twice.record)
     assert bytes(made.body) == b"hello"

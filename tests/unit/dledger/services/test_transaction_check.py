@@ -15,6 +15,7 @@ from dledger.group_api import Proposed
 from dledger.processors.check_back import CheckBack
 from dledger.processors.client_table import Client
 from dledger.services.half_message import HalfMessage
+from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService
 from dledger.state.names import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.transactions import TransactionDecision
@@ -352,7 +353,7 @@ async def test_a_decision_in_flight_is_not_asked_for(
     producer = world.producer()
     half = begin(world.broker)
     world.group.stalled = True
-    found = decode_record(bytes(world.group.log.record_at(half.position)))
+    found = StoredRecords(world.group).read(half.position)
     message = HalfMessage.of(found).committed(2)
     outcomes: list[Proposed] = []
     decisions = world.broker.processors.transactions

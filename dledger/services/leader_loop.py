@@ -1,0 +1,297 @@
+"""What services of a leader have in common: how a message is built, and how an entry is stored.
+
+A service looks at what is due, builds one record for each message, proposes them together with its
+own progress, and waits until that is applied. This module has the rules about what may go wrong:
+
+- The stored bytes are damaged: they are repaired with another member's copy, the message waits.
+  Where no other member exists, it is set aside when the damage has lasted.
+- Nothing can be made of the message: it is set aside.
+- The entry is certainly not stored: the service pauses and looks again.
+- The outcome is unknown: the service waits until the entry is applied or the leadership is over.
+
+*Set aside* is: a dead letter with the reason takes the message's place in the entry, together with
+the progress, so that it happens once. Only a contradiction inside the applied state, which is
+`InvariantBroken`, leaves this module as an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Final
+
+import structlog
+import trio
+
+from commitlog.entry import RecordBatch
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    DiskFullError,
+    InvariantBroken,
+    LocalProtocolError,
+    OffsetOutOfRangeError,
+)
+from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
+from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.services.delay_level import Delivery
+from dledger.services.set_aside import (
+    SET_ASIDE_RUN,
+    set_aside_copy,
+    set_aside_note,
+    with_set_aside_topic,
+)
+from dledger.services.stored_record import StoredRecords
+from dledger.state.names import SET_ASIDE_TOPIC
+from dledger.state.state_record import TimersChange, state_batch
+from remoting.seams import Clock
+
+RETRY_S: Final = 1.0
+"""Pause after the log took nothing (full disk, too much pending); the messages wait, they are
+kept."""
+
+DAMAGE_FINAL_S: Final = 60.0
+"""How long a group of one member reads a damaged entry again before what stands in it is set
+aside: a disk that comes back does it sooner."""
+
+DAMAGED_MAX: Final = 1024
+"""Damaged entries whose time is kept; what is beyond waits until one of them is forgotten."""
+
+NOT_STORED: Final = (PendingFullError, DiskFullError, NotLeaderError, ShuttingDownError)
+"""What `BrokerGroup.submit` raises when nothing was stored, and the next try may be."""
+
+logger = structlog.get_logger(__name__)
+
+
+class Fate(Enum):
+    """What became of an entry."""
+
+    APPLIED = auto()
+    NOT_STORED = auto()
+    """Certainly: `pause`, then look again."""
+    LEADERSHIP_OVER = auto()
+    """The next leader finds in its applied state what became of it."""
+
+
+class LeaderLoop:
+    """The common part of one service; its calls are awaited one at a time in each task.
+
+    Args:
+        name: Of the service, in dead letters, logs and metrics.
+        is_deleting: Whether the removal of a topic is in flight.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        clock: Clock,
+        name: str,
+        *,
+        is_deleting: Callable[[str], bool] = lambda _topic: False,
+    ) -> None:
+        self.name = name
+        self._group = group
+        self._clock = clock
+        self._counts = group.service_counts
+        self._is_deleting = is_deleting
+        self._applied = trio.Event()
+        self._damaged: dict[int, float] = {}
+        self._open = 0
+        self._open_term = 0
+
+    @contextmanager
+    def listening(
+        self, listener: Callable[[Sequence[QueueTouched]], None] = lambda _touched: None
+    ) -> Iterator[None]:
+        """Hear of applied entries inside; *listener* is called after each."""
+
+        def on_applied(touched: Sequence[QueueTouched]) -> None:
+            self._applied.set()
+            self._applied = trio.Event()
+            listener(touched)
+
+        self._group.on_applied.append(on_applied)
+        try:
+            yield
+        finally:
+            self._group.on_applied.remove(on_applied)
+
+    def leads(self, term: int) -> bool:
+        """Whether the leadership of *term* goes on."""
+        leadership = self._group.leadership
+        return leadership is not None and leadership.term == term
+
+    # -- one message -----------------------------------------------------------------------
+
+    def build(
+        self,
+        records: StoredRecords,
+        position: int,
+        make: Callable[[StoredRecords], Delivery],
+    ) -> Delivery | None:
+        """Return what *make* returns for the message at *position*, or the dead letter instead.
+
+        Returns:
+            None when the message has to wait: its bytes are being repaired.
+        Raises:
+            InvariantBroken: *make* found the applied state in contradiction with itself.
+        """
+        try:
+            return make(records)
+        except InvariantBroken:
+            raise
+        except CorruptEntryError as error:
+            if not self._is_final(position, error):
+                return None
+            return self._note(position, str(error))
+        except (CorruptRecordError, OffsetOutOfRangeError) as error:
+            # The entry is whole: the message does not stand there.
+            return self._note(position, str(error))
+        except Exception as error:  # noqa: BLE001  # whatever a message holds, it ends no service
+            reason = str(error) or type(error).__name__
+            try:
+                copy = set_aside_copy(records.read(position), self.name, reason)
+            except Exception:  # noqa: BLE001  # then there is nothing that could be copied
+                return self._note(position, reason)
+            return Delivery(SET_ASIDE_TOPIC, 0, copy, position, reason)
+
+    def _note(self, position: int, reason: str) -> Delivery:
+        note = set_aside_note(position, self.name, reason)
+        return Delivery(SET_ASIDE_TOPIC, 0, note, position, reason)
+
+    def _is_final(self, position: int, error: CorruptEntryError) -> bool:
+        """Whether the damage at *position* will not be repaired."""
+        now = self._clock.monotonic()
+        try:
+            index = self._group.log.index_of(position)
+        except OffsetOutOfRangeError:
+            return True
+        since = self._damaged.get(index)
+        if since is None:
+            if len(self._damaged) >= DAMAGED_MAX:
+                del self._damaged[min(self._damaged)]
+            since = self._damaged[index] = now
+            logger.error(
+                "service_reads_damaged_entry",
+                service=self.name,
+                index=index,
+                position=position,
+                error=str(error),
+            )
+        return not self._group.has_other_members and now - since >= DAMAGE_FINAL_S
+
+    async def pause(self) -> None:
+        """Let the reason go away why the log took nothing."""
+        await self._clock.sleep(RETRY_S)
+
+    # -- one entry -------------------------------------------------------------------------
+
+    async def store_deliveries(
+        self,
+        deliveries: Sequence[Delivery],
+        batch_of: Callable[[Sequence[Delivery]], RecordBatch],
+        *,
+        is_applied: Callable[[], bool],
+        term: int,
+    ) -> Fate:
+        """Store *deliveries*, dead letters among them, and the progress in one entry.
+
+        Args:
+            batch_of: Returns the entry's batch, with the progress.
+            is_applied: Whether the applied state has that progress.
+            term: Of the leadership that this is done for.
+        Raises:
+            InvariantBroken: The applied state contradicts itself.
+        Cancellation: The entry may still be stored; `settle` before the next one is built.
+        """
+        if any(item.reason for item in deliveries) and self._is_deleting(SET_ASIDE_TOPIC):
+            return Fate.NOT_STORED
+        try:
+            batch = self._with_topic(batch_of(deliveries), deliveries)
+            fate = await self.store(batch, is_applied=is_applied, term=term)
+        except LocalProtocolError as error:
+            # Together they take half an entry at most: it is one message, larger than an entry
+            # may be by now.
+            deliveries = [self._note(item.position, str(error)) for item in deliveries]
+            batch = self._with_topic(batch_of(deliveries), deliveries)
+            fate = await self.store(batch, is_applied=is_applied, term=term)
+        if fate is Fate.APPLIED:
+            for item in deliveries:
+                if item.reason:
+                    self.was_set_aside(item.position, item.reason)
+        return fate
+
+    def _with_topic(self, batch: RecordBatch, deliveries: Sequence[Delivery]) -> RecordBatch:
+        is_there = self._group.state.topic_config(SET_ASIDE_TOPIC) is not None
+        if is_there or not any(item.reason for item in deliveries):
+            return batch
+        return with_set_aside_topic(batch)
+
+    def was_set_aside(self, position: int, reason: str) -> None:
+        """Count and log a message whose dead letter is stored."""
+        self._counts.set_aside[self.name] += 1
+        logger.error(
+            "message_set_aside",
+            service=self.name,
+            position=position,
+            reason=reason,
+            topic=SET_ASIDE_RUN.topic,
+        )
+
+    async def store(self, batch: RecordBatch, *, is_applied: Callable[[], bool], term: int) -> Fate:
+        """Propose *batch*, once, and return when it is known what became of it.
+
+        Raises:
+            LocalProtocolError: It is larger than an entry may be; nothing was stored.
+        Cancellation: As `store_deliveries`.
+        """
+        if term != self._open_term:
+            self._open, self._open_term = 0, term
+        self._open += 1
+        try:
+            proposed = await self._group.submit(batch)
+        except UnknownOutcomeError as error:
+            # It is in the log of this term: either it is applied, or this leadership ends.
+            logger.info("service_entry_unknown", service=self.name, reason=str(error))
+            index = None
+        except NOT_STORED as error:
+            self._open -= 1
+            if not self.leads(term):
+                return Fate.LEADERSHIP_OVER
+            logger.warning("service_waits", service=self.name, reason=str(error))
+            return Fate.NOT_STORED
+        except LocalProtocolError:
+            self._open -= 1
+            raise
+        else:
+            index = proposed.index
+        # With ASYNC_MASTER the answer comes before the apply.
+        while self.leads(term) and not self._is_done(index, is_applied):
+            await self._applied.wait()
+        if not self.leads(term):
+            return Fate.LEADERSHIP_OVER
+        self._open -= 1
+        return Fate.APPLIED
+
+    def _is_done(self, index: int | None, is_applied: Callable[[], bool]) -> bool:
+        return is_applied() if index is None else self._group.state.applied_index >= index
+
+    async def settle(self, term: int) -> None:
+        """Wait until every entry is decided whose wait was broken off in this leadership.
+
+        Entries are applied in the order of their proposals: when one that changes nothing is
+        applied, whatever was proposed before it is applied, or never will be.
+        """
+        if term != self._open_term:
+            return
+        while self._open and self.leads(term):
+            try:
+                proposed = await self._group.submit(state_batch(TimersChange()))
+            except (UnknownOutcomeError, *NOT_STORED) as error:
+                logger.warning("service_waits", service=self.name, reason=str(error))
+                await self._clock.sleep(RETRY_S)
+                continue
+            while self.leads(term) and self._group.state.applied_index < proposed.index:
+                await self._applied.wait()
+            self._open = 0

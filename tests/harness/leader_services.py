@@ -1,0 +1,115 @@
+"""The processors of a broker and all services of a leader over the fake group, on virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from commitlog.entry import RecordBatch, Run
+from commitlog.record import Record, decode_record, encode_record
+from dledger.group_api import OnDone
+from dledger.processors.check_back import CheckBack
+from dledger.services.schedule import ScheduleMessageService
+from dledger.services.timer import TimerMessageService
+from dledger.services.transaction_check import CheckSettings, TransactionCheckService
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
+from tests.harness.broker import LEVELS_MS, Broker
+from tests.harness.fake_group import FakeGroup, VirtualClock, batch_of
+
+DAY_S = 24 * 3600
+
+
+class LeaderServices:
+    """A leader of one member, or of several as far as it knows (`FakeGroup.has_other_members`)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = VirtualClock()
+        self.group = FakeGroup(root, self.clock)
+        self.broker = Broker(self.group, self.clock, timer_max_delay_s=3 * DAY_S)
+        self.broker.make_topic("T", 1)
+        processors = self.broker.processors
+        self.services = (
+            ScheduleMessageService(
+                self.group, self.clock, LEVELS_MS, is_deleting=processors.topics.is_deleting
+            ),
+            TimerMessageService(
+                self.group,
+                self.clock,
+                processors.timer_claims,
+                is_deleting=processors.topics.is_deleting,
+            ),
+            TransactionCheckService(
+                self.group,
+                processors.topics,
+                processors.transactions,
+                CheckBack(processors.clients, self.broker.settings),
+                CheckSettings(),
+                clock=self.clock,
+            ),
+        )
+
+    def send(self, properties: str, body: bytes = b"body", **changes: Any) -> RemotingCommand:
+        """Send one message to topic T as a client does, with request 10."""
+        ext = {
+            "producerGroup": "p", "topic": "T", "defaultTopic": "TBW102", "queueId": "0",
+            "defaultTopicQueueNums": "4", "sysFlag": "0", "bornTimestamp": "1",
+            "flag": "0", "properties": properties, "reconsumeTimes": "0", **changes,
+        }  # fmt: skip
+        return self.broker.call(RequestCode.SEND_MESSAGE, ext, body)
+
+    def store(
+        self,
+        topic: str,
+        properties: bytes,
+        body: bytes = b"body",
+        queue_id: int = 0,
+        sys_flag: int = 0,
+    ) -> int:
+        """Store a record whatever processors would say; return its position."""
+        record = encode_record(
+            topic=topic, queue_id=queue_id, body=body, properties=properties, sys_flag=sys_flag
+        )
+        placed: list[int] = []
+        self.group.propose(
+            batch_of([record], Run(topic, queue_id, 1)), lambda done: placed.append(done.phy_offset)
+        )
+        self.group.settle()
+        return placed[0]
+
+    def read(self, topic: str, queue_id: int = 0) -> list[Record]:
+        """Return what stands in a queue; each body fits its checksum."""
+        count = self.group.state.max_offset(topic, queue_id)
+        if not count:
+            return []
+        units = self.group.queues.queue(topic, queue_id).read(0, count)
+        return [
+            decode_record(bytes(self.group.log.record_at(int(unit["phy_offset"]))))
+            for unit in units
+        ]
+
+    async def serve(self) -> None:
+        """Run all services until cancelled; what one of them raises comes out."""
+        async with trio.open_nursery() as nursery:
+            for service in self.services:
+                nursery.start_soon(service.run)
+            nursery.start_soon(self._settle)
+
+    async def _settle(self) -> None:
+        """What is proposed and only kicked becomes an entry, as in a group with a disk."""
+        propose = self.group.propose
+        proposed = trio.Event()
+
+        def noted(batch: RecordBatch, on_done: OnDone) -> None:
+            propose(batch, on_done)
+            proposed.set()
+
+        self.group.propose = noted  # type: ignore[method-assign]
+        while True:
+            await proposed.wait()
+            proposed = trio.Event()
+            await trio.sleep(0.01)
+            self.group.settle()

@@ -1,0 +1,225 @@
+"""No message ends a service: what cannot be processed is set aside, once, and the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.record import MAX_PROPERTIES_BYTES
+from dledger.services.delay_level import with_real_destination
+from dledger.services.leader_loop import DAMAGE_FINAL_S
+from dledger.services.timer_message import due_ms, timed_properties
+from dledger.state.names import HALF_TOPIC, SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
+from tests.harness.leader_services import DAY_S, LeaderServices
+from tests.harness.rotten import flip_bit
+
+BODY_AT = 88
+"""Of a record with IPv4 hosts."""
+
+
+@pytest.fixture
+async def leader(tmp_path: Path) -> AsyncIterator[LeaderServices]:
+    leader = LeaderServices(tmp_path)
+    yield leader
+    leader.group.close()
+
+
+def filled(properties: bytes, size: int = MAX_PROPERTIES_BYTES) -> bytes:
+    """Return *properties* behind as many bytes of a client's as make *size*."""
+    fill = size - len(properties) - len(b"F\x01\x02")
+    return b"F\x01%b\x02%b" % (b"x" * fill, properties)
+
+
+def timed(leader: LeaderServices, delay_s: float, given: bytes, *, fill: bool = False) -> bytes:
+    """Return the properties a waiting message has in the timer topic."""
+    due = due_ms(leader.clock.wall_ms() + int(delay_s * 1000))
+    properties = timed_properties(given, "T", 0, due)
+    return filled(properties) if fill else properties
+
+
+ODD = [
+    pytest.param(b"TIMER_ROLL_TIMES\x01abc\x02", False, id="a count that is none"),
+    pytest.param(b"TIMER_ROLL_TIMES\x01%b\x02" % (b"9" * 5000), False, id="a count too large"),
+    pytest.param(b"", True, id="properties at the cap"),
+    pytest.param(b"A\x01b\x01c\x02", False, id="a second separator"),
+    pytest.param(b"A\x01\xff\xfe\x02", False, id="no UTF-8"),
+    pytest.param(b"noseparator\x02\x02\x01\x02", False, id="no pairs"),
+]
+
+
+@pytest.mark.parametrize(("given", "fill"), ODD)
+async def test_odd_properties_are_rolled_and_delivered_as_they_are(
+    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery, given: bytes, fill: bool
+) -> None:
+    leader.store(TIMER_TOPIC, timed(leader, 2.5 * DAY_S, given, fill=fill), b"hostile")
+    nursery.start_soon(leader.serve)
+    await trio.sleep(2.1 * DAY_S)
+    assert leader.group.state.max_offset(TIMER_TOPIC, 0) == 2, "rolled once"
+    assert leader.read("T") == []
+    await trio.sleep(0.5 * DAY_S)
+    (record,) = leader.read("T")
+    assert bytes(record.body) == b"hostile"
+    if b"ROLL" not in given and b"noseparator" not in given:
+        assert given in record.properties
+    assert not len(leader.group.state.timers)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("given", "fill"), ODD)
+async def test_odd_properties_pass_a_delay_level(
+    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery, given: bytes, fill: bool
+) -> None:
+    properties = with_real_destination(given, "T", 0)
+    leader.store(SCHEDULE_TOPIC, filled(properties) if fill else properties, b"hostile")
+    nursery.start_soon(leader.serve)
+    await trio.sleep(2)
+    assert [bytes(record.body) for record in leader.read("T")] == [b"hostile"]
+    nursery.cancel_scope.cancel()
+
+
+NO_WAY = [
+    pytest.param(b"", "no real topic", id="no topic"),
+    pytest.param(b"REAL_TOPIC\x01T\x02", "no real topic", id="no queue"),
+    pytest.param(b"REAL_TOPIC\x01T\x02REAL_QID\x01x\x02", "no number", id="a queue that is none"),
+    pytest.param(b"REAL_TOPIC\x01T\x02REAL_QID\x01-3\x02", "no number", id="a queue below 0"),
+    pytest.param(
+        b"REAL_TOPIC\x01T\x02REAL_QID\x01%b\x02" % (b"1" * 12), "no number", id="no such queue"
+    ),
+    pytest.param(b"REAL_TOPIC\x01\xff\x02REAL_QID\x010\x02", "illegal", id="no UTF-8"),
+    pytest.param(
+        b"REAL_TOPIC\x01%b\x02REAL_QID\x010\x02" % TIMER_TOPIC.encode(),
+        "a system topic",
+        id="a system topic",
+    ),
+    pytest.param(b"REAL_TOPIC\x01../T\x02REAL_QID\x010\x02", "illegal", id="a path"),
+    pytest.param(
+        b"REAL_TOPIC\x01%b\x02REAL_QID\x010\x02" % (b"t" * 32_000), "longer", id="a long topic"
+    ),
+]
+
+
+def was_set_aside(leader: LeaderServices, service: str, reason: str, body: bytes) -> None:
+    (letter,) = leader.read(SET_ASIDE_TOPIC)
+    found = letter.property_map
+    assert bytes(letter.body) == body
+    assert found["SET_ASIDE_BY"] == service
+    assert reason in found["SET_ASIDE_REASON"]
+    assert leader.group.state.topic_config(SET_ASIDE_TOPIC) is not None
+    assert leader.group.service_counts.set_aside == {service: 1}
+
+
+@pytest.mark.parametrize(("properties", "reason"), NO_WAY)
+async def test_a_level_sets_aside_what_goes_nowhere(
+    autojump_clock: Any,
+    leader: LeaderServices,
+    nursery: trio.Nursery,
+    properties: bytes,
+    reason: str,
+) -> None:
+    at = leader.store(SCHEDULE_TOPIC, b"UNIQ_KEY\x01K\x02" + properties, b"hostile")
+    leader.store(SCHEDULE_TOPIC, with_real_destination(b"", "T", 0), b"next")
+    nursery.start_soon(leader.serve)
+    await trio.sleep(60)
+    assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
+    was_set_aside(leader, "delay_levels", reason, b"hostile")
+    (letter,) = leader.read(SET_ASIDE_TOPIC)
+    assert letter.property_map["UNIQ_KEY"] == "K"
+    assert letter.property_map["SET_ASIDE_POSITION"] == str(at)
+    assert leader.group.state.delay_progress[1] == 2
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("properties", "reason"), NO_WAY)
+async def test_the_timer_sets_aside_what_goes_nowhere(
+    autojump_clock: Any,
+    leader: LeaderServices,
+    nursery: trio.Nursery,
+    properties: bytes,
+    reason: str,
+) -> None:
+    due = b"TIMER_OUT_MS\x01%d\x02" % (leader.clock.wall_ms() + 1000)
+    leader.store(TIMER_TOPIC, properties + due, b"hostile")
+    leader.store(TIMER_TOPIC, timed(leader, 1, b""), b"next")
+    nursery.start_soon(leader.serve)
+    await trio.sleep(60)
+    assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
+    was_set_aside(leader, "timer", reason, b"hostile")
+    assert not len(leader.group.state.timers)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("properties", "reason"), NO_WAY)
+async def test_a_half_message_that_goes_nowhere_is_set_aside_and_decided(
+    autojump_clock: Any,
+    leader: LeaderServices,
+    nursery: trio.Nursery,
+    properties: bytes,
+    reason: str,
+) -> None:
+    leader.store(HALF_TOPIC, b"PGROUP\x01p\x02" + properties, b"hostile")
+    assert len(leader.group.state.transactions.open) == 1
+    nursery.start_soon(leader.serve)
+    await trio.sleep(60)
+    was_set_aside(leader, "transactions", reason, b"hostile")
+    assert not leader.group.state.transactions.open
+    nursery.cancel_scope.cancel()
+
+
+WAYS = [
+    pytest.param(SCHEDULE_TOPIC, "delay_levels", id="delay level"),
+    pytest.param(TIMER_TOPIC, "timer", id="timer"),
+    pytest.param(HALF_TOPIC, "transactions", id="half message"),
+]
+
+
+def waiting(leader: LeaderServices, topic: str, body: bytes) -> int:
+    properties = with_real_destination(b"PGROUP\x01p\x02", "T", 0)
+    if topic == TIMER_TOPIC:
+        properties = timed(leader, 1, b"")
+    return leader.store(topic, properties, body)
+
+
+@pytest.mark.parametrize(("topic", "service"), WAYS)
+async def test_a_damaged_message_waits_for_the_copy_of_another_member(
+    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery, topic: str, service: str
+) -> None:
+    at = waiting(leader, topic, b"damaged")
+    flip_bit(leader.root, at + BODY_AT)
+    nursery.start_soon(leader.serve)
+    await trio.sleep(10 * DAMAGE_FINAL_S)
+    assert leader.read("T") == leader.read(SET_ASIDE_TOPIC) == []
+    assert set(leader.group.damage_reports) == {(at, 1)}
+    flip_bit(leader.root, at + BODY_AT)
+    await trio.sleep(40)
+    if topic == HALF_TOPIC:
+        assert len(leader.group.state.transactions.open) == 1
+    else:
+        assert [bytes(record.body) for record in leader.read("T")] == [b"damaged"]
+    assert leader.read(SET_ASIDE_TOPIC) == []
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("topic", "service"), WAYS)
+async def test_the_only_member_sets_aside_what_stays_damaged(
+    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery, topic: str, service: str
+) -> None:
+    leader.group.has_other_members = False
+    at = waiting(leader, topic, b"damaged")
+    waiting(leader, topic, b"next")
+    flip_bit(leader.root, at + BODY_AT)
+    nursery.start_soon(leader.serve)
+    await trio.sleep(DAMAGE_FINAL_S - 10)
+    assert leader.read(SET_ASIDE_TOPIC) == []
+    await trio.sleep(40)
+    was_set_aside(
+        leader, service, "damaged", b"The message at position %d of the log cannot be copied." % at
+    )
+    if topic == HALF_TOPIC:
+        assert list(leader.group.state.transactions.open) == [1]
+    else:
+        assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
+    nursery.cancel_scope.cancel()
