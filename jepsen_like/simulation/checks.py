@@ -12,6 +12,7 @@ members              the list in force was brought by an entry that is in the lo
 durability           a process that starts again still has what it had shown as committed,
                      unless its disk broke a promise
 state machines       equal tables at equal applied index
+given up             messages go only with a right to it (`floors`)
 ===================  =======================================================================
 """
 
@@ -80,6 +81,7 @@ class Checks:
         if node.is_trusted and not group.store.damaged:
             check_recovered(world, node, group)
         world.promises.watch(node, group)
+        world.floors.watch(node, group)
         node.seen_commit = raft.commit_index
         self.led_commit = max(self.led_commit, raft.commit_index)
         node.seen_truncations = journal.truncations
@@ -268,6 +270,7 @@ class Checks:
 
     def compare_state(self, node: BrokerNode, index: int, tables: Any) -> None:
         """Compare a replica's tables with what others had at the same index."""
+        self._world.floors.check_tables(node, index, tables)
         digest = blake2b(snapshot(tables), digest_size=16).digest()
         name, first = self.states.setdefault(index, (node.name, digest))
         if first != digest:

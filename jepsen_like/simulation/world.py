@@ -31,6 +31,7 @@ from dledger.config import BrokerConfig, load_config
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.checks import Checks
 from jepsen_like.simulation.event_trace import Trace
+from jepsen_like.simulation.floors import Floors
 from jepsen_like.simulation.node import (
     BrokerNode,
     ClientNode,
@@ -133,6 +134,7 @@ class World:
         self.network = SimNetwork(time, rng_stream(seed, "network"), self.trace)
         self.checks = Checks(self, compare_state_every=settings.compare_state_every)
         self.promises = Promises(self)
+        self.floors = Floors(self)
         self.network.on_members_send = self.promises.frames_left
         self.logs: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LOG_LINES)
         self.brokers: dict[str, BrokerNode] = {}
