@@ -249,7 +249,8 @@ class ServerTable(Struct, frozen=True, kw_only=True):
         int,
         _about(
             "Frames of all connections of which a part has come; beyond it a large frame is read"
-            " on later, and one that stalls is closed. At least two frames of the largest size.",
+            " on later, and one that stalls is closed. At least a third more than the largest"
+            " frame.",
             ge=MIB,
         ),
     ] = 32 * MIB

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 
 from commitlog.errors import ConfigError
 from remoting.java_properties import comment_hint, read_properties
-from remoting.memory_budget import DEFAULT_UNFINISHED_BYTES
 from remoting.seams import TlsMode
 
 Table = Literal["server", "namesrv"]
@@ -97,11 +96,11 @@ class NamesrvConfig:
         largest=1 << 50,
     )
     max_unfinished_bytes: int = _setting(
-        DEFAULT_UNFINISHED_BYTES,
+        24 << 20,
         "server",
         "maxUnfinishedBytes",
         "frames of all connections of which a part has come; beyond it a large frame is read on"
-        " later, and one that stalls is closed; at least two frames of 16 MiB",
+        " later, and one that stalls is closed; at least 21.4 MiB, so that a frame of 16 MiB fits",
         smallest=1 << 20,
         largest=1 << 40,
     )

@@ -436,10 +436,13 @@ class Connection:
         self._calls.clear()
         self._out.clear()
         self._out_bytes = 0
+        # Now, and not when the collector of cycles comes by: it may hold megabytes.
+        self._decoder.discard()
         if self._budget is not None:
             self._count()
             self._budget.frames.leave(self._ticket, trio.current_time())
         self._drained.unpark_all()
+        self._ticket.give_way = self._ticket.granted = _nothing  # a cycle less for the collector
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             callback(self)
@@ -787,6 +790,10 @@ def _pieces(parts: list[Buffer]) -> list[bytes | memoryview]:
     if run:
         pieces.append(b"".join(run))
     return pieces
+
+
+def _nothing() -> None:
+    """Stand in for what is no longer to be called."""
 
 
 def _after(opaque: int) -> int:

@@ -107,11 +107,12 @@ class FrameRoom:
         """Make an empty room.
 
         Args:
-            limit_bytes: Of all unfinished frames; at least two of the largest frames fit in any
-                case, one of them in the part that is not reserved.
+            limit_bytes: Of all unfinished frames; one of the largest fits in any case beside the
+                part that is reserved for small ones.
             max_frame_bytes: The largest frame there can be.
         """
-        self.limit_bytes = max(limit_bytes, 2 * max_frame_bytes)
+        reserved = max_frame_bytes // (SMALL_SHARE - 1) + SMALL_SHARE
+        self.limit_bytes = max(limit_bytes, max_frame_bytes + reserved)
         self._large_limit_bytes = self.limit_bytes - self.limit_bytes // SMALL_SHARE
         self.max_waiting_bytes = self.limit_bytes
         self._max_unproven_waiting_bytes = self.limit_bytes // UNPROVEN_SHARE

@@ -19,8 +19,9 @@ DEFAULT_TOTAL_BYTES: Final = 256 * 1024 * 1024
 """For a caller that does not know how much memory it may use."""
 
 DEFAULT_UNFINISHED_BYTES: Final = 32 * 1024 * 1024
-"""Unfinished frames of all connections: two of the largest. A frame is unfinished only while it
-arrives, so this bounds how many large ones arrive at the same moment, not how many there are."""
+"""Unfinished frames of all connections: one of the largest, or six of 4 MiB, beside many small
+ones. A frame is unfinished only while it arrives, so this bounds how many large ones arrive at the
+same moment, not how many there are."""
 
 BUDGET_SHARE: Final = 4
 """The budget is one part in so many of the memory that the process may use: the log's pages, the

@@ -20,8 +20,12 @@ trips, or one busy moment of ours."""
 SILENT_S: Final = 5.0
 """Who was heard within so long is not idle: between two requests of a client lies less."""
 
-UNPROVEN_SHARE: Final = 4
+UNPROVEN_SHARE: Final = 8
 """One part in so many of the places may be taken by those who never sent a valid request."""
+
+MAX_UNPROVEN: Final = 512
+"""And no more than this: each costs 15 kB, and a client that is given time by its machine sends its
+first request within the grace."""
 
 CANDIDATES_MAX: Final = 256
 """So many idle connections are found in one look at all of them."""
@@ -81,7 +85,7 @@ class Places(Generic[PlacedT]):
         """
         self._max_served = max(1, max_connections - reserved)
         self._max_reserve = max_connections - self._max_served
-        self._max_unproven = max(1, self._max_served // UNPROVEN_SHARE)
+        self._max_unproven = max(1, min(MAX_UNPROVEN, self._max_served // UNPROVEN_SHARE))
         self.given_way = 0
         self.refused = 0
         # Each in order of arrival, with the time of it.

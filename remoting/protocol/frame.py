@@ -74,6 +74,10 @@ class FrameDecoder:
         """Bytes of the unfinished frame that are held."""
         return len(self._pending)
 
+    def discard(self) -> None:
+        """Give back the memory of the unfinished frame; the stream has ended."""
+        self._pending = bytearray()
+
     def feed(self, data: Buffer) -> list[RemotingCommand]:
         """Return the commands completed by *data*, in order.
 

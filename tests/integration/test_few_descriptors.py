@@ -1,0 +1,76 @@
+"""Three brokers with a hundred descriptors each hold more queues than that, and go on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.topic_command import create_topic
+
+pytestmark = pytest.mark.slow
+
+OPEN_FILES = 100
+QUEUES = 130
+IDLE = 80
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.mapped_file_size_consume_queue": 2_000,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+CAPPED = (
+    f'#!/bin/sh\nulimit -Sn {OPEN_FILES} && ulimit -Hn {OPEN_FILES} && exec {sys.executable} "$@"\n'
+)
+
+
+def ended(cluster: LocalCluster) -> dict[str, str]:
+    return {node.name: node.last_log_lines(3) for node in cluster.nodes if not node.running}
+
+
+def descriptors(cluster: LocalCluster) -> list[int]:
+    return [len(os.listdir(f"/proc/{node.pid}/fd")) for node in cluster.brokers.values()]
+
+
+async def test_more_queues_than_descriptors_and_clients_that_take_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capped = tmp_path / "capped"
+    capped.write_text(CAPPED)
+    capped.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(capped))
+    async with local_cluster(tmp_path / "c", settings=SETTINGS) as cluster:
+        monkeypatch.undo()
+        leader = cluster.brokers[await cluster.wait_leader()]
+        await create_topic([cluster.namesrv_address], "t", queues=QUEUES)
+        async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
+            queues = await producer.publish_queues("t")
+            assert len(queues) == QUEUES
+            for queue in queues:
+                await producer.send_to(queue, Message("t", b"first"))
+            assert not ended(cluster)
+            host, _, port = leader.address.partition(":")
+            idle = [await trio.open_tcp_stream(host, int(port)) for _ in range(IDLE)]
+            for queue in queues:
+                await producer.send_to(queue, Message("t", b"second"))
+            assert not ended(cluster)
+            assert max(descriptors(cluster)) <= OPEN_FILES
+            async with PullConsumer(client, "c") as consumer:
+                found = [
+                    bytes(message.body)
+                    async for _, result in consumer.drain(queues)
+                    for message in result.messages
+                ]
+            for stream in idle:
+                await stream.aclose()
+        assert sorted(found) == [b"first"] * QUEUES + [b"second"] * QUEUES
+        assert not ended(cluster)
+        assert await cluster.leader() == leader.name
