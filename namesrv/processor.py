@@ -329,11 +329,14 @@ class NameServerProcessor:
         _log.info("topic_deleted", topic=header.topic, cluster=header.cluster_name)
         return response_to(asked)
 
-    def register_topic(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+    def register_topic(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """REGISTER_TOPIC_IN_NAMESRV: enter a topic on registered brokers."""
         header = RegisterTopicHeader.decode(asked.ext)
         route = TopicRouteData.decode(asked.body) if asked.body else TopicRouteData()
-        entered = self._name_server.routes.register_topic(header.topic, route.queue_datas)
+        number = self._number_if_any(connection)
+        entered = self._name_server.routes.register_topic(
+            header.topic, route.queue_datas, connection=number
+        )
         _log.info("topic_registered" if entered else "topic_not_registered", topic=header.topic)
         return response_to(asked)
 

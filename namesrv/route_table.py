@@ -367,16 +367,27 @@ class RouteInfoManager:
         names = set(queues) if cluster_name is None else self.brokers_of_cluster(cluster_name)
         self._drop_queues([topic], names)
 
-    def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> bool:
+    def register_topic(
+        self, topic: str, queue_datas: Iterable[QueueData], *, connection: int | None = None
+    ) -> bool:
         """Enter a topic on brokers that are registered; nothing changes if one is not.
 
+        Args:
+            connection: Number of the connection it is asked for over.
         Raises:
-            RegistrationRefusedError: A name or a number no client can read, or the table is full.
+            RegistrationRefusedError: One of the brokers is of a group, and it is asked for over no
+                connection of that group; a name or a number no client can read, or the table is
+                full.
         """
         datas = {data.broker_name: data for data in queue_datas}
         if not datas or not datas.keys() <= self.broker_addr_table.keys():
             return False
         for name, data in datas.items():
+            lives = self._lives(name)
+            if not any(live.may_be_changed_by("", connection) for live in lives):
+                raise RegistrationRefusedError(
+                    f"broker name {name} belongs to a group, which alone enters its topics"
+                )
             reason = bad_topic_name(topic) or out_of_bounds(data)
             if reason:
                 raise RegistrationRefusedError(f"topic {topic}: {reason}")

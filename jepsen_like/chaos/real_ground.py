@@ -494,6 +494,10 @@ class RealGround:
         if self._doubles is not None:
             await self._doubles.start()
 
+    async def steal_name(self, for_s: float, identity: str) -> str:
+        """Say why not."""
+        raise CannotBeDone("no machine of this run is a stranger's")
+
     async def end_doubles(self) -> None:
         """End them."""
         if self._doubles is not None:

@@ -183,6 +183,15 @@ class Ground(Protocol):
     async def start_doubles(self) -> None:
         """Start, on another machine, consumers under the names of those there are."""
 
+    async def steal_name(self, for_s: float, identity: str) -> str:
+        """Let a process that is no member be after the group's broker name, at every NameServer.
+
+        Args:
+            identity: The group it says it is; empty: it names none.
+        Returns:
+            What became of it.
+        """
+
     async def end_doubles(self) -> None:
         """End them, as a kill does. Idempotent."""
 

@@ -120,6 +120,7 @@ class Nemesis:
             Kind.MID_SEND_KILL: self._kill_client_at,
             Kind.MID_BATCH_KILL: self._kill_client_at,
             Kind.ZOMBIE_CLIENT: self._double_consumers,
+            Kind.NAME_THIEF: self._steal_name,
         }
 
     async def run(self) -> None:
@@ -340,6 +341,10 @@ class Nemesis:
         finally:
             ground.workload.release_consumers()
         await ground.end_doubles()
+
+    async def _steal_name(self, step: Step, event: Event) -> None:
+        identity = f"{step.arg:032x}" if step.arg % 2 else ""
+        event.detail = await self._ground.steal_name(step.for_ms / 1000, identity)
 
     # -- links -----------------------------------------------------------------------------
 

@@ -13,7 +13,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Settings, Step, Workload
+from jepsen_like.plans.plan import (
+    ASKED_FOR,
+    REAL_ONLY,
+    Kind,
+    Plan,
+    Settings,
+    Step,
+    Workload,
+)
 from jepsen_like.plans.scenes import draw_late_scene, draw_scene
 
 FAULT_INTERVALS_S: Final = (4.0, 8.0, 20.0)
@@ -85,10 +93,11 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.MID_SEND_KILL: _Shape(2, (0, 10_000), roles=_NO_TARGET),
     Kind.MID_BATCH_KILL: _Shape(2, (0, 10_000), roles=_NO_TARGET),
     Kind.ZOMBIE_CLIENT: _Shape(2, (8_000, 40_000), roles=_NO_TARGET),
+    Kind.NAME_THIEF: _Shape(6, (5_000, 60_000), (0, 1), _NO_TARGET),
 }
 """Every kind has a shape; a test holds the two tables together."""
 
-SIMULATED: Final = frozenset(SHAPES) - REAL_ONLY
+SIMULATED: Final = frozenset(SHAPES) - REAL_ONLY - ASKED_FOR
 """Kinds that are drawn unless others are asked for."""
 
 LATE_SHARE: Final = 0.25

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from commitlog.errors import ConfigError
-from jepsen_like.plans.plan import Kind
+from jepsen_like.plans.plan import ASKED_FOR, Kind
 
 NETWORK: Final = "network"
 """The package whose kinds `proxy` has, too; it says who carries them out."""
@@ -93,7 +93,11 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         frozenset({Kind.FD_LIMIT, Kind.CONNECTIONS}),
     ),
     "names": ("NameServers killed, one or all", frozenset({Kind.NAMESRV_KILL})),
-    "all": ("everything above", frozenset(Kind)),
+    "strangers": (
+        "a process that is no member takes a broker name at the NameServers",
+        frozenset({Kind.NAME_THIEF}),
+    ),
+    "all": ("everything above but strangers", frozenset(Kind) - ASKED_FOR),
 }
 """What it is, and its kinds."""
 

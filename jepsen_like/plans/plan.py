@@ -114,10 +114,19 @@ class Kind(StrEnum):
     ZOMBIE_CLIENT = "zombie_client"
     """Consumers stand still with offsets in hand while others under their names go on; after half
     of `for_ms` they wake, commit what they had, and both go on."""
+    # Strangers.
+    NAME_THIEF = "name_thief"
+    """A process that is no member registers as the leader at every NameServer, takes the members
+    out and answers sends as if it stored them; with an odd `arg` as a second group with an
+    identity of its own; the simulator only."""
 
 
 REAL_ONLY: Final = frozenset({Kind.VERSION_SKEW, Kind.FD_LIMIT, Kind.CONNECTIONS})
 """Kinds the simulator cannot do, and so draws no steps of: all its brokers are one program."""
+
+ASKED_FOR: Final = frozenset({Kind.NAME_THIEF})
+"""Kinds that are drawn only where they are asked for by name: the plans of seeds stay as they
+were when a kind is added."""
 
 ROLES: Final = ("leader", "follower", "most_behind", "most_ahead", "all")
 """Targets that are resolved when the step happens; a number means that broker, modulo."""

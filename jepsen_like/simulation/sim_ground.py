@@ -11,18 +11,24 @@ import trio
 
 from dledger.membership_changes import MembershipChanges
 from jepsen_like.nemesis.ground import CannotBeDone
+from jepsen_like.nemesis.name_thief import NameThief, Wanted
 from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.plan import Kind
-from jepsen_like.simulation.node import BrokerNode, Node, State
+from jepsen_like.simulation.node import BrokerNode, ClientNode, Node, State
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.world import World
-from jepsen_like.workloads.clients import WorkloadClients
+from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
 
 POINT_WAIT_S: Final = 10.0
 """How long a kill waits for the disk to do something."""
 
 DOUBLES: Final = "doubles"
 """The machine with consumers under the names of others; there is none before it is needed."""
+
+STRANGER: Final = "stranger"
+"""The machine of a process that is no member."""
+
+THIEF_PORT: Final = 10911
 
 NO_DESCRIPTORS: Final = "descriptors are those of real processes"
 
@@ -190,12 +196,38 @@ class SimGround:
     def clients(self) -> Mapping[str, SimMachine]:
         """Client machines there are by now."""
         return {
-            name: SimMachine(node) for name, node in self._world.clients.items() if name != DOUBLES
+            name: SimMachine(node)
+            for name, node in self._world.clients.items()
+            if name not in (DOUBLES, STRANGER)
         }
 
     async def start_doubles(self) -> None:
         """Start consumers under the names of those there are, on a machine of their own."""
         await self._world.client(DOUBLES).run(self.workload.run_doubles)
+
+    async def steal_name(self, for_s: float, identity: str) -> str:
+        """Run a thief of the broker name on a machine of its own."""
+        node = self._world.client(STRANGER)
+        if node.process is not None:
+            raise CannotBeDone("there is a thief already")
+        thieves: list[NameThief] = []
+
+        async def steal(machine: ClientNode) -> None:
+            assert machine.process is not None
+            wanted = Wanted("Sim", BROKER, f"{machine.address}:{THIEF_PORT}", (TOPIC,), identity)
+            servers = [server.endpoint for server in self._world.name_servers.values()]
+            network, clock = machine.process.network, machine.process.clock
+            thieves.append(NameThief(network, clock, wanted, servers))
+            await thieves[0].run()
+
+        await node.run(steal)
+        try:
+            await self._world.sleep(for_s)
+        finally:
+            node.kill()
+        seen = thieves[0].seen
+        self.sometimes.update({f"thief_{what}": number for what, number in seen.items()})
+        return ", ".join(f"{what} {number}" for what, number in sorted(seen.items()))
 
     async def end_doubles(self) -> None:
         """End them."""

@@ -7,6 +7,7 @@ import pytest
 from namesrv.errors import RegistrationRefusedError
 from namesrv.route_table import BrokerKey, Registration, RouteInfoManager
 from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX
+from remoting.protocol.bodies import QueueData
 from tests.unit.namesrv.test_route_table import CLUSTER, A, B, C, addrs_of, registration, version
 
 OURS, OTHER = "0f" * 16, "e1" * 16
@@ -124,6 +125,17 @@ def test_somebody_else_takes_no_member_out(identity: str) -> None:
         with pytest.raises(RegistrationRefusedError, match="which alone may unregister it"):
             table.unregister_broker(CLUSTER, "broker-a", addr, identity=identity, connection=9)
     assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
+
+
+def test_somebody_else_enters_no_topic_for_a_group() -> None:
+    table = group_of_three()
+    nothing = QueueData(broker_name="broker-a", read_queue_nums=0, write_queue_nums=0)
+    for connection in (9, None):
+        with pytest.raises(RegistrationRefusedError, match="which alone enters its topics"):
+            table.register_topic("T1", [nothing], connection=connection)
+    assert table.topic_queue_table["T1"]["broker-a"].write_queue_nums == 4
+    assert table.register_topic("T3", [QueueData(broker_name="broker-a")], connection=2)
+    assert "T3" in table.all_topics()
 
 
 def test_a_member_takes_itself_out_by_its_identity_or_over_its_connection() -> None:

@@ -7,13 +7,14 @@ import pytest
 from commitlog.errors import ConfigError
 from jepsen_like.plans.draw import LINK_QUALITIES, SHAPES, SIMULATED, draw_plan
 from jepsen_like.plans.packages import NETWORK, PACKAGES, kinds_named
-from jepsen_like.plans.plan import REAL_ONLY, Kind
+from jepsen_like.plans.plan import ASKED_FOR, REAL_ONLY, Kind
 
 
 def test_every_fault_is_in_one_package_and_in_all() -> None:
     single = [kinds for name, (_, kinds) in PACKAGES.items() if name not in ("all", NETWORK)]
     assert sorted(kind for kinds in single for kind in kinds) == sorted(Kind)
-    assert PACKAGES["all"][1] == set(SHAPES) == set(Kind)
+    assert set(SHAPES) == set(Kind)
+    assert PACKAGES["all"][1] == set(Kind) - ASKED_FOR
 
 
 def test_the_kernel_cuts_links_as_the_proxy_does_and_no_more() -> None:
@@ -43,6 +44,6 @@ def test_a_faster_plan_has_the_same_steps_sooner() -> None:
 
 def test_an_even_plan_draws_from_all_its_kinds() -> None:
     kinds = {step.kind for seed in range(4) for step in draw_plan(seed, 4000, even=True).steps}
-    assert kinds == SIMULATED == set(Kind) - REAL_ONLY
+    assert kinds == SIMULATED == set(Kind) - REAL_ONLY - ASKED_FOR
     real = {step.kind for step in draw_plan(1, 4000, kinds=REAL_ONLY, even=True).steps}
     assert real == REAL_ONLY
