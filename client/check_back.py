@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from client.message import MessageExt
 from commitlog.errors import ConfigError, MQError
 from commitlog.properties import PROPERTY_PRODUCER_GROUP
 from remoting.connection import Connection
+from remoting.log import get_logger
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
@@ -20,7 +19,7 @@ from remoting.protocol.headers import CheckTransactionStateHeader
 CHECKS_MAX: Final = 1024
 """Questions looked at at a time; they are handed on at once."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-import structlog
 import trio
 
 from client.check_back import CheckBacks
@@ -58,6 +57,7 @@ from remoting.errors import (
     TooManyInFlightError,
 )
 from remoting.errors import RequestTimedOutError as CallTimedOutError
+from remoting.log import get_logger
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.bodies import (
     TopicRouteData,
@@ -84,7 +84,7 @@ LATE_READ_RETRIES: Final = 1_000_000
 """Reads change nothing: they are repeated until the deadline, however often."""
 
 _READ_POLICY: Final = RetryPolicy(max_retries=LATE_READ_RETRIES)
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 _live_client_ids: trio.lowlevel.RunVar[set[str]] = trio.lowlevel.RunVar("live_client_ids")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import structlog
 import trio
 
 from client.delivered_message import DeliveredMessage
@@ -17,6 +16,7 @@ from client.push_config import PushConfig
 from client.ready_queues import Batch, ReadyQueues
 from client.send_back import SendBack
 from commitlog.errors import MQError
+from remoting.log import get_logger
 from remoting.seams import Clock
 
 AGAIN_HERE_S: Final = 5.0
@@ -24,7 +24,7 @@ AGAIN_HERE_S: Final = 5.0
 EXPIRY_CHECKS: Final = 15
 """Times within the consume timeout that is looked for messages that have exceeded it."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class _Running:

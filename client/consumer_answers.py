@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-import structlog
 import trio
 
 from client.client_instance import ClientInstance
@@ -27,6 +26,7 @@ from client.push_config import PushConfig
 from client.queue_locks import EXPIRES_S, QueueLocks
 from client.route import MessageQueue
 from client.subscriptions import Subscriptions
+from remoting.log import get_logger
 from remoting.protocol import bodies
 
 DIRECT_WORKER: Final = "direct"
@@ -36,7 +36,7 @@ VERSION_DESC: Final = "V4_9_7"
 STACKS_MAX_CHARS: Final = 256 * 1024
 """Of the stacks of all tasks: an operator reads them, and an answer is one frame."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class ConsumeResult(StrEnum):

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-import structlog
-
 from client.message import MessageExt
 from client.route import MessageQueue
 from commitlog.errors import ConfigError
 from remoting.connection import Connection
+from remoting.log import get_logger
 from remoting.processor import Answered, Handled, Limiter, ProcessorTable
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode, ResponseCode
@@ -30,7 +29,7 @@ from remoting.protocol.headers import (
 CALLS_MAX: Final = 64
 """Requests of one kind that are open at a time: operators ask, and few of them."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class CalledConsumer(Protocol):

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import structlog
 import trio
 
 from client.client_instance import ClientInstance
 from client.route import TopicRoute
 from commitlog.errors import MQError
+from remoting.log import get_logger
 from remoting.protocol.bodies import ConsumerIdList
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.headers import ConsumerGroupHeader
@@ -27,7 +27,7 @@ from remoting.protocol.headers import ConsumerGroupHeader
 ASK_TIMEOUT_S: Final = 1.0
 """For all brokers together: one that is silent must not hold up a rebalance."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 def known_members(answers: Sequence[Iterable[str]]) -> list[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 import trio
 
 from client.link import Link
 from client.route import LEADER_ID
 from commitlog.errors import ConfigError, MQError
+from remoting.log import get_logger
 from remoting.protocol.bodies import (
     ConsumerData,
     ConsumeType,
@@ -41,7 +41,7 @@ INTRODUCTION_S: Final = 1.0
 UNREGISTER_TIMEOUT_S: Final = 1.0
 """Saying good-bye; brokers also notice by the connection's end."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class Heartbeats:

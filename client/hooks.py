@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-import structlog
-
 from client.message import Message, MessageExt, SendResult
 from client.route import MessageQueue
 from commitlog.errors import MQError
+from remoting.log import get_logger
 
 if TYPE_CHECKING:
     from client.half_message import LocalTransactionState
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"
 """RocketMQ's name of the property of a `ConsumeMessageContext` that holds a `ConsumeReturnType`."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class CommunicationMode(Enum):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-import structlog
 import trio
 
 from client.errors import NoNameServerError
@@ -18,6 +17,7 @@ from client.route import parse_address_list
 from commitlog.errors import ConfigError
 from remoting.client import RemotingClient
 from remoting.errors import RemotingError
+from remoting.log import get_logger
 from remoting.protocol.command import RemotingCommand
 from remoting.seams import Clock, Network, Rng
 
@@ -29,7 +29,7 @@ MAX_HTTP_ANSWER_BYTES: Final = 64 * 1024
 """A list of addresses is short; more is not one."""
 RECEIVE_BYTES: Final = 16 * 1024
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class NameServerList:

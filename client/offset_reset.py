@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import structlog
 import trio
 
 from client.owned_queues import OwnedQueues
 from client.queue_offsets import QueueOffsets
 from client.route import MessageQueue
+from remoting.log import get_logger
 
 OLD_MESSAGES_S: Final = 10.0
 """RocketMQ's pause: for so long listeners may finish before new messages are handed out."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class OffsetReset:

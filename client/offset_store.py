@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-import structlog
 import trio
 
 from client.client_instance import ClientInstance
@@ -20,6 +19,7 @@ from client.errors import RequestFailedError, RequestTimedOutError
 from client.route import MessageQueue
 from commitlog.errors import ConfigError, MQError
 from commitlog.seams import Disk
+from remoting.log import get_logger
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.headers import (
@@ -39,7 +39,7 @@ OFFSETS_FILE: Final = "offsets.json"
 DEFAULT_INSTANCE: Final = "DEFAULT"
 """Stands in a path for a client without a name: what it gets is another one each time."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class OffsetStore(Protocol):

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import structlog
 import trio
 
 from client.errors import BackpressureError
@@ -29,6 +28,7 @@ from commitlog.record import (
     pack_host,
 )
 from remoting.connection import Connection
+from remoting.log import get_logger
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
@@ -46,7 +46,7 @@ CORRELATION_ID_BYTES: Final = 16
 
 _BODY_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class OpenRequest:

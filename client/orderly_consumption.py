@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import structlog
 import trio
 
 from client.delivered_message import DeliveredMessage
@@ -24,9 +23,10 @@ from client.queue_locks import QueueLocks
 from client.ready_queues import Batch
 from client.send_back import SendBack
 from commitlog.errors import MQError
+from remoting.log import get_logger
 from remoting.seams import Clock
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class OrderlyConsumption:

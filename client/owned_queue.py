@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
 import trio
 
 from client.consume_meter import ConsumeMeter
@@ -22,6 +21,7 @@ from client.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
 from client.route import MessageQueue
 from client.subscription_expression import SUB_ALL, SubscriptionExpression
 from commitlog.errors import MQError
+from remoting.log import get_logger
 from remoting.seams import Clock
 
 SUSPEND_S: Final = 15.0
@@ -31,7 +31,7 @@ AGAIN_AFTER_ERROR_S: Final = 3.0
 AGAIN_AFTER_LOCK_S: Final = 0.1
 """After one that was refused for its lock; whoever consumes the queue ends this reader by then."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class Gate:

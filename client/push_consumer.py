@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
-import structlog
 import trio
 
 from client.client_instance import ClientInstance, ManagedScope
@@ -51,6 +50,7 @@ from client.subscriptions import Subscriptions
 from client.trace_dispatcher import TraceDispatcher
 from client.unkept_offsets import UnkeptOffsets
 from commitlog.errors import ConfigError, MQError
+from remoting.log import get_logger
 from remoting.protocol.bodies import CheckClientRequestBody, ConsumerData, ConsumeType
 from remoting.protocol.codes import RequestCode, ResponseCode
 
@@ -60,7 +60,7 @@ repeated. The next owner is there within this anyway."""
 ORDERLY_HAND_OVER_S: Final = 20.0
 """RocketMQ's delay of an unlock while messages are consumed: nobody else has the queue before."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class PushConsumer(ManagedScope):

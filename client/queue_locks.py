@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import structlog
 import trio
 
 from client.client_instance import ClientInstance
 from client.lock_client import LockClient
 from client.route import MessageQueue
 from commitlog.errors import MQError
+from remoting.log import get_logger
 
 RENEW_S: Final = 20.0
 """RocketMQ's rebalance lock interval."""
@@ -30,7 +30,7 @@ LOCK_TIMEOUT_S: Final = 5.0
 UNLOCK_TIMEOUT_S: Final = 2.0
 """Without it the broker lets the lock expire."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class QueueLocks:

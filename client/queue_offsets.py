@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import structlog
 import trio
 
 from client.consume_from import ConsumeFrom, first_offset
@@ -14,12 +13,13 @@ from client.owned_queue import OwnedQueue
 from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
 from commitlog.errors import MQError
+from remoting.log import get_logger
 from remoting.seams import Clock
 
 ASK_AGAIN_S = 1.0
 """Pause before it is asked again where to begin."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class QueueOffsets:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
 import trio
 
 from client.allocation import AllocateMessageQueueStrategy
@@ -21,6 +20,7 @@ from client.client_instance import ClientInstance
 from client.errors import ClientError, NoRouteError
 from client.group_members import ask_members
 from client.route import MessageQueue, TopicRoute
+from remoting.log import get_logger
 
 REBALANCE_PERIOD_S: Final = 20.0
 """RocketMQ's."""
@@ -30,7 +30,7 @@ Doubles each time, up to the period."""
 SETTLE_S: Final = 0.05
 """After a rebalance, before the next: each broker tells of one and the same change."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 @dataclass(slots=True)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import structlog
-
 from client.client_instance import ClientInstance
 from client.delivered_message import DeliveredMessage, retry_topic_of
 from client.errors import RequestFailedError
@@ -31,6 +29,7 @@ from commitlog.properties import (
     encode_properties,
 )
 from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK
+from remoting.log import get_logger
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeader
 
@@ -61,7 +60,7 @@ _LEFT_BEHIND: Final = (
 )
 _COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class SendBack:

@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import structlog
 import trio
 
 from client.client_instance import ManagedScope
 from client.message import Message
 from client.trace_data import TraceContext, encode, keys_of
 from commitlog.errors import MQError
+from remoting.log import get_logger
 from remoting.seams import Clock
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ TRACE_SEND_TIMEOUT_S: Final = 5.0
 TRACE_FLUSH_S: Final = 0.5
 """RocketMQ's. How long what still waits at the end may take; the rest is dropped."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 @dataclass(slots=True)

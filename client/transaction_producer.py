@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import structlog
 import trio
 
 from client.check_back import Question
@@ -28,11 +27,12 @@ from client.route import MessageQueue
 from client.trace_hooks import EndTransactionTraceHook
 from client.transaction_end import TransactionEnd, tell
 from commitlog.errors import MQError
+from remoting.log import get_logger
 
 QUESTIONS_MAX: Final = 2000
 """Questions that wait for their turn; one more is dropped, and asked again by the broker."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 CheckLocalTransaction = Callable[[MessageExt], Awaitable[LocalTransactionState]]
 """Says what became of the local part of a transaction, by `MessageExt.message_id`."""

@@ -28,7 +28,11 @@ def configure_logs(
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer(default=str)
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=out.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=out.isatty(),
+            # The default shows local variables, which hold messages and secrets.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import structlog
 import trio
 from typing_extensions import Buffer
 
@@ -29,6 +28,7 @@ from remoting.errors import (
     TooManyInFlightError,
 )
 from remoting.frame_room import FREE_FRAME_BYTES, FrameTicket
+from remoting.log import get_logger
 from remoting.memory_budget import NOTED_BYTES, MemoryBudget
 from remoting.processor import DEFERRED, Answered, Handled, Limiter, ProcessorTable
 from remoting.protocol.command import (
@@ -40,7 +40,7 @@ from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_comman
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 from remoting.seams import Stream
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 RECEIVE_BYTES: Final = 64 * 1024
 # A large frame is taken in larger pieces.

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import structlog
 import trio
 from typing_extensions import Buffer
 
 from commitlog.errors import ConfigError
+from remoting.log import get_logger
 from remoting.seams import Listener, ServerTls, Stream, TlsMode
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ _GONE_ERRORS: Final = frozenset(
     )
 )
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 def memory_bytes(cgroups: str = CGROUPS, own: str = OWN_CGROUPS) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
 import trio
 
 from remoting.connection import Connection, ConnectionLimits
+from remoting.log import get_logger
 from remoting.memory_budget import MemoryBudget
 from remoting.places import Admission, Places
 from remoting.processor import ProcessorTable
@@ -20,7 +20,7 @@ from remoting.seams import Listener, Network, ServerTls, Stream
 LOGGED_EVERY_S: Final = 1.0
 """One line for so long about connections that gave way: a flood does not write our logs."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

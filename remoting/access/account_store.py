@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-import structlog
-
 from commitlog.errors import ConfigError
 from commitlog.seams import Disk
 from remoting.access.account_file import parse_accounts
 from remoting.access.accounts import AccountTable
+from remoting.log import get_logger
 from remoting.seams import Clock, Executor
 
 RELOAD_INTERVAL_S: Final = 1.0
 """How soon a change of the file counts. Its content is compared: times of files have gaps."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class AccountStore:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import structlog
-
 from remoting.access.account_store import AccountStore
 from remoting.access.accounts import Account, Right
 from remoting.access.rules import ADMIN, Rule
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
+from remoting.log import get_logger
 from remoting.processor import Handled, Handler, Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
@@ -43,7 +42,7 @@ CHALLENGES_OPEN_MAX: Final = 1024
 _FRESHNESS: Final = "signature freshness"
 """Attribute of a connection that has a challenge."""
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class AccessGate:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection
 
-import structlog
-
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
+from remoting.log import get_logger
 from remoting.processor import Handled, Handler
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 class LocalAdmin:

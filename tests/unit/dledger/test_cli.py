@@ -29,7 +29,7 @@ from dledger.cli.main import (
 )
 from dledger.cli.output import CliError, ExitCode, show
 from dledger.cli.raft_command import COLUMNS, narrow_row, raft_rows
-from dledger.logs import configure_logs
+from dledger.logs import LogForm, configure_logs
 
 ROOT = Path(__file__).parents[3]
 
@@ -266,6 +266,23 @@ def test_logs_are_one_json_object_per_line_with_the_facts_of_the_node() -> None:
         "role": "leader",
     }
     assert "ConfigError: why" in second["exception"]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_traceback_in_a_log_has_no_local_variables(form: LogForm) -> None:
+    out = io.StringIO()
+    configure_logs(form=form, stream=out)
+    try:
+        secret = "card-number"
+        try:
+            raise ConfigError("why")
+        except ConfigError:
+            structlog.get_logger().exception("failed")
+    finally:
+        structlog.contextvars.clear_contextvars()
+        structlog.reset_defaults()
+    assert "ConfigError: why" in out.getvalue()
+    assert secret not in out.getvalue()
 
 
 def test_a_member_is_shown_with_what_it_may_do() -> None:

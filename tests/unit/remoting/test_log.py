@@ -1,0 +1,78 @@
+"""The SDK's log lines: where they go, and what they never hold."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import structlog
+
+from remoting.log import get_logger
+
+FAIL = """
+import sys
+{before}
+from remoting.log import get_logger
+log = get_logger("client.x")
+def listener(secret):
+    raise ValueError("no")
+log.debug("queues_given", queues=3)
+log.warning("no route yet", topic="T\\n")
+try:
+    listener("card-number")
+except ValueError:
+    log.exception("listener_failed", group="g")
+print("a result")
+"""
+STDLIB = "import logging; logging.basicConfig(level='DEBUG', stream=sys.stderr)"
+STRUCTLOG = (
+    "import structlog;"
+    " structlog.configure(logger_factory=structlog.WriteLoggerFactory(sys.stderr),"
+    " processors=[structlog.processors.JSONRenderer()])"
+)
+
+
+def said(before: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", FAIL.format(before=before)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "a result\n", "standard output is the program's"
+    return done.stderr
+
+
+def test_a_program_that_set_nothing_up_gets_warnings_on_standard_error() -> None:
+    err = said("")
+    assert "queues_given" not in err
+    assert "no route yet topic='T\\n'" in err
+    assert "listener_failed group='g'" in err
+    assert "ValueError: no" in err
+    assert "card-number" not in err
+
+
+def test_logging_of_the_standard_library_decides() -> None:
+    lines = said(STDLIB).splitlines()
+    assert lines[0] == "DEBUG:dledger.client.x:queues_given queues=3"
+    assert lines[1].startswith("WARNING:dledger.client.x:no route yet")
+
+
+def test_a_program_that_configured_structlog_gets_its_own_form() -> None:
+    assert '"topic": "T\\n"' in said(STRUCTLOG).replace("\\\\n", "\\n")
+
+
+def test_a_line_is_filtered_before_it_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    class Costly:
+        def __repr__(self) -> str:
+            raise AssertionError("was formatted")
+
+    structlog.reset_defaults()
+    log = get_logger("client.y")
+    with caplog.at_level(logging.WARNING, logger="dledger"):
+        log.info("nothing", what=Costly())
+        log.bind(peer="n1").warning("something 100%", n=1)
+    assert [record.getMessage() for record in caplog.records] == ["something 100% peer='n1' n=1"]
+    assert caplog.records[0].name == "dledger.client.y"
