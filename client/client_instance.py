@@ -85,6 +85,10 @@ LATE_READ_RETRIES: Final = 1_000_000
 
 _READ_POLICY: Final = RetryPolicy(max_retries=LATE_READ_RETRIES)
 _log = get_logger(__name__)
+
+NEW_TOPIC_WAIT_S: Final = 2.0
+"""A broker registers a new topic at once; a send is acknowledged before NameServers have it."""
+NEW_TOPIC_POLL_S: Final = 0.05
 _live_client_ids: trio.lowlevel.RunVar[set[str]] = trio.lowlevel.RunVar("live_client_ids")
 
 
@@ -365,6 +369,26 @@ class ClientInstance(ManagedScope):
                 if known is None:
                     raise
                 return known
+            except NoRouteError:
+                if not fresh or topic not in self._borrowed:
+                    raise
+            return await self._route_of_new_topic(topic)
+
+    async def _route_of_new_topic(self, topic: str) -> TopicRoute:
+        """Ask until a NameServer lists a topic that sends of this client make.
+
+        Raises:
+            NoRouteError: Not within `NEW_TOPIC_WAIT_S`.
+            NoNameServerError: None answers.
+        """
+        until = self.clock.monotonic() + NEW_TOPIC_WAIT_S
+        while True:
+            await self.clock.sleep(NEW_TOPIC_POLL_S)
+            try:
+                return await self.refresh_route(topic)
+            except NoRouteError:
+                if self.clock.monotonic() >= until:
+                    raise
 
     async def publish_route(self, topic: str) -> TopicRoute:
         """Return where messages of *topic* can go.

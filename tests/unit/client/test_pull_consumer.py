@@ -296,6 +296,48 @@ async def test_errors_of_reads_carry_code_and_remark(autojump_clock: MockClock) 
     assert caught.value.code == 3
 
 
+async def test_queues_of_a_topic_just_made_by_a_send_are_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+        trio.open_nursery() as nursery,
+    ):
+        await producer.send(Message("made", b"x"))
+        made = world.groups["g"].topics.pop("made", None)
+
+        async def list_it_later() -> None:
+            await trio.sleep(1.0)
+            world.groups["g"].topics["made"] = made or 4
+
+        nursery.start_soon(list_it_later)
+        began = trio.current_time()
+        assert len(await consumer.fetch_message_queues("made")) == 4
+        assert 1.0 <= trio.current_time() - began < 1.2
+        with pytest.raises(NoRouteError):
+            await consumer.fetch_message_queues("never sent to")
+
+
+async def test_a_topic_that_is_never_listed_is_not_waited_for_without_end(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send(Message("made", b"x"))
+        world.groups["g"].topics.pop("made", None)
+        began = trio.current_time()
+        with pytest.raises(NoRouteError):
+            await consumer.fetch_message_queues("made")
+        assert 2.0 <= trio.current_time() - began < 2.2
+
+
 def test_an_answer_with_damaged_messages_is_a_failed_read_that_may_be_tried_again() -> None:
     queue = MessageQueue("T", "broker-a", 0)
     offsets = {
