@@ -19,6 +19,7 @@ import trio.from_thread
 from client.admin import Admin
 from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
+from client.dead_letters import DeadLetterGroup
 from client.errors import ClientClosedError, UnknownOutcomeError
 from client.group_admin import OffsetsReset
 from client.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
@@ -35,6 +36,9 @@ from remoting.protocol.bodies import ClientConnection, ConsumerConnection, Offse
 
 T = TypeVar("T")
 AsyncUser: TypeAlias = Producer | PullConsumer | PushConsumer | TransactionProducer
+
+DEAD_LETTERS_MAX: Final = 1000
+"""What `BlockingAdmin.dead_letters` returns at most when it is not asked for more or fewer."""
 
 JOIN_TIMEOUT_S: Final = 15.0
 """How long `close` waits for the loop's thread; sends under way have ended by then."""
@@ -114,6 +118,7 @@ class BlockingClient:
         return held
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        __tracebackhide__ = True  # pytest leaves this frame out
         token = self._token
         if token is None:
             raise ClientClosedError("the client is closed; nothing was sent")
@@ -499,6 +504,35 @@ class BlockingAdmin:
             await self._admin.clone_offsets(source, target, topic=topic)
 
         self._client._call(work)
+
+    def dead_letter_groups(self) -> list[DeadLetterGroup]:
+        """As `Admin.dead_letter_groups`."""
+        return self._client._call(self._admin.dead_letter_groups)
+
+    def dead_letters(
+        self, group: str, *, first_offset: int = 0, limit: int = DEAD_LETTERS_MAX
+    ) -> list[tuple[MessageQueue, MessageExt]]:
+        """Return the oldest dead letters of each queue; `client.dead_letters.DeadLetters.read`.
+
+        Args:
+            limit: At most so many; they are all in memory.
+        """
+
+        async def work() -> list[tuple[MessageQueue, MessageExt]]:
+            letters = self._admin.dead_letters(group, first_offset=first_offset, limit=limit)
+            return [letter async for letter in letters]
+
+        return self._client._call(work)
+
+    def resend_dead_letters(
+        self, group: str, *, offset: int | None = None, limit: int | None = None
+    ) -> int:
+        """As `Admin.resend_dead_letters`."""
+
+        async def work() -> int:
+            return await self._admin.resend_dead_letters(group, offset=offset, limit=limit)
+
+        return self._client._call(work)
 
     def set_topic_perm(self, topic: str, perm: int) -> list[str]:
         """As `Admin.set_topic_perm`."""

@@ -8,6 +8,8 @@ tracebacks without local variables. With nothing set up that means warnings on s
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
@@ -23,6 +25,29 @@ def get_logger(name: str) -> Any:
         name: The module, ``__name__``; its logger is ``dledger.<name>``.
     """
     return _Logger(name)
+
+
+@contextmanager
+def brokers_log_here() -> Iterator[None]:
+    """Send what daemons inside this process log to `logging`, while the block runs.
+
+    A program that configured structlog keeps what it configured.
+    """
+    if structlog.is_configured():
+        yield
+        return
+    factory = structlog.stdlib.LoggerFactory()
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, _one_line],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=factory,
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        if structlog.get_config()["logger_factory"] is factory:
+            structlog.reset_defaults()
 
 
 class _Logger:

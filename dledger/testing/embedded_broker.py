@@ -134,6 +134,8 @@ class EmbeddedBroker:
     def assert_messages(self, topic: str, bodies: Iterable[bytes]) -> None:
         """Demand that *topic* holds exactly these bodies, in any order."""
 
+        __tracebackhide__ = True
+
         async def work() -> None:
             async with self._cluster.client() as client:
                 await assert_messages(client, topic, bodies)
@@ -144,6 +146,8 @@ class EmbeddedBroker:
         self, group: str, topic: str, lag: int = 0, *, timeout_s: float = 10.0
     ) -> None:
         """Wait until *group* has at most *lag* messages of *topic* left to commit."""
+
+        __tracebackhide__ = True
 
         async def work() -> None:
             async with self._cluster.client() as client:
@@ -157,8 +161,12 @@ class EmbeddedBroker:
         Raises:
             RuntimeError: A broker broke and everything ended; its error is the cause.
         """
+        __tracebackhide__ = True  # pytest leaves this frame out
         try:
             return trio.from_thread.run(work, trio_token=self._token)
+        except AssertionError as error:
+            # The way through two event loops says nothing of what is missing.
+            raise error.with_traceback(None) from None
         except trio.RunFinishedError as error:
             raise RuntimeError("the embedded cluster has ended") from (self._failure or error)
 

@@ -36,6 +36,7 @@ from dledger.testing.steady_clock import SteadyClock
 from namesrv.config import NamesrvConfig
 from namesrv.server import serve_namesrv
 from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork
+from remoting.log import brokers_log_here
 from remoting.seams import Rng
 
 READY_TIMEOUT_S: Final = 30.0
@@ -253,7 +254,7 @@ async def embedded_cluster(
         trio.TooSlowError: No leader within `READY_TIMEOUT_S`.
     Cancellation: The brokers are stopped cleanly first.
     """
-    with tempfile.TemporaryDirectory(prefix="dledger-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="dledger-") as scratch, brokers_log_here():
         try:
             async with _running(folder or Path(scratch), brokers, settings or {}, seed) as cluster:
                 for topic, queue_nums in (topics or {}).items():

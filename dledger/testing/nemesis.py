@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from dledger.testing.embedded_broker import EmbeddedBroker
+if TYPE_CHECKING:
+    from dledger.testing.embedded_broker import EmbeddedBroker
 
 FAULT_S: Final = 1.0
 CALM_S: Final = 2.0

@@ -1,6 +1,9 @@
 """The pytest plug-in: a cluster, a fresh topic and a client for the asking.
 
 ``--dledger-addr host:port`` runs the same tests against a cluster that runs already.
+
+Every pytest run of an environment loads this module: brokers and clients are imported by the
+fixtures that need them.
 """
 
 from __future__ import annotations
@@ -9,12 +12,15 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
-from client.blocking import BlockingClient
-from dledger.testing.embedded_broker import EmbeddedBroker
 from dledger.testing.nemesis import NEMESES, disturb
+
+if TYPE_CHECKING:
+    from client.blocking import BlockingClient
+    from dledger.testing.embedded_broker import EmbeddedBroker
 
 _numbers = itertools.count(1)
 
@@ -27,6 +33,8 @@ class RunningCluster:
 
     def create_topic(self, topic: str, *, queue_nums: int = 4) -> None:
         """Create a topic on it."""
+        from client.blocking import BlockingClient
+
         with BlockingClient(self.name_server_addr) as client:
             client.admin().create_topic(topic, queue_nums=queue_nums)
 
@@ -56,6 +64,8 @@ def dledger_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker |
     if address:
         yield RunningCluster(address)
         return
+    from dledger.testing.embedded_broker import EmbeddedBroker
+
     with EmbeddedBroker() as broker:
         yield broker
 
@@ -76,6 +86,8 @@ def dledger_client(
     dledger_cluster: EmbeddedBroker | RunningCluster,
 ) -> Iterator[BlockingClient]:
     """A blocking client of `dledger_cluster`."""
+    from client.blocking import BlockingClient
+
     with BlockingClient(dledger_cluster.name_server_addr) as client:
         yield client
 
@@ -86,6 +98,8 @@ def dledger_raft_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedBro
 
     ``@pytest.mark.dledger_nemesis("kill-leader")``
     """
+    from dledger.testing.embedded_broker import EmbeddedBroker
+
     mark = request.node.get_closest_marker("dledger_nemesis")
     with EmbeddedBroker(brokers=3) as cluster:
         if mark is None:

@@ -198,6 +198,34 @@ PLUGIN_TESTS = textwrap.dedent(
 )
 
 
+FAILING_TEST = textwrap.dedent(
+    """
+    def test_that_fails(dledger_client, dledger_cluster, dledger_topic):
+        dledger_cluster.assert_messages(dledger_topic, [b"missing"])
+    """
+)
+
+
+def test_a_failed_assertion_shows_the_test_and_not_the_kit(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "test_mine.py").write_text(FAILING_TEST)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "missing" in ran.stdout
+    assert "test_mine.py:3" in ran.stdout
+    for internal in ("site-packages/trio", "embedded_broker.py", "debug"):
+        assert internal not in ran.stdout
+    assert len(ran.stdout.splitlines()) < 30
+
+
 def test_the_plug_in_gives_clusters_topics_and_trouble(tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from client.blocking import BlockingClient
+from client.admin import Admin
+from client.blocking import DEAD_LETTERS_MAX, BlockingClient
 from client.client_instance import ClientInstance
 from client.connect import connect
 from client.consume_from import FROM_FIRST
+from client.dead_letters import DeadLetterGroup, DeadLetters
 from client.delivered_message import DeliveredMessage
 from client.errors import ClientClosedError, MessageIllegalError, SubscriptionIllegalError
 from client.half_message import HalfMessage, LocalTransactionState
@@ -21,7 +23,9 @@ from client.listener import ConsumeContext
 from client.message import Message, MessageExt
 from client.push_config import PushConfig
 from client.request_reply import reply_message
+from client.route import MessageQueue
 from commitlog.errors import ConfigError
+from commitlog.record import encode_record
 from remoting.edge import ThreadExecutor
 from remoting.processor import Handled
 from remoting.protocol.command import RemotingCommand
@@ -66,6 +70,40 @@ def test_a_thread_sends_pulls_and_administers() -> None:
         assert admin.offsets("B") == {queue: (0, 5)}
         assert admin.view_message(first.offset_message_id).body_bytes == b"1"
         producer.send_oneway(Message("B", b"6"))
+
+
+def test_a_thread_looks_at_dead_letters_and_gives_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    record = encode_record(topic="%DLQ%billing", queue_id=0, body=b"order", properties=b"")
+    letter = (MessageQueue("%DLQ%billing", "g", 0), MessageExt(memoryview(record), 0))
+
+    async def topics(_: Admin) -> list[str]:
+        return ["T", "%DLQ%billing"]
+
+    async def of_group(_: DeadLetters, group: str) -> DeadLetterGroup:
+        return DeadLetterGroup(group, "%DLQ%" + group, 2, 1)
+
+    async def read(
+        _: DeadLetters, group: str, *, first_offset: int, limit: int | None
+    ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
+        asked.append((group, first_offset, limit))
+        yield letter
+
+    async def resend(_: DeadLetters, group: str, *, offset: int | None, limit: int | None) -> int:
+        asked.append((group, offset, limit))
+        return 1
+
+    monkeypatch.setattr(Admin, "topic_list", topics)
+    for name, fake in (("of_group", of_group), ("read", read), ("resend", resend)):
+        monkeypatch.setattr(DeadLetters, name, fake)
+    with _client() as client:
+        admin = client.admin()
+        assert [found.group for found in admin.dead_letter_groups()] == ["billing"]
+        assert admin.dead_letters("billing", first_offset=3) == [letter]
+        assert admin.resend_dead_letters("billing", limit=5) == 1
+    assert asked == [("billing", 3, DEAD_LETTERS_MAX), ("billing", None, 5)]
 
 
 def test_many_threads_may_call_at_the_same_time() -> None:
