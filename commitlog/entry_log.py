@@ -26,6 +26,7 @@ from commitlog.errors import (
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
+    LogBusyError,
     MQError,
     OffsetOutOfRangeError,
 )
@@ -575,7 +576,8 @@ class EntryLog:
             The frame's header.
         Raises:
             CorruptEntryError: The frame is damaged, or belongs elsewhere. Nothing changed.
-            DiskFullError: No space, or the space is being allocated right now. Nothing changed.
+            DiskFullError: No space. Nothing changed.
+            LogBusyError: `reserve_next` is making space in another thread. Nothing changed.
             FlushFailedError: The log is poisoned. Nothing changed.
         """
         if self._health.failure is not None or self._closed:
@@ -638,7 +640,7 @@ class EntryLog:
         to_make = [base for base in missing if base not in self._spares]
         if to_make or position + size > self._limit or not self._index.has_room(index):
             if not self._claim.take():
-                raise DiskFullError("space is being allocated right now; nothing was written")
+                raise LogBusyError("space is being allocated right now; nothing was written")
             try:
                 for base in to_make:
                     self._spares[base] = self._create(base)

@@ -14,6 +14,7 @@
     │   ├── CorruptStoreError       damage below the durable mark: the node must not vote or lead
     │   ├── OffsetOutOfRangeError   before the first kept byte, or at or past the end
     │   ├── DiskFullError           nothing was written; retry when there is space
+    │   ├── LogBusyError            the log is being enlarged; nothing was written, ask again
     │   ├── FlushFailedError        a flush failed: the node stops, nothing is acknowledged
     │   ├── StoreLockedError        another process owns this data folder
     │   └── ForeignStoreError       the folder belongs to another cluster, group, node or layout
@@ -85,6 +86,12 @@ class OffsetOutOfRangeError(StoreError):
 
 class DiskFullError(StoreError):
     """There is no space for the bytes asked for; nothing was written."""
+
+    retriable = True
+
+
+class LogBusyError(StoreError):
+    """The files of the log are being enlarged in this moment; nothing was written. Ask again."""
 
     retriable = True
 

@@ -29,6 +29,7 @@ from commitlog.errors import (
     DiskFullError,
     ForeignStoreError,
     LocalProtocolError,
+    LogBusyError,
 )
 from commitlog.mark import Anchor
 from dledger.errors import (
@@ -364,6 +365,10 @@ class Group:
         proposal = Proposal([pending.batch for pending in taken], offsets, self._clock.wall_ms())
         try:
             index = self.node.append(proposal)
+        except LogBusyError:
+            # Nothing was sealed: they wait until the space is there, see `_reserve_loop`.
+            self._pending.extendleft(reversed(taken))
+            return False
         except DiskFullError as error:
             log.error("append_without_space", error=str(error))
             for pending in taken:
@@ -686,6 +691,7 @@ class Group:
                     log.error("no_space_for_next_segment", error=str(error))
                     await self._clock.sleep(self.settings.checkpoint_interval_s)
                     self._reserve_wake.set()
+            self.kick()  # what met a log that was being enlarged is sealed now
 
     async def _checkpoint_loop(self) -> None:
         while True:

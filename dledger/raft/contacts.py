@@ -160,11 +160,20 @@ class Contacts:
 
     def follow_members(self) -> None:
         """Leader: send to the members, and to those who leave what they may have."""
-        roster = self.roster
-        roster.note_leaving()
-        self.replicator.follow(roster.followers(), self.clock.monotonic())
-        for name in roster.leaving:
-            self.replicator.hold_back(name, roster.held_back_from(name))
+        self.roster.note_leaving()
+        self.replicator.follow(self.roster.followers(), self.clock.monotonic())
+        self.hold_back()
+
+    def hold_back(self) -> None:
+        """Leader: send no member the entry that removes it before that is committed.
+
+        With that entry its log would be newer than those of members who have not got it: it would
+        vote for none of them, and may not stand itself (thesis, 4.2.2). Committed means here as
+        well: a single voter's library counts an entry before it is on the disk.
+        """
+        for name, index in self.roster.leaving.items():
+            is_committed = index <= self.core.commit_index
+            self.replicator.hold_back(name, None if is_committed else index)
 
     def forget_leaving(self, name: str) -> None:
         """Leader: *name* knows that it was removed, or does not answer: send it nothing more."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from commitlog.errors import DiskFullError, InvariantBroken
+from commitlog.errors import DiskFullError, InvariantBroken, LogBusyError
 from dledger.raft.append import Accepted, AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.contacts import Contacts
 from dledger.raft.core import Message, RaftCore
@@ -51,6 +51,8 @@ class Follower:
     failure: Failure
     _heard: tuple[int, str] = field(default=(0, ""), init=False)
     """The newest term somebody was heard to lead, and who."""
+    _unanswered: tuple[str, int] | None = field(default=None, init=False)
+    """Leader and term of an append that found the log's files being enlarged."""
 
     def on_append(self, peer: str, frame: PeerFrame) -> None:
         """Take what of an append is new."""
@@ -73,6 +75,11 @@ class Follower:
             # What did not fit is not acknowledged; the leader sends it again.
             log.error("append_without_space", peer=peer, error=str(error))
             return
+        except LogBusyError:
+            # Answered with the next heartbeat: the space is there then, and no frame comes again
+            # and again meanwhile.
+            self._unanswered = (peer, frame.term)
+            return
         except OSError as error:
             raise self.failure.of_disk(error) from error
         self.contacts.note_members()
@@ -93,8 +100,14 @@ class Follower:
         else:
             self._step_heartbeat(peer, term)
         self.doubt.verified(term, verified, commit_index)
+        self._ask_again(peer, term)
         stable_index = self.journal.stable_index
         self.peers.send(peer, Kind.HEARTBEAT_REPLY, beat, stable_index, self.doubt.doubtful)
+
+    def _ask_again(self, peer: str, term: int) -> None:
+        if self._unanswered == (peer, term) and not self.installation.under_way:
+            self.peers.reply(peer, Kind.APPEND_REPLY, False, self.journal.last_index + 1)
+        self._unanswered = None
 
     def on_snapshot(self, peer: str, frame: PeerFrame) -> None:
         """Take a chunk of a snapshot."""

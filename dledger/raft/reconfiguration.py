@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from commitlog.errors import DiskFullError
+from commitlog.errors import DiskFullError, LogBusyError
 from dledger.errors import ChangePendingError, ChangeRefusedError
 from dledger.raft.contacts import Contacts
 from dledger.raft.core import RaftCore
@@ -131,7 +131,7 @@ class Reconfiguration:
     def _tend_leaving(self, now: float) -> None:
         for name, index in list(self.roster.leaving.items()):
             wait_s = LEAVER_TIMEOUTS * self.settings.election_timeout_s
-            if self.roster.held_back_from(name) is not None:
+            if index > self.core.commit_index:
                 self._leaves_at_s[name] = now + wait_s
                 continue
             knows = self.replicator.peers[name].match_index >= index
@@ -142,6 +142,8 @@ class Reconfiguration:
     def _append(self, members: Members) -> int:
         try:
             index = self.core.append(ConfigProposal(members))
+        except LogBusyError as error:
+            raise ChangePendingError(f"{error}; try again") from error
         except OSError as error:
             raise self.failure.of_disk(error) from error
         log.info("members_changed", index=index, members=members.rows())

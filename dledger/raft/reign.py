@@ -96,6 +96,7 @@ class Reign:
 
     def wake_links(self) -> None:
         """Wake the data links that have something to send."""
+        self.contacts.hold_back()
         for name in self.replicator.peers:
             if self.replicator.has_work(name):
                 self.peers[name].data_wake.set()

@@ -98,15 +98,6 @@ class Roster:
         for name in [] if members is None else members.names:
             self.leaving.pop(name, None)
 
-    def held_back_from(self, name: str) -> int | None:
-        """Return the entry that *name*, which is leaving, is not sent before it is committed.
-
-        With that entry its log would be newer than those of members who have not got it: it would
-        vote for none of them, and may not stand itself (thesis, 4.2.2).
-        """
-        removed_by = self.leaving.get(name)
-        return removed_by if removed_by == self.log.index and self.log.before() else None
-
     def followers(self) -> tuple[str, ...]:
         """Names a leader sends to: all members, those just leaving, and invited ones."""
         names = {*self.invited, *self.leaving}

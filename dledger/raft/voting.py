@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from commitlog.errors import DiskFullError
+from commitlog.errors import DiskFullError, LogBusyError
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.doubt import Doubt
 from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
@@ -112,7 +112,7 @@ class Voting:
         """Do what may make this member leader; one whose first entry does not fit is none."""
         try:
             act()
-        except DiskFullError as error:
+        except (DiskFullError, LogBusyError) as error:
             log.error("election_won_without_space", term=self.core.term, error=str(error))
             self.core.observe_term(self.core.term + 1)
 

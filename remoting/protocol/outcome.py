@@ -17,6 +17,7 @@ from commitlog.errors import (
     CorruptRecordError,
     DiskFullError,
     LocalProtocolError,
+    LogBusyError,
     MQError,
     OffsetOutOfRangeError,
     Outcome,
@@ -166,6 +167,7 @@ _CONDITIONS: Final[tuple[tuple[type[MQError], Condition], ...]] = (
     (BadRequestError, Condition.BAD_REQUEST),
     (LocalProtocolError, Condition.BAD_REQUEST),
     (DiskFullError, Condition.DISK_FULL),
+    (LogBusyError, Condition.NOT_READY),
     (OffsetOutOfRangeError, Condition.NOT_FOUND),
     (CorruptRecordError, Condition.INTERNAL_ERROR),
     # Known to be damaged and being repaired; other replicas have it.

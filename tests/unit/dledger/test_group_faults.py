@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from commitlog.entry_log import EntryLog
 from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
 from commitlog.slot_file import SlotFile
 from dledger.errors import PendingFullError
@@ -20,10 +22,12 @@ from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
 from tests.harness.crash_disk import CrashDisk
 from tests.harness.groups import Groups, running_groups
+from tests.harness.memory_network import InlineExecutor
 from tests.harness.raft_cluster import batch
 from tests.unit.dledger.test_group import bodies
 
 ROOT = Path("/memory")
+T = TypeVar("T")
 
 
 def store_settings(name: str, *, sync_flush: bool = True) -> StoreSettings:
@@ -120,6 +124,47 @@ async def test_units_applied_after_a_checkpoint_of_the_same_commit_are_flushed_b
         unit = store.queues.queue("S", 0).read(0, 1)[0]
         assert b"second" in bytes(store.log.record_at(int(unit["phy_offset"])))
         store.close(clean=False)
+
+
+class SlowReserve(InlineExecutor):
+    """Space that is made ahead takes until `go_on`, in a thread as far as others can see."""
+
+    def __init__(self) -> None:
+        self.go_on = trio.Event()
+        self.entry_log: EntryLog | None = None
+
+    async def run(self, work: Callable[[], T], *, kind: str) -> T:
+        if kind == "reserve" and self.entry_log is not None:
+            assert self.entry_log._claim.take()
+            await self.go_on.wait()
+            self.entry_log._claim.give_back()
+        return await super().run(work, kind=kind)
+
+
+async def test_proposals_wait_while_the_log_is_being_enlarged(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Space that is being made is no full disk: what waits for it is stored."""
+    async with running_groups(tmp_path, 1) as groups:
+        groups.replicas.pop("n0").kill()
+        groups.executors["n0"] = executor = SlowReserve()
+        await groups.start("n0")
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"before"))
+        entry_log = executor.entry_log = leader.group.store.log
+        entry_log._limit = entry_log.end_position
+        leader.group._reserve_wake.set()
+        outcomes: list[Proposed] = []
+        await trio.sleep(0.1)
+        for body in (b"a", b"b"):
+            leader.group.propose(batch(body), outcomes.append)
+            leader.group.kick()
+            await trio.sleep(0.1)
+        assert outcomes == []
+        executor.go_on.set()
+        await trio.sleep(1)
+        assert [proposed.outcome for proposed in outcomes] == ["stored", "stored"]
+        assert bodies(leader.group) == [b"before", b"a", b"b"]
 
 
 async def test_what_is_not_sealed_in_time_is_answered_as_not_stored(

@@ -536,6 +536,22 @@ def test_a_removed_member_gets_the_list_once_it_is_committed(tmp_path: Path) -> 
     assert "n1" not in leader.replicator.peers
 
 
+def test_a_single_voter_removes_nobody_before_its_own_flush(tmp_path: Path) -> None:
+    """Its library counts the list before it is on the disk; a power cut would take it back."""
+    cluster = Cluster(tmp_path, 2)
+    leader = cluster.elect("n0")
+    cluster.beat("n0")
+    cluster.members["n0"].flushes_by_itself = False
+    leader.change_members(listed(leader).without(voter(leader, "n1")))
+    leader.settle()
+    cluster.run()
+    assert leader.core.known_commit_index == leader.journal.members.index
+    assert standing(cluster.node("n1")) == "n0 n1"
+    cluster.members["n0"].flush()
+    cluster.run()
+    assert standing(cluster.node("n1")) == "n0"
+
+
 def test_a_removed_member_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 4)
     leader = cluster.elect("n0")

@@ -95,6 +95,29 @@ def test_an_error_of_the_disk_under_an_append_stops_the_node(
         cluster.run()
 
 
+def test_a_follower_whose_log_is_being_enlarged_answers_with_the_next_heartbeat(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.beat("n0")
+    before, entry_log = leader.journal.last_index, cluster.members["n1"].log
+    entry_log._limit = entry_log.end_position
+    assert entry_log._claim.take()  # as `reserve_next` does in its thread
+    cluster.members["n1"].flushes_by_itself = False
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    assert entry_log.last_index == before
+    progress = leader.replicator.peers["n1"]
+    assert (progress.next_index, progress.probing) == (index + 1, False)
+    entry_log._claim.give_back()
+    cluster.members["n1"].flushes_by_itself = True
+    cluster.beat("n0")
+    assert cluster.clock.now_s < leader.replicator.stall_s + 10.0
+    assert entry_log.last_index == index
+    assert leader.replicator.peers["n1"].match_index == index
+
+
 def test_a_late_lower_acknowledgement_takes_nothing_back(tmp_path: Path) -> None:
     """It would be the last one: the follower has answered for all it has."""
     cluster = Cluster(tmp_path)
