@@ -39,6 +39,7 @@ from dledger.errors import (
     UnknownOutcomeError,
 )
 from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
+from dledger.metrics.loop_stall import LoopStall
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Identity
 from dledger.raft.journal import Proposal, members_in
@@ -54,7 +55,7 @@ from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import QueueUnits
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
-from dledger.store import SNAPSHOT_KIND, ReplicaStore
+from dledger.store import ReplicaStore
 from remoting.seams import Clock, Executor, Network, Rng
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,9 @@ APPLY_AFTER_TURNS: Final = 2
 
 FRAME_HEAD_ROOM_BYTES: Final = 4096
 """What a frame between peers needs beside the entry in it, with much to spare."""
+
+CHECKPOINT_BYTES_PER_S: Final = 4 << 20
+"""Tables are written whole: large ones less often, so that they never fill a disk's time."""
 
 EXPIRE_INTERVAL_S: Final = 0.2
 """How often overdue proposals are looked for."""
@@ -159,6 +163,7 @@ class Group:
         self.leadership: Leadership | None = None
         self._clock = clock
         self._executor = executor
+        self.loop_stall = LoopStall(clock)
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._late_bytes = 0
@@ -276,6 +281,7 @@ class Group:
             "pending_bytes": self._pending_bytes,
             "scrub": self.scrub.status(),
             **{key: value for part in self.status_parts for key, value in part().items()},
+            "event_loop": self.loop_stall.status(),
         }
 
     # -- proposals -------------------------------------------------------------------------
@@ -595,6 +601,10 @@ class Group:
             OSError: The peer port cannot be bound.
             FlushFailedError, DiskFullError, InvariantBroken: This replica must stop.
         """
+        with self.loop_stall.measuring():
+            await self._run_tasks(task_status)
+
+    async def _run_tasks(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._apply_loop)
             nursery.start_soon(self._expire_loop)
@@ -644,7 +654,7 @@ class Group:
         self._apply(self.node.commit_index)
         checkpoint = self.store.begin_checkpoint(self.node.commit_index)
         if checkpoint is not None:
-            await self._executor.run(checkpoint.write, kind=SNAPSHOT_KIND)
+            await self._executor.run(checkpoint.write, kind=checkpoint.kind)
         self.store.close(clean=True)
 
     async def _apply_loop(self) -> None:
@@ -695,17 +705,22 @@ class Group:
 
     async def _checkpoint_loop(self) -> None:
         while True:
-            await self._clock.sleep(self.settings.checkpoint_interval_s)
+            await self._clock.sleep(self._checkpoint_pause_s())
             async with self._store_lock:
                 checkpoint = self.store.begin_checkpoint(self.node.commit_index)
                 if checkpoint is None:
                     continue
                 try:
-                    await self._executor.run(checkpoint.write, kind=SNAPSHOT_KIND)
+                    await self._executor.run(checkpoint.write, kind=checkpoint.kind)
                 except DiskFullError as error:
                     log.error("no_space_for_checkpoint", error=str(error))
                     continue
                 self._drop_before(checkpoint.floor)
+
+    def _checkpoint_pause_s(self) -> float:
+        saved = self.store.saved_tables
+        size = 0 if saved is None else len(saved[1])
+        return max(self.settings.checkpoint_interval_s, size / CHECKPOINT_BYTES_PER_S)
 
     def _drop_before(self, floor: Anchor) -> None:
         dropped = self.store.drop_before_floor(floor)
@@ -731,7 +746,8 @@ class Group:
         return Members.decode(tables.members_body) if tables.members_index else None
 
     def _take_snapshot(self) -> tuple[int, bytes]:
-        return self.state.applied_index, snapshot(self.state)
+        # What a checkpoint has written will do: the log goes on from its floor.
+        return self.store.saved_tables or (self.state.applied_index, snapshot(self.state))
 
     def _on_snapshot(self, leader: str, data: bytes) -> None:
         self._snapshot = (leader, data)

@@ -9,6 +9,7 @@ only, so nothing in them ever has to be undone.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -43,7 +44,9 @@ from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.installation_record import InstallationRecord, Phase
 from dledger.state.apply import Applied, apply_entry, raise_min_offsets
-from dledger.state.snapshot import load, snapshot
+from dledger.state.cut import Cut, cut_everything, take_cut
+from dledger.state.image import Image
+from dledger.state.snapshot import load
 from dledger.state.tables import QueueBounds, StateTables
 
 log = structlog.get_logger(__name__)
@@ -60,7 +63,17 @@ DAMAGE_FORMAT: Final = 1
 """Version of the list of damaged entries."""
 
 SNAPSHOT_KIND: Final = "checkpoint"
-"""Name under which the executor measures checkpoints."""
+LARGE_SNAPSHOT_KIND: Final = "large checkpoint"
+"""Names under which the executor measures checkpoints: small ones may run on the event loop, and
+what was learned of them must not bring a large one there."""
+
+LARGE_SNAPSHOT_BYTES: Final = 256 << 10
+
+CUT_ROWS: Final = 2_048
+"""Changed rows that are copied in one go: about two milliseconds between two heartbeats."""
+
+CUTS_MAX: Final = 64
+"""Copies that wait for a checkpoint. Beyond it rows that change are only marked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,27 @@ class ReplicaStore:
         self._reserve()
         self._load_damage()
         self.replayed = self._replay()
+        self._begin_image()
+
+    def _begin_image(self) -> None:
+        """Let the encoded tables begin with all there is; from here on they follow by cuts."""
+        self._image = Image()
+        self._cuts: deque[Cut] = deque([cut_everything(self.tables)])
+        self.saved_tables: tuple[int, bytes] | None = None
+        """Index and bytes of the newest written tables, for replicas that are far behind."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether encoding and writing the tables now may take more than a moment."""
+        rows = sum(map(len, self._cuts))
+        size = 0 if self.saved_tables is None else len(self.saved_tables[1])
+        return rows > CUT_ROWS or size > LARGE_SNAPSHOT_BYTES
+
+    def encode_tables(self, index: int) -> bytes:
+        """Return the tables as they were at *index*, where a cut was taken. In the worker."""
+        while self._cuts and self._cuts[0].applied_index <= index:
+            self._image.take(self._cuts.popleft())
+        return self._image.snapshot()
 
     def _open_log(self, mark: Mark | None) -> EntryLog:
         settings = self.settings
@@ -401,6 +435,7 @@ class ReplicaStore:
             self._refill_from(loaded)
         except DiskFullError as error:
             raise FlushFailedError(f"the log was emptied and has no space: {error}") from error
+        self._begin_image()
         self._reserve()
         return True
 
@@ -422,17 +457,21 @@ class ReplicaStore:
             self.key_index.delete_before(floor.position)
         return dropped
 
-    def _first_kept(self, topic: str, queue_id: int, bounds: QueueBounds) -> int:
-        """Return the first offset of a queue whose message stands at or after the floor."""
+    def _first_kept(self, topic: str, queue_id: int, bounds: QueueBounds) -> tuple[int, int]:
+        """Return the first offset of a queue whose message stands at or after the floor, and where.
+
+        Without such a message: its end, and 0.
+        """
         queue, floor = self.queues.queue(topic, queue_id), self.tables.floor.position
-        low, high = bounds.min_offset, bounds.max_offset
+        low, high, position = bounds.min_offset, bounds.max_offset, 0
         while low < high:
             middle = (low + high) // 2
-            if int(queue.read(middle, 1)[0]["phy_offset"]) < floor:
+            found = int(queue.read(middle, 1)[0]["phy_offset"])
+            if found < floor:
                 low = middle + 1
             else:
-                high = middle
-        return low
+                high, position = middle, found
+        return low, position
 
     def _reserve(self) -> None:
         if not self.log.needs_reserve:
@@ -529,7 +568,13 @@ class ReplicaStore:
             self.queues.delete_topic(topic)
         if applied.floor_moved:
             raise_min_offsets(self.tables, self._first_kept)
+        if self._rows_to_copy >= CUT_ROWS and len(self._cuts) < CUTS_MAX:
+            self._cuts.append(take_cut(self.tables))
         return applied
+
+    @property
+    def _rows_to_copy(self) -> int:
+        return len(self.tables.marks) + self.tables.producers.touched_count
 
     def _derive_again(self, derived: Derived) -> None:
         # The tables know this entry already: units and keys only, of queues that still exist.
@@ -561,10 +606,10 @@ class ReplicaStore:
             chain=self.log.chain_at(index),
             end_position=self.log.position_at(index) + self.log.size_at(index),
         )
+        self._cuts.append(take_cut(tables))
         return Checkpointing(
             store=self,
             mark=mark,
-            tables=snapshot(tables),
             index=tables.applied_index,
             floor=tables.floor,
             flushes=(self.queues.begin_flush(), self.key_index.begin_flush()),
@@ -634,11 +679,15 @@ class Checkpointing:
 
     store: ReplicaStore
     mark: Mark
-    tables: bytes
     index: int
     floor: Anchor
     flushes: tuple[ConsumeQueueFlush, KeyIndexFlush]
     checkpoint: Checkpoint
+
+    @property
+    def kind(self) -> str:
+        """Under which name the executor measures it."""
+        return LARGE_SNAPSHOT_KIND if self.store.is_large else SNAPSHOT_KIND
 
     def write(self) -> None:
         """Write it. Blocking, safe in a worker thread, one at a time.
@@ -659,9 +708,11 @@ class Checkpointing:
         store = self.store
         for flush in self.flushes:
             flush.run()
-        store._disk.replace(store.paths.snapshot, self.tables)
+        tables = store.encode_tables(self.index)
+        store._disk.replace(store.paths.snapshot, tables)
         store._mark_slots.store(self.mark.encode())
         store._checkpoint_file.store(self.checkpoint)
         store.saved_index = self.index
+        store.saved_tables = (self.index, tables)
         store._saved = (self.mark.index, self.index)
         store._end_installation()

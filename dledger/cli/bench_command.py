@@ -133,6 +133,34 @@ async def consume(
     return ExitCode.OK
 
 
+@app.command
+async def scale(
+    *,
+    topics: Annotated[int, Parameter(help="Topics that are created.")] = 2_000,
+    queues: Annotated[int, Parameter(help="Queues of each topic; each gets a message.")] = 5,
+    groups: Annotated[int, Parameter(help="Consumer groups.")] = 200,
+    offsets: Annotated[int, Parameter(help="Committed offsets, over all groups.")] = 10_000,
+    clients: Annotated[int, Parameter(help="Connected clients with heartbeats.")] = 200,
+    rate: Annotated[int, Parameter(help="Sends a second beside it, over all queues.")] = 50,
+    duration: Annotated[float, Parameter(help="Seconds of these sends.")] = 60.0,
+    idle: Annotated[float, Parameter(help="Seconds for each look at an idle cluster.")] = 20.0,
+    folder: ClusterFolder = None,
+    set_: ClusterSettings = None,
+    output: Output = "table",
+) -> int:
+    """Fill a temporary cluster of three brokers with topics, groups and clients, and measure it.
+
+    Exit 0 whatever was measured: machines differ.
+    """
+    from dledger.cli.bench_scale import ScaleLoad, bench_scale
+
+    _positive(topics=topics, queues=queues, groups=groups, rate=rate, duration=duration, idle=idle)
+    load = ScaleLoad(topics, queues, groups, offsets, clients, rate, duration, idle)
+    result = await bench_scale(_target(None, folder, set_), load, note)
+    print_result("", result, output)
+    return ExitCode.OK
+
+
 @app.command(name="all")
 async def all_figures(
     *,

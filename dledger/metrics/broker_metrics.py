@@ -332,6 +332,7 @@ class BrokerMetrics:
         for key in ("doubtful", "damaged", "pending_bytes"):
             if key in status:
                 yield _gauge(f"dledger_{key}", _ABOUT[key], int(status[key]))
+        yield from _loop_families(status)
         yield _gauge(
             "dledger_held_pulls",
             "Pulls that found nothing and wait.",
@@ -380,6 +381,23 @@ def _peer_families(status: Mapping[str, Any], *, leads: bool) -> Iterator[tuple[
                 if row["match_index"] is not None
             ],
         )
+
+
+def _loop_families(status: Mapping[str, Any]) -> Iterator[tuple[Family, Samples]]:
+    loop: Mapping[str, float] = status.get("event_loop", {})
+    yield _gauge(
+        "dledger_event_loop_stall_seconds_max",
+        "Longest turn of the event loop in the last minute: nothing else ran meanwhile.",
+        loop.get("last_minute_ms", 0.0) / 1000,
+    )
+    yield (
+        Family(
+            "dledger_event_loop_stalls_total",
+            "counter",
+            "Turns of the event loop that took more than 50 ms.",
+        ),
+        [({}, loop.get("stalls", 0))],
+    )
 
 
 def _gauge(

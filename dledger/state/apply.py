@@ -19,6 +19,7 @@ from commitlog.entry import KIND_CONFIG, KIND_RECORDS, EntryHeader, config_body
 from commitlog.errors import InvariantBroken
 from commitlog.record import checked_body
 from dledger.state.names import HALF_TOPIC, STATE_TOPIC, TIMER_TOPIC
+from dledger.state.pending_timers import piece_of
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks, drop_topic
 from dledger.state.state_record import (
@@ -122,16 +123,21 @@ def apply_entry(
 
 
 def raise_min_offsets(
-    tables: StateTables, first_kept: Callable[[str, int, QueueBounds], int]
+    tables: StateTables, first_kept: Callable[[str, int, QueueBounds], tuple[int, int]]
 ) -> None:
     """Let every queue begin with its first message at or after the floor.
 
+    Queues that keep nothing before the floor are not looked at.
+
     Args:
         first_kept: Topic, queue id and bounds to the least offset in ``min … max`` whose message
-            stands at or after ``tables.floor.position``; ``max`` when none does.
+            stands at or after ``tables.floor.position``, and where; ``max`` when none does.
     """
-    for (topic, queue_id), bounds in tables.queues.items():
-        bounds.min_offset = first_kept(topic, queue_id, bounds)
+    for topic, queue_id, bounds in tables.take_before(tables.floor.position):
+        bounds.min_offset, position = first_kept(topic, queue_id, bounds)
+        tables.marks.queues.add(topic)
+        if bounds.min_offset < bounds.max_offset:
+            tables.set_first(topic, queue_id, position)
 
 
 def _apply_queues(
@@ -140,7 +146,7 @@ def _apply_queues(
     """Return units per queue, and (position, state queue) of each state record."""
     result: list[QueueUnits] = []
     state_positions: list[tuple[int, int]] = []
-    queues = tables.queues
+    queues, changed = tables.queues, tables.marks.queues
     for topic, queue_id, where in derived.groups:
         offsets = derived.queue_offset[where]
         count = len(offsets)
@@ -149,7 +155,7 @@ def _apply_queues(
         key = (topic, queue_id)
         bounds = queues.get(key)
         if bounds is None:
-            bounds = queues[key] = QueueBounds()
+            bounds = tables.add_queue(topic, queue_id)
         first = bounds.max_offset
         if int(offsets[0]) != first or (
             count > 1 and not np.array_equal(offsets, np.arange(first, first + count))
@@ -157,7 +163,10 @@ def _apply_queues(
             raise InvariantBroken(
                 f"queue offsets {offsets.tolist()[:8]} of {topic} {queue_id} do not follow {first}"
             )
+        if first == bounds.min_offset:
+            tables.set_first(topic, queue_id, int(derived.phy_offset[where][0]))
         bounds.max_offset = first + count
+        changed.add(topic)
         result.append(QueueUnits(topic, queue_id, first, derived.units[where]))
         if topic == STATE_TOPIC:
             state_positions.extend(
@@ -166,10 +175,11 @@ def _apply_queues(
         elif topic == HALF_TOPIC:
             for half_offset, position in enumerate(derived.phy_offset[where].tolist(), first):
                 tables.transactions.begin(half_offset, position, store_time_ms)
+                tables.marks.halves[half_offset] = None
         elif topic == TIMER_TOPIC:
             # A record without a time is a note of a recall: it waits for nothing.
             timed = derived.tags_code[where] > 0
-            tables.timers.add((np.flatnonzero(timed) + first).tolist())
+            _add_timers(tables, (np.flatnonzero(timed) + first).tolist())
     return result, state_positions
 
 
@@ -194,6 +204,7 @@ def _apply_change(
         case TopicsChange(put=put, delete=delete):
             for config in put:
                 tables.topics[config.topic] = config
+                tables.marks.topics.add(config.topic)
             for topic in delete:
                 _delete_topic(tables, topic)
             tables.topics_counter += 1
@@ -201,13 +212,15 @@ def _apply_change(
         case SubscriptionGroupsChange(groups, delete, forget):
             for group in groups:
                 tables.subscription_groups[group.group_name] = group
+                tables.marks.groups.add(group.group_name)
             for name in delete:
                 tables.subscription_groups.pop(name, None)
+                tables.marks.groups.add(name)
             for name in forget:
-                _forget_offsets(tables, name)
+                tables.drop_offsets([(name, topic) for topic in tables.topics_of.get(name, ())])
         case ConsumerOffsetsChange(offsets):
             for group_name, topic, queue_id, offset in offsets:
-                tables.consumer_offsets.setdefault((group_name, topic), {})[queue_id] = offset
+                tables.set_offset(group_name, topic, queue_id, offset)
         case DelayProgressChange(level, from_offset, to_offset):
             current = tables.delay_progress.get(level, 0)
             if current != from_offset or to_offset < from_offset:
@@ -234,11 +247,16 @@ def _apply_change(
         case TransactionsChange(decided, checked):
             for half_offset, checks in checked:
                 tables.transactions.check(half_offset, checks, header.store_time_ms)
+                tables.marks.halves[half_offset] = None
             for half_offset, decision in decided:
                 tables.transactions.decide(half_offset, decision)
+                tables.marks.halves[half_offset] = None
+                tables.marks.decided.append(half_offset)
         case TimersChange(done, recalled):
             tables.timers.finish(done)
             tables.timers.recall(recalled)
+            tables.marks.timer_pieces.update(piece_of(offset) for offset in (*done, *recalled))
+            tables.marks.recalled.extend(recalled)
         case QueueFloorsChange(floors=floors):
             for topic, queue_id, offset in floors:
                 bounds = tables.queues.get((topic, queue_id))
@@ -248,20 +266,22 @@ def _apply_change(
                         f"where {bounds} is"
                     )
                 bounds.min_offset = max(bounds.min_offset, offset)
+                tables.marks.queues.add(topic)
         case QueueLocksChange():
             apply_queue_locks(tables.queue_locks, change, header.index)
+            tables.marks.locks.update(release.key for release in change.releases)
+            tables.marks.locks.update(grant.key for grant in change.grants)
             tables.queue_locks_index = header.index
 
 
-def _forget_offsets(tables: StateTables, group: str) -> None:
-    for key in [key for key in tables.consumer_offsets if key[0] == group]:
-        del tables.consumer_offsets[key]
+def _add_timers(tables: StateTables, offsets: list[int]) -> None:
+    tables.timers.add(offsets)
+    tables.marks.timer_pieces.update(map(piece_of, offsets))
 
 
 def _delete_topic(tables: StateTables, topic: str) -> None:
     tables.topics.pop(topic, None)
-    for key in [key for key in tables.queues if key[0] == topic]:
-        del tables.queues[key]
-    for offset_key in [key for key in tables.consumer_offsets if key[1] == topic]:
-        del tables.consumer_offsets[offset_key]
-    drop_topic(tables.queue_locks, topic)
+    tables.marks.topics.add(topic)
+    tables.drop_queues(topic)
+    tables.drop_offsets([(group, topic) for group in tables.groups_of.get(topic, ())])
+    tables.marks.locks.update(drop_topic(tables.queue_locks, topic))

@@ -27,6 +27,11 @@ RECALLED_KEPT: Final = 10_000
 _PIECE_BYTES: Final = PIECE_OFFSETS // 8
 
 
+def piece_of(offset: int) -> int:
+    """Return the number of the piece that an offset is in."""
+    return offset // PIECE_OFFSETS
+
+
 class PendingTimers:
     """Offsets of the timer queue that wait. Changed by apply alone; equal on equal replicas."""
 
@@ -61,6 +66,19 @@ class PendingTimers:
             bits = int.from_bytes(piece, "little")
             return number * PIECE_OFFSETS + (bits & -bits).bit_length() - 1
         return None
+
+    def pieces(self) -> Iterable[int]:
+        """Return the numbers of the pieces that are kept."""
+        return self._pieces.keys()
+
+    def piece(self, number: int) -> bytes | None:
+        """Return a copy of a piece; None when nothing in it waits."""
+        piece = self._pieces.get(number)
+        return None if piece is None else bytes(piece)
+
+    def recalled(self) -> list[int]:
+        """Return the newest recalls, oldest first."""
+        return list(self._recalled)
 
     def was_recalled(self, offset: int) -> bool:
         """Whether this was one of the newest `RECALLED_KEPT` recalls."""

@@ -58,10 +58,11 @@ class ProducerSession:
 class ProducerSessions:
     """All sessions of a group; changed by `apply_entry` and `of_state` alone."""
 
-    __slots__ = ("_sessions",)
+    __slots__ = ("_sessions", "_touched")
 
     def __init__(self) -> None:
         self._sessions: dict[bytes, ProducerSession] = {}
+        self._touched: dict[bytes, None] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -87,6 +88,7 @@ class ProducerSessions:
         if old is not None and old.epoch >= epoch:
             raise InvariantBroken(f"epoch {epoch} of a producer comes after its epoch {old.epoch}")
         self._sessions[producer_id] = ProducerSession(epoch, used_ms=now_ms)
+        self._touch(producer_id)
         self._expire(now_ms)
 
     def note(
@@ -113,6 +115,7 @@ class ProducerSessions:
             session = ProducerSession(epoch, floor=sequence)
         self._sessions.pop(producer_id, None)
         self._sessions[producer_id] = session  # the last in the order of use
+        self._touch(producer_id)
         session.used_ms = now_ms
         if sequence in session.stored:
             raise InvariantBroken(
@@ -135,22 +138,42 @@ class ProducerSessions:
             if not is_idle and len(sessions) <= SESSIONS_MAX:
                 return
             del sessions[oldest]
+            self._touch(oldest)
+
+    def _touch(self, producer_id: bytes) -> None:
+        self._touched.pop(producer_id, None)
+        self._touched[producer_id] = None
+
+    @property
+    def touched_count(self) -> int:
+        """How many sessions changed since they were taken last."""
+        return len(self._touched)
+
+    def take_touched(self) -> list[bytes]:
+        """Return whose sessions changed since this was called last, in the order of use."""
+        touched, self._touched = self._touched, {}
+        return list(touched)
+
+    def ids(self) -> list[bytes]:
+        """Return all producers with a session, in the order of use."""
+        return list(self._sessions)
+
+    def row(self, producer_id: bytes) -> list[Any] | None:
+        """Return one session as it stands in a snapshot, or None when there is none."""
+        session = self._sessions.get(producer_id)
+        if session is None:
+            return None
+        return [
+            producer_id,
+            session.epoch,
+            session.floor,
+            session.used_ms,
+            [[sequence, send.position, *send.refused] for sequence, send in session.stored.items()],
+        ]
 
     def to_state(self) -> list[list[Any]]:
         """Return the CBOR form of a snapshot, in the order of use."""
-        return [
-            [
-                producer_id,
-                session.epoch,
-                session.floor,
-                session.used_ms,
-                [
-                    [sequence, send.position, *send.refused]
-                    for sequence, send in session.stored.items()
-                ],
-            ]
-            for producer_id, session in self._sessions.items()
-        ]
+        return [self.row(producer_id) or [] for producer_id in self._sessions]
 
     @classmethod
     def of_state(cls, value: list[list[Any]]) -> ProducerSessions:

@@ -105,10 +105,12 @@ def _expect(locks: Mapping[LockKey, QueueLock], key: LockKey, token: int, index:
         )
 
 
-def drop_topic(locks: dict[LockKey, QueueLock], topic: str) -> None:
-    """Forget the grants of a deleted topic."""
-    for key in [key for key in locks if key[1] == topic]:
+def drop_topic(locks: dict[LockKey, QueueLock], topic: str) -> list[LockKey]:
+    """Forget the grants of a deleted topic, and return their keys."""
+    gone = [key for key in locks if key[1] == topic]
+    for key in gone:
         del locks[key]
+    return gone
 
 
 def locks_to_state(

@@ -17,10 +17,11 @@ import cbor2
 from typing_extensions import Buffer
 
 from commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.state.cut import scalars
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import locks_from_state, locks_to_state
-from dledger.state.state_record import floor_from_state, floor_to_state
+from dledger.state.state_record import floor_from_state
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topic_config import TopicConfig
@@ -31,8 +32,14 @@ SNAPSHOT_FORMAT = 1
 _HEADER = struct.Struct(">8sIIQ")
 
 
-def snapshot(tables: StateTables) -> bytes:
-    """Return *tables* as bytes; equal tables give equal bytes."""
+def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
+    """Return *tables* as bytes; equal tables give equal bytes.
+
+    Encodes everything there is: `dledger.state.image` gives the same bytes for what changed.
+
+    Args:
+        hints: Also what only saves work, and may differ between equal tables.
+    """
     queues: dict[str, dict[int, list[int]]] = {}
     for (topic, queue_id), bounds in tables.queues.items():
         queues.setdefault(topic, {})[queue_id] = [bounds.min_offset, bounds.max_offset]
@@ -40,30 +47,28 @@ def snapshot(tables: StateTables) -> bytes:
     for (group, topic), by_queue in tables.consumer_offsets.items():
         offsets.setdefault(group, {})[topic] = by_queue
     value = {
-        "members_index": tables.members_index,
-        "members": tables.members_body,
-        "applied_index": tables.applied_index,
-        "applied_term": tables.applied_term,
-        "applied_chain": tables.applied_chain,
-        "applied_end_position": tables.applied_end_position,
-        "last_store_time_ms": tables.last_store_time_ms,
-        "topics_counter": tables.topics_counter,
-        "topics_changed_ms": tables.topics_changed_ms,
+        **scalars(tables),
         "topics": {name: config.to_state() for name, config in tables.topics.items()},
         "subscription_groups": {
             name: config.to_state() for name, config in tables.subscription_groups.items()
         },
         "consumer_offsets": offsets,
-        "delay_progress": tables.delay_progress,
         "timers": tables.timers.to_state(),
         "queues": queues,
         "transactions": tables.transactions.to_state(),
-        "floor": floor_to_state(tables.floor),
         "producers": tables.producers.to_state(),
         "queue_locks": locks_to_state(tables.queue_locks),
-        "queue_locks_index": tables.queue_locks_index,
     }
-    body = cbor2.dumps(value, canonical=True)
+    if hints:
+        positions: dict[str, dict[int, int]] = {}
+        for (topic, queue_id), bounds in tables.queues.items():
+            positions.setdefault(topic, {})[queue_id] = bounds.first_position
+        value["queue_positions"] = positions
+    return framed(cbor2.dumps(value, canonical=True))
+
+
+def framed(body: bytes) -> bytes:
+    """Return an encoded body with its head."""
     return _HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_FORMAT, zlib.crc32(body), len(body)) + body
 
 
@@ -108,11 +113,7 @@ def load(
         },
         delay_progress=value["delay_progress"],
         timers=PendingTimers.from_state(value.get("timers", {"pieces": {}, "recalled": []})),
-        queues={
-            (topic, queue_id): QueueBounds(*bounds)
-            for topic, by_queue in value["queues"].items()
-            for queue_id, bounds in by_queue.items()
-        },
+        queues=_queues_of(value),
         transactions=TransactionTable.from_state(value.get("transactions", {})),
         floor=floor_from_state(value["floor"]),
         producers=ProducerSessions.of_state(value.get("producers", [])),
@@ -128,3 +129,14 @@ def load(
         applied_end_position=value["applied_end_position"],
         last_store_time_ms=value["last_store_time_ms"],
     )
+
+
+def _queues_of(value: Mapping[str, Any]) -> dict[tuple[str, int], QueueBounds]:
+    # An older version wrote no positions, and knows not to look for any.
+    positions = value.get("queue_positions", {})
+    queues = {}
+    for topic, by_queue in value["queues"].items():
+        first = positions.get(topic, {})
+        for queue_id, (min_offset, max_offset) in by_queue.items():
+            queues[topic, queue_id] = QueueBounds(min_offset, max_offset, first.get(queue_id, 0))
+    return queues

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from heapq import heapify, heappop, heappush
 
 from commitlog.mark import Anchor
+from dledger.state.marks import Marks
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock
@@ -26,6 +28,8 @@ class QueueBounds:
 
     min_offset: int = 0
     max_offset: int = 0
+    first_position: int = field(default=0, compare=False)
+    """No message that is kept stands before it in the log; 0 says nothing. Only saves work."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,89 @@ class StateTables:
     applied_end_position: int = 0
     last_store_time_ms: int = 0
 
+    marks: Marks = field(default_factory=Marks, compare=False, repr=False)
+    """What changed since the tables were last copied."""
+
+    queues_of: dict[str, dict[int, QueueBounds]] = field(init=False, compare=False, repr=False)
+    """The same bounds by topic; no topic without a queue."""
+    topics_of: dict[str, set[str]] = field(init=False, compare=False, repr=False)
+    """Consumer group → topics it has offsets in."""
+    groups_of: dict[str, set[str]] = field(init=False, compare=False, repr=False)
+    """Topic → consumer groups that have offsets in it."""
+
+    by_position: list[tuple[int, str, int]] = field(init=False, compare=False, repr=False)
+    """A heap of first positions, topics and queue ids; an entry whose queue has another first
+    position by now means nothing."""
+
+    def __post_init__(self) -> None:
+        self.queues_of, self.topics_of, self.groups_of = {}, {}, {}
+        self.by_position = [
+            (bounds.first_position, *key)
+            for key, bounds in self.queues.items()
+            if bounds.max_offset > bounds.min_offset
+        ]
+        heapify(self.by_position)
+        for (topic, queue_id), bounds in self.queues.items():
+            self.queues_of.setdefault(topic, {})[queue_id] = bounds
+        for group, topic in self.consumer_offsets:
+            self._note_pair(group, topic)
+
+    def _note_pair(self, group: str, topic: str) -> None:
+        self.topics_of.setdefault(group, set()).add(topic)
+        self.groups_of.setdefault(topic, set()).add(group)
+
+    def add_queue(self, topic: str, queue_id: int) -> QueueBounds:
+        """Enter an empty queue and return its bounds; for apply."""
+        bounds = self.queues[topic, queue_id] = QueueBounds()
+        self.queues_of.setdefault(topic, {})[queue_id] = bounds
+        return bounds
+
+    def set_first(self, topic: str, queue_id: int, position: int) -> None:
+        """Note where the first kept message of a queue stands; for apply."""
+        self.queues[topic, queue_id].first_position = position
+        heappush(self.by_position, (position, topic, queue_id))
+
+    def take_before(self, position: int) -> Iterator[tuple[str, int, QueueBounds]]:
+        """Yield the queues that may keep a message before *position*; for apply.
+
+        Each is forgotten here until `set_first` enters it again.
+        """
+        heap = self.by_position
+        while heap and heap[0][0] < position:
+            first, topic, queue_id = heappop(heap)
+            bounds = self.queues.get((topic, queue_id))
+            if (
+                bounds is not None
+                and bounds.first_position == first
+                and bounds.min_offset < bounds.max_offset
+            ):
+                yield topic, queue_id, bounds
+
+    def drop_queues(self, topic: str) -> None:
+        """Remove all queues of *topic*; for apply."""
+        for queue_id in self.queues_of.pop(topic, ()):
+            del self.queues[topic, queue_id]
+        self.marks.queues.add(topic)
+
+    def set_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Enter a committed offset; for apply."""
+        pair = (group, topic)
+        offsets = self.consumer_offsets.get(pair)
+        if offsets is None:
+            offsets = self.consumer_offsets[pair] = {}
+            self._note_pair(group, topic)
+        offsets[queue_id] = offset
+        self.marks.offsets.add(pair)
+
+    def drop_offsets(self, pairs: Iterable[OffsetKey]) -> None:
+        """Remove the offsets of groups in topics; for apply."""
+        for pair in pairs:
+            group, topic = pair
+            del self.consumer_offsets[pair]
+            _discard(self.topics_of, group, topic)
+            _discard(self.groups_of, topic, group)
+            self.marks.offsets.add(pair)
+
     def become(self, other: StateTables) -> None:
         """Take over everything from *other*; whoever holds these tables sees the new state."""
         for each in fields(self):
@@ -106,3 +193,10 @@ class StateTables:
         """Return the committed offset, or None when there is none."""
         offsets = self.consumer_offsets.get((group, topic))
         return None if offsets is None else offsets.get(queue_id)
+
+
+def _discard(table: dict[str, set[str]], key: str, value: str) -> None:
+    values = table[key]
+    values.discard(value)
+    if not values:
+        del table[key]
