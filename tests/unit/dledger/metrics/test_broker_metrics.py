@@ -230,6 +230,8 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
         "dledger_doubtful": 0,
         "dledger_damaged": 1,
         "dledger_pending_bytes": 300,
+        "dledger_event_loop_stall_seconds_max": 0,
+        "dledger_event_loop_stalls_total": 0,
         "dledger_held_pulls": 0,
         "dledger_disk_used_ratio": 0,
     }
