@@ -20,16 +20,18 @@ import trio
 from commitlog.errors import LocalProtocolError
 from dledger.broker_id import LEADER_ID, follower_id
 from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.processors.topics import wire_topics
+from dledger.processors.topics import data_version
 from dledger.services.waiting import wait_for
+from dledger.topic_table import TopicTable
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import RemotingError
-from remoting.protocol.bodies import RegisterBrokerBody
+from remoting.protocol.bodies import DataVersion
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import (
     BrokerHeader,
+    QueryDataVersionResponseHeader,
     RegisterBrokerHeader,
     RegisterBrokerResponseHeader,
 )
@@ -79,6 +81,9 @@ class _NameServer:
     # Why it does not list this broker; empty: it does, or nobody has asked it yet.
     refusal: str = ""
     left_out: str = ""
+    # It is one of ours and takes differences; and the topics it has of this broker.
+    takes_differences: bool = False
+    has: DataVersion | None = None
 
 
 class Registration:
@@ -105,6 +110,7 @@ class Registration:
         self._follower_id = follower_id(settings.self_id)
         self._known: dict[str, _NameServer] = {}
         self._topics_counter = group.state.topics_counter
+        self._topics = TopicTable(group)
 
     @property
     def broker_id(self) -> int:
@@ -166,16 +172,17 @@ class Registration:
         if not self._group.group_identity:
             return False  # before bootstrap: nothing is served yet, and no name is taken
         broker_id = self.broker_id
-        command = self.register_request(broker_id)
         role_is_news = name_server.told_id is not None and name_server.told_id != broker_id
         try:
             if role_is_news:
                 # One-way, so that nothing waits for a slow NameServer; confirmed a little later.
+                command, name_server.has = await self._with_all_topics(broker_id)
                 await self._client.invoke_oneway(name_server.address, command, settings.timeout_s)
                 name_server.told_id = broker_id
                 return False
-            response = await self._client.invoke(name_server.address, command, settings.timeout_s)
+            response = await self._exchange(name_server, broker_id)
             if not self._is_taken(name_server, response):
+                name_server.has = None
                 return False
         except (RemotingError, LocalProtocolError) as error:
             if name_server.reachable:
@@ -183,6 +190,7 @@ class Registration:
                     "name_server_unreachable", name_server=name_server.address, reason=str(error)
                 )
             name_server.reachable = False
+            name_server.has = None
             return False
         if name_server.told_id != broker_id or not name_server.reachable:
             logger.info(
@@ -223,6 +231,39 @@ class Registration:
         refused = {server.address: server.refusal for server in self._known.values()}
         return {"registration_refused": {a: why for a, why in refused.items() if why}}
 
+    async def _exchange(self, name_server: _NameServer, broker_id: int) -> RemotingCommand:
+        """Tell a NameServer as little as will do, and return its last answer."""
+        address, timeout_s = name_server.address, self.settings.timeout_s
+        has = name_server.has if self._is_known_to(name_server) else None
+        if has is not None and has == data_version(self._group):
+            answer = await self._client.invoke(address, self._version_request(has), timeout_s)
+            if answer.code == ResponseCode.SUCCESS and not _changed(answer):
+                return answer
+            has = None
+        if has is not None:
+            differences = self._topics.since(has)
+            if differences is not None:
+                version, body = differences
+                command = self._register_request(broker_id, body, since=has)
+                answer = await self._client.invoke(address, command, timeout_s)
+                if answer.code == ResponseCode.SUCCESS and not _needs_all(answer):
+                    name_server.has = version
+                    return answer
+        command, version = await self._with_all_topics(broker_id)
+        answer = await self._client.invoke(address, command, timeout_s)
+        name_server.takes_differences = _takes_differences(answer)
+        name_server.has = version
+        return answer
+
+    def _is_known_to(self, name_server: _NameServer) -> bool:
+        """Whether a NameServer of ours knows this broker over the connection that is open."""
+        connection = self._client.live(name_server.address)
+        return (
+            name_server.takes_differences
+            and connection is not None
+            and connection is name_server.known_over
+        )
+
     def _watch(self, name_server: _NameServer) -> None:
         """Register again at once when the connection ends: the NameServer takes us out with it."""
         connection = self._client.live(name_server.address)
@@ -232,12 +273,20 @@ class Registration:
             name_server.known_over = connection
             connection.on_close.append(lambda _ended: name_server.wake.set())
 
-    def register_request(self, broker_id: int) -> RemotingCommand:
-        """Return REGISTER_BROKER for this broker as *broker_id*, all topics in its body."""
+    async def _with_all_topics(self, broker_id: int) -> tuple[RemotingCommand, DataVersion]:
+        version, body = await self._topics.whole()
+        return self._register_request(broker_id, body), version
+
+    def _version_request(self, version: DataVersion) -> RemotingCommand:
+        """Return the question whether a NameServer has the topics of *version*: a sign of life."""
+        return request(
+            RequestCode.QUERY_DATA_VERSION, self._broker_header().encode(), version.encode()
+        )
+
+    def _register_request(
+        self, broker_id: int, body: bytes, *, since: DataVersion | None = None
+    ) -> RemotingCommand:
         settings = self.settings
-        body = RegisterBrokerBody(
-            topic_config_serialize_wrapper=wire_topics(self._group), filter_server_list=[]
-        ).encode()
         header = RegisterBrokerHeader(
             broker_name=settings.broker_name,
             broker_addr=settings.address,
@@ -249,20 +298,35 @@ class Registration:
             body_crc32=zlib.crc32(body) & CRC_MASK,
             group_identity=self._group.group_identity,
             member_addresses=";".join(self._group.member_addresses),
+            topics_since=None if since is None else since.text,
         )
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 
-    async def _unregister_from(self, address: str) -> None:
+    def _broker_header(self) -> BrokerHeader:
         settings = self.settings
-        header = BrokerHeader(
+        return BrokerHeader(
             broker_name=settings.broker_name,
             broker_addr=settings.address,
             cluster_name=settings.cluster_name,
             broker_id=self.broker_id,
             group_identity=self._group.group_identity,
         )
-        command = request(RequestCode.UNREGISTER_BROKER, header.encode())
+
+    async def _unregister_from(self, address: str) -> None:
+        command = request(RequestCode.UNREGISTER_BROKER, self._broker_header().encode())
         try:
             await self._client.invoke(address, command, UNREGISTER_TIMEOUT_S)
         except (RemotingError, LocalProtocolError) as error:
             logger.info("unregister_failed", name_server=address, reason=str(error))
+
+
+def _changed(answer: RemotingCommand) -> bool:
+    return QueryDataVersionResponseHeader.decode(answer.ext).changed
+
+
+def _needs_all(answer: RemotingCommand) -> bool:
+    return RegisterBrokerResponseHeader.decode(answer.ext).needs_all is True
+
+
+def _takes_differences(answer: RemotingCommand) -> bool:
+    return RegisterBrokerResponseHeader.decode(answer.ext).takes_differences is True

@@ -191,6 +191,10 @@ class NameServerProcessor:
                 connection=self._number_of(connection),
                 identity=header.group_identity or "",
                 members=frozenset((header.member_addresses or "").split(";")[:MEMBERS_MAX]),
+                since=None
+                if header.topics_since is None
+                else DataVersion.of_text(header.topics_since),
+                removed_topics=body.removed_topics or (),
             )
         )
         if result.moved or result.superseded:
@@ -210,6 +214,9 @@ class NameServerProcessor:
             master_addr=result.master_addr or None,
             kept_by=result.kept_by or None,
             topics_left_out=left_out or None,
+            # Not to brokers of RocketMQ: they get what RocketMQ's NameServer answers.
+            takes_differences=True if header.group_identity else None,
+            needs_all=result.needs_all or None,
         )
         return response_to(asked, ext=dict(response.encode()), body=self._order_topics())
 

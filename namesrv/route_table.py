@@ -87,6 +87,8 @@ class Registration:
         connection: Number of the connection it came over; None when there is none to lose.
         identity: Of the broker group; empty: it is a broker of RocketMQ, or of an older release.
         members: Addresses of all members of that group.
+        since: *topics* are only those that changed since this version; None: they are all.
+        removed_topics: With *since*, topics that are gone.
     """
 
     cluster_name: str
@@ -102,6 +104,8 @@ class Registration:
     connection: int | None = None
     identity: str = ""
     members: frozenset[str] = frozenset()
+    since: DataVersion | None = None
+    removed_topics: Sequence[str] = ()
 
     @property
     def claim(self) -> Claim:
@@ -120,7 +124,8 @@ class RegisterResult:
 
     ``moved`` tells that the address was not there before, or under another id. ``superseded``
     tells that another address keeps the id, ``kept_by``: nothing changed. ``left_out`` has the
-    topics that are not in the route, with the reason.
+    topics that are not in the route, with the reason. ``needs_all`` tells that differences do not
+    follow what is known here: nothing changed.
     """
 
     ha_server_addr: str = ""
@@ -129,6 +134,7 @@ class RegisterResult:
     superseded: bool = False
     kept_by: str = ""
     left_out: tuple[tuple[str, str], ...] = ()
+    needs_all: bool = False
 
 
 def _ignore_topics(_topics: Iterable[str]) -> None:
@@ -203,6 +209,8 @@ class RouteInfoManager:
             silent_ms = now_ms - held.last_update_ms
             if not may_take(registration.claim, held.claim, silent_ms=silent_ms):
                 return RegisterResult(superseded=True, kept_by=holder)
+        if registration.since is not None and not self._follows(registration, holder, known):
+            return RegisterResult(needs_all=True)
         if holder is None and len(registration.topics) == 1:
             raise RegistrationRefusedError("register broker failed")
         moved = holder != key.broker_addr
@@ -606,12 +614,30 @@ class RouteInfoManager:
             if queues.get(name) != data:
                 queues[name] = data
                 changed.append(topic)
-        # A table of one topic is an addition, not all that the broker has.
-        if self.delete_topic_with_broker_registration and len(registration.topics) != 1:
-            gone = self._topics_of_brokers({name}) - registration.topics.keys()
-            self._drop_queues(gone, {name})
+        if self.delete_topic_with_broker_registration:
+            self._drop_queues(self._gone(registration), {name})
         self._on_route_change(changed)
         return tuple(left_out.items())
+
+    def _follows(
+        self, registration: Registration, holder: str | None, known: BrokerLiveInfo | None
+    ) -> bool:
+        """Whether differences begin where this address, under its id, stands here."""
+        if known is None or holder != registration.broker_addr:
+            return False
+        if self.support_acting_master and registration.broker_id != MASTER_ID:
+            return False  # whose topics count may have changed since
+        return known.data_version == registration.since
+
+    def _gone(self, registration: Registration) -> set[str]:
+        """Return the topics that a broker had here and has no more."""
+        if registration.since is not None:
+            name, table = registration.broker_name, self.topic_queue_table
+            return {topic for topic in registration.removed_topics if name in table.get(topic, ())}
+        # A table of one topic is an addition, not all that the broker has.
+        if len(registration.topics) == 1:
+            return set()
+        return self._topics_of_brokers({registration.broker_name}) - registration.topics.keys()
 
     def _change_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
         topics = self._topics_of_brokers({broker_name})

@@ -53,19 +53,26 @@ def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
     )
 
 
-def wire_topics(group: BrokerGroup) -> bodies.TopicConfigSerializeWrapper:
-    """Return all topics of a broker with their version.
+def data_version(group: BrokerGroup) -> bodies.DataVersion:
+    """Return how new the topics of a broker are.
 
     The term stands first in the version: what a newer leader says is newer, whatever was counted.
     """
     state = group.state
+    return bodies.DataVersion(
+        timestamp=state.topics_changed_ms,
+        counter=state.topics_counter,
+        state_version=group.term,
+    )
+
+
+def wire_topics(group: BrokerGroup) -> bodies.TopicConfigSerializeWrapper:
+    """Return all topics of a broker with their version."""
     return bodies.TopicConfigSerializeWrapper(
-        topic_config_table={config.topic: wire_topic(config) for config in state.all_topics()},
-        data_version=bodies.DataVersion(
-            timestamp=state.topics_changed_ms,
-            counter=state.topics_counter,
-            state_version=group.term,
-        ),
+        topic_config_table={
+            config.topic: wire_topic(config) for config in group.state.all_topics()
+        },
+        data_version=data_version(group),
     )
 
 

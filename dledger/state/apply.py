@@ -208,6 +208,7 @@ def _apply_change(
             for topic in delete:
                 _delete_topic(tables, topic)
             tables.topics_counter += 1
+            tables.note_topics((*(config.topic for config in put), *delete))
             tables.topics_changed_ms = header.store_time_ms
         case SubscriptionGroupsChange(groups, delete, forget):
             for group in groups:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
+from typing import Final
 
 from commitlog.mark import Anchor
 from dledger.state.marks import Marks
@@ -20,6 +22,10 @@ QueueKey = tuple[str, int]
 
 OffsetKey = tuple[str, str]
 """Consumer group and topic."""
+
+TOPIC_CHANGES_KEPT: Final = 4_096
+"""Newest changes of topics that are known one by one: a NameServer that knows an older table is
+sent all topics."""
 
 
 @dataclass(slots=True)
@@ -86,12 +92,18 @@ class StateTables:
     groups_of: dict[str, set[str]] = field(init=False, compare=False, repr=False)
     """Topic → consumer groups that have offsets in it."""
 
+    topic_changes: dict[str, int] = field(init=False, compare=False, repr=False)
+    """Topic → `topics_counter` at its newest change, in the order of these changes."""
+    topic_changes_from: int = field(init=False, compare=False, repr=False)
+    """`topics_counter` behind which every change is in `topic_changes`."""
+
     by_position: list[tuple[int, str, int]] = field(init=False, compare=False, repr=False)
     """A heap of first positions, topics and queue ids; an entry whose queue has another first
     position by now means nothing."""
 
     def __post_init__(self) -> None:
         self.queues_of, self.topics_of, self.groups_of = {}, {}, {}
+        self.topic_changes, self.topic_changes_from = {}, self.topics_counter
         self.by_position = [
             (bounds.first_position, *key)
             for key, bounds in self.queues.items()
@@ -106,6 +118,25 @@ class StateTables:
     def _note_pair(self, group: str, topic: str) -> None:
         self.topics_of.setdefault(group, set()).add(topic)
         self.groups_of.setdefault(topic, set()).add(group)
+
+    def note_topics(self, names: Iterable[str]) -> None:
+        """Note that these topics are as `topics_counter` counts now; for apply."""
+        changes = self.topic_changes
+        for name in names:
+            changes.pop(name, None)
+            changes[name] = self.topics_counter
+        while len(changes) > TOPIC_CHANGES_KEPT:
+            self.topic_changes_from = changes.pop(next(iter(changes)))
+
+    def topics_since(self, counter: int) -> list[str] | None:
+        """Return the topics that changed after *counter*, in no special order.
+
+        None: that is too long ago, or a counter of another history.
+        """
+        if not self.topic_changes_from <= counter <= self.topics_counter:
+            return None
+        newest_first = reversed(self.topic_changes.items())
+        return [name for name, _ in takewhile(lambda item: item[1] > counter, newest_first)]
 
     def add_queue(self, topic: str, queue_id: int) -> QueueBounds:
         """Enter an empty queue and return its bounds; for apply."""

@@ -56,6 +56,9 @@ _ORDINALS: Final[dict[str, tuple[StrEnum, ...]]] = {
     "consumeFromWhere": tuple(ConsumeFromWhere),
 }
 # Values that may be reached a second time through `$ref`; RocketMQ's bodies repeat a few objects.
+MAX_DIGITS: Final = 18
+"""Of a number in a version: it has 64 bits."""
+
 MAX_REFERRED_VALUES: Final = 100_000
 # One strict decoder per body; None where only the lenient way can read it.
 _decoders: dict[type, msgspec.json.Decoder[Any] | None] = {}
@@ -164,6 +167,26 @@ class DataVersion(Body):
     timestamp: int = 0
     counter: int = 0
     state_version: int = 0
+
+    @property
+    def text(self) -> str:
+        """The version in one header field."""
+        return f"{self.state_version}.{self.timestamp}.{self.counter}"
+
+    @classmethod
+    def of_text(cls, text: str) -> DataVersion:
+        """Read what `text` wrote.
+
+        Raises:
+            BadRequestError: It is something else.
+        """
+        numbers = text.split(".")
+        if len(numbers) != 3 or not all(
+            number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
+            for number in numbers
+        ):
+            raise BadRequestError(f"{text[:60]!r} is no data version")
+        return cls(int(numbers[1]), int(numbers[2]), int(numbers[0]))
 
 
 # ---------------------------------------------------------------------------------- routes
@@ -274,6 +297,8 @@ class RegisterBrokerBody(Body):
         default_factory=TopicConfigSerializeWrapper
     )
     filter_server_list: list[str] = []
+    removed_topics: list[str] | None = None
+    """Ours, with differences only: topics that are gone."""
 
 
 class TopicOffset(Body):

@@ -685,6 +685,8 @@ class RegisterBrokerHeader(Header):
     """Ours: a RocketMQ broker sends none."""
     member_addresses: str | None = None
     """Ours: where the members of the group are found, ``host:port`` each, with ``;`` between."""
+    topics_since: str | None = None
+    """Ours: the body has only what changed since this version, as `DataVersion.text` writes it."""
 
 
 @dataclass(slots=True)
@@ -697,6 +699,10 @@ class RegisterBrokerResponseHeader(Header):
     """Another address holds the id: nothing changed."""
     topics_left_out: str | None = None
     """Topics that are not in the route, with the reasons; the first ones of many."""
+    takes_differences: bool | None = None
+    """Ours: a registration may name `topics_since`. RocketMQ's NameServer never says it."""
+    needs_all: bool | None = None
+    """Ours: the differences were not taken, for they begin at another version. Nothing changed."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,237 @@
+"""Between a broker and a NameServer of ours only what changed is sent; to others, as RocketMQ."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.disk import OsDisk
+from dledger.registration import Registration, RegistrationSettings
+from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.topic_config import TopicConfig
+from namesrv.config import NamesrvConfig
+from namesrv.name_server import NameServer
+from namesrv.processor import NameServerProcessor
+from remoting.protocol.bodies import RegisterBrokerBody
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.headers import RegisterBrokerHeader
+from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup, VirtualClock
+
+ADDRESS = "ns1:9876"
+
+
+@dataclass(eq=False)
+class Line:
+    """Stands for a connection, on both sides."""
+
+    attributes: dict[str, Any] = field(default_factory=dict)
+    on_close: list[Callable[[Line], None]] = field(default_factory=list)
+
+    def close(self, _reason: str) -> None:
+        for callback in self.on_close:
+            callback(self)
+
+
+class Client:
+    """Stands for the remoting client; a NameServer's own handlers answer."""
+
+    def __init__(self, name_server: NameServer, clock: VirtualClock) -> None:
+        self.handlers = NameServerProcessor(name_server, clock).handlers()
+        self.line = Line()
+        self.requests: list[RemotingCommand] = []
+
+    def live(self, _address: str) -> Line:
+        return self.line
+
+    def break_line(self) -> None:
+        broken, self.line = self.line, Line()
+        broken.close("broken")
+
+    async def invoke(
+        self, _address: str, command: RemotingCommand, _timeout_s: float
+    ) -> RemotingCommand:
+        await trio.sleep(0.01)
+        self.requests.append(command)
+        return self.handlers[RequestCode(command.code)](self.line, command)  # type: ignore[arg-type]
+
+    async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
+        await self.invoke(address, command, timeout_s)
+
+    def take(self) -> list[tuple[int, int]]:
+        """Return code and number of topics of the requests since this was called last."""
+        taken, self.requests = self.requests, []
+        return [(request.code, _topics_in(request)) for request in taken]
+
+
+def _topics_in(request: RemotingCommand) -> int:
+    if request.code != RequestCode.REGISTER_BROKER:
+        return 0
+    body = RegisterBrokerBody.decode(request.body)
+    return len(body.topic_config_serialize_wrapper.topic_config_table)
+
+
+class World:
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.clock = VirtualClock()
+        self.group = FakeGroup(root, self.clock)
+        self.name_server = NameServer(
+            NamesrvConfig(kv_config_path=str(root / "kv.json"), **settings), OsDisk()
+        )
+        self.client = Client(self.name_server, self.clock)
+        self.registration = Registration(
+            self.group,
+            self.client,  # type: ignore[arg-type]
+            RegistrationSettings(CLUSTER, BROKER, LEADER, "n2"),
+            lambda: [ADDRESS],
+            clock=self.clock,
+        )
+        self.group.on_applied.append(self.registration.on_applied)
+
+    def topics(self) -> set[str]:
+        return set(self.name_server.routes.all_topics())
+
+    async def change(self, **changes: Any) -> None:
+        self.group.propose(state_batch(TopicsChange(**changes)), lambda _: None)
+        self.group.settle()
+        await trio.sleep(0.1)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.group.close()
+
+
+def made(first: int, count: int) -> tuple[TopicConfig, ...]:
+    return tuple(TopicConfig(f"T{number:05d}", 2, 2) for number in range(first, first + count))
+
+
+REGISTER, VERSION = int(RequestCode.REGISTER_BROKER), int(RequestCode.QUERY_DATA_VERSION)
+
+
+async def test_a_new_topic_is_registered_alone_however_many_there_are(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    encoded = []
+    for number, already in ((5, 20), (6, 1_500)):
+        await world.change(put=made(number * 10_000, already))
+        await trio.sleep(1)
+        world.client.take()
+        before = world.registration._topics.encoded
+
+        await world.change(put=made(number * 10_000 + 9_000, 1))
+
+        assert world.client.take() == [(REGISTER, 1)]
+        encoded.append(world.registration._topics.encoded - before)
+        assert f"T{number * 10_000 + 9_000:05d}" in world.topics()
+    assert encoded == [1, 1]
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_unchanged_table_is_a_version_and_keeps_the_broker_registered(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    await world.change(put=made(0, 30))
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    assert [code for code, _ in world.client.take()] == [REGISTER]
+
+    await trio.sleep(300)
+
+    assert world.client.take() == [(VERSION, 0)] * 10
+    assert not world.name_server.routes.scan(int(world.clock.monotonic() * 1000))
+    assert {f"T{number:05d}" for number in range(30)} <= world.topics()
+    nursery.cancel_scope.cancel()
+
+
+async def test_all_topics_go_to_a_name_server_that_forgot_the_broker(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    await world.change(put=made(0, 30))
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    world.client.take()
+    for info in list(world.name_server.routes.broker_live_table.values()):
+        world.name_server.routes.disconnect(info.connection or 0)
+    assert not world.topics()
+
+    await trio.sleep(31)
+
+    assert [code for code, _ in world.client.take()] == [VERSION, REGISTER]
+    assert "T00029" in world.topics()
+
+    world.client.break_line()
+    await trio.sleep(1)
+    ((code, count),) = world.client.take()
+    assert code == REGISTER and count > 30
+    assert "T00029" in world.topics()
+    nursery.cancel_scope.cancel()
+
+
+async def test_differences_that_do_not_follow_are_refused_and_all_topics_sent(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    await world.change(put=made(0, 30))
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    world.client.take()
+    # Somebody else registered this address meanwhile, with another version.
+    command, _ = await world.registration._with_all_topics(0)
+    body = RegisterBrokerBody.decode(command.body)
+    body.topic_config_serialize_wrapper.data_version.counter = 77
+    header = RegisterBrokerHeader.decode(command.ext)
+    header.body_crc32 = 0
+    other = RemotingCommand(REGISTER, ext=dict(header.encode()), body=body.encode())
+    await world.client.invoke(ADDRESS, other, 1.0)
+    world.client.take()
+
+    await world.change(put=made(100, 1))
+
+    (first, second) = world.client.take()
+    assert first == (REGISTER, 1)
+    assert second[0] == REGISTER and second[1] > 30
+    assert "T00100" in world.topics()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_deleted_topic_goes_where_registrations_delete(
+    autojump_clock: Any, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    world = World(tmp_path, delete_topic_with_broker_registration=True)
+    await world.change(put=made(0, 30))
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    world.client.take()
+
+    await world.change(delete=("T00003", "T00004"))
+
+    assert world.client.take() == [(REGISTER, 0)]
+    left = world.topics()
+    assert "T00005" in left and not {"T00003", "T00004"} & left
+    world.group.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_after_too_many_changes_all_topics_are_sent(
+    autojump_clock: Any, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dledger.state.tables.TOPIC_CHANGES_KEPT", 10)
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    world.client.take()
+
+    await world.change(put=made(0, 30))
+
+    ((code, count),) = world.client.take()
+    assert code == REGISTER and count > 30
+    assert {f"T{number:05d}" for number in range(30)} <= world.topics()
+    nursery.cancel_scope.cancel()
