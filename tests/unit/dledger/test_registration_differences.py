@@ -33,6 +33,9 @@ class Line:
     attributes: dict[str, Any] = field(default_factory=dict)
     on_close: list[Callable[[Line], None]] = field(default_factory=list)
 
+    def note_heartbeat(self) -> None:
+        """Nothing here takes a connection away."""
+
     def close(self, _reason: str) -> None:
         for callback in self.on_close:
             callback(self)
