@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from namesrv.errors import RegistrationRefusedError
 from namesrv.route_cache import RouteCache
 from namesrv.route_table import Registration, RouteInfoManager
+from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
 from remoting.protocol.fastjson import Dialect
 
@@ -137,7 +138,13 @@ class RouteTableMachine(RuleBasedStateMachine):
             not refused
             and holder not in (None, key)
             and holder is not None
-            and model.nodes[holder].state > state
+            and (
+                model.nodes[holder].state > state
+                or (
+                    model.nodes[holder].state == state
+                    and self.now_ms - model.nodes[holder].seen_ms <= HOLDER_SILENCE_MS
+                )
+            )
         )
         refused = refused or (not ignored and holder is None and len(topics) == 1)
         try:
