@@ -57,6 +57,10 @@ def run(
             help="Workload by name; see dledger-chaos list-workloads.",
         ),
     ] = "",
+    faults: Annotated[
+        str,
+        Parameter(help="Draw from these faults only, A,B,C; see dledger-chaos list-faults."),
+    ] = "",
     print_plan: Annotated[bool, Parameter(help="Print the plan and do not play it.")] = False,
     shrink_failure: Annotated[
         bool, Parameter(name="--shrink", negative="--no-shrink", help="Shrink a plan that fails.")
@@ -73,8 +77,11 @@ def run(
         assert seed is not None
         if preset and preset not in PRESETS:
             raise CliError(f"there is no workload {preset!r}", exit_code=ExitCode.USAGE)
-        order = Order(duration_s=duration, is_soak=soak_plan, preset=preset)
-        chosen, name = plan_of(seed, order), f"seed-{seed}"
+        order = Order(duration_s=duration, is_soak=soak_plan, preset=preset, faults=faults)
+        try:
+            chosen, name = plan_of(seed, order), f"seed-{seed}"
+        except ConfigError as error:
+            raise CliError(str(error), exit_code=ExitCode.USAGE) from None
     if print_plan:
         sys.stdout.write(encode_plan(chosen))
         return ExitCode.OK

@@ -16,7 +16,8 @@ import msgspec
 
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.plans.draw import SIMULATED, draw_plan
-from jepsen_like.plans.plan import Kind, Plan, Workload
+from jepsen_like.plans.packages import kinds_named
+from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.workloads.presets import simulated_workload
 
@@ -50,6 +51,7 @@ class Order(msgspec.Struct):
         is_soak: Play the workload of long runs.
         calm: Play without faults, and let nobody of a push group come or go.
         preset: Play the workload of this name; empty: the one that is drawn.
+        faults: Names of faults to draw from, with commas between; empty: what is drawn otherwise.
     """
 
     first: int = 0
@@ -63,6 +65,7 @@ class Order(msgspec.Struct):
     is_soak: bool = False
     calm: bool = False
     preset: str = ""
+    faults: str = ""
 
 
 class Report(msgspec.Struct):
@@ -92,16 +95,23 @@ def plan_of(seed: int, order: Order) -> Plan:
         )
     if order.preset:
         workload = simulated_workload(order.preset)
-        plan = draw_plan(seed, order.duration_s, kinds=PRESET_KINDS, workload=workload)
+        kinds = _kinds_of(order, PRESET_KINDS)
+        plan = draw_plan(seed, order.duration_s, kinds=kinds, workload=workload)
         if workload.lockers:
             settings = msgspec.structs.replace(plan.settings, lock_lease_ms=LOCK_LEASE_MS)
             plan = msgspec.structs.replace(plan, settings=settings)
     else:
-        plan = draw_plan(seed, order.duration_s)
+        plan = draw_plan(seed, order.duration_s, kinds=_kinds_of(order, SIMULATED))
     if not order.calm:
         return plan
     still = msgspec.structs.replace(plan.workload, push_change_s=0)
     return msgspec.structs.replace(plan, steps=(), workload=still)
+
+
+def _kinds_of(order: Order, otherwise: frozenset[Kind]) -> frozenset[Kind]:
+    if not order.faults:
+        return otherwise
+    return kinds_named(order.faults.split(",")) - REAL_ONLY
 
 
 def report_of(seed: int, played: Played, cpu_s: float) -> Report:
