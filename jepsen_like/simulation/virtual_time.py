@@ -216,6 +216,16 @@ class _SeldomPolled:
         return getattr(self._manager, name)
 
 
+class _NoInstruments(dict[str, Any]):
+    """Takes instruments and calls none: turns of a simulated loop take no virtual time."""
+
+    def add_instrument(self, instrument: object) -> None:
+        """Pass it over."""
+
+    def remove_instrument(self, instrument: object) -> None:
+        """It was never there."""
+
+
 def lighten_loop() -> None:
     """Spare the running loop, turn by turn, what a simulation has no use for.
 
@@ -224,7 +234,7 @@ def lighten_loop() -> None:
     """
     runner: Any = scheduler.GLOBAL_RUN_CONTEXT.runner
     if not any(runner.instruments.values()):
-        runner.instruments = {}
+        runner.instruments = _NoInstruments()
     runner.io_manager = _SeldomPolled(runner.io_manager)
 
 
