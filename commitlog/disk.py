@@ -32,6 +32,11 @@ _NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 _OPEN_FLAGS: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
 _TEMPORARY_SUFFIX: Final = ".tmp"
 
+FILE_MODE: Final = 0o640
+"""Files hold bodies of messages: others of this machine may not read them, a group may."""
+
+FOLDER_MODE: Final = 0o750
+
 _FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
 
 
@@ -169,7 +174,7 @@ class OsDisk:
     def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
         self.make_dir(os.path.dirname(path))
         # O_EXCL: a name that is already there may hold acknowledged bytes.
-        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
             _set_size(fd, size, reserve=reserve)
         except OSError as error:
@@ -204,7 +209,7 @@ class OsDisk:
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, FOLDER_MODE, exist_ok=True)
             self.flush_dir(os.path.dirname(folder) or ".")
 
     def read(self, path: str) -> bytes:
@@ -216,7 +221,7 @@ class OsDisk:
         self.make_dir(folder)
         temporary = path + _TEMPORARY_SUFFIX
         flags = _OPEN_FLAGS | os.O_CREAT | os.O_TRUNC
-        fd = os.open(temporary, flags, 0o644)
+        fd = os.open(temporary, flags, FILE_MODE)
         try:
             view = memoryview(data).cast("B")
             while view:
@@ -266,7 +271,7 @@ class OsDisk:
 
     def lock(self, path: str) -> Lock:
         self.make_dir(os.path.dirname(path))
-        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o644)
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

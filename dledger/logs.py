@@ -7,6 +7,8 @@ from typing import Literal, TextIO
 
 import structlog
 
+from remoting.text_logs import escape_values, text_renderer
+
 LogForm = Literal["json", "text"]
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -28,11 +30,7 @@ def configure_logs(
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer(default=str)
         if form == "json"
-        else structlog.dev.ConsoleRenderer(
-            colors=out.isatty(),
-            # The default shows local variables, which hold messages and secrets.
-            exception_formatter=structlog.dev.plain_traceback,
-        )
+        else text_renderer(colors=out.isatty())
     )
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -41,6 +39,8 @@ def configure_logs(
     ]
     if form == "json":
         processors.append(structlog.processors.format_exc_info)
+    else:
+        processors.append(escape_values)
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),

@@ -17,6 +17,7 @@ from commitlog.errors import ConfigError
 from namesrv.config import NamesrvConfig, ResolvedConfig, resolve_config
 from remoting.open_files import raise_open_files, share_descriptors
 from remoting.seams import ServerTls
+from remoting.text_logs import escape_values, text_renderer
 
 EXIT_OK = 0
 EXIT_CONFIG = 2
@@ -121,16 +122,17 @@ async def run_daemon(
 
 def configure_logs(*, form: Literal["json", "text"], level: str) -> None:
     """Send log lines to standard error: JSON for machines, coloured text for people."""
-    renderer = (
-        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if form == "json"
+        else [escape_values, text_renderer(colors=sys.stderr.isatty())]
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),

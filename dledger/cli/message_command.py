@@ -29,6 +29,7 @@ from dledger.cli.output import (
     show,
 )
 from dledger.cli.trace_command import trace
+from remoting.escaped_text import escaped
 
 if TYPE_CHECKING:
     from client.message import MessageExt
@@ -263,10 +264,11 @@ class _Printer:
             sys.stdout.write(msgspec.json.encode(row, enc_hook=str).decode() + "\n")
         else:
             tags = f"  [{row['tags']}]" if row["tags"] else ""
-            sys.stdout.write(
+            line = (
                 f"{row['store_time']}  queue {row['queue']} offset {row['offset']}{tags}"
                 f"  {row['body'][:BODY_SHOWN_CHARS]}\n"
             )
+            sys.stdout.write(escaped(line, keep="\n\t"))
         sys.stdout.flush()
         if self._left == 0 and self.scope is not None:
             self.scope.cancel()

@@ -12,6 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from commitlog.errors import MQError
+from remoting.escaped_text import escaped
 
 
 class ExitCode(IntEnum):
@@ -121,7 +122,7 @@ def _cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.2f}"
-    return str(value)
+    return escaped(str(value), keep="\n")
 
 
 def print_csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -161,5 +162,5 @@ def show(
 
 def note(text: str) -> None:
     """Tell the person something; standard output stays for results."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(escaped(text, keep="\n") + "\n")
     sys.stderr.flush()

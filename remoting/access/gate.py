@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from remoting.access.account_store import AccountStore
-from remoting.access.accounts import Account, Right
+from remoting.access.accounts import Account, Permission, Right
 from remoting.access.rules import ADMIN, Rule
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
@@ -38,6 +38,12 @@ SHOWN_CHARACTERS: Final = 64
 
 CHALLENGES_OPEN_MAX: Final = 1024
 """Requests for a challenge open at a time; each is answered before its handler returns."""
+
+UNNAMED: Final = Account(
+    "", "", default_topic=Permission.PUB | Permission.SUB, default_group=Permission.SUB
+)
+"""What a request without an account may do from a white address: what a client does, on every
+topic and group that clients may use. What is for administrators wants an account that is one."""
 
 _FRESHNESS: Final = "signature freshness"
 """Attribute of a connection that has a challenge."""
@@ -102,31 +108,39 @@ class AccessGate:
             raise
 
     def _admit(self, connection: Connection, command: RemotingCommand, rule: Rule) -> None:
-        host = connection.peer_address[0]
-        table = self._accounts.table
-        if table.white.fits(host):
-            return
-        access_key = command.ext.get(ACCESS_KEY)
-        if not isinstance(access_key, str) or not access_key:
-            raise AccessRefusedError("No accessKey is configured")
-        account = table.get(access_key)
-        if account is None:
-            raise AccessRefusedError(f"No acl config for {access_key[:SHOWN_CHARACTERS]}")
-        if account.white.fits(host):
-            return
-        self._check_signature(connection, command, account)
+        account = self._account(connection, command)
         if rule.admin and not account.is_admin:
             raise AccessRefusedError(
                 f"Need admin permission for request code={command.code},"
-                f" but accessKey={access_key} is not"
+                f" but accessKey={account.access_key or 'none'} is not"
             )
         if rule.rights is not None:
             _demand(account, rule.rights(command))
 
+    def _account(self, connection: Connection, command: RemotingCommand) -> Account:
+        """Return whose rights count: proved by a signature, or named from a white address."""
+        host = connection.peer_address[0]
+        table = self._accounts.table
+        is_white = table.white.fits(host)
+        access_key = command.ext.get(ACCESS_KEY)
+        if not isinstance(access_key, str) or not access_key:
+            if is_white:
+                return UNNAMED
+            raise AccessRefusedError("No accessKey is configured")
+        account = table.get(access_key)
+        if account is not None and (is_white or account.white.fits(host)):
+            return account
+        # An account that is not there is looked at like one whose signature is wrong, and answered
+        # the same: else the answer, or its time, would say which names there are.
+        self._check_signature(connection, command, account or _absent(access_key))
+        if account is None:
+            raise AccessRefusedError(_failed(access_key))
+        return account
+
     def _check_signature(
         self, connection: Connection, command: RemotingCommand, account: Account
     ) -> None:
-        failed = f"Check signature failed for accessKey={account.access_key}"
+        failed = _failed(account.access_key)
         if not is_fresh_form(command):
             if not is_signed_by(command, account.secret_key):
                 raise AccessRefusedError(failed)
@@ -147,15 +161,26 @@ class AccessGate:
         now = self._clock.monotonic()
         if self._said_at_s is not None and now - self._said_at_s < REFUSALS_LOGGED_EVERY_S:
             return
+        access_key = str(command.ext.get(ACCESS_KEY, ""))
         _log.warning(
             "access_refused",
             peer=host,
             code=command.code,
-            access_key=str(command.ext.get(ACCESS_KEY, ""))[:SHOWN_CHARACTERS],
+            access_key=access_key[:SHOWN_CHARACTERS],
+            has_account=self._accounts.table.get(access_key) is not None,
             reason=str(error),
             times=self._refused_unsaid,
         )
         self._said_at_s, self._refused_unsaid = now, 0
+
+
+def _failed(access_key: str) -> str:
+    return f"Check signature failed for accessKey={access_key[:SHOWN_CHARACTERS]}"
+
+
+def _absent(access_key: str) -> Account:
+    """Return what stands in for an account that is not there while a signature is looked at."""
+    return Account(access_key, secret_key="\0" * 16)
 
 
 def _demand(account: Account, rights: Iterable[Right]) -> None:

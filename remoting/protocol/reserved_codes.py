@@ -12,6 +12,7 @@ from remoting.protocol.codes import RequestCode
 BROKER_RESERVED: Final = frozenset(
     {
         RequestCode.CAPABILITIES,
+        RequestCode.SIGNATURE_CHALLENGE,
         RequestCode.RAFT_STATUS,
         RequestCode.RAFT_CHANGE,
         RequestCode.GET_BROKER_CONFIG,
@@ -35,6 +36,7 @@ BROKER_RESERVED: Final = frozenset(
 NAMESRV_RESERVED: Final = frozenset(
     {
         RequestCode.CAPABILITIES,
+        RequestCode.SIGNATURE_CHALLENGE,
         RequestCode.REGISTER_BROKER,
         RequestCode.UNREGISTER_BROKER,
         RequestCode.BROKER_HEARTBEAT,

@@ -162,7 +162,7 @@ async def test_an_account_does_what_its_lines_say_and_no_more(guarded: Guarded) 
     ("credentials", "words"),
     [
         (replace(SERVICE, secret_key="another secret"), "Check signature failed"),
-        (Credentials("nobody", "another secret"), "No acl config for nobody"),
+        (Credentials("nobody", "another secret"), "Check signature failed for accessKey=nobody"),
     ],
 )
 async def test_who_is_not_proved_is_told_so(

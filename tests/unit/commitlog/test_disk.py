@@ -257,3 +257,16 @@ def test_an_empty_file_has_an_empty_view(disk: OsDisk, path: str) -> None:
     file = disk.create(path, 0, reserve=True)
     assert bytes(file.view(0, 0)) == b""
     file.close()
+
+
+def test_others_of_the_machine_may_read_nothing(disk: OsDisk, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        disk.create(f"{tmp_path}/store/commitlog/0", 10, reserve=False).close()
+        disk.replace(f"{tmp_path}/store/config", b"x")
+        disk.lock(f"{tmp_path}/store/lock").release()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "store").rglob("*")}
+    assert modes == {"commitlog": 0o750, "0": 0o640, "config": 0o640, "lock": 0o640}
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o750

@@ -35,7 +35,7 @@ secret_key = "0123456789"
 white_address = "10.0.0.*"
 """
 
-FREE, FOR_ADMINS, PUBLISHING, BROKEN, UNDECIDED = 1, 2, 3, 4, 5
+FREE, FOR_ADMINS, PUBLISHING, BROKEN, UNDECIDED, INNER = 1, 2, 3, 4, 5, 6
 
 
 def broken(_: RemotingCommand) -> list[Right]:
@@ -47,6 +47,7 @@ RULES = {
     FOR_ADMINS: ADMIN,
     PUBLISHING: Rule(rights=lambda asked: [Right(asked.ext["topic"], Permission.PUB)]),
     BROKEN: Rule(rights=broken),
+    INNER: Rule(rights=lambda asked: [Right(asked.ext["topic"], Permission.SUB, by_line=True)]),
 }
 
 
@@ -104,7 +105,7 @@ def test_a_signed_request_reaches_its_handler(gate: AccessGate) -> None:
         (request(FREE), "No accessKey is configured"),
         (request(FREE, {"AccessKey": ""}), "No accessKey is configured"),
         (request(FREE, {"AccessKey": 7}), "No accessKey is configured"),
-        (signed(FREE, "nobody-1"), "No acl config for nobody-1"),
+        (signed(FREE, "nobody-1"), "Check signature failed for accessKey=nobody-1"),
         (request(FREE, {"AccessKey": "admin-1"}), "Check signature failed for accessKey=admin-1"),
         (
             request(FREE, {"AccessKey": "admin-1", "Signature": "AAAA"}),
@@ -142,9 +143,24 @@ def test_a_code_without_a_rule_is_for_administrators(gate: AccessGate) -> None:
     assert called(gate, signed(UNDECIDED, "admin-1"))[0] == ""
 
 
+def test_an_account_that_is_not_there_is_answered_as_a_wrong_signature_is(gate: AccessGate) -> None:
+    wrong = request(FREE, {"AccessKey": "admin-1", "Signature": "AAAA"})
+    absent = request(FREE, {"AccessKey": "admin-2", "Signature": "AAAA"})
+    known_to_nobody = signed(FREE, "admin-2")
+    Credentials("admin-2", "\0" * 16).sign(known_to_nobody)
+    answers = {
+        called(gate, command)[0].replace("admin-1", "X").replace("admin-2", "X")
+        for command in (wrong, absent, known_to_nobody)
+    }
+    assert answers == {PREFIX + "Check signature failed for accessKey=X"}
+
+
 def test_white_addresses_need_no_signature(gate: AccessGate) -> None:
-    assert called(gate, request(FOR_ADMINS), host="10.9.9.9")[0] == ""
-    unsigned = request(FOR_ADMINS, {"AccessKey": "neighbour"})
+    assert called(gate, request(FREE), host="10.9.9.9")[0] == ""
+    assert called(gate, request(PUBLISHING, {"topic": "any"}), host="10.9.9.9")[0] == ""
+    named = request(FOR_ADMINS, {"AccessKey": "admin-1"})
+    assert called(gate, named, host="10.9.9.9")[0] == ""
+    unsigned = request(FREE, {"AccessKey": "neighbour"})
     assert called(gate, unsigned, host="10.0.0.77")[0] == ""
     assert "Check signature failed" in called(gate, unsigned, host="10.0.1.77")[0]
     # The address is white for its own account only.
@@ -152,6 +168,37 @@ def test_white_addresses_need_no_signature(gate: AccessGate) -> None:
         "Check signature"
         in called(gate, request(FREE, {"AccessKey": "producer-1"}), host="10.0.0.77")[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "host", "words"),
+    [
+        (
+            request(FOR_ADMINS, {"AccessKey": "neighbour"}),
+            "10.0.0.77",
+            "accessKey=neighbour is not",
+        ),
+        (
+            request(PUBLISHING, {"AccessKey": "neighbour", "topic": "T"}),
+            "10.0.0.77",
+            "No default permission for topic: T",
+        ),
+        (request(FOR_ADMINS), "10.9.9.9", "accessKey=none is not"),
+        (
+            request(PUBLISHING, {"AccessKey": "producer-1", "topic": "U"}),
+            "10.9.9.9",
+            "No default permission for topic: U",
+        ),
+        (request(INNER, {"topic": "SCHEDULE"}), "10.9.9.9", "No default permission for topic"),
+        (request(FREE, {"AccessKey": "nobody-1"}), "10.9.9.9", "Check signature failed"),
+    ],
+)
+def test_a_white_address_has_the_rights_of_its_account_and_no_more(
+    gate: AccessGate, command: RemotingCommand, host: str, words: str
+) -> None:
+    refusal, reached = called(gate, command, host=host)
+    assert words in refusal
+    assert reached == []
 
 
 def test_what_cannot_be_read_is_told_only_to_who_signed(gate: AccessGate) -> None:
