@@ -96,7 +96,7 @@ async def serve_namesrv(
             _log.info("namesrv_started", host=address[0], port=address[1])
             task_status.started(address)
     if not_bound is not None:  # out here it is not wrapped in a group
-        raise not_bound
+        raise OSError(not_bound.strerror or str(not_bound)) from not_bound
 
 
 def _server_limits(config: NamesrvConfig) -> ServerLimits:
