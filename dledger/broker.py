@@ -138,6 +138,7 @@ async def serve_broker(
     stop: trio.Event,
     pid: int = 0,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    measure_loop: bool = False,
     utc_offset: UtcOffset = utc,
     queue_files_max: int = MAX_OPEN_FILES,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
@@ -149,6 +150,7 @@ async def serve_broker(
             and connections may hold another part.
         utc_offset: Local time, for hours of the day.
         queue_files_max: Consume queue files that may be open.
+        measure_loop: The event loop is a real one: the length of its turns is shown.
     Raises:
         ConfigError, ForeignStoreError, StoreLockedError, OSError: It could not start; the data
             folder is as it was.
@@ -174,7 +176,10 @@ async def serve_broker(
     closed = False
     try:
         group = _make_group(config, store, world, store_host)
-        async with _run_parts(config, group, world, store_host) as broker:
+        async with (
+            _measured(group, measure_loop),
+            _run_parts(config, group, world, store_host) as broker,
+        ):
             log.info(
                 "broker_started",
                 address=config.advertised_address,
@@ -189,6 +194,15 @@ async def serve_broker(
     finally:
         if not closed:
             store.close(clean=False)
+
+
+@asynccontextmanager
+async def _measured(group: Group, is_wanted: bool) -> AsyncIterator[None]:
+    if not is_wanted:
+        yield
+        return
+    with group.loop_stall.measuring():
+        yield
 
 
 async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:

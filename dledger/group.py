@@ -601,10 +601,6 @@ class Group:
             OSError: The peer port cannot be bound.
             FlushFailedError, DiskFullError, InvariantBroken: This replica must stop.
         """
-        with self.loop_stall.measuring():
-            await self._run_tasks(task_status)
-
-    async def _run_tasks(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._apply_loop)
             nursery.start_soon(self._expire_loop)

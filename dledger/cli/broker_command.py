@@ -184,6 +184,7 @@ async def serve_process(
                 stop=stop,
                 pid=os.getpid(),
                 memory_bytes=memory_bytes(),
+                measure_loop=True,
                 utc_offset=local_offset_ms,
                 queue_files_max=queue_files_max,
             )
