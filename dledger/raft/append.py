@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commitlog.entry import EntryHeader, parse_header, verify_frame
-from commitlog.errors import CorruptEntryError, InvariantBroken, RemoteProtocolError
+from commitlog.entry import KIND_CONFIG, EntryHeader, config_body, parse_header, verify_frame
+from commitlog.errors import CorruptEntryError, RemoteProtocolError
+from dledger.errors import ChangeRefusedError
 from dledger.raft.guards import Guards
 from dledger.raft.journal import CommitLogJournal, Frame
+from dledger.raft.membership import Members
+from dledger.raft.refusals import ContradictionError
 
 
 @dataclass(slots=True)
@@ -74,7 +77,8 @@ def plan_append(
     Raises:
         RemoteProtocolError: An entry's CRC, chain, position or order is wrong; drop the
             connection, nothing was changed.
-        InvariantBroken: The leader's log contradicts entries committed here: stop the node.
+        ContradictionError: The leader's log contradicts entries committed here, or both have
+            another entry of one term at one index; nothing was changed.
     """
     if not guards.idempotent_append:
         return _as_it_came(journal, request)
@@ -90,19 +94,20 @@ def plan_append(
         return Rejected(journal.last_index + 1)
     elif journal.term_at(prev) != request.prev_term:
         if prev <= commit:
-            raise InvariantBroken(
+            raise ContradictionError(
                 f"leader has term {request.prev_term} at committed index {prev}, "
                 f"here it is {journal.term_at(prev)}"
             )
         return Rejected(max(commit + 1, journal.first_index_of_term(prev)))
     _check_chain(journal, prev, frames)
+    _check_terms(request)
     verified = frames[-1].header.index if frames else prev
     new = _strip_present(journal, frames)
     if not new:
         return _nothing_new(journal, request, verified)
     first = new[0].header.index
     if first <= commit:
-        raise InvariantBroken(f"leader replaces index {first}, committed here up to {commit}")
+        raise ContradictionError(f"leader replaces index {first}, committed here up to {commit}")
     return Accepted(_message(journal, request, first - 1, new, verified), verified)
 
 
@@ -122,11 +127,27 @@ def _check_chain(journal: CommitLogJournal, prev: int, frames: Sequence[Frame]) 
         end = header.position + header.size
 
 
+def _check_terms(request: AppendRequest) -> None:
+    # They never fall from entry to entry, so the last one has the highest.
+    if request.frames and request.frames[-1].header.term > request.term:
+        last = request.frames[-1].header
+        raise RemoteProtocolError(f"entry {last.index} is of a later term than its leader")
+
+
 def _verify(data: memoryview, header: EntryHeader, chain: int) -> None:
     try:
         verify_frame(data, header, chain)
     except CorruptEntryError as error:
         raise RemoteProtocolError(f"an append carried a bad entry: {error}") from error
+    if header.kind == KIND_CONFIG:
+        _check_members(data, header)
+
+
+def _check_members(data: memoryview, header: EntryHeader) -> None:
+    try:
+        Members.decode(config_body(data, header)).check_usable()
+    except (CorruptEntryError, ChangeRefusedError) as error:
+        raise RemoteProtocolError(f"an append carried a bad list of members: {error}") from error
 
 
 def _strip_present(journal: CommitLogJournal, frames: Sequence[Frame]) -> Sequence[Frame]:
@@ -135,7 +156,7 @@ def _strip_present(journal: CommitLogJournal, frames: Sequence[Frame]) -> Sequen
         if header.index > journal.last_index or journal.term_at(header.index) != header.term:
             return frames[at:]
         if journal.log.chain_at(header.index) != header.chain:
-            raise InvariantBroken(
+            raise ContradictionError(
                 f"two different entries at index {header.index} in term {header.term}"
             )
     return ()

@@ -19,7 +19,7 @@ from dledger.raft.peers import Peers, PeerState
 from dledger.raft.replicator import Replicator
 from dledger.raft.roster import NAMES_MAX, Roster
 from dledger.raft.settings import RaftSettings
-from dledger.raft.wakeup import Wakeup
+from dledger.raft.wakeup import WakeAll, Wakeup
 from remoting.seams import Clock
 
 
@@ -32,6 +32,7 @@ class Contacts:
         agree_wake: Set when somebody was heard before the voters were agreed on.
         reign_wake: Set when this member begins to lead.
         links_wake: Set when connections are wanted to others than before.
+        found_wake: Set when somebody has answered a call of ours.
     """
 
     settings: RaftSettings
@@ -47,12 +48,17 @@ class Contacts:
     agree_wake: Wakeup = field(default_factory=Wakeup, init=False)
     reign_wake: Wakeup = field(default_factory=Wakeup, init=False)
     links_wake: Wakeup = field(default_factory=Wakeup, init=False)
+    found_wake: WakeAll = field(default_factory=WakeAll, init=False)
     _members_version: int = field(default=-1, init=False)
 
     # -- connections -----------------------------------------------------------------------
 
-    def hello(self, channel: str) -> Hello:
-        """Return how this member introduces itself now."""
+    def hello(self, channel: str, *, to_member: bool = False) -> Hello:
+        """Return how this member introduces itself now.
+
+        Args:
+            to_member: It answers a member, which may know who the others are.
+        """
         return Hello(
             cluster=self.settings.cluster,
             group=self.settings.group,
@@ -64,12 +70,16 @@ class Contacts:
             channel=channel,
             peer=":".join(map(str, self.settings.peers[self.settings.self_id])),
             last=(self.journal.last_term, self.journal.last_index),
+            members=self.roster.vouches_for() if to_member else (),
+            members_index=self.journal.members.index,
         )
 
     def link_up(self, peer: str, channel: str, hello: Hello) -> None:
         """A connection of ours to *peer* stands, and it has answered with *hello*."""
+        self.roster.found(hello)
         self.heard(hello)
-        state = self.peers[peer]
+        self.found_wake.set()
+        state = self.peers.of(peer)
         state.up.add(channel)
         if hello.doubtful:
             self.core.forget_match(peer)
@@ -81,7 +91,7 @@ class Contacts:
 
     def link_down(self, peer: str, channel: str) -> None:
         """A connection of ours to *peer* broke."""
-        state = self.peers[peer]
+        state = self.peers.of(peer)
         state.up.discard(channel)
         if channel == "control":
             state.control.clear()
@@ -100,10 +110,19 @@ class Contacts:
         """A connection that *name* opened to us began (+1) or ended (-1)."""
         guests = self.roster.guests
         guests[name] += delta
+        self.peers.of(name)
         if not guests[name]:
             del guests[name]
-        self.peers.of(name)
+            self._forget_gone()
         self.links_wake.set()
+
+    def _forget_gone(self) -> None:
+        """Keep nothing of those that are neither talked to nor connected any more."""
+        talked_to = self.roster.talked_to()
+        for name in [name for name in self.peers if name not in talked_to]:
+            if not self.peers[name].up:
+                del self.peers[name]
+                self.roster.forget(name)
 
     # -- hellos ----------------------------------------------------------------------------
 
@@ -113,7 +132,8 @@ class Contacts:
         Raises:
             RemoteProtocolError: Too many names have been heard: close the connection.
         """
-        if hello.name not in self.peers and len(self.peers) >= NAMES_MAX:
+        is_new = hello.name not in self.peers and hello.name not in self.roster.expected()
+        if is_new and len(self.peers) >= NAMES_MAX:
             raise RemoteProtocolError(f"{hello.name} is one name too many for this node")
         state, now = self.peers.of(hello.name), self.clock.monotonic()
         if state.hello is None or state.hello.incarnation != hello.incarnation:
@@ -188,10 +208,11 @@ class Contacts:
         self.note_members()
 
     def uninvite(self, name: str) -> None:
-        """Talk to *name* only if it is a member or a guest."""
+        """Talk to *name* only if it is a member or connected."""
         if self.roster.invited.pop(name, None) is not None:
             self._members_version = -1
             self.note_members()
+            self._forget_gone()
 
     # -- looking ---------------------------------------------------------------------------
 

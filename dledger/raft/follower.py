@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from commitlog.errors import DiskFullError, InvariantBroken, LogBusyError
+from commitlog.errors import DiskFullError, LogBusyError
 from dledger.raft.append import Accepted, AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.contacts import Contacts
 from dledger.raft.core import Message, RaftCore
@@ -23,6 +23,7 @@ from dledger.raft.installation import Installation
 from dledger.raft.journal import CommitLogJournal
 from dledger.raft.peers import Peers
 from dledger.raft.promises import Promises
+from dledger.raft.refusals import ContradictionError
 from dledger.raft.settings import RaftSettings
 from dledger.raft.wire import Kind, PeerFrame
 from remoting.seams import Clock
@@ -124,6 +125,6 @@ class Follower:
         leads = self.core.is_leader
         if (known_term == term and known_leader != peer) or (leads and term == self.core.term):
             other = self.settings.self_id if leads else known_leader
-            raise InvariantBroken(f"{peer} and {other} both lead term {term}")
+            raise ContradictionError(f"{peer} and {other} both lead term {term}")
         self._heard = (term, peer)
         self.timer.heard_leader(self.clock.monotonic())

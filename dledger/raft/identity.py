@@ -15,16 +15,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import cbor2
 
 from commitlog.errors import CorruptStoreError, ForeignStoreError, RemoteProtocolError
 from commitlog.seams import Disk
+from dledger.raft.bounds import (
+    INDEX_MAX,
+    NUMBER_MAX,
+    TERM_MAX,
+    is_incarnation,
+    is_name,
+    parse_address,
+)
+from dledger.raft.membership import MEMBERS_MAX
 from dledger.raft.wire import PROTOCOL_VERSION
 from remoting.seams import Rng
 
 FORMAT_VERSION = 1
+
+REFUSED: Final = "refused"
+"""All that stands in the answer to one that this member does not know, beside the version."""
+
+Vouched = tuple[str, str]
+"""Name and incarnation of a member."""
 
 _SHOWN_CHARACTERS = 64
 """So much of what somebody unknown calls itself is shown."""
@@ -51,9 +66,14 @@ class Hello:
     last: tuple[int, int] | None = None
     """Term and index of the newest entry it may promise; None from versions that do not say."""
 
+    members: tuple[Vouched, ...] = ()
+    """Who belongs to the group, as the one that answers knows it; said to members alone."""
+    members_index: int = 0
+    """Index of the entry that this list stands in; 0: in none."""
+
     def encode(self) -> dict[str, Any]:
         """Return the CBOR map that travels."""
-        return {
+        said: dict[str, Any] = {
             "v": PROTOCOL_VERSION,
             "cluster": self.cluster,
             "group": self.group,
@@ -66,29 +86,34 @@ class Hello:
             "peer": self.peer,
             "last": None if self.last is None else list(self.last),
         }
+        if self.members:
+            rows = [list(member) for member in self.members]
+            said["members"] = [self.members_index, rows]
+        return said
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name and incarnation."""
+        return self.name, self.incarnation
 
     @property
     def peer_address(self) -> tuple[str, int] | None:
         """`peer` in two parts; None when it is not said."""
-        host, _, port = self.peer.rpartition(":")
-        return (host, int(port)) if host and port.isdecimal() else None
+        return parse_address(self.peer)
 
     @classmethod
     def decode(cls, fields: object) -> Hello:
         """Read a peer's introduction.
 
         Raises:
-            RemoteProtocolError: It is of a newer version or not of this shape.
+            RemoteProtocolError: It is of a newer version, not of this shape, or names what no
+                member could be called.
         """
         if not isinstance(fields, dict):
             raise RemoteProtocolError("a hello that is not a map")
-        version = fields.get("v")
-        if not isinstance(version, int) or version > PROTOCOL_VERSION:
-            who = fields.get("name")
-            who = who[:_SHOWN_CHARACTERS] if isinstance(who, str) else "a peer"
-            raise RemoteProtocolError(
-                f"{who} speaks version {version!r}, newest known here is {PROTOCOL_VERSION}"
-            )
+        check_version(fields)
+        if REFUSED in fields:
+            raise RemoteProtocolError("the other side does not know this member")
         try:
             hello = cls(
                 cluster=fields["cluster"],
@@ -101,30 +126,69 @@ class Hello:
                 channel=fields["channel"],
                 peer=fields.get("peer", ""),
                 last=_last_of(fields.get("last")),
+                **_members_of(fields.get("members", [0, []])),
             )
         except KeyError as error:
             raise RemoteProtocolError(f"a hello without {error}") from None
-        texts = (hello.cluster, hello.group, hello.name, hello.incarnation)
+        hello._check()
+        return hello
+
+    def _check(self) -> None:
+        texts = (self.client_address, self.channel, self.peer)
         if not (
-            all(
-                isinstance(text, str)
-                for text in (*texts, hello.client_address, hello.channel, hello.peer)
-            )
-            and isinstance(hello.voters, dict)
-            and all(isinstance(text, str) for pair in hello.voters.items() for text in pair)
-            and isinstance(hello.doubtful, bool)
+            all(map(is_name, (self.cluster, self.group, self.name)))
+            and is_incarnation(self.incarnation)
+            and isinstance(self.voters, dict)
+            and len(self.voters) <= MEMBERS_MAX
+            and all(map(is_name, self.voters))
+            and all(map(is_incarnation, self.voters.values()))
+            and isinstance(self.doubtful, bool)
+            and all(isinstance(text, str) for text in texts)
         ):
             raise RemoteProtocolError("a hello with fields of the wrong type")
-        return hello
+        for address in (self.client_address, self.peer):
+            if address and parse_address(address) is None:
+                raise RemoteProtocolError("a hello with an address that nobody can be called at")
+
+
+def check_version(fields: Mapping[Any, Any]) -> None:
+    """Let a hello pass that this version can read.
+
+    Raises:
+        RemoteProtocolError: It is of a newer version, or of none.
+    """
+    version, who = fields.get("v"), fields.get("name")
+    if type(version) is not int or not 0 <= version <= PROTOCOL_VERSION:
+        who = who[:_SHOWN_CHARACTERS] if is_name(who) else "a peer"
+        shown = repr(version)[:_SHOWN_CHARACTERS] if _is_short(version) else "of no sense"
+        raise RemoteProtocolError(
+            f"{who} speaks version {shown}, newest known here is {PROTOCOL_VERSION}"
+        )
+
+
+def _is_short(version: object) -> bool:
+    return is_name(version) or (type(version) is int and abs(version) <= NUMBER_MAX)
 
 
 def _last_of(value: object) -> tuple[int, int] | None:
     match value:
         case None:
             return None
-        case [int(term), int(index)] if term >= 0 and index >= 0:
+        case [int(term), int(index)] if 0 <= term <= TERM_MAX and 0 <= index <= INDEX_MAX:
             return term, index
     raise RemoteProtocolError("a hello with fields of the wrong type")
+
+
+def _members_of(value: object) -> dict[str, Any]:
+    match value:
+        case [int(index), list(rows)] if 0 <= index <= INDEX_MAX and len(rows) <= 2 * MEMBERS_MAX:
+            if all(map(_is_vouched, rows)):
+                return {"members": tuple((row[0], row[1]) for row in rows), "members_index": index}
+    raise RemoteProtocolError("a hello with fields of the wrong type")
+
+
+def _is_vouched(row: object) -> bool:
+    return isinstance(row, list) and len(row) == 2 and is_name(row[0]) and is_incarnation(row[1])
 
 
 def check_owner(disk: Disk, path: str, *, cluster: str, group: str, name: str) -> None:
@@ -266,11 +330,11 @@ class Identity:
         """
         if self.voters:
             return False
-        known = next((hello.voters for hello in heard.values() if hello.voters), None)
+        founders = (heard[name].voters for name in configured if name in heard)
+        known = next((voters for voters in founders if voters), None)
         if known is not None:
             self.voters = dict(known)
         elif all(name in heard for name in configured):
-            # A guest that nobody configured is no founder.
             self.voters = {name: heard[name].incarnation for name in configured}
             self.voters[self.name] = self.incarnation
         else:

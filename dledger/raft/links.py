@@ -5,6 +5,8 @@ Every member dials every other twice: a *data* connection for appends and their 
 carries frames one way, from the one that dialled; the other side sends its hello back and then
 only holds it open. A broken connection is noticed at once, which is how a killed leader is
 missed long before its timeout.
+
+What ends with a connection, and what ends the node: see `Links._closing`.
 """
 
 from __future__ import annotations
@@ -12,41 +14,40 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
 
-from commitlog.errors import RemoteProtocolError
+from commitlog.errors import InvariantBroken, RemoteProtocolError, StoreError
 from dledger.raft.identity import Hello
-from dledger.raft.node import Outgoing, RaftNode
-from dledger.raft.proof import NONCE, NONCE_BYTES, PROOF, Side, check_nonce
-from dledger.raft.refusals import Refusals
-from dledger.raft.wire import (
-    FRAME_BYTES_MAX,
-    HELLO_BYTES_MAX,
-    Kind,
-    PeerFrame,
-    PeerFrameDecoder,
-    encode_frame,
-    encode_head,
-)
+from dledger.raft.introduction import CHANNELS, RECEIVE_BYTES, Caller, Introduction, frame_of
+from dledger.raft.node import RaftNode
+from dledger.raft.refusals import ContradictionError, NotAMemberError, Refusals
+from dledger.raft.wire import FRAME_BYTES_MAX, HELLO_BYTES_MAX, PeerFrame, PeerFrameDecoder
 from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
 
 log = structlog.get_logger(__name__)
 
-CHANNELS: Final = ("control", "data")
-
 CONNECT_TIMEOUT_S: Final = 2.0
-"""A peer that does not answer a connection attempt or a hello for so long is tried again."""
+"""A peer that does not answer a connection attempt for so long is tried again."""
 
 REDIAL_S: Final = 0.1
 """Pause between connection attempts; up to twice as long by chance, so that they spread."""
 
-RECEIVE_BYTES: Final = 256 << 10
-"""How much is read from a connection at once."""
+STRANGERS_MAX: Final = 64
+"""Connections that have not introduced themselves. The oldest gives way to a new one, so that a
+member gets in beside any number of others; each holds at most a hello, 4 MiB in all. Of those that
+have, there is one of each kind from each member."""
+
+ASK_AGAIN_S: Final = 2.0
+"""How often members are asked again who belongs to the group, when an unknown one calls."""
 
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+"""The other side is gone. An error of our own disk never comes as OSError: see `Failure`."""
+
+_STOPS = (StoreError, InvariantBroken)
+"""What a node cannot go on with: all other errors are a connection's."""
 
 
 class Links:
@@ -63,7 +64,11 @@ class Links:
         # One of each kind from each peer: a new one ends the old, which may have died unnoticed.
         self._inbound: dict[tuple[str, str], trio.CancelScope] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
+        self._talking: dict[tuple[str, str], trio.CancelScope] = {}
+        self._unproved: dict[trio.CancelScope, None] = {}
+        self._introduction = Introduction(node, clock=clock, rng=rng)
         self._refusals = Refusals()
+        self._asked_at_s = -ASK_AGAIN_S
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, flush and keep time until cancelled; started when the port is bound.
@@ -160,52 +165,109 @@ class Links:
             nursery.start_soon(self._closing, stream, self._serve)
 
     async def _closing(self, stream: Stream, work: Callable[[Stream], Awaitable[None]]) -> bool:
-        """Do *work*, close the stream whatever happens, and tell whether the other side fitted."""
+        """Do *work*, close the stream whatever happens, and tell whether the other side fitted.
+
+        The one place where it is decided what an error on a connection ends. What the other side
+        sent, or that it is gone, ends the connection; so does any error that nobody thought of,
+        for it came with what was received. A disk that fails and a log that contradicts itself
+        end the node.
+        """
         try:
             await work(stream)
         except RemoteProtocolError as error:
-            self._say_refused(stream.peer_address, str(error))
+            self._refuse(stream.peer_address, error)
             return False
         except _GONE as error:
             # The caller's loop dials again; the other side's loss is its own affair.
             if (reason := _tls_failure(error)) is not None:
                 self._say_refused(stream.peer_address, reason)
+        except Exception as error:
+            if _is_fatal(error):
+                raise
+            self._say_failed(stream.peer_address, error)
+            return False
         finally:
             with trio.CancelScope(shield=True):
                 await stream.aclose()
         return True
+
+    def _refuse(self, address: tuple[str, int], error: RemoteProtocolError) -> None:
+        if isinstance(error, ContradictionError):
+            self._node.contradictions += 1
+            if self._refusals.note(str(error), self._clock.monotonic()) is not None:
+                log.error("peer_contradicts", peer_address=address, error=str(error))
+            return
+        self._say_refused(address, str(error))
+        if isinstance(error, NotAMemberError):
+            self._ask_again()
 
     def _say_refused(self, address: tuple[str, int], reason: str) -> None:
         times = self._refusals.note(reason, self._clock.monotonic())
         if times is not None:
             log.warning("peer_refused", peer_address=address, error=reason, times=times)
 
+    def _say_failed(self, address: tuple[str, int], error: Exception) -> None:
+        what = type(error).__name__
+        times = self._refusals.note(f"failed: {what}", self._clock.monotonic())
+        if times is not None:
+            log.error("peer_link_failed", peer_address=address, times=times, exc_info=error)
+
+    def _ask_again(self) -> None:
+        """Call the members anew who have not said lately who belongs to the group.
+
+        An unknown one called. If this member misses a leader, it may be one that its own list does
+        not name yet; the others may answer for it.
+        """
+        node, now = self._node, self._clock.monotonic()
+        if (
+            node.is_leader
+            or not node.roster.log.index
+            or node.timer.hears_leader(now)
+            or now - self._asked_at_s < ASK_AGAIN_S
+        ):
+            return
+        self._asked_at_s = now
+        for (_, channel), scope in self._talking.items():
+            if channel == "data":
+                scope.cancel()
+
     async def _serve(self, stream: Stream) -> None:
         decoder = PeerFrameDecoder(HELLO_BYTES_MAX)
-        hello, said, epoch, rest = await self._receive_hello(stream, decoder, Kind.HELLO, "a peer")
-        has_secret = self._node.settings.secret is not None
-        if has_secret:
-            rest = await self._have_it_proved(stream, decoder, hello, said, epoch, rest)
+        caller = await self._introduced(stream, decoder)
         decoder.frame_bytes_max = FRAME_BYTES_MAX
-        node, peer = self._node, hello.name
-        scope, key = trio.CancelScope(), (peer, hello.channel)
+        node, hello = self._node, caller.hello
+        peer, key = hello.name, (hello.name, hello.channel)
         node.heard(hello)
+        scope = trio.CancelScope()
         if (older := self._inbound.get(key)) is not None:
             older.cancel()
         self._inbound[key] = scope
         node.contacts.guest(peer, 1)
         try:
             with scope:
-                if not has_secret:
-                    await self._say_hello(stream, Kind.HELLO_ACK, self._hello(hello.channel), epoch)
-                sequence = self._deliver(hello, epoch, 0, rest)
+                sequence = self._deliver(hello, caller.epoch, 0, caller.rest)
                 while data := await stream.receive_some(RECEIVE_BYTES):
-                    sequence = self._deliver(hello, epoch, sequence, decoder.feed(memoryview(data)))
+                    frames = decoder.feed(memoryview(data))
+                    sequence = self._deliver(hello, caller.epoch, sequence, frames)
         finally:
             node.contacts.guest(peer, -1)
             if self._inbound.get(key) is scope:
                 del self._inbound[key]
                 node.contacts.maybe_lost_leader(peer)
+
+    async def _introduced(self, stream: Stream, decoder: PeerFrameDecoder) -> Caller:
+        while len(self._unproved) >= STRANGERS_MAX:
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            oldest.cancel()
+        scope = trio.CancelScope()
+        self._unproved[scope] = None
+        try:
+            with scope:
+                return await self._introduction.accept(stream, decoder)
+        finally:
+            self._unproved.pop(scope, None)
+        raise RemoteProtocolError("one connection too many that does not say whose it is")
 
     def _deliver(self, hello: Hello, epoch: int, sequence: int, frames: list[PeerFrame]) -> int:
         if not frames:
@@ -249,6 +311,10 @@ class Links:
                     turn += 1
                     if isinstance(error.__cause__, trio.BrokenResourceError):
                         self._say_refused((host, port), str(error))
+                except (ValueError, OverflowError) as error:
+                    # An address that cannot even be looked up: a name that is none, no port.
+                    turn += 1
+                    self._say_failed((host, port), error)
             if stream is not None and not await self._closing(
                 stream, lambda stream: self._converse(stream, peer, channel)
             ):
@@ -256,23 +322,11 @@ class Links:
             await self._clock.sleep(REDIAL_S * (1.0 + self._rng.random()))
 
     async def _converse(self, stream: Stream, peer: str, channel: str) -> None:
-        epoch = 1 + self._rng.randrange((1 << 48) - 1)
-        decoder = PeerFrameDecoder(HELLO_BYTES_MAX)
-        own = self._hello(channel)
-        await self._say_hello(stream, Kind.HELLO, own, epoch)
-        hello, said, acked, _ = await self._receive_hello(stream, decoder, Kind.HELLO_ACK, peer)
-        if hello.name != peer or acked != epoch:
-            raise RemoteProtocolError(f"{hello.name} answers where {peer} was expected")
-        secret = self._node.settings.secret
-        if secret is not None:
-            check_nonce(said, peer)
-            proof = said.pop(PROOF, None)
-            secret.check(proof, Side.ACCEPTOR, own, said, epoch, who=peer)
-            answer = {PROOF: secret.proof(Side.DIALLER, own, said, epoch)}
-            await self._say_hello(stream, Kind.HELLO, answer, epoch)
+        hello, epoch = await self._introduction.call(stream, peer, channel)
         self._node.link_up(peer, channel, hello)
         try:
             async with trio.open_nursery() as nursery:
+                self._talking[peer, channel] = nursery.cancel_scope
                 nursery.start_soon(self._until_closed, stream, nursery.cancel_scope)
                 send = self._send_control if channel == "control" else self._send_data
                 try:
@@ -280,6 +334,7 @@ class Links:
                 except _GONE:
                     nursery.cancel_scope.cancel()
         finally:
+            self._talking.pop((peer, channel), None)
             self._node.link_down(peer, channel)
 
     async def _until_closed(self, stream: Stream, scope: trio.CancelScope) -> None:
@@ -298,7 +353,7 @@ class Links:
             parts = []
             while state.control:
                 sequence += 1
-                parts.append(_frame(state.control.popleft(), epoch, sequence))
+                parts.append(frame_of(state.control.popleft(), epoch, sequence))
             if parts:
                 await stream.send_all(b"".join(parts))
 
@@ -308,93 +363,13 @@ class Links:
             sent = False
             while state.replies:
                 sequence, sent = sequence + 1, True
-                await stream.send_all(_frame(state.replies.popleft(), epoch, sequence))
+                await stream.send_all(frame_of(state.replies.popleft(), epoch, sequence))
             if (append := node.next_append(peer)) is not None:
                 sequence, sent = sequence + 1, True
                 outgoing, views = append
-                await stream.send_all(_frame(outgoing, epoch, sequence, views))
+                await stream.send_all(frame_of(outgoing, epoch, sequence, views))
             if not sent:
                 await state.data_wake.wait()
-
-    # -- hello -----------------------------------------------------------------------------
-
-    def _hello(self, channel: str) -> dict[str, Any]:
-        """Return what this member says of itself on a new connection."""
-        said = self._node.hello(channel).encode()
-        if self._node.settings.secret is not None:
-            said[NONCE] = self._rng.randbytes(NONCE_BYTES)
-        return said
-
-    async def _say_hello(
-        self, stream: Stream, kind: Kind, said: dict[str, Any], epoch: int
-    ) -> None:
-        await stream.send_all(_frame(Outgoing(kind, self._node.term, (said,)), epoch, 0))
-
-    async def _have_it_proved(
-        self,
-        stream: Stream,
-        decoder: PeerFrameDecoder,
-        hello: Hello,
-        said: dict[str, Any],
-        epoch: int,
-        frames: list[PeerFrame],
-    ) -> list[PeerFrame]:
-        """Prove that this member knows the secret, and wait for the caller to do so.
-
-        Returns:
-            The frames that came behind the proof.
-        Raises:
-            RemoteProtocolError: The caller cannot; nothing it said has counted.
-        """
-        secret = self._node.settings.secret
-        assert secret is not None
-        check_nonce(said, hello.name)
-        own = self._hello(hello.channel)
-        proof = secret.proof(Side.ACCEPTOR, said, own, epoch)
-        await self._say_hello(stream, Kind.HELLO_ACK, {**own, PROOF: proof}, epoch)
-        frames = frames or await self._receive_first(stream, decoder, hello.name)
-        first = frames[0]
-        shown = first.fields[0] if first.kind is Kind.HELLO else None
-        shown = shown.get(PROOF) if isinstance(shown, dict) else None
-        secret.check(shown, Side.DIALLER, said, own, epoch, who=hello.name)
-        return frames[1:]
-
-    async def _receive_first(
-        self, stream: Stream, decoder: PeerFrameDecoder, whose: str
-    ) -> list[PeerFrame]:
-        """Wait for at least one frame of somebody who introduces himself."""
-        frames: list[PeerFrame] = []
-        with trio.move_on_after(CONNECT_TIMEOUT_S):
-            while not frames:
-                data = await stream.receive_some(RECEIVE_BYTES)
-                if not data:
-                    raise RemoteProtocolError(f"{whose} closed before it said hello")
-                frames = decoder.feed(memoryview(data))
-        if not frames:
-            raise RemoteProtocolError(f"no hello of {whose} within {CONNECT_TIMEOUT_S} s")
-        return frames
-
-    async def _receive_hello(
-        self, stream: Stream, decoder: PeerFrameDecoder, kind: Kind, whose: str
-    ) -> tuple[Hello, dict[str, Any], int, list[PeerFrame]]:
-        frames = await self._receive_first(stream, decoder, whose)
-        first = frames[0]
-        if first.kind is not kind:
-            raise RemoteProtocolError(f"a {first.kind.name} frame where a hello was expected")
-        hello = Hello.decode(first.fields[0])
-        settings = self._node.settings
-        if (hello.cluster, hello.group) != (settings.cluster, settings.group):
-            raise RemoteProtocolError(
-                f"a member of group {hello.group} in cluster {hello.cluster} dialled group "
-                f"{settings.group} in cluster {settings.cluster}"
-            )
-        if self._node.identity.is_of_another_group(hello.voters):
-            raise RemoteProtocolError(
-                f"{hello.name} was founded with other members: its group or this one went on alone"
-            )
-        if hello.name == settings.self_id or hello.channel not in CHANNELS:
-            raise RemoteProtocolError(f"{hello.name!r} is this node's own name, or no channel")
-        return hello, first.fields[0], first.epoch, frames[1:]
 
 
 def _tls_failure(error: BaseException) -> str | None:
@@ -407,8 +382,8 @@ def _tls_failure(error: BaseException) -> str | None:
     return None
 
 
-def _frame(
-    outgoing: Outgoing, epoch: int, sequence: int, views: list[memoryview] | None = None
-) -> bytes:
-    head = encode_head(outgoing.kind, outgoing.term, epoch, sequence, outgoing.fields)
-    return encode_frame(head, views)
+def _is_fatal(error: BaseException) -> bool:
+    """Whether a node must stop: the error, or one of those it is a group of, is such a one."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_fatal, error.exceptions))
+    return isinstance(error, _STOPS)

@@ -27,6 +27,7 @@ from typing_extensions import Buffer
 
 from commitlog.errors import CorruptEntryError
 from dledger.errors import ChangeRefusedError
+from dledger.raft.bounds import is_host, is_incarnation, is_name, is_port, parse_address
 
 LIST_VERSION: Final = 1
 """Version of the encoded list; a newer one stops the node rather than being guessed at."""
@@ -60,6 +61,16 @@ class Member:
     def is_voter(self) -> bool:
         """Whether it is counted."""
         return self.standing is Standing.VOTER
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a member can have these names and addresses; unknown ones are empty."""
+        return (
+            is_name(self.name)
+            and is_incarnation(self.incarnation)
+            and ((not self.host and not self.port) or (is_host(self.host) and is_port(self.port)))
+            and (not self.client_address or parse_address(self.client_address) is not None)
+        )
 
     @property
     def key(self) -> tuple[str, str]:
@@ -168,6 +179,19 @@ class Members:
 
     def _with(self, old: Member, new: Member) -> Members:
         return Members.of([*(m for m in self.members if m.key != old.key), new])
+
+    def check_usable(self) -> None:
+        """Let a list pass that a group can work with.
+
+        Raises:
+            ChangeRefusedError: Nobody has a vote, or a member has a name or an address that none
+                can have.
+        """
+        if not self.voter_names:
+            raise ChangeRefusedError("a group without voters; nothing was changed")
+        for member in self.members:
+            if not member.is_usable:
+                raise ChangeRefusedError("a member of an impossible name or address")
 
     # -- bytes -----------------------------------------------------------------------------
 
@@ -331,6 +355,11 @@ class MembersLog:
     def index(self) -> int:
         """Index of the entry that holds it; 0 when it stands in no entry."""
         return self._stack[-1][0] if self._stack else 0
+
+    @property
+    def oldest_index(self) -> int:
+        """Index of the oldest list that may still come to hold again; 0 when it is in no entry."""
+        return self._stack[0][0] if self._stack else 0
 
     def become(self, other: MembersLog) -> None:
         """Take over what *other* holds: the log was read again."""

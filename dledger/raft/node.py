@@ -66,6 +66,7 @@ class RaftNode:
         members: The list of members at the end of the log; None: it is looked up, entry by entry.
     Attributes:
         owner: What this node asks and tells its owner.
+        contradictions: How often a peer said what contradicts this member's own log or term.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class RaftNode:
             damaged=damaged,
         )
         self._settling = False
+        self.contradictions = 0
         self._failure = Failure()
         self._furnish(clock)
         self.contacts.note_agreed()
@@ -271,6 +273,7 @@ class RaftNode:
             "doubtful": self.doubtful,
             "damaged": self.damaged,
             "truncations": self.journal.truncations,
+            "contradictions": self.contradictions,
             "first_index": self.journal.anchor_index + 1,
             "installs": self.installation.count,
             "elections": self.reign.elections,
@@ -422,9 +425,9 @@ class RaftNode:
 
     # -- links -----------------------------------------------------------------------------
 
-    def hello(self, channel: str) -> Hello:
-        """Return how this member introduces itself now."""
-        return self.contacts.hello(channel)
+    def hello(self, channel: str, *, to_member: bool = False) -> Hello:
+        """Return how this member introduces itself now; *to_member*: with all the others."""
+        return self.contacts.hello(channel, to_member=to_member)
 
     def heard(self, hello: Hello) -> None:
         """Take note of how a member introduced itself.
@@ -453,8 +456,13 @@ class RaftNode:
 
         Returns:
             The frame and the log bytes that follow its head: views that pin their segment.
+        Raises:
+            FlushFailedError: The disk failed: stop the node.
         """
-        return self.sender.next_frame(peer)
+        try:
+            return self.sender.next_frame(peer)
+        except OSError as error:
+            raise self._failure.of_disk(error) from error
 
     def receive(self, peer: str, frame: PeerFrame) -> bool:
         """Handle one frame from *peer*.
@@ -463,11 +471,18 @@ class RaftNode:
             Whether something may follow from it: then the caller calls `settle` after a row of
             frames. A sign of life changes nothing, most of the time.
         Raises:
-            RemoteProtocolError: The frame is not what a member sends: close its connection.
-            StoreError, InvariantBroken: Logs contradict each other, or what `settle` raised: stop
-                the node.
+            RemoteProtocolError: The frame is not what a member sends, or contradicts what is
+                known here: close its connection.
+            StoreError, InvariantBroken: The disk failed, what is on it contradicts itself, or what
+                `settle` raised: stop the node.
         """
         self._failure.raise_again()
+        try:
+            return self._receive(peer, frame)
+        except OSError as error:
+            raise self._failure.of_disk(error) from error
+
+    def _receive(self, peer: str, frame: PeerFrame) -> bool:
         if frame.kind not in SIGNS_OF_LIFE:
             if self._reception.take(peer, frame):
                 self.settle()

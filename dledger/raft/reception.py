@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from commitlog.errors import RemoteProtocolError
+from dledger.raft.bounds import TERM_JUMP_MAX
 from dledger.raft.core import RaftCore
 from dledger.raft.follower import Follower
 from dledger.raft.guards import Guards
 from dledger.raft.owner import Owner
 from dledger.raft.peers import Peers
+from dledger.raft.refusals import NotAMemberError
 from dledger.raft.reign import Reign
 from dledger.raft.roster import Roster
 from dledger.raft.sender import Sender
 from dledger.raft.voting import Voting
 from dledger.raft.wire import Kind, PeerFrame
+
+OF_MEMBERS: Final = frozenset(
+    {
+        Kind.APPEND,
+        Kind.HEARTBEAT,
+        Kind.VOTE,
+        Kind.PRE_VOTE,
+        Kind.SNAPSHOT,
+        Kind.TIMEOUT_NOW,
+        Kind.FETCH,
+    }
+)
+"""What only a member may send: it asks to be followed, voted for or given entries."""
 
 
 @dataclass(eq=False)
@@ -37,9 +53,12 @@ class Reception:
         Returns:
             Whether this member stands for election now: the event must end before the next frame.
         Raises:
-            RemoteProtocolError: The frame is not what a member sends: close its connection.
-            InvariantBroken: Logs contradict each other: stop the node.
+            RemoteProtocolError: The frame is not what a member sends, or contradicts what is
+                known here: close its connection.
+            InvariantBroken: What this member has on its own disk contradicts itself: stop the node.
         """
+        if not self._hears(peer, frame):
+            return False
         if frame.kind is Kind.PRE_VOTE:
             self.voting.on_pre_vote(peer, *frame.fields)
         elif frame.kind is Kind.PRE_VOTE_REPLY:
@@ -62,6 +81,17 @@ class Reception:
         else:
             return self._dispatch(peer, frame)
         return False
+
+    def _hears(self, peer: str, frame: PeerFrame) -> bool:
+        hello = self.roster.hellos.get(peer)
+        if frame.kind in OF_MEMBERS:
+            if hello is None or not self.roster.is_member(hello.key):
+                raise NotAMemberError(f"{peer} sends a {frame.kind.name} and is no member")
+        elif hello is None or not self.roster.is_known(hello.key):
+            return False  # the late answer of one that has left meanwhile
+        if frame.term - self.core.term > TERM_JUMP_MAX:
+            raise RemoteProtocolError(f"{peer} is in term {frame.term}, which no member comes to")
+        return True
 
     def _dispatch(self, peer: str, frame: PeerFrame) -> bool:
         match frame.kind:

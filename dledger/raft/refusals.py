@@ -1,4 +1,4 @@
-"""Which refusals of peers are worth a line in the log.
+"""Why a peer is refused, and which refusals are worth a line in the log.
 
 A peer that does not fit dials again several times a second, for as long as it does not fit.
 """
@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from typing import Final
 
+from commitlog.errors import RemoteProtocolError
+
 REPEAT_S: Final = 60.0
 """The same reason gets a line so often."""
 
 REASONS_MAX: Final = 64
 """Reasons remembered. The oldest gives way to a new one, and gets a line again when it comes."""
+
+
+class NotAMemberError(RemoteProtocolError):
+    """The sender may not say this: it is no member, or not yet, or not any more.
+
+    Nothing was changed; its connection is closed.
+    """
+
+
+class ContradictionError(RemoteProtocolError):
+    """A peer's words contradict what this member knows to be true.
+
+    Which of the two is wrong cannot be known here, so nothing was changed and nothing is promised
+    to that peer: its connection is closed, and the contradiction is counted and logged as an error.
+    """
 
 
 class Refusals:

@@ -1,8 +1,15 @@
 """Which members this node knows, counts, talks to, and where it finds them.
 
-The list in the log decides who is counted. Who is *talked to* is more: a member that lags behind
-holds an old list, and must still hear a leader it does not know from it. So any member of this
-cluster and group may connect, as a guest, and is dialled back while its connection lasts.
+The list in the log decides who is counted. Who is *heard* is a little more, and never somebody
+that nobody answers for:
+
+* who stands in the list in force, or in the one before it while that may come back: by name and
+  incarnation;
+* whom one of those vouches for: a member that lags behind holds an old list, and must still hear a
+  leader it does not know from it. Members say who belongs to the group when they answer a call;
+* who answers at an address where this node looks for a member: a folder that was lost and made
+  anew (same name, other incarnation), one that is invited, and before the log brings a list the
+  configured ones. It may answer; it may lead, stand or fetch only before there is a list.
 """
 
 from __future__ import annotations
@@ -11,11 +18,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from dledger.raft.identity import Hello, Identity
+from dledger.raft.identity import Hello, Identity, Vouched
 from dledger.raft.membership import Member, Members, MembersLog
 
 NAMES_MAX: Final = 64
-"""Names this node ever talks to: all members, and guests that come and go."""
+"""Names this node talks to at a time: all members, and vouched ones that come and go."""
 
 
 class Roster:
@@ -42,6 +49,9 @@ class Roster:
         self.guests: Counter[str] = Counter()
         self.leaving: dict[str, int] = {}
         """Leader: members that were removed, and the entry that removes them; see `followers`."""
+        self._found: dict[str, str] = {}
+        self._vouched: dict[str, tuple[int, frozenset[Vouched]]] = {}
+        self._listed: tuple[int, frozenset[Vouched]] = (-1, frozenset())
 
     def note_bootstrap(self) -> None:
         """Take the voters agreed on at bootstrap for the list, until the log brings one."""
@@ -87,6 +97,61 @@ class Roster:
         names = self.configured if members is None else members.voter_names
         return tuple(sorted(set(names) - {self.self_id}))
 
+    # -- who is heard ----------------------------------------------------------------------
+
+    def is_listed(self, key: Vouched) -> bool:
+        """Whether that very member stands in the list in force or in the one that may come back."""
+        version, keys = self._listed
+        if version != self.log.version:
+            lists = (self.log.members, self.log.before())
+            keys = frozenset(m.key for members in lists if members for m in members.members)
+            self._listed = (self.log.version, keys)
+        return key in keys
+
+    def is_member(self, key: Vouched) -> bool:
+        """Whether that one may be followed, voted for and given entries."""
+        return (
+            self.is_listed(key)
+            or self._is_vouched_for(key)
+            or (not self.log.index and key[0] in self.configured and self.is_found(key))
+        )
+
+    def _is_vouched_for(self, key: Vouched) -> bool:
+        # A list older than one's own says nothing: who has left since stands in it.
+        oldest = self.log.oldest_index
+        return any(key in said for index, said in self._vouched.values() if index >= oldest)
+
+    def is_known(self, key: Vouched) -> bool:
+        """Whether the answers of that one are heard."""
+        return self.is_member(key) or (self.is_found(key) and key[0] in self.expected())
+
+    def is_answered(self, key: Vouched) -> bool:
+        """Whether that one is told who this node is when it calls."""
+        # Before there is a list everybody must be able to find out who the others are.
+        return self.is_known(key) or (not self.log.index and key[0] in self.configured)
+
+    def is_found(self, key: Vouched) -> bool:
+        """Whether that incarnation answered last where this node looks for its name."""
+        return self._found.get(key[0]) == key[1]
+
+    def found(self, hello: Hello) -> None:
+        """Take note of who answered where this node looks for a member, and whom it vouches for."""
+        self._found[hello.name] = hello.incarnation
+        self._vouched.pop(hello.name, None)
+        if hello.members and self.is_member(hello.key):
+            self._vouched[hello.name] = (hello.members_index, frozenset(hello.members))
+
+    def vouches_for(self) -> tuple[Vouched, ...]:
+        """Return whom this node vouches for: all that stand in its lists."""
+        lists = (self.log.members, self.log.before())
+        return tuple(sorted({m.key for members in lists if members for m in members.members}))
+
+    def forget(self, name: str) -> None:
+        """Keep nothing of one that is neither talked to nor connected any more."""
+        self.hellos.pop(name, None)
+        self._found.pop(name, None)
+        self._vouched.pop(name, None)
+
     # -- who is talked to ------------------------------------------------------------------
 
     def note_leaving(self) -> None:
@@ -107,13 +172,17 @@ class Roster:
             names.update(self.configured)
         return tuple(sorted(names - {self.self_id}))
 
-    def talked_to(self) -> tuple[str, ...]:
-        """Names that this node keeps a connection to."""
-        names = {*self.followers(), *self.guests}
+    def expected(self) -> frozenset[str]:
+        """Names that this node looks for by itself."""
+        names = {*self.followers()}
         if self.log.index == 0:
             # No list in the log yet, and the bootstrap value of others may be long out of date.
             names.update(self.configured)
-        return tuple(sorted(names - {self.self_id}))
+        return frozenset(names - {self.self_id})
+
+    def talked_to(self) -> tuple[str, ...]:
+        """Names that this node keeps a connection to."""
+        return tuple(sorted({*self.expected(), *self.guests} - {self.self_id}))
 
     def addresses(self, name: str) -> tuple[tuple[str, int], ...]:
         """Return where *name* may be found, to be tried one after the other."""

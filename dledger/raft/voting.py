@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from commitlog.errors import DiskFullError, LogBusyError
+from dledger.raft.bounds import TERM_MAX
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.doubt import Doubt
 from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
@@ -96,6 +97,7 @@ class Voting:
     def _may_stand(self) -> bool:
         return (
             not self.core.is_leader
+            and self.core.term < TERM_MAX
             and not self.installation.under_way
             and self.roster.is_self_voter
             and self.doubt.may_vote(self.journal.last_term, self.journal.last_index)

@@ -49,3 +49,21 @@ class Wakeup:
             await self.wait()
             return True
         return False
+
+
+class WakeAll:
+    """Wakes every task that waits on it; who waits later waits for the next `set`."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Wake all that wait now. Never blocks."""
+        event, self._event = self._event, trio.Event()
+        event.set()
+
+    async def wait(self) -> None:
+        """Wait for the next `set`. A checkpoint."""
+        await self._event.wait()

@@ -17,12 +17,13 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Final
 
 import cbor2
 
 from commitlog.errors import RemoteProtocolError
+from dledger.raft.bounds import INDEX_MAX, NUMBER_MAX, TERM_MAX
 
 PROTOCOL_VERSION: Final = 1
 """Version of this file's frames; a peer with a newer one is refused at hello."""
@@ -61,25 +62,39 @@ class Kind(IntEnum):
 SIGNS_OF_LIFE: Final = frozenset({Kind.HEARTBEAT, Kind.HEARTBEAT_REPLY})
 """What goes to and fro all the time, and changes little."""
 
-FIELDS: Final = {
-    Kind.HELLO: 1,
-    Kind.HELLO_ACK: 1,
-    Kind.APPEND: 3,
-    Kind.APPEND_REPLY: 2,
-    Kind.HEARTBEAT: 2,
-    Kind.HEARTBEAT_REPLY: 3,
-    Kind.VOTE: 3,
-    Kind.VOTE_REPLY: 0,
-    Kind.PRE_VOTE: 3,
-    Kind.PRE_VOTE_REPLY: 2,
-    Kind.TERM_NOTICE: 0,
-    Kind.SNAPSHOT: 3,
-    Kind.SNAPSHOT_REPLY: 3,
-    Kind.TIMEOUT_NOW: 1,
-    Kind.FETCH: 2,
-    Kind.FETCH_REPLY: 1,
+
+class Field(Enum):
+    """What a number in a frame is, and so how large it may be."""
+
+    TERM = TERM_MAX
+    INDEX = INDEX_MAX
+    NUMBER = NUMBER_MAX
+    FLAG = 1
+
+
+_TERM, _INDEX, _NUMBER, _FLAG = Field.TERM, Field.INDEX, Field.NUMBER, Field.FLAG
+
+FIELDS: Final[dict[Kind, tuple[Field, ...]]] = {
+    Kind.APPEND: (_INDEX, _TERM, _INDEX),
+    Kind.APPEND_REPLY: (_FLAG, _INDEX),
+    Kind.HEARTBEAT: (_NUMBER, _INDEX),
+    Kind.HEARTBEAT_REPLY: (_NUMBER, _INDEX, _FLAG),
+    Kind.VOTE: (_INDEX, _TERM, _FLAG),
+    Kind.VOTE_REPLY: (),
+    Kind.PRE_VOTE: (_TERM, _INDEX, _TERM),
+    Kind.PRE_VOTE_REPLY: (_TERM, _FLAG),
+    Kind.TERM_NOTICE: (),
+    Kind.SNAPSHOT: (_INDEX, _NUMBER, _NUMBER),
+    Kind.SNAPSHOT_REPLY: (_INDEX, _NUMBER, _INDEX),
+    Kind.TIMEOUT_NOW: (_INDEX,),
+    Kind.FETCH: (_INDEX, _INDEX),
+    Kind.FETCH_REPLY: (_INDEX,),
 }
-"""How many fields each kind carries."""
+"""The fields of each kind; those of a hello are one map, see `dledger.raft.identity`."""
+
+_LIMITS: Final = {kind: tuple(field.value for field in fields) for kind, fields in FIELDS.items()}
+
+_HELLOS: Final = frozenset({Kind.HELLO, Kind.HELLO_ACK})
 
 
 @dataclass(slots=True)
@@ -163,25 +178,41 @@ def _decode(content: memoryview) -> PeerFrame:
     payload_at = _HEAD_LENGTH.size + head_bytes
     if payload_at > len(content):
         raise RemoteProtocolError("a peer frame shorter than its head")
-    encoded = content[_HEAD_LENGTH.size : payload_at]
-    try:
-        head = cbor2.loads(encoded)
-        canonical = len(cbor2.dumps(head)) == head_bytes
-    except (cbor2.CBORDecodeError, cbor2.CBOREncodeError, ValueError, OverflowError) as error:
-        raise RemoteProtocolError("a peer frame whose head is not CBOR") from error
-    if not (isinstance(head, list) and len(head) >= 4 and canonical):
-        raise RemoteProtocolError("a peer frame whose head is not what this version sends")
-    if not all(type(number) is int and number >= 0 for number in head[:4]):
-        raise RemoteProtocolError("a peer frame whose head is not numbers")
+    head = _read_head(content[_HEAD_LENGTH.size : payload_at])
     try:
         kind = Kind(head[0])
     except ValueError:
         raise RemoteProtocolError(f"a peer frame of unknown kind {head[0]}") from None
     fields = head[4:]
-    if len(fields) != FIELDS[kind]:
-        raise RemoteProtocolError(f"a {kind.name} frame with {len(fields)} fields")
-    if kind not in (Kind.HELLO, Kind.HELLO_ACK) and not all(
-        type(value) in (int, bool) for value in fields
-    ):
-        raise RemoteProtocolError(f"a {kind.name} frame whose fields are not numbers")
+    if kind in _HELLOS:
+        if len(fields) != 1:
+            raise RemoteProtocolError(f"a {kind.name} frame with {len(fields)} fields")
+    else:
+        _check_fields(kind, fields)
     return PeerFrame(kind, head[1], head[2], head[3], fields, content[payload_at:])
+
+
+def _read_head(encoded: memoryview) -> list[Any]:
+    try:
+        head = cbor2.loads(encoded)
+        canonical = len(cbor2.dumps(head)) == len(encoded)
+    except Exception as error:
+        # CBOR has tags for dates, fractions, patterns and mails, and each fails in its own way.
+        raise RemoteProtocolError("a peer frame whose head is not CBOR") from error
+    if not (isinstance(head, list) and len(head) >= 4 and canonical):
+        raise RemoteProtocolError("a peer frame whose head is not what this version sends")
+    if not all(type(number) is int and number >= 0 for number in head[:4]):
+        raise RemoteProtocolError("a peer frame whose head is not numbers")
+    if head[1] > TERM_MAX or max(head[0], head[2], head[3]) > NUMBER_MAX:
+        raise RemoteProtocolError("a peer frame with a number that no member comes to")
+    return head
+
+
+def _check_fields(kind: Kind, fields: list[Any]) -> None:
+    limits = _LIMITS[kind]
+    if len(fields) != len(limits):
+        raise RemoteProtocolError(f"a {kind.name} frame with {len(fields)} fields")
+    if not all(type(value) in (int, bool) for value in fields):
+        raise RemoteProtocolError(f"a {kind.name} frame whose fields are not numbers")
+    if not all(0 <= value <= limit for value, limit in zip(fields, limits, strict=True)):
+        raise RemoteProtocolError(f"a {kind.name} frame with a number that no member comes to")

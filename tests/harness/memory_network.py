@@ -130,6 +130,9 @@ class NodeNetwork:
         self, host: str, port: int, *, timeout_s: float, tls: SSLContext | None = None
     ) -> MemoryStream:
         await trio.sleep(LATENCY_S)
+        # What the real edge does with a name: some are none, and do not end as an OSError.
+        host.encode("idna")
+        port.to_bytes(8, "big", signed=True)
         return self._network.connect(self._name, (host, port))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Identity
 from dledger.raft.journal import Proposal
 from dledger.raft.node import Outgoing, RaftNode, RaftSettings
+from dledger.raft.refusals import NotAMemberError
 from dledger.raft.term_vote import TermVote
 from dledger.raft.wire import PeerFrame, PeerFrameDecoder, encode_frame, encode_head
 
@@ -259,7 +261,9 @@ class Cluster:
         if letter.receiver not in self.members:
             return
         node = self.node(letter.receiver)
-        node.receive(letter.sender, letter.frame)
+        # A link closes its connection when one that has left goes on talking.
+        with suppress(NotAMemberError):
+            node.receive(letter.sender, letter.frame)
         node.settle()
 
     def step(self) -> bool:

@@ -74,6 +74,7 @@ def test_a_member_that_starts_again_waits_for_an_append(tmp_path: Path) -> None:
     cluster.stop("n1")
     node = cluster.start("n1").node
     assert (node.journal.last_index, node.core.known_commit_index) == (index, 0)
+    node.heard(leader.hello("control"))
     heartbeat_alone(cluster, "n0", "n1")
     assert node.core.known_commit_index == 0
     cluster.link("n1")

@@ -18,6 +18,7 @@ from dledger.raft import guards as registry
 from dledger.raft.core import LIBRARY_SHA256
 from dledger.raft.guards import Guards
 from dledger.raft.journal import Proposal
+from dledger.raft.refusals import ContradictionError
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.guard_proofs import proves
 from tests.harness.raft_cluster import Cluster, batch
@@ -374,12 +375,12 @@ def test_the_installed_library_is_the_one_the_overrides_were_written_against() -
     assert hashlib.sha256(source).hexdigest() == LIBRARY_SHA256
 
 
-def test_two_leaders_of_one_term_stop_the_node_that_hears_both(tmp_path: Path) -> None:
+def test_a_second_leader_of_one_term_is_refused_by_those_who_hear_both(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     beat = PeerFrame(Kind.HEARTBEAT, leader.term, 1, 1, [1, 0], memoryview(b""))
     cluster.node("n1").receive("n0", beat)
-    with pytest.raises(InvariantBroken, match="n2 and n0 both lead term 1"):
+    with pytest.raises(ContradictionError, match="n2 and n0 both lead term 1"):
         cluster.node("n1").receive("n2", beat)
-    with pytest.raises(InvariantBroken, match="n2 and n0 both lead term 1"):
+    with pytest.raises(ContradictionError, match="n2 and n0 both lead term 1"):
         leader.receive("n2", beat)

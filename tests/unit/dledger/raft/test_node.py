@@ -11,6 +11,7 @@ from commitlog.entry import seal_no_op
 from commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
 from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.guards import ALL_ON
+from dledger.raft.refusals import ContradictionError
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.raft_cluster import Cluster, Member
 
@@ -160,7 +161,7 @@ def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
     assert leader.journal.last_index == index
 
 
-def test_a_leader_that_replaces_what_is_committed_stops_the_follower(tmp_path: Path) -> None:
+def test_a_leader_that_replaces_what_is_committed_is_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     for body in (b"a", b"b"):
@@ -175,7 +176,7 @@ def test_a_leader_that_replaces_what_is_committed_stops_the_follower(tmp_path: P
         store_time_ms=0,
     )
     request = AppendRequest(9, 1, 1, 0, split_frames(memoryview(frame)))
-    with pytest.raises(InvariantBroken, match="committed here"):
+    with pytest.raises(ContradictionError, match="committed here"):
         plan_append(journal, request, ALL_ON)
 
 
@@ -409,7 +410,7 @@ def test_the_vote_of_a_folder_made_anew_is_not_counted(tmp_path: Path) -> None:
     assert not node.is_leader
 
 
-def test_two_different_entries_of_one_term_stop_the_follower(tmp_path: Path) -> None:
+def test_two_different_entries_of_one_term_are_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     index = cluster.append("n0", b"a")
@@ -423,7 +424,7 @@ def test_two_different_entries_of_one_term_stop_the_follower(tmp_path: Path) -> 
         store_time_ms=0,
     )
     request = AppendRequest(1, index - 1, 1, 0, split_frames(memoryview(frame)))
-    with pytest.raises(InvariantBroken, match="two different entries"):
+    with pytest.raises(ContradictionError, match="two different entries"):
         plan_append(journal, request, ALL_ON)
 
 

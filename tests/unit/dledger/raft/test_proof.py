@@ -139,6 +139,7 @@ async def answers(groups: Groups, *sent: bytes) -> list[PeerFrame]:
 
 HELLO = Hello("C", "G", "n1", "ab" * 16, {}, False, "h:1", "data").encode()
 WITH_NONCE = {**HELLO, "nonce": b"n" * 16}
+CALLING = {**WITH_NONCE, "to": "n0"}
 TOO_LARGE = encode_frame(
     encode_head(Kind.HELLO, 0, 5, 0, (WITH_NONCE,)), [memoryview(bytes(HELLO_BYTES_MAX))]
 )
@@ -149,13 +150,17 @@ VOTE = encode_frame(encode_head(Kind.VOTE, 99, 5, 1, (9, 9, False)))
     ("sent", "answered"),
     [
         ([frame(Kind.HELLO, HELLO), VOTE], 0),
-        ([frame(Kind.HELLO, WITH_NONCE), VOTE], 1),
-        ([frame(Kind.HELLO, WITH_NONCE) + VOTE], 1),
-        ([frame(Kind.HELLO, WITH_NONCE), frame(Kind.HELLO, {"proof": b"\0" * 32}), VOTE], 1),
-        ([frame(Kind.HELLO, WITH_NONCE), frame(Kind.HELLO, {}), VOTE], 1),
-        ([frame(Kind.HELLO, WITH_NONCE), frame(Kind.HELLO, "proof"), VOTE], 1),
+        ([frame(Kind.HELLO, WITH_NONCE), VOTE], 0),
+        ([frame(Kind.HELLO, CALLING), VOTE], 1),
+        ([frame(Kind.HELLO, CALLING) + VOTE], 1),
+        ([frame(Kind.HELLO, CALLING), frame(Kind.HELLO, {"proof": b"\0" * 32}), VOTE], 1),
+        ([frame(Kind.HELLO, CALLING), frame(Kind.HELLO, {}), VOTE], 1),
+        ([frame(Kind.HELLO, CALLING), frame(Kind.HELLO, "proof"), VOTE], 1),
+        ([frame(Kind.HELLO, {**CALLING, "to": "n1"})], 0),
+        ([frame(Kind.HELLO, {**CALLING, "to": 7})], 0),
+        ([frame(Kind.HELLO, {**HELLO, "to": "n0"})], 0),
         ([TOO_LARGE], 0),
-        ([frame(Kind.HELLO, WITH_NONCE)], 1),
+        ([frame(Kind.HELLO, CALLING)], 1),
     ],
 )
 async def test_nothing_that_a_stranger_says_counts(
@@ -165,6 +170,8 @@ async def test_nothing_that_a_stranger_says_counts(
     node = (await groups.start("n0")).group.node
     found = await answers(groups, *sent)
     assert [item.kind for item in found] == [Kind.HELLO_ACK] * answered
+    # A number to prove oneself about, and nothing else: no name, and no proof to guess from.
+    assert [sorted(item.fields[0]) for item in found] == [["nonce", "v"]] * answered
     assert node.term == 0
     assert node.peers["n1"].hello is None
 
@@ -176,6 +183,7 @@ async def test_nothing_that_a_stranger_says_counts(
         {"nonce": b"m" * 16},
         {"nonce": b"m" * 16, "proof": b"\0" * 32},
         {"proof": b"\0" * 32},
+        {"refused": True},
     ],
     ids=repr,
 )
@@ -208,3 +216,38 @@ async def test_a_member_without_a_secret_draws_no_nonce(groups: Groups) -> None:
     found = await answers(groups, frame(Kind.HELLO, HELLO), b"\0" * 8)
     assert [item.kind for item in found] == [Kind.HELLO_ACK]
     assert "nonce" not in found[0].fields[0]
+
+
+async def test_a_member_proves_itself_first_to_one_that_asks_for_it_and_then_asks_back(
+    groups: Groups,
+) -> None:
+    """A stranger at the address of n1 gives a nonce and cannot go on."""
+    groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
+    listener = await groups.network.view("n1").listen("127.0.0.1", 40912)
+    node = (await groups.start("n0")).group.node
+    heard: list[PeerFrame] = []
+    with trio.fail_after(30):
+        stream = await listener.accept()
+        decoder = PeerFrameDecoder()
+        while not heard:
+            heard += decoder.feed(bytes(await stream.receive_some(65536)))
+        epoch = heard[0].epoch
+        for said in ({"v": 1, "nonce": b"m" * 16}, {**HELLO, "proof": b"\0" * 32}):
+            await stream.send_all(encode_frame(encode_head(Kind.HELLO_ACK, 0, epoch, 0, (said,))))
+        while data := bytes(await stream.receive_some(65536)):
+            heard += decoder.feed(data)
+    assert [sorted(item.fields[0]) for item in heard[1:]] == [["proof"]]
+    assert "members" not in heard[0].fields[0]
+    assert node.peers["n1"].hello is None
+
+
+async def test_the_proof_for_one_member_does_not_open_another(groups: Groups) -> None:
+    """A stranger hands what n1 says to it on to n0, word for word."""
+    groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
+    node = (await groups.start("n0")).group.node
+    called = {**WITH_NONCE, "to": "n2"}
+    said = {"v": 1, "nonce": b"x" * 16}
+    proof = GroupSecret(SECRET).proof(Side.DIALLER, called, said, 5)
+    found = await answers(groups, frame(Kind.HELLO, called), frame(Kind.HELLO, {"proof": proof}))
+    assert found == []
+    assert node.peers["n1"].hello is None

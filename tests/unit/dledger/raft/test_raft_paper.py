@@ -13,19 +13,21 @@ leases for reads (thesis §6.4.1; a read always asks a majority).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from commitlog.entry import parse_header, seal_no_op
-from commitlog.errors import InvariantBroken
 from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.core import Role
+from dledger.raft.identity import Hello
 from dledger.raft.journal import Frame
 from dledger.raft.membership import Member as Listed
 from dledger.raft.membership import Members
 from dledger.raft.node import RaftNode
+from dledger.raft.refusals import ContradictionError, NotAMemberError
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.crash_disk import CrashDisk
 from tests.harness.raft_cluster import Cluster, Letter
@@ -816,8 +818,61 @@ def test_a_member_falls_back_to_the_list_before_when_the_entry_is_cut() -> None:
     assert cluster.node("n0").roster.other_voters == ("n1", "n2")
 
 
+def vouched(cluster: Cluster, by: str, name: str) -> Hello:
+    """Return the answer of *by* in which a newer list holds *name* besides its own."""
+    hello = cluster.node(by).hello("data", to_member=True)
+    key = cluster.node(name).hello("data").key
+    return replace(hello, members=(*hello.members, key), members_index=hello.members_index + 1)
+
+
+def test_a_member_hears_nobody_that_no_member_answers_for() -> None:
+    """Thesis §4.1 lets anybody lead; a stranger on the network must not."""
+    cluster = group()
+    cluster.elect("n0")
+    cluster.beat("n0")
+    remove(cluster, "n0", "n2")
+    cluster.run()
+    cluster.beat("n0")
+    follower = cluster.node("n1")
+    last = follower.journal.last_index
+
+    of_members: list[tuple[Kind, tuple[int, ...]]] = [
+        (Kind.APPEND, (last, 1, last)),
+        (Kind.HEARTBEAT, (1, 0)),
+        (Kind.VOTE, (9, 1, True)),
+        (Kind.PRE_VOTE, (2, 9, 1)),
+        (Kind.SNAPSHOT, (last + 9, 0, 10)),
+        (Kind.TIMEOUT_NOW, (last,)),
+        (Kind.FETCH, (1, last)),
+    ]
+    for kind, fields in of_members:
+        with pytest.raises(NotAMemberError, match="n2 sends"):
+            follower.receive("n2", frame(kind, 2, *fields))
+    follower.receive("n2", frame(Kind.TERM_NOTICE, 2))
+    follower.receive("n2", frame(Kind.PRE_VOTE_REPLY, 2, 2, False))
+
+    assert (follower.leader_id, follower.term) == ("n0", 1)
+
+
+def test_what_is_vouched_for_in_an_older_list_counts_for_nothing() -> None:
+    cluster = group()
+    cluster.elect("n0")
+    cluster.beat("n0")
+    old = cluster.node("n0").hello("data", to_member=True)
+    remove(cluster, "n0", "n2")
+    cluster.run()
+    cluster.beat("n0")
+    cluster.node("n1").link_up("n0", "data", old)
+
+    with pytest.raises(NotAMemberError):
+        cluster.node("n1").receive("n2", frame(Kind.VOTE, 2, 9, 1, True))
+
+
 def test_a_member_hears_a_leader_that_is_not_on_its_list() -> None:
-    """Thesis §4.1: appends are accepted from a leader outside the server's latest configuration."""
+    """Thesis §4.1: appends are accepted from a leader outside the server's latest configuration.
+
+    Another member must answer for it.
+    """
     cluster = group()
     cluster.elect("n0")
     cluster.beat("n0")
@@ -826,6 +881,7 @@ def test_a_member_hears_a_leader_that_is_not_on_its_list() -> None:
     follower = cluster.node("n1")
     assert listed(follower).voter("n2") is None
     last = follower.journal.last_index
+    follower.link_up("n0", "data", vouched(cluster, "n0", "n2"))
 
     follower.receive("n2", frame(Kind.APPEND, 2, last, 1, last))
     replies = posted(cluster, "n1", Kind.APPEND_REPLY)
@@ -841,6 +897,7 @@ def test_a_member_votes_for_a_candidate_that_is_not_on_its_list() -> None:
     remove(cluster, "n0", "n2")
     cluster.run()
     voter = cluster.node("n1")
+    voter.link_up("n0", "data", vouched(cluster, "n0", "n2"))
     cluster.clock.now_s += 1.0
 
     voter.receive("n2", frame(Kind.VOTE, 2, 9, 1, False))
@@ -980,7 +1037,7 @@ def test_a_snapshot_carries_the_last_index_and_term_it_replaces() -> None:
 
     follower.receive("n0", frame(Kind.APPEND, 1, anchor, 1, anchor))
     replies = posted(cluster, "n2", Kind.APPEND_REPLY)
-    with pytest.raises(InvariantBroken, match=f"committed index {anchor}"):
+    with pytest.raises(ContradictionError, match=f"committed index {anchor}"):
         follower.receive("n0", frame(Kind.APPEND, 1, anchor, 0, anchor))
 
     assert follower.journal.term_at(anchor) == leader.journal.term_at(anchor) == 1

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlog.errors import RemoteProtocolError
+from dledger.raft.bounds import NUMBER_MAX, TERM_MAX
 from dledger.raft.wire import (
     FIELDS,
     FRAME_BYTES_MAX,
@@ -17,14 +18,13 @@ from dledger.raft.wire import (
     encode_head,
 )
 
-NUMBERS = st.integers(0, 2**62)
 KINDS = st.sampled_from([kind for kind in Kind if kind not in (Kind.HELLO, Kind.HELLO_ACK)])
 
 
 @st.composite
 def frames(draw: st.DrawFn) -> tuple[Kind, tuple[int, ...], bytes, bytes]:
     kind = draw(KINDS)
-    fields = tuple(draw(st.lists(NUMBERS, min_size=FIELDS[kind], max_size=FIELDS[kind])))
+    fields = tuple(draw(st.integers(0, field.value)) for field in FIELDS[kind])
     payload = draw(st.binary(max_size=200))
     data = encode_frame(encode_head(kind, 7, 11, 13, fields), [memoryview(payload)])
     return kind, fields, payload, data
@@ -76,6 +76,11 @@ def _with_head(head: object) -> bytes:
         ([int(Kind.VOTE_REPLY), 1, 1, 1, 5], "VOTE_REPLY frame with 1 fields"),
         ([int(Kind.HEARTBEAT), 1, 1, 1, "x", 1], "not numbers"),
         ([int(Kind.HEARTBEAT), -1, 1, 1, 1, 1], "not numbers"),
+        ([int(Kind.HEARTBEAT), TERM_MAX + 1, 1, 1, 1, 1], "no member comes to"),
+        ([int(Kind.HEARTBEAT), 2**200, 1, 1, 1, 1], "no member comes to"),
+        ([2**20000, 1, 1, 1, 1, 1], "no member comes to"),
+        ([int(Kind.HEARTBEAT), 1, NUMBER_MAX + 1, 1, 1, 1], "no member comes to"),
+        ([int(Kind.HEARTBEAT), 1, 1, 2**63, 1, 1], "no member comes to"),
         ({"kind": 5}, "not what this version sends"),
         ([5], "not what this version sends"),
     ],
@@ -83,6 +88,36 @@ def _with_head(head: object) -> bytes:
 def test_foreign_heads_are_refused(head: object, complaint: str) -> None:
     with pytest.raises(RemoteProtocolError, match=complaint):
         PeerFrameDecoder().feed(_with_head(head))
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_every_field_has_its_bounds(kind: Kind) -> None:
+    largest = [field.value for field in FIELDS[kind]]
+    (frame,) = PeerFrameDecoder().feed(_with_head([int(kind), TERM_MAX, 1, 1, *largest]))
+    assert frame.fields == largest
+    for at, limit in enumerate(largest):
+        for beyond in (limit + 1, -1, 2**63, 2**20000):
+            fields = [*largest[:at], beyond, *largest[at + 1 :]]
+            with pytest.raises(RemoteProtocolError, match="no member comes to"):
+                PeerFrameDecoder().feed(_with_head([int(kind), 1, 1, 1, *fields]))
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        "d81cc1f6",  # a shared value that ends early
+        "8505 d81c81d81d00 01 01 01".replace(" ", ""),  # a list that contains itself
+        "c482 1b7fffffffffffffff 01".replace(" ", ""),  # a decimal with a huge exponent
+        "c582 1b7fffffffffffffff 01".replace(" ", ""),
+        "d81e820100",  # 1/0
+        "d823 61 28".replace(" ", ""),  # the pattern "("
+        "9f" * 2000,
+    ],
+)
+def test_a_head_of_strange_cbor_is_refused(encoded: str) -> None:
+    head = bytes.fromhex(encoded)
+    with pytest.raises(RemoteProtocolError, match="head is not"):
+        PeerFrameDecoder().feed(encode_frame(len(head).to_bytes(2, "big") + head))
 
 
 def test_bytes_behind_the_cbor_head_are_refused() -> None:

@@ -1,0 +1,90 @@
+"""Somebody who is no member, at the port where members talk to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from dledger.raft.identity import Hello
+from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder, encode_frame, encode_head
+from remoting.seams import Network, Stream
+
+EPOCH = 5
+
+
+def frame(kind: Kind, term: int, *fields: Any, sequence: int = 1, payload: bytes = b"") -> bytes:
+    """Return one frame of the stranger's connection."""
+    head = encode_head(kind, term, EPOCH, sequence, fields)
+    return encode_frame(head, [memoryview(payload)] if payload else None)
+
+
+def hello(name: str = "evil", **changes: Any) -> bytes:
+    """Return the first frame of a connection; *changes* go over the fields of an honest hello."""
+    said = Hello("C", "G", name, "ab" * 16, {}, False, "h:1", "control", peer="127.0.0.1:40999")
+    return frame(Kind.HELLO, 0, {**said.encode(), **changes}, sequence=0)
+
+
+@dataclass
+class Stranger:
+    """Calls members, and listens for those that call back."""
+
+    network: Network
+    heard: list[PeerFrame] = field(default_factory=list)
+    callers: int = 0
+
+    async def say(self, address: tuple[str, int], *sent: bytes, seconds: float = 1.0) -> bool:
+        """Say all of *sent* on one connection; return whether the other side has hung up.
+
+        What it answers within *seconds* stands in `heard`.
+        """
+        stream = await self.network.connect(*address, timeout_s=1)
+        try:
+            for data in sent:
+                await stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return True
+        with trio.move_on_after(seconds):
+            await self._hear(stream)
+            return True
+        return False
+
+    async def listen(self, host: str, port: int) -> None:
+        """Take calls and hear everything that is said, until cancelled."""
+        listener = await self.network.listen(host, port)
+        async with trio.open_nursery() as nursery:
+            while True:
+                stream = await listener.accept()
+                self.callers += 1
+                nursery.start_soon(self._answer, stream)
+
+    async def _answer(self, stream: Stream) -> None:
+        decoder = PeerFrameDecoder()
+        try:
+            while data := await stream.receive_some(65536):
+                for heard in decoder.feed(memoryview(data)):
+                    self.heard.append(heard)
+                    if heard.kind is Kind.HELLO:
+                        said = Hello(
+                            "C",
+                            "G",
+                            "evil",
+                            "ab" * 16,
+                            {},
+                            False,
+                            "h:1",
+                            heard.fields[0]["channel"],
+                        )
+                        head = encode_head(Kind.HELLO_ACK, 0, heard.epoch, 0, (said.encode(),))
+                        await stream.send_all(encode_frame(head))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def _hear(self, stream: Stream) -> None:
+        decoder = PeerFrameDecoder()
+        try:
+            while data := await stream.receive_some(65536):
+                self.heard += decoder.feed(memoryview(data))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
