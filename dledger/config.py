@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from commitlog.errors import ConfigError
+from dledger.raft.bounds import is_host, is_name
 from dledger.settings_ignored import CLIENT_AUTH_KEYS, IGNORED_KEYS
 from dledger.settings_refused import (
     IN_SYNC_KEYS,
@@ -46,6 +47,7 @@ from dledger.settings_values import (
     parse_value,
     show_value,
 )
+from remoting.access.local_admin import is_loopback
 from remoting.java_properties import comment_hint, inline_comment, parse_properties
 
 __all__ = ["BrokerConfig", "ConfigFile", "Peer", "load_config", "parse_delay_levels"]
@@ -416,7 +418,6 @@ class _Gathered:
             self.warn(
                 "broker.broker_role = ASYNC_MASTER: a fail-over may lose acknowledged messages"
             )
-        self._warn_of_open_doors()
         self._warn_of_one_alone()
         for comment in self.comments:
             self.warn(comment)
@@ -464,20 +465,9 @@ class _Gathered:
             " any; do not start two such brokers under one brokerName"
         )
 
-    def _warn_of_open_doors(self) -> None:
-        values = self.values
-        own = next((p for p in values["raft.peers"] if p.id == values["raft.self_id"]), None)
-        guarded = values["raft.secret_file"] or values["raft.tls_cert_file"]
-        if own is None or _is_loopback(own.host) or len(values["raft.peers"]) < 2 or guarded:
-            return
-        self.warn(
-            f"raft.peers: this member listens at {own.address} and takes whoever calls for a peer:"
-            " set raft.secret_file or raft.tls_cert_file, or keep strangers off that port"
-        )
-
 
 def _is_loopback(host: str) -> bool:
-    return host in ("", "localhost", "::1") or host.startswith("127.")
+    return host in ("", "localhost") or is_loopback(host)
 
 
 def _unknown(source: str, key: str, known: Iterable[str]) -> ConfigError:
@@ -530,4 +520,15 @@ def _check(config: BrokerConfig) -> None:
     if any(tls) and not all(tls):
         raise refuse(
             "raft.tls_cert_file", "raft.tls_cert_file, tls_key_file and tls_ca_file go together"
+        )
+    for peer in raft.peers:
+        if not (is_name(peer.id) and is_host(peer.host)):
+            raise refuse("raft.peers", f"{peer} is no address that a member can be found at")
+    far = [peer for peer in raft.peers if not _is_loopback(peer.host)]
+    if len(raft.peers) > 1 and far and not config.has_guarded_peers:
+        raise refuse(
+            "raft.peers",
+            f"whoever reaches {far[0].address} could pass for a member, read all messages and forge"
+            " some: set raft.secret_file (raftSecretFile) to a file that all members share, which"
+            " `dledger raft secret FILE` makes, or raft.tls_cert_file",
         )

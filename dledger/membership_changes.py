@@ -19,6 +19,7 @@ from dledger.errors import (
 from dledger.group import Group
 from dledger.raft.identity import Hello
 from dledger.raft.membership import Member, Members
+from remoting.access.local_admin import is_loopback
 from remoting.seams import Clock
 
 CONTACT_TIMEOUT_S: Final = 5.0
@@ -96,6 +97,14 @@ class MembershipChanges:
     async def _invite(self, name: str, address: tuple[str, int]) -> None:
         self._refuse_self(name)
         node = self._group.node
+        if not node.settings.is_guarded and not all(
+            is_loopback(host) or host == "localhost"
+            for host in (address[0], node.settings.peers[node.settings.self_id][0])
+        ):
+            raise ChangeRefusedError(
+                f"{name} is on another machine, and the members have neither raft.secret_file nor"
+                " raft.tls_cert_file: anybody could pass for one; nothing was changed"
+            )
         node.invite(name, address)
         try:
             hello = await self._contact(name, address)

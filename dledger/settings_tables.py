@@ -587,20 +587,25 @@ class RaftTable(Struct, frozen=True, kw_only=True):
     secret_file: Annotated[
         str,
         _about(
-            "A secret all members share, at least 16 bytes: who cannot prove that it knows it is"
-            " no peer. Empty: none."
+            "A file of a secret that all members share, at least 16 bytes, as `dledger raft secret`"
+            " makes one: who cannot prove that it knows it is no peer. Empty: none; then all peers"
+            " must be on loopback, or have certificates.",
+            "raftSecretFile",
         ),
     ] = ""
     tls_cert_file: Annotated[
         str,
         _about(
             "PEM certificate chain of this member; set, the members talk TLS and each must have"
-            " one of `tls_ca_file`."
+            " one of `tls_ca_file`.",
+            "raftTlsCertFile",
         ),
     ] = ""
-    tls_key_file: Annotated[str, _about("PEM private key of `tls_cert_file`.")] = ""
+    tls_key_file: Annotated[
+        str, _about("PEM private key of `tls_cert_file`.", "raftTlsKeyFile")
+    ] = ""
     tls_ca_file: Annotated[
-        str, _about("Authorities that the members' certificates must come from.")
+        str, _about("Authorities that the members' certificates must come from.", "raftTlsCaFile")
     ] = ""
     election_timeout_ms: Annotated[
         int,

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import trio
 
+from dledger.cli.group_secret import make_secret
 from dledger.cli.output import CliError, ExitCode
 
 HEALTHY_TIMEOUT_S = 60.0
@@ -32,6 +33,9 @@ STOP_TIMEOUT_S = 15.0
 POLL_S = 0.05
 
 DEFAULT_GROUP = "broker-a"
+
+SECRET_FILE = "raft.secret"
+"""Shared by all members in the folder; made with it."""
 
 OWN_PORTS = range(15_000, 32_768)
 """Below Linux' range for outgoing connections, 32768 to 60999."""
@@ -435,6 +439,9 @@ def _lay_out_group(
 ) -> Iterator[Node]:
     """Write the configuration files of one group's members and yield them."""
     folder = cluster.folder
+    secret = folder / SECRET_FILE
+    if not secret.exists():
+        make_secret(secret)
     peers = ";".join(f"n{place}-127.0.0.1:{ports[2 * place + 1]}" for place in range(len(names)))
     for place, name in enumerate(names):
         store = folder / name / "store"
@@ -448,6 +455,7 @@ def _lay_out_group(
             "raft.group": group,
             "raft.self_id": f"n{place}",
             "raft.peers": peers,
+            "raft.secret_file": str(secret),
             **settings,
         }
         config_path = folder / f"{name}.toml"

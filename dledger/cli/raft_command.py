@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 
 from dledger.cli.ask_cluster import ask_leader, groups_of, refused
 from dledger.cli.cluster_command import Wide, brokers_of, with_absent
+from dledger.cli.group_secret import make_secret
 from dledger.cli.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -192,6 +193,18 @@ def recover(
         recovery.close()
     note(f"entry {index} makes {survivor.name} the only member of {survivor.group}")
     note("start it; empty the folders of the others before they are added: dledger raft add")
+    return ExitCode.OK
+
+
+@app.command
+def secret(file: Path, /) -> int:
+    """Make the secret that all members of a group share.
+
+    It goes into a new file that only its owner can read; one that is there is left as it is. Copy
+    it to every member, and name it there as raft.secret_file (raftSecretFile in .conf files).
+    """
+    make_secret(file)
+    note(f"{file.resolve()}: copy it to all members and set raft.secret_file in each one's file")
     return ExitCode.OK
 
 

@@ -40,6 +40,11 @@ class RaftSettings:
     """TLS between the members; both or none."""
 
     @property
+    def is_guarded(self) -> bool:
+        """Whether a peer must prove that it belongs to the group."""
+        return self.secret is not None or self.listen_tls is not None
+
+    @property
     def others(self) -> tuple[str, ...]:
         """The other members' names, sorted."""
         return tuple(sorted(set(self.peers) - {self.self_id}))

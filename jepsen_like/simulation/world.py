@@ -389,7 +389,8 @@ class World:
 
 
 def _broker_address(index: int) -> str:
-    return f"10.0.0.{index + 1}"
+    """On loopback, where a group needs no secret."""
+    return f"127.0.0.{index + 1}"
 
 
 def _is_scrubbed(node: BrokerNode) -> bool:

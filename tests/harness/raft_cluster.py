@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from commitlog.recovery import DamagedLogError
 from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
 from dledger.raft.guards import ALL_ON, Guards
-from dledger.raft.identity import Identity
+from dledger.raft.identity import Hello, Identity
 from dledger.raft.journal import Proposal
 from dledger.raft.node import Outgoing, RaftNode, RaftSettings
 from dledger.raft.refusals import NotAMemberError
@@ -187,8 +186,20 @@ class Cluster:
         for other in self.names:
             if other != name and other in self.members:
                 for channel in ("control", "data"):
-                    self.node(other).link_up(name, channel, mine.hello(channel))
-                    mine.link_up(other, channel, self.node(other).hello(channel))
+                    self.node(other).link_up(name, channel, self._answer(name, other, channel))
+                    mine.link_up(other, channel, self._answer(other, name, channel))
+
+    def _answer(self, called: str, caller: str, channel: str) -> Hello:
+        """Return what *called* answers *caller*: members hear who belongs to the group."""
+        key = self.node(caller).hello(channel).key
+        to_member = self.node(called).roster.is_member(key)
+        return self.node(called).hello(channel, to_member=to_member)
+
+    def _ask_again(self, name: str) -> None:
+        """Let *name*, to which an unknown one spoke, ask the others who belongs to the group."""
+        for other in self.names:
+            if other != name and other in self.members and (name, other) not in self.cut:
+                self.node(name).roster.found(self._answer(other, name, "data"))
 
     def stop(self, name: str) -> None:
         """End a member; its disk stays as it is."""
@@ -261,9 +272,10 @@ class Cluster:
         if letter.receiver not in self.members:
             return
         node = self.node(letter.receiver)
-        # A link closes its connection when one that has left goes on talking.
-        with suppress(NotAMemberError):
+        try:
             node.receive(letter.sender, letter.frame)
+        except NotAMemberError:
+            self._ask_again(letter.receiver)  # as links do, which close the connection as well
         node.settle()
 
     def step(self) -> bool:

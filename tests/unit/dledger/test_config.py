@@ -99,6 +99,7 @@ KEYS = [
     ("timerRollWindowSlot", "3600", 3600),
     ("enableDLegerCommitLog", "false", False),
     ("dLegerGroup", "RaftNode00", "RaftNode00"),
+    ("raftSecretFile", "/etc/dledger/secret", "/etc/dledger/secret"),
     ("syncFlushTimeout", "8000", 8000),
     ("metricsPromExporterPort", "5558", 5558),
     ("metricsPromExporterHost", "10.0.0.7", "10.0.0.7"),
@@ -122,6 +123,7 @@ def test_toml_takes_the_rocketmq_key_too(key: str, text: str, value: object) -> 
 
 def test_every_rocketmq_key_is_tried_above_or_in_a_test_of_its_own() -> None:
     own = {"dLegerPeers", "dLegerSelfId", "tls.server.mode", "aclEnable"}
+    own |= {"raftTlsCertFile", "raftTlsKeyFile", "raftTlsCaFile"}
     assert {key for key, _, _ in KEYS} | own == set(ROCKETMQ_KEYS)
 
 
@@ -409,7 +411,9 @@ def test_peers_may_be_text_a_list_or_a_table(peers: str) -> None:
 
 
 def test_a_peer_host_may_have_dashes_and_be_ipv6() -> None:
-    config = conf("dLegerPeers=n0-my-host-1:40911;n1-[::1]:40912;n2-h:3\ndLegerSelfId=n0")
+    config = conf(
+        "dLegerPeers=n0-my-host-1:40911;n1-[::1]:40912;n2-h:3\ndLegerSelfId=n0\nraftSecretFile=/s"
+    )
     assert [(p.id, p.host, p.port) for p in config.raft.peers] == [
         ("n0", "my-host-1", 40911),
         ("n1", "::1", 40912),
@@ -494,27 +498,44 @@ def test_settings_that_weaken_a_promise_say_so(text: str, warning: str) -> None:
 THREE = "dLegerPeers=n0-{0}:1;n1-{0}:2;n2-{0}:3"
 
 
-@pytest.mark.parametrize(
-    ("host", "settings", "warns"),
-    [
-        ("10.0.0.1", {}, True),
-        ("broker.example", {}, True),
-        ("10.0.0.1", {"raft.secret_file": "/s"}, False),
-        (
-            "10.0.0.1",
-            {"raft.tls_cert_file": "c", "raft.tls_key_file": "k", "raft.tls_ca_file": "a"},
-            False,
-        ),
-        ("127.0.0.1", {}, False),
-        ("localhost", {}, False),
-    ],
-)
-def test_a_member_that_takes_anybody_for_a_peer_says_so(
-    host: str, settings: dict[str, object], warns: bool
-) -> None:
-    config = load_config([ConfigFile("broker.conf", THREE.format(host))], options=settings)
-    found = [warning for warning in config.warnings if "takes whoever calls for a peer" in warning]
-    assert len(found) == warns
+GUARDS: list[dict[str, object]] = [
+    {"raft.secret_file": "/s"},
+    {"raft.tls_cert_file": "c", "raft.tls_key_file": "k", "raft.tls_ca_file": "a"},
+]
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "broker.example", "127.evil.example", "0.0.0.0"])
+def test_peers_that_others_can_reach_need_a_secret_or_certificates(host: str) -> None:
+    text = THREE.format(host)
+    with pytest.raises(ConfigError, match=r"dledger raft secret FILE") as raised:
+        conf(text)
+    assert str(raised.value).startswith("broker.conf: raft.peers = ")
+    for guard in GUARDS:
+        config = load_config([ConfigFile("broker.conf", text)], options=guard)
+        assert config.has_guarded_peers
+    assert conf(f"{text}\nraftSecretFile=/s").raft.secret_file == "/s"
+
+
+def test_certificates_of_peers_can_stand_in_a_conf_file() -> None:
+    files = "raftTlsCertFile=/c\nraftTlsKeyFile=/k\nraftTlsCaFile=/a"
+    raft = conf(f"{THREE.format('10.0.0.1')}\n{files}").raft
+    assert (raft.tls_cert_file, raft.tls_key_file, raft.tls_ca_file) == ("/c", "/k", "/a")
+
+
+def test_one_peer_that_others_can_reach_is_enough_to_need_a_secret() -> None:
+    with pytest.raises(ConfigError, match=r"whoever reaches 10\.0\.0\.2:2 could pass for a member"):
+        conf("dLegerPeers=n0-127.0.0.1:1;n1-10.0.0.2:2;n2-127.0.0.1:3")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "[::1]"])
+def test_peers_on_one_machine_need_no_secret(host: str) -> None:
+    assert not conf(THREE.format(host)).has_guarded_peers
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 300, "-ü-"])
+def test_a_host_that_nobody_can_be_found_at_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="no address that a member can be found at"):
+        conf(f"dLegerPeers=n0-127.0.0.1:1;n1-{host}:2;n2-127.0.0.1:3")
 
 
 def test_a_single_member_has_no_peer_port_to_warn_of() -> None:
