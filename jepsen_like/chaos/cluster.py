@@ -16,7 +16,14 @@ from typing import Any, Final
 
 import trio
 
-from dledger.cli.local_cluster import LocalCluster, Node, free_ports, settings_document
+from dledger.cli.group_secret import make_secret
+from dledger.cli.local_cluster import (
+    SECRET_FILE,
+    LocalCluster,
+    Node,
+    free_ports,
+    settings_document,
+)
 from jepsen_like.chaos.namespaces import LOOPBACK, Host
 from jepsen_like.chaos.proxy import Target
 from jepsen_like.chaos.steered_clock import ClockFile
@@ -239,6 +246,19 @@ def _name_server(folder: Path, name: str, ports: Ports, settings: Settings) -> N
     )
 
 
+def _secret_for(cluster: ChaosCluster, host: Host) -> str:
+    """Return the file of the secret that members share; empty on loopback, where none is needed.
+
+    So both ways are played: members without one are behind the proxy, those with one are not.
+    """
+    if host.namespace is None:
+        return ""
+    secret = cluster.folder / SECRET_FILE
+    if not secret.exists():
+        make_secret(secret)
+    return str(secret)
+
+
 def _values(cluster: ChaosCluster, name: str, store: Path, plan: Plan) -> dict[str, Any]:
     ports, settings = cluster.ports[name], plan.settings
     peers = ";".join(f"{peer}-{at.peer_address}" for peer, at in cluster.ports.items() if at.peer)
@@ -267,6 +287,7 @@ def _values(cluster: ChaosCluster, name: str, store: Path, plan: Plan) -> dict[s
         "raft.group": GROUP,
         "raft.self_id": name,
         "raft.peers": peers,
+        "raft.secret_file": _secret_for(cluster, ports.host),
         "raft.listen_port": ports.peer,
         "raft.election_timeout_ms": settings.election_ms,
         "raft.heartbeat_interval_ms": settings.heartbeat_ms,

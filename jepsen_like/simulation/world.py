@@ -59,6 +59,10 @@ COUNTED_LINES: Final = {
 }
 """Log lines that are interesting things, and what they count as."""
 
+MEMBERS_AT_ODDS: Final = frozenset({"peer_contradicts", "peer_link_failed"})
+"""Log lines of a member that has refused another's words and gone on. Here all members are honest,
+and strangers are heard by none of them: so one of the two is wrong."""
+
 COLLECT_S: Final = 3600.0
 """How often the cyclic collector runs, in virtual time; it never runs by itself. What half an hour
 leaves to it are a few megabytes, and it looks at much more that stays."""
@@ -375,6 +379,9 @@ class World:
         if counted is not None:
             self.sometimes[counted] += 1
         self.logs.append((self.elapsed_s, current_node.get(), str(name), facts))
+        if name in MEMBERS_AT_ODDS:
+            why = facts.get("error") or facts.get("exc_info")
+            self.violate("contradiction", f"{current_node.get()}: {name}: {why}")
 
     def _collect(self, _: object) -> None:
         # Only what was made since: what has lasted once mostly lasts as long as the world.

@@ -26,7 +26,17 @@ EDGES: Final = (0, 1, 2, INDEX_MAX, TERM_MAX, NUMBER_MAX, 2**31, 2**32, 2**48, 2
 
 BEYOND: Final = (-1, TERM_MAX + 1, 2**63 - 1, 2**63, 2**64, 2**200, 2**20_000)
 
-NO_NUMBERS: Final = (None, 1.5, "1", b"1", [], {}, [[]], float("nan"), float("inf"))
+NO_NUMBERS: Final[tuple[object, ...]] = (
+    None,
+    1.5,
+    "1",
+    b"1",
+    [],
+    {},
+    [[]],
+    float("nan"),
+    float("inf"),
+)
 
 TEXTS: Final = (
     "",
