@@ -16,6 +16,7 @@ import structlog
 from msgspec import structs
 
 from commitlog.errors import ConfigError
+from dledger.broker_id import LEADER_ID, follower_id
 from dledger.config import BrokerConfig
 from dledger.errors import ConfirmationNeededError, SettingRefusedError
 from dledger.group import Group
@@ -40,6 +41,14 @@ from remoting.protocol.confirmation import GivenUp
 from remoting.seams import Clock
 
 SOURCE: Final = "changed while it runs"
+
+READ_BY_TOOLS: Final = {"filterServerNums": "0", "traceOn": "true"}
+"""What `mqadmin exportConfigs` cannot be without: there are no filter servers, and clients' traces
+are taken."""
+
+NEVER_TAKEN: Final = frozenset({"rocketmqHome", "brokerConfigPath", "filterServerNums"})
+"""Keys by which a RocketMQ broker was made to run commands or to write files: refused, not just
+ignored, so that whoever tries is seen."""
 
 _log = structlog.get_logger(__name__)
 
@@ -71,29 +80,46 @@ class LiveSettings:
         self._clock = clock
 
     def text(self) -> str:
-        """Return every setting as properties, under RocketMQ's name where it has one."""
+        """Return every setting as properties, under RocketMQ's name where it has one.
+
+        With what RocketMQ's tools read besides and is no setting here.
+        """
+        found = {
+            setting.keys[0] if setting.keys else path: show_value(path, self.config.get(path))
+            for path, setting in SETTINGS.items()
+        }
+        leads = self._parts.group.leadership is not None
+        broker_id = LEADER_ID if leads else follower_id(self._parts.registration.settings.self_id)
         return format_properties(
             {
-                setting.keys[0] if setting.keys else path: show_value(path, self.config.get(path))
-                for path, setting in SETTINGS.items()
+                **found,
+                **READ_BY_TOOLS,
+                "brokerId": str(broker_id),
+                "useTLS": "false" if self.config.server.tls_mode == "disabled" else "true",
             }
         )
 
     def update(
         self, changes: Mapping[str, str], *, asked_by: str = "", is_confirmed: bool = False
-    ) -> None:
+    ) -> list[str]:
         """Let settings have other values from now on; all of them or none.
 
         Args:
             changes: RocketMQ's key, or ``table.name``, to text.
             asked_by: Account and host, for the log.
             is_confirmed: Messages that are kept now may go because of it.
+        Returns:
+            A sentence for each key that is accepted and changes nothing, as in a file.
         Raises:
             SettingRefusedError: Names the key that cannot be changed, or not to that value.
             ConfirmationNeededError: Less would be kept, and that is not confirmed.
         """
         values: dict[str, Any] = {}
+        notes: list[str] = []
         for key, text in changes.items():
+            if key in IGNORED_KEYS and key not in NEVER_TAKEN:
+                notes.append(f"{key} is accepted and changes nothing: {IGNORED_KEYS[key]}")
+                continue
             path = path_of(key)
             try:
                 value = parse_value(SETTINGS[path], text)
@@ -133,6 +159,9 @@ class LiveSettings:
             self.version = DataVersion(
                 timestamp=self._clock.wall_ms(), counter=self.version.counter + 1
             )
+        for note in notes:
+            _log.warning("setting_changes_nothing", text=note, asked_by=asked_by)
+        return notes
 
     def _given_up(self, config: BrokerConfig, values: Mapping[str, Any]) -> GivenUp | None:
         """Return what goes because of the change; None when no less is kept after it."""

@@ -29,6 +29,9 @@ LOCKED_KEYS: Final = frozenset(
 )
 """Keys that a client may not even try to change: they name files of this machine."""
 
+PROTECTING_KEYS: Final = frozenset({"useTLS"})
+"""Keys without meaning here that nobody may believe in."""
+
 
 class NameServer:
     """The tables of a NameServer and what holds between them.
@@ -73,24 +76,30 @@ class NameServer:
             {key: getattr(self.config, item.name) for key, item in BY_ROCKETMQ_KEY.items()}
         )
 
-    def update_settings(self, changes: Mapping[str, str]) -> None:
+    def update_settings(self, changes: Mapping[str, str]) -> list[str]:
         """Change settings until the next start; all of them or none.
 
         Args:
             changes: RocketMQ's key → value.
+        Returns:
+            A sentence for each key that is accepted and changes nothing, as in a file.
         Raises:
             SettingLockedError: A key that no client may change.
-            ConfigError: An unknown key, one without meaning here, a bad value, or a setting that
-                needs a restart.
+            ConfigError: An unknown key, one that would have to protect something and cannot here,
+                a bad value, or a setting that needs a restart.
         """
+        notes: list[str] = []
         values: dict[str, object] = {}
         for key, text in changes.items():
             if key in LOCKED_KEYS:
                 raise SettingLockedError(f"Can not update config in black list: {key}")
             setting = BY_ROCKETMQ_KEY.get(key)
             if setting is None:
-                if key in IGNORED_ROCKETMQ_KEYS:
+                if key in PROTECTING_KEYS:
                     raise ConfigError(f"{key} has no meaning here")
+                if key in IGNORED_ROCKETMQ_KEYS:
+                    notes.append(f"{key} is accepted and changes nothing here")
+                    continue
                 raise ConfigError(f"unknown setting '{key}'")
             value = setting.parse(text, key)
             if value != getattr(self.config, setting.name) and not setting.live:
@@ -103,6 +112,7 @@ class NameServer:
             self.config.delete_topic_with_broker_registration
         )
         self.route_cache.clear()
+        return notes
 
     def _build_route(self, topic: str) -> TopicRouteData | None:
         route = self.routes.route(topic)

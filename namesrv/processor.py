@@ -405,12 +405,14 @@ class NameServerProcessor:
         """UPDATE_NAMESRV_CONFIG: change settings until the next start, all of them or none."""
         changes = read_properties(_text_body(asked))
         try:
-            self._name_server.update_settings(changes)
+            notes = self._name_server.update_settings(changes)
         except (ConfigError, SettingLockedError) as error:
             _log.warning("setting_refused", error=str(error), peer=connection.peer_address[0])
             raise
         _log.info("settings_updated", **changes)
-        return response_to(asked)
+        for note in notes:
+            _log.warning("setting_changes_nothing", text=note)
+        return response_to(asked, 0, "; ".join(notes) or None)
 
     def get_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_NAMESRV_CONFIG: all settings under RocketMQ's names."""

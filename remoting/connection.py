@@ -37,6 +37,7 @@ from remoting.protocol.command import (
     RemotingCommand,
 )
 from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command_parts
+from remoting.protocol.not_supported import not_supported
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 from remoting.seams import Stream
 
@@ -632,9 +633,7 @@ class Connection:
     def _take_request(self, asked: RemotingCommand) -> None:
         processor = self.processors.get(asked.code)
         if processor is None:
-            self._refuse(
-                asked, Condition.NOT_SUPPORTED, f" request type {asked.code} not supported"
-            )
+            self._refuse(asked, Condition.NOT_SUPPORTED, not_supported(asked.code))
             return
         self._last_request_s = trio.current_time()
         if self._draining:

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from dledger.cli.output import CliError, ExitCode
-from dledger.cli.probe import NoAnswerError, any_cluster_info, ask
+from dledger.cli.probe import NoAnswerError, any_cluster_info, ask, refuse_a_broker
 from remoting.protocol.bodies import BrokerData, ClusterInfo, TopicRouteData
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
@@ -42,7 +42,7 @@ async def ask_namesrvs(
     failure: NoAnswerError | None = None
     for address in namesrvs:
         try:
-            return await ask(address, code, ext)
+            return refuse_a_broker(address, await ask(address, code, ext))
         except NoAnswerError as error:
             failure = error
     raise failure or CliError("no NameServer is named", exit_code=ExitCode.USAGE)

@@ -49,6 +49,7 @@ OWN_KEYS = frozenset(
         "fastListenPort",
         "storePathRootDir",
         "dLegerSelfId",
+        "brokerId",
         "broker.advertised_port",
         "raft.listen_port",
         "raft.tls_cert_file",
@@ -145,6 +146,8 @@ async def _change(
     """
     answer = await ask(address, code, confirmed() if is_confirmed else None, body)
     if answer.code == ResponseCode.SUCCESS:
+        if answer.remark:
+            note(f"{address}: {answer.remark}")
         return None
     lost = given_up_in(answer)
     if lost is None or is_confirmed:

@@ -111,7 +111,7 @@ def _ended_by(error: BaseException) -> int:
     known = all(isinstance(leaf, MQError | OSError) for leaf in leaves)
     if not known or any(isinstance(leaf, InvariantBroken) for leaf in leaves):
         raise error
-    said = "; ".join([str(leaves[0]), *getattr(leaves[0], "__notes__", ())])
+    said = "; ".join([_words_of(leaves[0]), *getattr(leaves[0], "__notes__", ())])
     note(f"error: {_one_line(said)}")
     return exit_code_of(leaves[0])
 
@@ -155,6 +155,12 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+def _words_of(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror  # without the number, which says the same
+    return str(error)
 
 
 def _one_line(text: str) -> str:

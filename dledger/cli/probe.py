@@ -148,6 +148,7 @@ async def cluster_and_refused(
         CliError: It refuses.
     """
     answer = await ask(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
+    refuse_a_broker(namesrv, answer)
     if answer.code != ResponseCode.SUCCESS:
         raise CliError(f"{namesrv} refuses with code {answer.code}: {answer.remark}")
     try:
@@ -155,6 +156,21 @@ async def cluster_and_refused(
     except (msgspec.DecodeError, TypeError):
         refused = []
     return ClusterInfo.decode(answer.body), refused
+
+
+def refuse_a_broker(namesrv: str, answer: RemotingCommand) -> RemotingCommand:
+    """Return *answer* unless it is what a broker says to a question for NameServers.
+
+    Raises:
+        CliError: It is; a usage error.
+    """
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise CliError(
+            f"{namesrv} is no NameServer: what answers there does not know the question",
+            next_step="--namesrv takes NameServers, port 9876 by default, not brokers",
+            exit_code=ExitCode.USAGE,
+        )
+    return answer
 
 
 async def any_cluster_info(namesrvs: list[str]) -> tuple[str, ClusterInfo]:

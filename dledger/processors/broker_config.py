@@ -43,7 +43,7 @@ class BrokerConfigProcessor:
             SettingRefusedError, ConfirmationNeededError, BadRequestError: Nothing was changed.
         """
         try:
-            self._live.update(
+            notes = self._live.update(
                 _changes(command),
                 asked_by=asked_by(connection, command),
                 is_confirmed=is_confirmed(command),
@@ -57,7 +57,7 @@ class BrokerConfigProcessor:
             )
             raise
         version = self._live.version.encode().decode()
-        return response_to(command, 0, None, {"version": version})
+        return response_to(command, 0, "; ".join(notes) or None, {"version": version})
 
 
 def _changes(command: RemotingCommand) -> dict[str, str]:

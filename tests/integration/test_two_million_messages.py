@@ -25,7 +25,8 @@ from dledger.cli.probe import raft_status
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses, wait_logged
 
-pytestmark = pytest.mark.slow
+# The limit is for a hang: two million sends take as long as the machine takes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MESSAGES = 2_000_000
 BATCH = 200

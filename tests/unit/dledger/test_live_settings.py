@@ -14,7 +14,7 @@ import structlog.testing
 from dledger.config import BrokerConfig, load_config
 from dledger.errors import ConfirmationNeededError, SettingRefusedError
 from dledger.group import GroupSettings
-from dledger.live_settings import LIVE, LiveSettings, Parts, path_of
+from dledger.live_settings import LIVE, READ_BY_TOOLS, LiveSettings, Parts, path_of
 from dledger.processors.broker_config import CHANGE_BYTES_MAX, BrokerConfigProcessor
 from dledger.processors.get_message import ReadLimits
 from dledger.registration import RegistrationSettings
@@ -33,6 +33,14 @@ from tests.harness.fake_group import EPOCH_MS, FakeGroup, ManualClock
 
 SEGMENT_BYTES = 64 << 10
 
+EXPORTED = (
+    *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime"),
+    *("filterServerNums", "flushDiskType", "maxMessageSize", "messageDelayLevel"),
+    *("msgTraceTopicName", "slaveReadEnable", "traceOn", "traceTopicEnable", "useTLS"),
+    *("autoCreateTopicEnable", "autoCreateSubscriptionGroup"),
+)
+"""What `mqadmin exportConfigs` copies."""
+
 
 def parts_of(broker: Broker) -> Parts:
     settings = RegistrationSettings("C", "B", "a:1", "n0")
@@ -48,7 +56,11 @@ def parts_of(broker: Broker) -> Parts:
     )
     return Parts(
         group=SimpleNamespace(  # type: ignore[arg-type]
-            settings=GroupSettings(), state=group.state, log=group.log, queues=group.queues
+            settings=GroupSettings(),
+            state=group.state,
+            log=group.log,
+            queues=group.queues,
+            leadership=None,
         ),
         settings=broker.settings,
         processors=broker.processors,
@@ -252,6 +264,30 @@ def test_a_refusal_names_the_key_and_changes_nothing(
     assert (answered.code, answered.ext["outcome"]) == (1, "not_stored")
 
 
+def test_a_key_that_changes_nothing_is_accepted_with_a_sentence(
+    live: LiveSettings, parts: Parts
+) -> None:
+    notes = live.update({"sendMessageThreadPoolNums": "16", "shortPollingTimeMills": "5"})
+    assert notes == [
+        "sendMessageThreadPoolNums is accepted and changes nothing:"
+        " there are no thread pools to size"
+    ]
+    assert parts.settings.short_polling_time_ms == 5
+    assert live.version.counter == 1
+    live.update({"putThreadPoolQueueCapacity": "1"})
+    assert live.version.counter == 1, "nothing has changed"
+
+
+def test_the_text_has_what_export_configs_reads(live: LiveSettings, parts: Parts) -> None:
+    """Java's Properties refuse null: one missing key ends the command."""
+    for leads, broker_id in ((True, "0"), (False, "1")):
+        parts.group.leadership = leads or None  # type: ignore[assignment]
+        found = read_properties(live.text())
+        assert set(EXPORTED) - found.keys() == set()
+        assert found["brokerId"] == broker_id
+        assert found["useTLS"] == "false"
+
+
 def test_a_value_that_is_so_already_may_be_said(live: LiveSettings) -> None:
     live.update({"listenPort": "10911", "brokerPermission": "6"})
     assert live.version.counter == 0
@@ -367,6 +403,9 @@ def test_what_would_go_is_counted_before(live: LiveSettings, broker: Broker) -> 
 
 def test_every_setting_is_told_under_rocketmqs_name_or_its_own(live: LiveSettings) -> None:
     told = read_properties(live.text())
+    assert {"brokerId", "useTLS", *READ_BY_TOOLS} <= told.keys()
+    for key in ("brokerId", "useTLS", *READ_BY_TOOLS):
+        told.pop(key)
     assert len(told) == len(SETTINGS)
     assert told["brokerPermission"] == "6"
     assert told["longPollingEnable"] == "true"

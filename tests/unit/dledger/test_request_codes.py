@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from commitlog.disk import OsDisk
 from namesrv.config import NamesrvConfig
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from remoting.protocol.codes import OWN_CODES, RequestCode
+from remoting.protocol.not_supported import INSTEAD, not_supported
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup, ManualClock
 from tests.harness.shipped_files import ROOT
@@ -60,3 +63,17 @@ def test_every_code_has_a_handler_or_a_reason(
 
 def test_the_page_calls_codes_by_their_names() -> None:
     assert {code: RequestCode(code).name for code in refused()} == refused()
+
+
+def test_the_page_has_the_sentences_that_are_answered() -> None:
+    page = (ROOT / "docs" / "requests.md").read_text()
+    rows = {int(code): words for code, _, words in ROW.findall(page)}
+    assert {code: rows[code] for code in refused()} == {int(c): w for c, w in INSTEAD.items()}
+
+
+@pytest.mark.parametrize("code", sorted(INSTEAD))
+def test_the_remark_begins_as_rocketmqs_and_goes_on_with_what_to_use(code: int) -> None:
+    remark = not_supported(code)
+    assert remark.startswith(f" request type {code} not supported; ")
+    assert len(remark) < 200
+    assert not_supported(999_999) == " request type 999999 not supported"
