@@ -271,6 +271,7 @@ async def _run_parts(
         offset_interval_s=config.broker.flush_consumer_offset_interval_ms / 1000,
         lock_lease_s=config.broker.lock_lease_ms / 1000,
         disk_ratio=_disk_ratio(config, world.disk),
+        disk_bytes=_disk_bytes(config, world.disk),
         expire_soon=retention.expire_soon,
     )
     retention.is_deleting = processors.topics.is_deleting
@@ -671,6 +672,12 @@ def _memory_budget(config: BrokerConfig, memory_bytes: int) -> MemoryBudget:
             max_frame_bytes=server.max_frame_bytes,
         )
     )
+
+
+def _disk_bytes(config: BrokerConfig, disk: Disk) -> Callable[[], tuple[int, int]]:
+    """Return what tells the size of the log's file system, as `df` counts it, and what is left."""
+    root = config.store.path_root_dir
+    return lambda: (disk.total_bytes(root), disk.free_bytes(root))
 
 
 def _disk_ratio(config: BrokerConfig, disk: Disk) -> Callable[[], float]:

@@ -96,6 +96,7 @@ class BrokerProcessors:
         offset_interval_s: float = 1.0,
         lock_lease_s: float = LEASE_S,
         disk_ratio: Callable[[], float] = lambda: 0.0,
+        disk_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0),
         expire_soon: Callable[[str], None] = lambda _asked_by: None,
     ) -> BrokerProcessors:
         """Make them all and listen to what *group* applies."""
@@ -165,6 +166,7 @@ class BrokerProcessors:
             throughput,
             clock=clock,
             disk_ratio=disk_ratio,
+            disk_bytes=disk_bytes,
             limiters=limiters,
         )
         code = RequestCode

@@ -1,4 +1,4 @@
-"""VIEW_BROKER_STATS_DATA (315): TOPIC_PUT_NUMS and GROUP_GET_NUMS, for dashboards.
+"""VIEW_BROKER_STATS_DATA (315): what topics took and groups got, for dashboards.
 
 Spec: remoting fact sheet, sections 10 and 10.2.
 """

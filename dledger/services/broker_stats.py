@@ -12,12 +12,18 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dledger.state.names import STATE_TOPIC
 from dledger.state.tables import QueueKey
 
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 """Keyed by topic."""
 GROUP_GET_NUMS = "GROUP_GET_NUMS"
 """Keyed by ``topic@group``."""
+GROUP_GET_SIZE = "GROUP_GET_SIZE"
+"""Bytes, keyed by ``topic@group``."""
+BROKER_PUT_NUMS = "BROKER_PUT_NUMS"
+BROKER_GET_NUMS = "BROKER_GET_NUMS"
+"""Of this node, all topics together; keyed by the cluster's name, whatever it is."""
 
 MAX_PAIRS = 5_000
 """Pairs of topic and group that are counted; later ones are not. 39 copies of so many counters are
@@ -64,19 +70,22 @@ class BrokerStats:
     def __init__(self, ends: Callable[[], Mapping[QueueKey, int]]) -> None:
         self._ends = ends
         self._got: dict[tuple[str, str], int] = {}
+        self._got_bytes: dict[tuple[str, str], int] = {}
         self._rings = [
             _Ring(every_s, deque(maxlen=copies))
             for every_s, copies in zip(EVERY_S, COPIES, strict=True)
         ]
 
-    def count_got(self, topic: str, group: str, messages: int) -> None:
+    def count_got(self, topic: str, group: str, messages: int, size_bytes: int = 0) -> None:
         """Count messages that a group was given."""
         pair = (topic, group)
         before = self._got.get(pair)
         if before is not None:
             self._got[pair] = before + messages
+            self._got_bytes[pair] += size_bytes
         elif len(self._got) < MAX_PAIRS:
             self._got[pair] = messages
+            self._got_bytes[pair] = size_bytes
 
     def look(self, now: float) -> None:
         """Keep copies of the counters where it is time; to be called every second or so."""
@@ -91,6 +100,8 @@ class BrokerStats:
     def spans(self, name: str, key: str, now: float) -> tuple[Span, ...] | None:
         """Return the last minute, hour and day; None when nothing was ever counted."""
         counts = self._counts()
+        if name in (BROKER_PUT_NUMS, BROKER_GET_NUMS):
+            key = ""
         count = counts.get(name, {}).get(key)
         if count is None:
             return None
@@ -107,4 +118,11 @@ class BrokerStats:
         for (topic, _), end in self._ends().items():
             put[topic] = put.get(topic, 0) + end
         got = {f"{topic}@{group}": count for (topic, group), count in self._got.items()}
-        return {TOPIC_PUT_NUMS: put, GROUP_GET_NUMS: got}
+        sizes = {f"{topic}@{group}": size for (topic, group), size in self._got_bytes.items()}
+        return {
+            TOPIC_PUT_NUMS: put,
+            GROUP_GET_NUMS: got,
+            GROUP_GET_SIZE: sizes,
+            BROKER_PUT_NUMS: {"": sum(put.values()) - put.get(STATE_TOPIC, 0)},
+            BROKER_GET_NUMS: {"": sum(got.values())},
+        }

@@ -51,7 +51,7 @@ class Throughput:
         if messages:
             self.found += 1
             self.got += messages
-            self.stats.count_got(topic, group, messages)
+            self.stats.count_got(topic, group, messages, size_bytes)
             if self.traffic is not None:
                 self.traffic.count_given(topic, group, messages, size_bytes)
         else:

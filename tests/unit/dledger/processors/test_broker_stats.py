@@ -33,10 +33,22 @@ def test_what_a_topic_took_and_a_group_got_in_the_last_minute(
     pull(broker)
     pull(broker)
     clock.now_s += 30
-    for name, key, count in (("TOPIC_PUT_NUMS", "T", 3), ("GROUP_GET_NUMS", "T@g", 6)):
+    for name, key, count in (
+        *(("TOPIC_PUT_NUMS", "T", 3), ("GROUP_GET_NUMS", "T@g", 6)),
+        *(("BROKER_PUT_NUMS", "DefaultCluster", 3), ("BROKER_GET_NUMS", "DefaultCluster", 6)),
+    ):
         body = json.loads(bytes(view(broker, name, key).body))
         assert body["statsMinute"] == {"sum": count, "tps": count / 30, "avgpt": 0.0}
         assert body["statsHour"]["sum"] == body["statsDay"]["sum"] == count
+
+
+def test_what_a_group_got_in_bytes(broker: Broker, clock: ManualClock) -> None:
+    broker.make_topic("T")
+    broker.group.put("T", 0, b"x" * 1000)
+    pull(broker)
+    clock.now_s += 30
+    body = json.loads(bytes(view(broker, "GROUP_GET_SIZE", "T@g").body))
+    assert 1000 < body["statsDay"]["sum"] < 1200
 
 
 def test_what_was_never_counted_is_code_one(broker: Broker) -> None:
