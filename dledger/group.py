@@ -307,6 +307,12 @@ class Group:
         on_their_way = self._pending_bytes + self._late_bytes
         if on_their_way + size > self.settings.pending_bytes_max:
             raise PendingFullError(f"{on_their_way} bytes wait for a majority; nothing was stored")
+        if self._late_bytes:
+            # What comes now would stand behind it and end as unknown, too.
+            raise PendingFullError(
+                "no majority has taken what was sent before in time (a full or slow disk, or a"
+                " member that is away); nothing was stored"
+            )
         self._pending_bytes += size
         self._pending.append(_Pending(batch, on_done, size))
         self._expire_wake.set()

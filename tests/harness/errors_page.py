@@ -42,7 +42,9 @@ WHEN: Final = {
     Condition.SHUTTING_DOWN: "the broker is stopping",
     Condition.NOT_READY: "the server has just started, or waits for something",
     Condition.DISK_FULL: "no space for the bytes",
-    Condition.PENDING_FULL: "`max_pending_bytes` wait for a majority",
+    Condition.PENDING_FULL: (
+        "`max_pending_bytes` wait for a majority, or something has waited for it too long"
+    ),
     Condition.BUSY: "too many requests of this kind are open",
     Condition.SEQUENCE_GAP: "an idempotent send came before one that it follows",
     Condition.TIMER_FLOW_CONTROL: "too many messages wait for their time",
