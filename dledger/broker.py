@@ -7,7 +7,7 @@ clean stop: leave the NameServers, take nothing new, answer what is in flight, c
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from dledger.doors import (
     peer_tls,
 )
 from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
-from dledger.group import Group, GroupSettings, Leadership
+from dledger.group import Group, GroupSettings
 from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges
 from dledger.metrics.broker_metrics import BrokerMetrics
@@ -51,6 +51,7 @@ from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
 from dledger.retention_settings import retention_settings
+from dledger.services.fence import LeaderService
 from dledger.services.local_hour import HOUR_MS, UtcOffset, utc
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
@@ -305,11 +306,11 @@ async def _run_parts(
         floor_wanted=lambda: retention.wanted_position,
     )
     group.services += [
-        _in_reign(schedule.run),
-        _in_reign(timer.run),
-        _in_reign(checks.run),
-        _in_reign(processors.offsets.run),
-        _in_reign(retention.run),
+        LeaderService(schedule.name, schedule.run),
+        LeaderService(timer.name, timer.run),
+        LeaderService(checks.name, checks.run),
+        LeaderService("consumer_offsets", processors.offsets.run),
+        LeaderService(retention.name, retention.run),
     ]
     accounts = None
     if config.server.acl_enable:
@@ -462,13 +463,6 @@ async def _serve_metrics(
     leaders.role_changed()
     log.info("metrics_served", address=f"{address[0]}:{address[1]}")
     return address
-
-
-def _in_reign(run: Callable[[], Awaitable[None]]) -> Callable[[Leadership], Awaitable[None]]:
-    async def service(_: Leadership) -> None:
-        await run()
-
-    return service
 
 
 def _make_registration(

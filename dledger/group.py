@@ -50,6 +50,7 @@ from dledger.raft.term_vote import TermVote
 from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
+from dledger.services.fence import STOPS_NODE, fenced
 from dledger.services.scrub import ScrubService
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import QueueUnits
@@ -410,7 +411,7 @@ class Group:
 
     def _finish(self, pending: _Pending, proposed: Proposed) -> None:
         self._pending_bytes -= pending.size
-        pending.on_done(proposed)
+        self._call(pending.on_done, proposed)
         if self._draining and not self._pending_bytes:
             self._drained.set()
 
@@ -567,11 +568,22 @@ class Group:
             self._resolve(index)
             touched = applied.touched
             for listener in self.on_applied:
-                listener(touched)
+                self._call(listener, touched)
             for units_listener in self.on_units:
-                units_listener(applied.units)
+                self._call(units_listener, applied.units)
         if store.derived_index < commit:
             self._apply_wake.set()
+
+    def _call(self, listener: Callable[[Any], None], heard: Any) -> None:
+        """Call *listener*; an unexpected error is its own, not the end of this node."""
+        try:
+            listener(heard)
+        except STOPS_NODE:
+            raise
+        except Exception as error:
+            self.service_counts.listener_failures += 1
+            name = getattr(listener, "__qualname__", repr(listener))
+            log.error("listener_failed", listener=name, exc_info=error)
 
     def _forget_counters(self, topics: tuple[str, ...]) -> None:
         for key in [key for key in self._counters if key[0] in topics]:
@@ -793,6 +805,8 @@ class Group:
             with leadership.scope:
                 async with trio.open_nursery() as nursery:
                     for service in self.services:
-                        nursery.start_soon(partial(service, leadership))
+                        name = getattr(service, "name", getattr(service, "__qualname__", "?"))
+                        run = partial(service, leadership)
+                        nursery.start_soon(fenced, name, run, self._clock, self.service_counts)
             if leadership is self.leadership and not leadership.scope.cancelled_caught:
                 await trio.lowlevel.checkpoint()

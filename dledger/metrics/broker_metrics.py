@@ -23,6 +23,7 @@ from dledger.metrics.traffic import MAX_COUNTERS, Traffic
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.runtime_info import earliest_message_ms, unflushed_bytes
+from dledger.services.service_counts import ServiceCounts
 from dledger.state.names import RETRY_PREFIX
 from remoting.protocol.bodies import ConsumeType
 from remoting.seams import Clock
@@ -351,6 +352,7 @@ class BrokerMetrics:
             ),
             [({"cause": cause}, size) for cause, size in self._given_up_bytes.items()],
         )
+        yield from _service_families(group.service_counts)
 
 
 _ABOUT: Final = {
@@ -360,6 +362,26 @@ _ABOUT: Final = {
     "damaged": "1: entries are missing here until a leader has sent them again.",
     "pending_bytes": "Proposed and not yet committed; sends are refused at raft.max_pending_bytes.",
 }
+
+
+def _service_families(counts: ServiceCounts) -> Iterator[tuple[Family, Samples]]:
+    for name, about, counted in (
+        (
+            "dledger_messages_set_aside_total",
+            "Messages a service of this leader could not process, now in its dead letters.",
+            counts.set_aside,
+        ),
+        (
+            "dledger_service_restarts_total",
+            "Unexpected failures of a service of this leader; it ran again.",
+            counts.restarts,
+        ),
+    ):
+        yield Family(name, "counter", about), [({"service": key}, counted[key]) for key in counted]
+    yield (
+        Family("dledger_listener_failures_total", "counter", "Failures after an applied entry."),
+        [({}, counts.listener_failures)],
+    )
 
 
 def _peer_families(status: Mapping[str, Any], *, leads: bool) -> Iterator[tuple[Family, Samples]]:

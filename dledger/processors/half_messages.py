@@ -9,6 +9,7 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.refusal import RefusedError
 from dledger.services.half_message import delay_of, half_properties
+from dledger.state.names import MAX_GROUP_CHARS, name_problem
 from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.outcome import Condition
 
@@ -43,6 +44,11 @@ class HalfMessages:
             raise RefusedError(
                 Condition.MESSAGE_ILLEGAL,
                 f"a transactional message cannot be delayed: it has {delayed_by}",
+            )
+        if name_problem(header.producer_group, "group", MAX_GROUP_CHARS) is not None:
+            raise RefusedError(
+                Condition.MESSAGE_ILLEGAL,
+                f"{header.producer_group[:MAX_GROUP_CHARS]!r} cannot be a producer group",
             )
         if len(self._group.state.transactions.open) >= MAX_OPEN_HALVES:
             raise RefusedError(

@@ -28,12 +28,14 @@ from commitlog.record import (
     SYS_FLAG_COMPRESSION_TYPE_MASK,
     encode_record,
 )
+from commitlog.reserved_properties import OWNED_NAMES
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.born_host import born_host_of
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.first_message import propose_with_topic
 from dledger.processors.names_check import check_sendable
+from dledger.processors.properties_check import check_room
 from dledger.processors.refusal import RefusedError, not_leader, refusal
 from dledger.services.disk_space import DiskSpace
 from dledger.services.pending_configs import TopicView
@@ -128,8 +130,12 @@ class ReplyProcessor:
                 Condition.MESSAGE_ILLEGAL,
                 f"the message has {size} bytes, at most {self._settings.max_message_bytes}",
             )
-        properties = decode_properties(header.properties or "")
-        encode_properties(properties)  # refused here if it cannot be done later
+        properties = {
+            name: value
+            for name, value in decode_properties(header.properties or "").items()
+            if name not in OWNED_NAMES
+        }
+        check_room(encode_properties(properties))  # refused here if it cannot be done later
         host, port = connection.peer_address
         return _Reply(
             header,

@@ -19,12 +19,11 @@ from commitlog.message_id import UniqKeyFactory, encode_offset_message_id
 from commitlog.properties import (
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
-    PROPERTY_POP_CK,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
-    decode_properties,
     encode_properties,
     get_property,
+    without_properties,
 )
 from commitlog.record import (
     MAX_PROPERTIES_BYTES,
@@ -36,6 +35,7 @@ from commitlog.record import (
     encode_record,
     iter_records,
 )
+from commitlog.reserved_properties import without_owned
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.born_host import born_host_of
 from dledger.processors.broker_settings import BrokerSettings
@@ -43,6 +43,7 @@ from dledger.processors.dead_letters import consumer_group_of, dead_letter_topic
 from dledger.processors.first_message import propose_with_topic
 from dledger.processors.half_messages import HalfMessages
 from dledger.processors.names_check import check_sendable
+from dledger.processors.properties_check import check_room, properties_too_long
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.processors.repeated_send import MessageIdentity, check_same, stored_records
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
@@ -71,7 +72,6 @@ _FOREIGN_SYS_FLAGS = SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_NEED_UNWRAP | SYS_FLAG
 _UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()
 _DELAY = PROPERTY_DELAY.encode()
 _TRAN_MSG = PROPERTY_TRANSACTION_PREPARED.encode()
-_POP_CK = PROPERTY_POP_CK.encode()
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ class SendProcessor:
                 properties = without_timer(properties)  # half messages are not delayed
         elif _DELAY in properties:
             if destination.clear_delay:
-                properties = _without(properties, PROPERTY_DELAY)
+                properties = without_properties(properties, {_DELAY})
             else:
                 level = delay_level_of(properties, len(self._settings.delay_levels_ms))
                 if level:
@@ -326,9 +326,13 @@ class SendProcessor:
         return records
 
     def _properties(self, properties: bytes) -> bytes:
-        """Return what is stored of a message's properties, which end with ``\\x02``."""
-        if _POP_CK in properties:
-            properties = _without(properties, PROPERTY_POP_CK)
+        """Return what is stored of a message's properties, which end with ``\\x02``.
+
+        Raises:
+            RefusedError: They leave no room for what is added to them here and later.
+        """
+        properties = without_owned(properties)
+        check_room(properties)
         if _UNIQ_KEY not in properties or get_property(properties, _UNIQ_KEY) is None:
             key = self._uniq_keys.create(self._clock.wall_ms())
             properties = b"%b\x01%b\x02%b" % (_UNIQ_KEY, key.encode(), properties)
@@ -350,10 +354,7 @@ class SendProcessor:
         if size > self._settings.max_message_bytes:
             raise self._too_large(size)
         if len(properties) > MAX_PROPERTIES_BYTES:
-            raise RefusedError(
-                Condition.MESSAGE_ILLEGAL,
-                f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES}",
-            )
+            raise properties_too_long(len(properties))
         return encode_record(
             topic=topic,
             queue_id=queue_id,
@@ -488,12 +489,6 @@ def _ended(properties: bytes) -> bytes:
     if properties and not properties.endswith(b"\x02"):
         return properties + b"\x02"
     return properties
-
-
-def _without(properties: bytes, name: str) -> bytes:
-    kept = decode_properties(properties)
-    kept.pop(name, None)
-    return encode_properties(kept)
 
 
 def _transaction_id(record: Record) -> str | None:

@@ -12,6 +12,7 @@ Spec: docs/own-requests.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,25 @@ from commitlog.properties import (
     PROPERTY_TRANSACTION_PREPARED,
     get_property,
 )
-from commitlog.record import IPV4_HOST_BYTES, pack_host, record_properties
+from commitlog.record import (
+    IPV4_HOST_BYTES,
+    encode_record,
+    iter_records,
+    pack_host,
+    record_properties,
+)
 from commitlog.record_layout import verify_record_layout
+from commitlog.reserved_properties import (
+    MAX_CLIENT_PROPERTIES_BYTES,
+    is_marked,
+    without_owned,
+)
 from dledger.errors import SequenceReusedError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.born_host import born_host_of
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.names_check import check_sendable
+from dledger.processors.properties_check import check_room
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.processors.repeated_send import check_same, identities, stored_records
 from dledger.services.disk_space import DiskSpace
@@ -66,7 +79,8 @@ _NOT_PLAIN = tuple(
         PROPERTY_TIMER_DELIVER_MS,
     )
 )
-_NOT_PLAIN_MARKS = tuple(name + b"\x01" for name in _NOT_PLAIN)
+# Those of timers stand in one of the marks of owned names.
+_NOT_PLAIN_MARKS = (PROPERTY_DELAY.encode() + b"\x01", PROPERTY_TRANSACTION_PREPARED.encode())
 
 
 class SendRecordsProcessor:
@@ -125,8 +139,11 @@ class SendRecordsProcessor:
                 self._check_run(run, default_queue_nums, create)
             except RefusedError as error:
                 refused[number] = error
-        if any(mark in records for mark in _NOT_PLAIN_MARKS):
+        if is_marked(records) or any(mark in records for mark in _NOT_PLAIN_MARKS):
             _refuse_not_plain(records, sizes, runs, refused)
+            records, sizes = _without_owned(records, sizes)
+        if int(sizes.max()) > MAX_CLIENT_PROPERTIES_BYTES:
+            _refuse_without_room(records, sizes, runs, refused)
         accepted = runs
         if refused:
             accepted = tuple(run for i, run in enumerate(runs) if i not in refused)
@@ -307,26 +324,69 @@ def _split(command: RemotingCommand, count: int) -> tuple[bytes, npt.NDArray[np.
     return bytes(view[table_bytes:]), sizes
 
 
+def _each(
+    records: bytes, sizes: npt.NDArray[np.uint32], runs: tuple[Run, ...]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield for each record the number of its run, and its properties."""
+    view = memoryview(records)
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    record_number = 0
+    for number, run in enumerate(runs):
+        for i in range(record_number, record_number + run.count):
+            yield number, record_properties(view[ends[i - 1] if i else 0 : ends[i]])
+        record_number += run.count
+
+
 def _refuse_not_plain(
     records: bytes,
     sizes: npt.NDArray[np.uint32],
     runs: tuple[Run, ...],
     refused: dict[int, RefusedError],
 ) -> None:
-    view = memoryview(records)
-    ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    record_number = 0
-    for number, run in enumerate(runs):
-        for i in range(record_number, record_number + run.count):
-            start = ends[i - 1] if i else 0
-            properties = record_properties(view[start : ends[i]])
-            for name in _NOT_PLAIN:
-                if get_property(properties, name) is not None and number not in refused:
-                    refused[number] = RefusedError(
-                        Condition.MESSAGE_ILLEGAL,
-                        f"a message with {name.decode()} is sent on its own, with request 310",
-                    )
-        record_number += run.count
+    for number, properties in _each(records, sizes, runs):
+        for name in _NOT_PLAIN:
+            if get_property(properties, name) is not None and number not in refused:
+                refused[number] = RefusedError(
+                    Condition.MESSAGE_ILLEGAL,
+                    f"a message with {name.decode()} is sent on its own, with request 310",
+                )
+
+
+def _refuse_without_room(
+    records: bytes,
+    sizes: npt.NDArray[np.uint32],
+    runs: tuple[Run, ...],
+    refused: dict[int, RefusedError],
+) -> None:
+    for number, properties in _each(records, sizes, runs):
+        if number not in refused:
+            try:
+                check_room(properties)
+            except RefusedError as error:
+                refused[number] = error
+
+
+def _without_owned(
+    records: bytes, sizes: npt.NDArray[np.uint32]
+) -> tuple[bytes, npt.NDArray[np.uint32]]:
+    """Return the records without properties that only brokers write; rare, so one by one."""
+    found = []
+    for record in iter_records(records):
+        kept = without_owned(record.properties)
+        found.append(
+            encode_record(
+                topic=record.topic,
+                queue_id=record.queue_id,
+                body=record.body,
+                properties=kept,
+                flag=record.flag,
+                sys_flag=record.sys_flag,
+                born_timestamp_ms=record.born_timestamp_ms,
+                reconsume_times=record.reconsume_times,
+                prepared_transaction_offset=record.prepared_transaction_offset,
+            )
+        )
+    return b"".join(found), np.array([len(record) for record in found], np.uint32)
 
 
 def _without_refused(

@@ -93,7 +93,6 @@ class LeaderLoop:
         self.name = name
         self._group = group
         self._clock = clock
-        self._counts = group.service_counts
         self._is_deleting = is_deleting
         self._applied = trio.Event()
         self._damaged: dict[int, float] = {}
@@ -230,7 +229,7 @@ class LeaderLoop:
 
     def was_set_aside(self, position: int, reason: str) -> None:
         """Count and log a message whose dead letter is stored."""
-        self._counts.set_aside[self.name] += 1
+        self._group.service_counts.set_aside[self.name] += 1
         logger.error(
             "message_set_aside",
             service=self.name,

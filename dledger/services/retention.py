@@ -25,11 +25,11 @@ from typing import Final, Protocol
 
 import structlog
 
-from commitlog.errors import DiskFullError
+from commitlog.entry import RecordBatch
 from commitlog.mark import Anchor
-from dledger.errors import ReplicationError
 from dledger.group_api import BrokerGroup
 from dledger.services.delay_level import queue_of_level
+from dledger.services.leader_loop import Fate, LeaderLoop
 from dledger.services.local_hour import HOUR_MS, UtcOffset, is_in_hours, utc
 from dledger.services.topic_retention import queue_floors
 from dledger.state.floor_reason import AGE, CAUSES, FORCED, REQUEST, SIZE, FloorReason
@@ -38,6 +38,9 @@ from dledger.state.state_record import FloorChange, state_batch
 from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
+
+NAME: Final = "retention"
+"""In logs and metrics."""
 
 CHECK_INTERVAL_S: Final = 10.0
 """RocketMQ's interval; sooner would find nothing new."""
@@ -210,6 +213,8 @@ class RetentionService:
         self.wanted_position = 0
         """Where the floor would be if no half message stood in the way."""
         self._asked_now: str | None = None
+        self.name = NAME
+        self._loop = LeaderLoop(group, clock, NAME)
 
     def expire_soon(self, asked_by: str) -> None:
         """Let segments that have expired go at the next check, whatever the hour."""
@@ -217,10 +222,11 @@ class RetentionService:
 
     async def run(self) -> None:
         """Check every interval until cancelled. Run it inside the leadership's nursery."""
-        while True:
-            await self._clock.sleep(self.settings.check_interval_s)
-            await self.check()
-            await self.check_topics()
+        with self._loop.listening():
+            while True:
+                await self._clock.sleep(self.settings.check_interval_s)
+                await self.check()
+                await self.check_topics()
 
     async def check(self) -> Anchor | None:
         """Move the floor once, if something should go; return the new floor."""
@@ -241,10 +247,12 @@ class RetentionService:
 
     async def _move(self, floor: Anchor, reason: FloorReason) -> Anchor | None:
         size = floor.position - max(self._group.state.floor.position, 0)
-        try:
-            await self._group.submit(state_batch(FloorChange(floor, reason)))
-        except (ReplicationError, DiskFullError) as error:
-            log.warning("floor_not_moved", error=str(error))
+        state = self._group.state
+        moved = await self._store(
+            state_batch(FloorChange(floor, reason)),
+            is_applied=lambda: state.floor.first_index >= floor.first_index,
+        )
+        if not moved:
             return None
         self.given_up_bytes[reason.cause] += size
         write = log.warning if reason.cause == FORCED else log.info
@@ -263,16 +271,22 @@ class RetentionService:
         change = queue_floors(self._group, self._clock.wall_ms(), is_deleting=self.is_deleting)
         if change is None:
             return
-        try:
-            await self._group.submit(state_batch(change))
-        except (ReplicationError, DiskFullError) as error:
-            log.warning("queue_floors_not_moved", error=str(error))
-        else:
+        topic, queue_id, offset = change.floors[-1]
+        bounds = self._group.state.queues[topic, queue_id]
+        if await self._store(state_batch(change), is_applied=lambda: bounds.min_offset >= offset):
             log.info(
                 "queue_floors_moved",
                 queues=len(change.floors),
                 retention_ms=dict(change.retention_ms),
             )
+
+    async def _store(self, batch: RecordBatch, *, is_applied: Callable[[], bool]) -> bool:
+        """Store one entry; false when it is not stored, or another member leads by now."""
+        leadership = self._group.leadership
+        if leadership is None:
+            return False
+        fate = await self._loop.store(batch, is_applied=is_applied, term=leadership.term)
+        return fate is Fate.APPLIED
 
     def look(self, limit_position: int) -> Look:
         """Return what is so now."""

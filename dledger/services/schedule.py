@@ -61,6 +61,7 @@ class ScheduleMessageService:
         is_deleting: Callable[[str], bool] = lambda _topic: False,
         entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
     ) -> None:
+        self.name = NAME
         self._group = group
         self._clock = clock
         self._levels_ms = tuple(levels_ms)

@@ -83,6 +83,7 @@ class TimerMessageService:
         entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
         roll_window_ms: int = DEFAULT_ROLL_WINDOW_MS,
     ) -> None:
+        self.name = NAME
         self._group = group
         self._clock = clock
         self._claims = claims

@@ -102,6 +102,7 @@ class TransactionCheckService:
         clock: Clock,
         floor_wanted: Callable[[], int] = lambda: 0,
     ) -> None:
+        self.name = NAME
         self._group = group
         self._topics = topics
         self._decisions = decisions

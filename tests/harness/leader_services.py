@@ -96,9 +96,9 @@ class LeaderServices:
         async with trio.open_nursery() as nursery:
             for service in self.services:
                 nursery.start_soon(service.run)
-            nursery.start_soon(self._settle)
+            nursery.start_soon(self.settle_kicked)
 
-    async def _settle(self) -> None:
+    async def settle_kicked(self) -> None:
         """What is proposed and only kicked becomes an entry, as in a group with a disk."""
         propose = self.group.propose
         proposed = trio.Event()

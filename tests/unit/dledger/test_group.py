@@ -147,6 +147,55 @@ async def test_the_leadership_scope_ends_when_the_leader_steps_down(
         assert second.group.leadership is None
 
 
+async def test_a_failing_service_or_listener_takes_nothing_from_the_others(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        group, term = leader.group, leader.group.term
+        runs: list[str] = []
+        heard: list[int] = []
+
+        async def failing(_: object) -> None:
+            runs.append("failing")
+            raise ValueError("a message it did not expect")
+
+        async def steady(_: object) -> None:
+            runs.append("steady")
+            await trio.sleep_forever()
+
+        def listener(_: object) -> None:
+            raise KeyError("T")
+
+        def answered(_: Proposed) -> None:
+            raise RuntimeError("nobody reads the answer")
+
+        group.services += [failing, steady]
+        group.on_applied += [listener, lambda _: heard.append(1)]
+        assert await groups.settle() is None
+        await group.transfer_leadership()
+        await groups.leader()
+        while group.leadership is None:
+            await trio.sleep(0.5)
+            other = await groups.leader()
+            if other is not leader:
+                await other.group.transfer_leadership(leader.name)
+        heard.clear()
+        before = group.service_counts.listener_failures
+        group.propose(batch(b"a"), answered)
+        await group.submit(batch(b"b"))
+        await trio.sleep(4)
+        assert runs.count("failing") == 3
+        assert runs.count("steady") == 1
+        (name,) = +group.service_counts.restarts
+        assert "failing" in name
+        assert len(heard) >= 1
+        assert group.service_counts.listener_failures >= before + 2
+        assert bodies(group) == [b"a", b"b"]
+        assert group.term > term
+        assert group.leadership is not None
+
+
 async def test_store_time_never_goes_back_although_the_next_leaders_clock_does(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

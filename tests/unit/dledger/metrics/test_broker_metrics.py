@@ -214,6 +214,7 @@ def test_connections_are_counted_by_who_they_are(watched: Watched) -> None:
 
 def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> None:
     watched.leaders.role_changed()
+    watched.broker.group.service_counts.set_aside["timer"] += 1
     page = watched.page()
     assert {
         name: page.value(name)
@@ -234,7 +235,15 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
         "dledger_event_loop_stalls_total": 0,
         "dledger_held_pulls": 0,
         "dledger_disk_used_ratio": 0,
+        "dledger_listener_failures_total": 0,
     }
+    assert page.of("dledger_messages_set_aside_total", "service") == {
+        ("delay_levels",): 0,
+        ("timer",): 1,
+        ("transactions",): 0,
+        ("retries",): 0,
+    }
+    assert page.of("dledger_service_restarts_total", "service")["retention",] == 0
     assert page.of("dledger_peer_connected", "peer", "member") == {
         ("n1", "n0"): 1,
         ("n2", "n0"): 0,

@@ -11,6 +11,7 @@ import structlog.testing
 from commitlog.mark import Anchor
 from commitlog.record import checked_body
 from dledger.config import load_config
+from dledger.group_api import Proposed
 from dledger.services.local_hour import HOUR_MS
 from dledger.services.retention import (
     NEVER_RATIO,
@@ -21,7 +22,7 @@ from dledger.services.retention import (
 from dledger.state.floor_reason import FloorReason, entitlement_error
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
-from tests.harness.fake_group import ManualClock
+from tests.harness.fake_group import ManualClock, Term
 
 SEGMENT_BYTES = 100
 ENTRY_BYTES = 20
@@ -50,14 +51,16 @@ class Group:
 
     def __init__(self) -> None:
         self.state = StateTables()
+        self.leadership = Term(1)
         self.changes: list[FloorChange] = []
 
-    async def submit(self, batch: Any) -> None:
+    async def submit(self, batch: Any) -> Proposed:
         (run,) = batch.runs
         change = decode_change(run.queue_id, checked_body(batch.records, 0)[0])
         assert isinstance(change, FloorChange)
         self.changes.append(change)
         self.state.floor = change.floor
+        return Proposed("stored")
 
 
 class Kept:
