@@ -29,7 +29,9 @@ class LeaderServices:
         self.root = root
         self.clock = VirtualClock()
         self.group = FakeGroup(root, self.clock)
-        self.broker = Broker(self.group, self.clock, timer_max_delay_s=3 * DAY_S)
+        self.broker = Broker(
+            self.group, self.clock, timer_max_delay_s=3 * DAY_S, max_message_bytes=1 << 16
+        )
         self.broker.make_topic("T", 1)
         processors = self.broker.processors
         self.services = (
