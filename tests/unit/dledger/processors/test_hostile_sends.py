@@ -128,7 +128,7 @@ async def test_the_longest_properties_pass_every_service(
             questions.append(len(half.question(checks)))
             return True
 
-    leader.services[2]._producers = Producers(  # type: ignore[attr-defined]
+    leader.services[2]._producers = Producers(
         leader.broker.processors.clients, leader.broker.settings
     )
     nursery.start_soon(leader.serve)
