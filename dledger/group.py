@@ -244,6 +244,12 @@ class Group:
         return self.node.identity.group_identity
 
     @property
+    def membership_proof(self) -> str:
+        """What members alone can say to NameServers; empty without a secret."""
+        secret = self.node.settings.secret
+        return "" if secret is None else secret.membership_proof(self.group_identity)
+
+    @property
     def member_addresses(self) -> tuple[str, ...]:
         """Advertised addresses of the members, as far as known."""
         members = self.node.roster.members

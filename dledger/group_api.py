@@ -152,6 +152,10 @@ class BrokerGroup(Protocol):
         """Identity of the whole group, the same on every member; empty before bootstrap."""
 
     @property
+    def membership_proof(self) -> str:
+        """What members alone can say to NameServers, the same for each; empty without a secret."""
+
+    @property
     def member_addresses(self) -> tuple[str, ...]:
         """Advertised ``ip:port`` of every member, as far as known."""
 

@@ -22,7 +22,7 @@ from namesrv.refused import SHOWN_CHARACTERS
 from namesrv.register_body import decode_register_body
 from namesrv.route_cache import route_dialect
 from namesrv.route_table import BrokerLiveInfo, RegisterResult, Registration
-from namesrv.takeover import MEMBERS_MAX
+from namesrv.takeover import MEMBERS_MAX, PROOF_CHARS_MAX
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.java_properties import read_properties
@@ -190,6 +190,7 @@ class NameServerProcessor:
                 filter_servers=body.filter_server_list,
                 connection=self._number_of(connection),
                 identity=header.group_identity or "",
+                proof=(header.membership_proof or "")[:PROOF_CHARS_MAX],
                 members=frozenset((header.member_addresses or "").split(";")[:MEMBERS_MAX]),
                 since=None
                 if header.topics_since is None

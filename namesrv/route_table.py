@@ -60,19 +60,21 @@ class BrokerLiveInfo:
     ha_server_addr: str
     connection: int | None
     identity: str = ""
+    proof: str = ""
     members: frozenset[str] = frozenset()
 
     @property
     def claim(self) -> Claim:
         """What speaks for it when another address wants its place."""
-        return Claim(self.identity, self.data_version.state_version)
+        return Claim(self.identity, self.data_version.state_version, self.proof)
 
     def may_be_changed_by(self, identity: str, connection: int | None) -> bool:
         """Whether a request of somebody with *identity* over *connection* is its own.
 
-        An address without an identity is anybody's, as in RocketMQ.
+        An address without an identity is anybody's, as in RocketMQ. One with a proof is its own
+        connection's: the identity alone may be copied.
         """
-        if not self.identity or self.identity == identity:
+        if not self.identity or (self.identity == identity and not self.proof):
             return True
         return self.connection is not None and self.connection == connection
 
@@ -86,6 +88,7 @@ class Registration:
             the NameServer's.
         connection: Number of the connection it came over; None when there is none to lose.
         identity: Of the broker group; empty: it is a broker of RocketMQ, or of an older release.
+        proof: What members of that group alone can say; empty: they share no secret.
         members: Addresses of all members of that group.
         since: *topics* are only those that changed since this version; None: they are all.
         removed_topics: With *since*, topics that are gone.
@@ -103,6 +106,7 @@ class Registration:
     filter_servers: Sequence[str] = ()
     connection: int | None = None
     identity: str = ""
+    proof: str = ""
     members: frozenset[str] = frozenset()
     since: DataVersion | None = None
     removed_topics: Sequence[str] = ()
@@ -110,7 +114,7 @@ class Registration:
     @property
     def claim(self) -> Claim:
         """What speaks for it when another address is in its place."""
-        return Claim(self.identity, self.data_version.state_version)
+        return Claim(self.identity, self.data_version.state_version, self.proof)
 
     @property
     def key(self) -> BrokerKey:
@@ -244,6 +248,7 @@ class RouteInfoManager:
             ha_server_addr=registration.ha_server_addr,
             connection=registration.connection,
             identity=registration.identity,
+            proof=registration.proof if registration.identity else "",
             members=registration.members if registration.identity else frozenset(),
         )
         self._remove_strangers(broker)
@@ -523,15 +528,17 @@ class RouteInfoManager:
         ]
 
     def _remove_strangers(self, broker: BrokerData) -> None:
-        """Take out who came before the name had an identity, and is no member."""
+        """Take out who came before the name had an identity or a proof, and is no member."""
         name = broker.broker_name
         if not self.identity_of(name):
             return
+        proved = any(live.proof for live in self._lives(name))
         members = self.members_of(name)
         strangers = [
             live.key
             for live in self._lives(name)
-            if not live.identity and live.key.broker_addr not in members
+            if (not live.identity and live.key.broker_addr not in members)
+            or (proved and live.identity and not live.proof)
         ]
         if strangers:
             self._remove(strangers)
@@ -550,6 +557,7 @@ class RouteInfoManager:
         reason = refuses_identity(
             registration.claim,
             owner=self.identity_of(name),
+            proof=next((live.proof for live in self._lives(name) if live.proof), ""),
             is_member=addr in self.members_of(name),
         )
         if reason:

@@ -6,6 +6,9 @@ is an address without any, unless a member with the identity names it as another
 members of an older release in the middle of an upgrade; they may take an id that is free.
 Brokers of RocketMQ send no identity, and names without one follow RocketMQ's rules.
 
+An identity is no secret. Members that share one send a proof too, which is the same for all of
+them: an address that comes with a copied identity and without that proof is refused.
+
 Pure: `namesrv.route_table` asks before it changes anything.
 """
 
@@ -13,10 +16,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from hmac import compare_digest
 from typing import Final
 
 MEMBERS_MAX: Final = 64
 """Addresses of members that one registration may name."""
+
+PROOF_CHARS_MAX: Final = 64
+"""Longer than that is no proof of ours."""
 
 IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
 """What a broker group's identity looks like."""
@@ -38,18 +45,33 @@ class Claim:
     """Of its group; empty: it named none."""
     state_version: int
     """Term of the leader that it knows of."""
+    proof: str = ""
+    """What members of the group alone can say; empty: it said nothing."""
+
+    @property
+    def weight(self) -> int:
+        """A heavier claim wins, whatever the state versions: those can be made up."""
+        return bool(self.identity) + bool(self.identity and self.proof)
 
 
-def refuses_identity(claim: Claim, *, owner: str, is_member: bool) -> str:
+def refuses_identity(claim: Claim, *, owner: str, proof: str, is_member: bool) -> str:
     """Return why *claim* may not enter a broker name, or an empty text when it may.
 
     Args:
         owner: The identity that the broker name belongs to; empty: to none.
+        proof: What registered members of it have said; empty: nothing.
         is_member: Whether a registered address with that identity names this one as a member.
     """
     if claim.identity and not IDENTITY.fullmatch(claim.identity):
         return "the group identity is not 32 hexadecimal digits"
-    if not owner or claim.identity == owner:
+    if not owner:
+        return ""
+    if claim.identity == owner:
+        if proof and not compare_digest(proof.encode(), claim.proof.encode()):
+            return (
+                f"it belongs to the group {owner}, and this broker does not prove that it knows"
+                " the secret of that group (raft.secret_file)"
+            )
         return ""
     if claim.identity:
         return (
@@ -70,9 +92,8 @@ def may_take(claim: Claim, holder: Claim, *, silent_ms: int) -> bool:
     Args:
         silent_ms: Time since the holder was heard.
     """
-    if bool(claim.identity) != bool(holder.identity):
-        # An identity wins over none, whatever the state versions: those can be made up.
-        return bool(claim.identity)
+    if claim.weight != holder.weight:
+        return claim.weight > holder.weight
     if claim.state_version != holder.state_version:
         return claim.state_version > holder.state_version
     # One term has one leader. Two brokers that both claim it must not take turns.

@@ -683,6 +683,8 @@ class RegisterBrokerHeader(Header):
     body_crc32: I32 | None = 0
     group_identity: str | None = None
     """Ours: a RocketMQ broker sends none."""
+    membership_proof: str | None = None
+    """Ours: what members of the group alone can say, where they share a secret."""
     member_addresses: str | None = None
     """Ours: where the members of the group are found, ``host:port`` each, with ``;`` between."""
     topics_since: str | None = None

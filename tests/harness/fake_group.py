@@ -135,6 +135,7 @@ class FakeGroup:
         self.leadership: Term | None = Term(1)
         self.leader_address: str | None = LEADER
         self.group_identity = GROUP_IDENTITY
+        self.membership_proof = ""
         self.member_addresses: tuple[str, ...] = (LEADER,)
         self.term = 1
         self.readable = True

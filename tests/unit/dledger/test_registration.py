@@ -243,11 +243,14 @@ async def test_a_refused_registration_is_tried_again(
 async def test_registrations_carry_the_identity_of_the_group(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
+    world.group.membership_proof = "ab" * 32
     nursery.start_soon(world.registration.run)
     await trio.sleep(1)
     await world.registration.unregister()
     register, unregister = world.client.to("ns1:9876")
     assert register.header.group_identity == GROUP_IDENTITY
+    assert register.header.membership_proof == "ab" * 32
+    assert register.header.member_addresses == LEADER
     assert BrokerHeader.decode(unregister.command.ext).group_identity == GROUP_IDENTITY
     nursery.cancel_scope.cancel()
 

@@ -176,3 +176,59 @@ def test_an_identity_that_no_group_has_is_refused() -> None:
     with pytest.raises(RegistrationRefusedError, match="32 hexadecimal digits"):
         table.register_broker(registration(identity="x" * 1_000_000), 0)
     assert table.broker_addr_table == {}
+
+
+PROOF = "ab" * 32
+
+
+def proved_group() -> RouteInfoManager:
+    """As `group_of_three`, with a secret in common."""
+    table = RouteInfoManager()
+    for number, (addr, broker_id) in enumerate([(A, 0), (B, 2), (C, 3)], 1):
+        table.register_broker(
+            registration(
+                addr,
+                broker_id,
+                identity=OURS,
+                proof=PROOF,
+                data_version=version(state=5),
+                connection=number,
+            ),
+            0,
+        )
+    return table
+
+
+def copycat(proof: str = "", addr: str = THIEF) -> Registration:
+    return registration(
+        addr, 0, identity=OURS, proof=proof, data_version=version(state=2**62), connection=9
+    )
+
+
+@pytest.mark.parametrize("proof", ["", "cd" * 32, "\u20ac"])
+@pytest.mark.parametrize("addr", [THIEF, B])
+def test_a_copied_identity_without_the_proof_of_the_secret_gets_no_place(
+    proof: str, addr: str
+) -> None:
+    table = proved_group()
+    with pytest.raises(RegistrationRefusedError, match=r"knows the secret of that group"):
+        table.register_broker(copycat(proof, addr), 1)
+    with pytest.raises(RegistrationRefusedError, match="alone may unregister it"):
+        table.unregister_broker(CLUSTER, "broker-a", A, identity=OURS, connection=9)
+    assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
+
+
+def test_a_copied_identity_that_came_first_gives_way_to_the_first_member_with_a_proof() -> None:
+    table = RouteInfoManager()
+    table.register_broker(copycat(), 0)
+    leader = registration(A, 0, identity=OURS, proof=PROOF, data_version=version(state=5))
+    assert not table.register_broker(leader, 1).superseded
+    assert addrs_of(table, "T1") == {0: A}
+    assert table.unregister_broker(CLUSTER, "broker-a", A, connection=1)
+
+
+def test_a_fail_over_within_a_group_with_a_secret_moves_id_0() -> None:
+    table = proved_group()
+    elected = registration(B, 0, identity=OURS, proof=PROOF, data_version=version(state=6))
+    assert not table.register_broker(elected, 1).superseded
+    assert addrs_of(table, "T1") == {0: B, 3: C}

@@ -47,6 +47,7 @@ def registration(
     acting: bool | None = None,
     identity: str = "",
     members: Iterable[str] = (),
+    proof: str = "",
 ) -> Registration:
     return Registration(
         cluster_name=cluster,
@@ -62,6 +63,7 @@ def registration(
         connection=connection,
         identity=identity,
         members=frozenset(members),
+        proof=proof,
     )
 
 

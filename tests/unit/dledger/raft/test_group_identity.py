@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -10,6 +11,7 @@ from trio.testing import MockClock
 
 from commitlog.disk import OsDisk
 from dledger.raft.identity import Identity
+from dledger.raft.proof import GroupSecret
 from dledger.raft.recover import Recovery
 from tests.harness.groups import running_groups
 from tests.unit.dledger.raft.test_recover import lose_all_but_one
@@ -62,3 +64,17 @@ async def test_a_replica_that_goes_on_alone_is_another_group(
         await groups.start(name)
         after = (await groups.leader()).group.group_identity
         assert after not in ("", before)
+
+
+async def test_members_that_share_a_secret_have_one_proof_of_it_and_others_have_none(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    proofs = set()
+    for secret in (b"a secret of sixteen bytes", b"another of sixteen bytes", None):
+        async with running_groups(tmp_path / str(secret), size=1) as groups:
+            group = (await groups.leader()).group
+            if secret is not None:
+                group.node.settings = replace(group.node.settings, secret=GroupSecret(secret))
+            assert group.membership_proof == group.membership_proof
+            proofs.add(group.membership_proof)
+    assert sorted(map(len, proofs)) == [0, 64, 64]
