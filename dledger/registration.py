@@ -163,6 +163,9 @@ class Registration:
         while self._known.get(name_server.address) is name_server:
             name_server.wake = trio.Event()
             registered = await self._register(name_server)
+            if name_server.reachable and name_server.told_id not in (None, self.broker_id):
+                # It changed while the news was under way: `role_changed` compared with the old.
+                name_server.wake.set()
             pause_s = self.settings.interval_s if registered else RETRY_S
             await wait_for(name_server.wake, self._clock, pause_s)
 

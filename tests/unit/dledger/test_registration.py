@@ -193,6 +193,23 @@ async def test_a_new_role_is_told_at_once_one_way_and_confirmed(
     nursery.cancel_scope.cancel()
 
 
+async def test_a_role_that_changes_back_while_the_news_is_under_way_is_told_at_once(
+    autojump_clock: Any, world: World, nursery: trio.Nursery
+) -> None:
+    leads = world.group.leadership
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    world.group.leadership = None
+    world.registration.role_changed()
+    await trio.sleep(0.005)  # half of the way to a NameServer
+    world.group.leadership = leads
+    world.registration.role_changed()
+    await trio.sleep(0.5)
+    for address in world.addresses:
+        assert [call.header.broker_id for call in world.client.to(address)][-1] == 0
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_changed_topic_is_told_at_once(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
