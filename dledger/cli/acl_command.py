@@ -180,12 +180,15 @@ def convert(source: Path, target: Path) -> int:
 
 
 def _row(account: Account) -> dict[str, Any]:
+    may_all = account.is_admin and not (account.topics or account.groups)
+    default_topic = "everything" if may_all else str(account.default_topic)
+    default_group = "everything" if may_all else str(account.default_group)
     return {
         "account": account.access_key,
         "admin": account.is_admin,
         "white": account.white.text or None,
-        "default_topic": str(account.default_topic),
-        "default_group": str(account.default_group),
+        "default_topic": default_topic,
+        "default_group": default_group,
         "topics": _shown(account.topics),
         "groups": _shown(account.groups),
     }

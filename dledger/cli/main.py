@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.metadata import entry_points, version
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 
 from commitlog.errors import ConfigError, InvariantBroken, MQError
 from dledger.cli.missing_extra import missing_extra
@@ -87,7 +87,8 @@ def run(app: App, tokens: Sequence[str]) -> int:
         result = app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         chain = " ".join((app.name[0], *(error.command_chain or ())))
-        note(f"error: {_one_line(str(error)).removesuffix('.')}; see {chain} --help")
+        said = _one_line(str(error)).removesuffix(".")
+        note(f"error: {said}{_variable_of(error)}; see {chain} --help")
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return 130
@@ -155,6 +156,14 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+def _variable_of(error: CycloptsError) -> str:
+    """Return how else a missing option can be given."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return ""
+    names = list(error.argument.parameter.env_var or ())
+    return f", or {names[0]} in the environment" if names else ""
 
 
 def _words_of(error: BaseException) -> str:

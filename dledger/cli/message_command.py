@@ -181,6 +181,13 @@ async def consume(
         str, Parameter(help="SQL92 over properties, e.g. \"region = 'EU' AND amount > 5\".")
     ] = "",
     max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many.")] = None,
+    group: Annotated[
+        str,
+        Parameter(
+            name=["--group", "-g"],
+            help="Read as this consumer group: where accounts are checked, one that may.",
+        ),
+    ] = "dledger-cli",
     follow: Annotated[
         bool, Parameter(name=["--follow", "-f"], help="Wait for more until Ctrl-C.")
     ] = False,
@@ -204,7 +211,7 @@ async def consume(
     printer = _Printer(output, max_)
     async with (
         open_client(addresses(namesrv)) as client,
-        PullConsumer(client, "dledger-cli") as consumer,
+        PullConsumer(client, group) as consumer,
     ):
         queues = [
             found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +15,7 @@ from jepsen_like.checkers.verdict import Verdict, merge
 from jepsen_like.history.operation import Event, F, History, Operation, Outcome
 from jepsen_like.history.shares import by_workload
 from jepsen_like.plans.plan import Kind, decode_plan
+from jepsen_like.report.wording import many
 
 LEADER_LOSSES: Final = frozenset({Kind.KILL, Kind.POWER_CUT, Kind.PAUSE, Kind.ISOLATE})
 """Faults after which another one has to lead."""
@@ -153,6 +154,25 @@ def result_of(
         "versions": history.header.versions,
         "verdicts": msgspec.to_builtins(list(verdicts)),
     }
+
+
+FEW_FAULTS: Final = 3
+FEW_SENDS: Final = 100
+"""Below these a run is a smoke test: nearly every bug outlives it."""
+
+
+def too_little(result: Mapping[str, Any]) -> list[str]:
+    """Return why a good verdict of this run proves little; nothing when enough has happened."""
+    reasons = []
+    if result["faults_done"] < FEW_FAULTS:
+        reasons.append(f"{many(result['faults_done'], 'fault')} in all")
+    if not result["aimed_at_leader"]:
+        reasons.append("none of them at the leader")
+    if not result["failovers"]:
+        reasons.append("no fail-over")
+    if result["acknowledged_sends"] < FEW_SENDS:
+        reasons.append(f"{many(result['acknowledged_sends'], 'acknowledged send')}")
+    return reasons
 
 
 def _by_workload(history: History) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from dledger.cli.output import ExitCode, note, print_table
 from jepsen_like.chaos.candidates import Candidates, step_text
 from jepsen_like.chaos.extras import Extras
+from jepsen_like.chaos.outcome import too_little
 from jepsen_like.plans.plan import Plan, encode_plan
 from jepsen_like.report.wording import many
 
@@ -44,6 +45,12 @@ def show_result(result: dict[str, Any]) -> None:
                 [v["checker"], v["name"], v["subject"], v["detail"], str(list(v["operations"]))]
                 for v in found[:VIOLATIONS_SHOWN]
             ],
+        )
+    reasons = too_little(result)
+    if reasons:
+        note(
+            f"warning: too little happened for the verdict to prove much: {', '.join(reasons)};"
+            " give more --time, or another --seed"
         )
     if result["skipped"]:
         print_table(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from jepsen_like.chaos.outcome import counts_by_outcome, failover_ms, merged, percentile, result_of
+from jepsen_like.chaos.outcome import (
+    counts_by_outcome,
+    failover_ms,
+    merged,
+    percentile,
+    result_of,
+    too_little,
+)
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import NEVER, Event, F, History, Operation, Outcome, RunHeader
 
@@ -73,3 +80,15 @@ def test_a_checker_names_a_few_losses_and_says_how_many_there_are() -> None:
     assert (told["verdict"], told["lost"], told["duplicated"]) == ("invalid", 40, 0)
     assert (told["faults_done"], told["fault_kinds"], told["aimed_at_leader"]) == (1, 1, 1)
     assert told["faults"] == {"kill": 1}
+
+
+def test_a_run_in_which_too_little_happened_is_no_proof() -> None:
+    enough = {"faults_done": 9, "aimed_at_leader": 2, "failovers": 1, "acknowledged_sends": 5_000}
+    assert too_little(enough) == []
+    quiet = {"faults_done": 1, "aimed_at_leader": 0, "failovers": 0, "acknowledged_sends": 7}
+    assert too_little(quiet) == [
+        "1 fault in all",
+        "none of them at the leader",
+        "no fail-over",
+        "7 acknowledged sends",
+    ]
