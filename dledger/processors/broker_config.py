@@ -45,7 +45,7 @@ class BrokerConfigProcessor:
         try:
             notes = self._live.update(
                 _changes(command),
-                asked_by=asked_by(connection, command),
+                asked_by=asked_by(connection),
                 is_confirmed=is_confirmed(command),
             )
         except (SettingRefusedError, ConfirmationNeededError) as error:

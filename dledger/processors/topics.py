@@ -159,7 +159,7 @@ class TopicsProcessor:
             self._refuse_system_topic(topic)
             if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
                 return response_to(command)
-            who = asked_by(connection, command)
+            who = asked_by(connection)
             _log.warning("topic_deleted", topic=topic, asked_by=who)
             self._propose(
                 connection,
@@ -240,7 +240,7 @@ class TopicsProcessor:
                     f"`dledger topic retention {config.topic} {keeps}ms` shows what would go, and"
                     " does it with --yes",
                 )
-            who = asked_by(connection, command)
+            who = asked_by(connection)
             _log.warning("retention_shortened", asked_by=who, **structs.asdict(lost))
         return who
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.services.retention import (
     Look,
@@ -15,6 +16,7 @@ from dledger.services.retention import (
 )
 from dledger.services.topic_retention import first_since
 from dledger.state.names import STATE_TOPIC
+from dledger.state.tables import QueueBounds
 from remoting.protocol.confirmation import GivenUp, given_up
 
 QUEUES_COUNTED: Final = 1024
@@ -94,15 +96,28 @@ def _messages_before(group: BrokerGroup, position: int) -> tuple[dict[str, int],
         for key, bounds in group.state.queues.items()
         if key[0] != STATE_TOPIC and bounds.max_offset > bounds.min_offset
     ]
+    uncounted = max(0, len(queues) - QUEUES_COUNTED)
     for (topic, queue_id), bounds in queues[:QUEUES_COUNTED]:
-        queue = group.queues.queue(topic, queue_id)
-        low, high = bounds.min_offset, bounds.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            if int(queue.read(middle, 1)[0]["phy_offset"]) < position:
-                low = middle + 1
-            else:
-                high = middle
-        if low > bounds.min_offset:
-            counts[topic] = counts.get(topic, 0) + low - bounds.min_offset
-    return counts, max(0, len(queues) - QUEUES_COUNTED)
+        try:
+            first = _first_at(group, topic, queue_id, bounds, position)
+        except OffsetOutOfRangeError:
+            uncounted += 1  # a snapshot is being refilled here
+            continue
+        if first > bounds.min_offset:
+            counts[topic] = counts.get(topic, 0) + first - bounds.min_offset
+    return counts, uncounted
+
+
+def _first_at(
+    group: BrokerGroup, topic: str, queue_id: int, bounds: QueueBounds, position: int
+) -> int:
+    """Return the first offset of a queue whose message stands at or after *position*."""
+    queue = group.queues.queue(topic, queue_id)
+    low, high = bounds.min_offset, bounds.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        if int(queue.read(middle, 1)[0]["phy_offset"]) < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -48,7 +48,20 @@ topic and group that clients may use. What is for administrators wants an accoun
 _FRESHNESS: Final = "signature freshness"
 """Attribute of a connection that has a challenge."""
 
+_ADMITTED: Final = "admitted account"
+"""Attribute of a connection: whose rights counted for the request that is handled now."""
+
 _log = get_logger(__name__)
+
+
+def admitted_account(connection: Connection) -> str:
+    """Return the account whose rights counted for the request that is handled now.
+
+    Call it before the handler returns or waits. Empty: there is no access control, or the request
+    named no account.
+    """
+    account: str = connection.attributes.get(_ADMITTED, "")
+    return account
 
 
 class AccessGate:
@@ -109,6 +122,7 @@ class AccessGate:
 
     def _admit(self, connection: Connection, command: RemotingCommand, rule: Rule) -> None:
         account = self._account(connection, command)
+        connection.attributes[_ADMITTED] = account.access_key
         if rule.admin and not account.is_admin:
             raise AccessRefusedError(
                 f"Need admin permission for request code={command.code},"

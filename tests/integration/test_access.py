@@ -29,7 +29,7 @@ from dledger.cli.topic_command import create_topic
 from remoting.edge import client_tls
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
-from tests.harness.eventually import logged, look_until
+from tests.harness.eventually import logged, look_until, wait_logged
 
 pytestmark = pytest.mark.slow
 
@@ -260,6 +260,9 @@ async def test_settings_change_while_brokers_run(
     first, *_ = (node.address for node in guarded.cluster.brokers.values())
     assert await diff(namesrv=names) == 0
     assert await set_("fileReservedTime=5", namesrv=names, broker=(first,), yes=True) == 0
+    node = next(node for node in guarded.cluster.brokers.values() if node.address == first)
+    line = await wait_logged(node, "retention_shortened")
+    assert line["asked_by"] == f"{OPERATOR.access_key} at 127.0.0.1"
     capsys.readouterr()
     assert await diff(namesrv=names, output="json") == 1
     assert '"fileReservedTime"' in capsys.readouterr().out

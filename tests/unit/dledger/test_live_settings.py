@@ -429,7 +429,7 @@ def processor(live: LiveSettings) -> BrokerConfigProcessor:
     return BrokerConfigProcessor(live)
 
 
-CONNECTION: Any = SimpleNamespace(peer_address=("10.0.0.1", 1))
+CONNECTION: Any = SimpleNamespace(peer_address=("10.0.0.1", 1), attributes={})
 
 
 def updating(body: bytes) -> RemotingCommand:
@@ -467,7 +467,8 @@ def test_a_request_that_is_confirmed_does_it_and_one_of_a_tool_that_cannot_does_
     command.ext[CONFIRMED_FIELD] = "true"
     assert processor.update(CONNECTION, command).code == 0
     assert parts.retention.settings.keep_bytes == 1
-    assert parts.retention.asked_by == {"size": "admin-1 at 10.0.0.1"}
+    # The account in the request was checked by nobody here.
+    assert parts.retention.asked_by == {"size": "10.0.0.1"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import structlog.testing
 from commitlog.disk import OsDisk
 from remoting.access.account_store import AccountStore
 from remoting.access.accounts import Permission, Right
-from remoting.access.gate import AccessGate
+from remoting.access.gate import AccessGate, admitted_account
 from remoting.access.rules import ADMIN, SIGNED, Rule
 from remoting.errors import AccessRefusedError, BadRequestError
 from remoting.processor import Limiter, ProcessorTable
@@ -78,7 +78,8 @@ def called(
     processor = table.get(command.code)
     assert processor is not None
     try:
-        answered = processor.handler(SimpleNamespace(peer_address=(host, 1)), command)  # type: ignore[arg-type]
+        connection = SimpleNamespace(peer_address=(host, 1), attributes={})
+        answered = processor.handler(connection, command)  # type: ignore[arg-type]
     except AccessRefusedError as error:
         return str(error), reached
     assert isinstance(answered, RemotingCommand)
@@ -136,6 +137,24 @@ def test_a_refusal_is_code_1_not_stored_and_final() -> None:
 def test_an_administrator_passes(gate: AccessGate) -> None:
     assert called(gate, signed(FOR_ADMINS, "admin-1"))[0] == ""
     assert called(gate, signed(PUBLISHING, "admin-1", topic="any"))[0] == ""
+
+
+def test_a_handler_learns_whose_rights_counted(gate: AccessGate) -> None:
+    seen: list[str] = []
+
+    def handler(connection: Any, command: RemotingCommand) -> RemotingCommand:
+        seen.append(admitted_account(connection))
+        return response_to(command)
+
+    guarded = gate.guard(FOR_ADMINS, handler)
+    connection: Any = SimpleNamespace(peer_address=("10.0.0.1", 1), attributes={})
+    assert admitted_account(connection) == ""
+    guarded(connection, signed(FOR_ADMINS, "admin-1"))
+    assert seen == ["admin-1"]
+    # A name that somebody only claims is not taken over.
+    with pytest.raises(AccessRefusedError):
+        guarded(connection, request(FOR_ADMINS, {"AccessKey": "admin-2"}))
+    assert admitted_account(connection) == "admin-1"
 
 
 def test_a_code_without_a_rule_is_for_administrators(gate: AccessGate) -> None:
