@@ -87,7 +87,9 @@ async def status(
     else:
         for name in dict.fromkeys(row["group"] for row in members):
             narrow = [narrow_row(row) for row in members if row["group"] == name]
-            show(output, f"Group {name}", narrow, COLUMNS)
+            show(output, group_title(name, narrow), narrow, COLUMNS)
+    for sentence in refused_members(members):
+        note(sentence)
     return ExitCode.OK if any(row.get("serving") for row in rows) else ExitCode.FAILED
 
 
@@ -281,10 +283,27 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "damaged_entries": scrub_of(row).get("damaged_entries"),
             "scrub_progress": scrub_of(row).get("progress"),
             "scrub": row.get("scrub"),
+            "group_identity": row.get("group_identity"),
+            "registration_refused": row.get("registration_refused"),
             "peers": row.get("peers"),
             "members": row.get("members"),
         }
         for row in rows
+    ]
+
+
+def group_title(name: str, rows: list[dict[str, Any]]) -> str:
+    """Return a group's name and its identity, as far as its members say one. Pure."""
+    identities = sorted({row["group_identity"] for row in rows if row["group_identity"]})
+    return f"Group {name} {' and '.join(identities)}".rstrip()
+
+
+def refused_members(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each NameServer that refuses a member. Pure."""
+    return [
+        f"NameServer {name_server} refuses {row['member']}: {why}"
+        for row in rows
+        for name_server, why in (row["registration_refused"] or {}).items()
     ]
 
 

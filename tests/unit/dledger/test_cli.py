@@ -28,7 +28,13 @@ from dledger.cli.main import (
     take_access_options,
 )
 from dledger.cli.output import CliError, ExitCode, show
-from dledger.cli.raft_command import COLUMNS, narrow_row, raft_rows
+from dledger.cli.raft_command import (
+    COLUMNS,
+    group_title,
+    narrow_row,
+    raft_rows,
+    refused_members,
+)
 from dledger.logs import LogForm, configure_logs
 
 ROOT = Path(__file__).parents[3]
@@ -323,6 +329,21 @@ def test_a_dead_member_is_shown_listed_or_not() -> None:
     members = raft_rows(rows)
     assert [member["member"] for member in members] == ["n0", "n1", "n2", "n3"]
     assert {member["group"] for member in members} == {"a"}
+
+
+def test_raft_status_shows_the_identity_of_the_group_and_who_refuses_a_member() -> None:
+    says: list[dict[str, object]] = [
+        row(group_identity="0f" * 16),
+        follower(
+            group_identity="0f" * 16, registration_refused={"ns:9876": "it belongs to the group e1"}
+        ),
+        {"broker": "a", "address": "h:9", "role": "unreachable"},
+    ]
+    members = raft_rows(says)
+    assert group_title("a", members) == f"Group a {'0f' * 16}"
+    (sentence,) = refused_members(members)
+    assert sentence == "NameServer ns:9876 refuses n1: it belongs to the group e1"
+    assert group_title("a", raft_rows(says[2:])) == "Group a"
 
 
 def test_a_group_whose_members_are_all_there_has_no_row_more() -> None:
