@@ -335,6 +335,11 @@ class BrokerMetrics:
                 yield _gauge(f"dledger_{key}", _ABOUT[key], int(status[key]))
         yield from _loop_families(status)
         yield _gauge(
+            "dledger_registrations_refused",
+            "NameServers that refuse this member.",
+            len(status.get("registration_refused", ())),
+        )
+        yield _gauge(
             "dledger_held_pulls",
             "Pulls that found nothing and wait.",
             self._processors.pull.held_count,

@@ -35,6 +35,7 @@ STATUS = {
     "doubtful": False,
     "damaged": True,
     "pending_bytes": 300,
+    "registration_refused": {"ns:9876": "it belongs to another group"},
     "peers": {
         "n1": {"connected": True, "match_index": 10},
         "n2": {"connected": False, "match_index": None},
@@ -233,6 +234,7 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
         "dledger_pending_bytes": 300,
         "dledger_event_loop_stall_seconds_max": 0,
         "dledger_event_loop_stalls_total": 0,
+        "dledger_registrations_refused": 1,
         "dledger_held_pulls": 0,
         "dledger_disk_used_ratio": 0,
         "dledger_listener_failures_total": 0,
