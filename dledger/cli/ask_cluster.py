@@ -48,7 +48,9 @@ async def ask_namesrvs(
     raise failure or CliError("no NameServer is named", exit_code=ExitCode.USAGE)
 
 
-async def topic_route(namesrvs: Sequence[str], topic: str) -> TopicRouteData:
+async def topic_route(
+    namesrvs: Sequence[str], topic: str, *, next_step: str | None = None
+) -> TopicRouteData:
     """Return where the queues of *topic* are.
 
     Raises:
@@ -56,9 +58,9 @@ async def topic_route(namesrvs: Sequence[str], topic: str) -> TopicRouteData:
     """
     answer = await ask_namesrvs(namesrvs, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-        raise CliError(
-            f"no route to topic {topic}", next_step=f"make it: dledger topic create {topic}"
-        )
+        if next_step is None:
+            next_step = f"make it: dledger topic create {topic}"
+        raise CliError(f"no route to topic {topic}", next_step=next_step)
     if answer.code != ResponseCode.SUCCESS:
         raise refused(f"route of {topic}", answer)
     return TopicRouteData.decode(answer.body)

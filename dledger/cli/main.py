@@ -167,8 +167,9 @@ def _variable_of(error: CycloptsError) -> str:
 
 
 def _words_of(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return error.strerror  # without the number, which says the same
+    if isinstance(error, OSError) and error.strerror:
+        # Without the number, which says the same.
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 

@@ -195,6 +195,7 @@ async def consume(
     output: Output = "table",
 ) -> int:
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
+    from client.errors import NoRouteError
     from client.pull_consumer import PullConsumer
     from client.subscription_expression import SubscriptionExpression
     from dledger.cli.sdk import open_client
@@ -213,11 +214,13 @@ async def consume(
         open_client(addresses(namesrv)) as client,
         PullConsumer(client, group) as consumer,
     ):
-        queues = [
-            found
-            for found in sorted(await consumer.fetch_message_queues(topic))
-            if queue in (None, found.queue_id)
-        ]
+        try:
+            all_queues = sorted(await consumer.fetch_message_queues(topic))
+        except NoRouteError:
+            raise CliError(
+                f"no route to topic {topic}", next_step=f"make it: dledger topic create {topic}"
+            ) from None
+        queues = [found for found in all_queues if queue in (None, found.queue_id)]
         if not queues:
             raise CliError(
                 f"{topic} has no such queue", next_step=f"see dledger topic route {topic}"

@@ -153,6 +153,9 @@ def show(
     if output == "csv":
         print_csv(list(rows[0]) if rows else list(columns), rows)
         return
+    if not rows:
+        note(f"{title}: none" if title else "there is nothing to show")
+        return
     print_table(
         title,
         [name.replace("_", " ") for name in columns],

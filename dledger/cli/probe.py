@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 64 * 1024
 
+PLAIN_HINT = "; it may talk TLS: dledger --tls-ca-file FILE"
+
 
 class NoAnswerError(CliError):
     """The daemon could not be asked or said nothing in time."""
@@ -70,7 +72,7 @@ async def ask(
     except trio.TooSlowError:
         raise NoAnswerError(address, f"nothing within {timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError) as error:
-        raise NoAnswerError(address, _reason(error)) from None
+        raise NoAnswerError(address, _reason(error) + _tls_hint(error, tls)) from None
 
 
 async def _connected(address: str, tls: ssl.SSLContext | None) -> trio.abc.Stream:
@@ -103,10 +105,20 @@ async def _asked(
     while True:
         data = await stream.receive_some(RECEIVE_BYTES)
         if not data:
-            raise NoAnswerError(address, "it closed the connection")
+            hint = "" if _access()[1] else PLAIN_HINT
+            raise NoAnswerError(address, "it closed the connection" + hint)
         for answer in decoder.feed(data):
             if answer.is_response and answer.opaque == command.opaque:
                 return answer
+
+
+def _tls_hint(error: BaseException, tls: ssl.SSLContext | None) -> str:
+    """Return what to try when one side talks TLS and the other does not; empty otherwise."""
+    if tls is not None and isinstance(error.__cause__ or error, ssl.SSLError):
+        return "; it may talk no TLS, or with another authority's certificate: see --tls-ca-file"
+    if tls is None and isinstance(error, trio.BrokenResourceError):
+        return PLAIN_HINT
+    return ""
 
 
 def _reason(error: BaseException) -> str:

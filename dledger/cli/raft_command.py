@@ -115,7 +115,7 @@ async def add(
     brokers = await _the_group(addresses(namesrv), group)
     await _change(brokers, "add", name, address)
     note(f"{name} is a learner; it votes when it has caught up")
-    return await _until(brokers, lambda members: members.get(name) == {"voter"}, wait)
+    return await _until_it_votes(brokers, name, wait)
 
 
 @app.command
@@ -135,7 +135,7 @@ async def replace(
     brokers = await _the_group(addresses(namesrv), group)
     await _change(brokers, "replace", name, address)
     note(f"the one at {address} learns; it takes the place of {name} when it has caught up")
-    return await _until(brokers, lambda members: members.get(name) == {"voter"}, wait)
+    return await _until_it_votes(brokers, name, wait)
 
 
 @app.command
@@ -238,6 +238,13 @@ async def _change(group: BrokerData, op: str, name: str, address: str) -> None:
     answer = await ask_leader(group, RequestCode.RAFT_CHANGE, ext, timeout_s=CHANGE_TIMEOUT_S)
     if answer.code != ResponseCode.SUCCESS:
         raise refused(f"{op} {name}".strip(), answer)
+
+
+async def _until_it_votes(group: BrokerData, name: str, wait: bool) -> int:
+    status = await _until(group, lambda members: members.get(name) == {"voter"}, wait)
+    if wait:
+        note(f"{name} votes")
+    return status
 
 
 async def _until(group: BrokerData, done: Callable[[dict[str, set[str]]], bool], wait: bool) -> int:

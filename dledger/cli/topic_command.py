@@ -369,7 +369,7 @@ async def delete(
 ) -> int:
     """Delete a topic in every broker group and take it out of the route."""
     namesrvs = addresses(namesrv)
-    await topic_route(namesrvs, topic)
+    await topic_route(namesrvs, topic, next_step="see dledger topic ls")
     for group in await groups_of(namesrvs, cluster):
         answer = await ask_leader(group, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
         if answer.code != ResponseCode.SUCCESS:

@@ -75,7 +75,7 @@ async def _announce(cluster: LocalCluster, output: str) -> None:
             "node": node.name,
             "address": node.address,
             "pid": node.pid,
-            "group": node.group,
+            "group": None if node is cluster.namesrv else node.group,
             "leads": node.name in leaders,
             "log": str(node.log_path),
         }

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import structlog
+import trio
 
 from commitlog.errors import ConfigError, InvariantBroken
+from dledger.cli.ask_cluster import ask_namesrvs
 from dledger.cli.cluster_command import (
     BROKER_COLUMNS,
     judge_group,
@@ -28,6 +31,7 @@ from dledger.cli.main import (
     take_access_options,
 )
 from dledger.cli.output import CliError, ExitCode, show
+from dledger.cli.probe import NoAnswerError, _tls_hint, ask, cluster_info
 from dledger.cli.raft_command import (
     COLUMNS,
     group_title,
@@ -36,6 +40,7 @@ from dledger.cli.raft_command import (
     refused_members,
 )
 from dledger.logs import LogForm, configure_logs
+from remoting.protocol.command import RemotingCommand, request, response_to
 
 ROOT = Path(__file__).parents[3]
 
@@ -290,6 +295,73 @@ def test_a_traceback_in_a_log_has_no_local_variables(form: LogForm) -> None:
         structlog.reset_defaults()
     assert "ConfigError: why" in out.getvalue()
     assert secret not in out.getvalue()
+
+
+def test_one_side_with_tls_is_told_so() -> None:
+    broken = trio.BrokenResourceError()
+    assert "it may talk TLS: dledger --tls-ca-file" in _tls_hint(broken, None)
+    broken.__cause__ = ssl.SSLError("UNEXPECTED_EOF")
+    assert "it may talk no TLS" in _tls_hint(broken, ssl.create_default_context())
+    assert _tls_hint(OSError("refused"), None) == ""
+
+
+async def test_what_answers_plain_bytes_by_closing_may_talk_tls() -> None:
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    port = listener.socket.getsockname()[1]
+
+    async def close_at_once() -> None:
+        stream = await listener.accept()
+        await stream.receive_some(1)
+        await stream.aclose()
+
+    async with listener, trio.open_nursery() as nursery:
+        nursery.start_soon(close_at_once)
+        with pytest.raises(NoAnswerError, match="it may talk TLS: dledger --tls-ca-file FILE"):
+            await ask(f"127.0.0.1:{port}", 28)
+
+
+async def test_a_broker_in_the_place_of_a_name_server_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def as_a_broker(*_: object, **__: object) -> RemotingCommand:
+        return response_to(request(106), 3, " request type 106 not supported")
+
+    monkeypatch.setattr("dledger.cli.probe.ask", as_a_broker)
+    monkeypatch.setattr("dledger.cli.ask_cluster.ask", as_a_broker)
+    for asking in (cluster_info("h:10911"), ask_namesrvs(["h:10911"], 206)):
+        with pytest.raises(CliError, match="h:10911 is no NameServer") as caught:
+            await asking
+        assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(2, "No such file", "/proc/x"), "/proc/x: No such file"),
+        (OSError(98, "Address already in use"), "Address already in use"),
+        (OSError("other"), "other"),
+    ],
+)
+def test_an_error_of_the_machine_is_said_without_its_number(
+    error: OSError, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = build_app()
+
+    @app.command
+    def fail() -> None:
+        raise error
+
+    assert run(app, ["fail"]) == 1
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_an_empty_table_is_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    show("table", "Members", [], ("a",))
+    show("table", "", [], ("a",))
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "Members: none\nthere is nothing to show\n")
+    show("json", "Members", [], ("a",))
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_a_member_is_shown_with_what_it_may_do() -> None:
