@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from commitlog.errors import CorruptStoreError, ForeignStoreError
 from commitlog.java_hash import index_key_hash
-from commitlog.seams import Disk, DiskFile
+from commitlog.seams import Disk, DiskFile, UtcOffset, utc
 
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
@@ -63,9 +63,10 @@ _NAME_LENGTH: Final = 17
 _Entries = npt.NDArray[Any]
 
 
-def file_name(time_ms: int) -> str:
-    """Return the name of an index file: yyyyMMddHHmmssSSS, in UTC (RocketMQ: local time)."""
-    moment = _EPOCH + timedelta(milliseconds=min(max(time_ms, 0), _MAX_NAME_MS))
+def file_name(time_ms: int, utc_offset: UtcOffset = utc) -> str:
+    """Return the name of an index file: yyyyMMddHHmmssSSS, in local time as in RocketMQ."""
+    local_ms = time_ms + utc_offset(time_ms)
+    moment = _EPOCH + timedelta(milliseconds=min(max(local_ms, 0), _MAX_NAME_MS))
     return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
 
 
@@ -331,6 +332,7 @@ class KeyIndex:
     Args:
         slots: Slots in a file.
         max_entries: Entry numbers in a file; it takes one entry less.
+        utc_offset: Local time, for names of files.
     Raises:
         ForeignStoreError: A file has another size than these settings give.
         CorruptStoreError: A file's header cannot be right.
@@ -344,6 +346,7 @@ class KeyIndex:
         "_names_changed",
         "_root",
         "_slots",
+        "_utc_offset",
     )
 
     def __init__(
@@ -352,11 +355,13 @@ class KeyIndex:
         root: str,
         slots: int = SLOTS_PER_FILE,
         max_entries: int = ENTRIES_PER_FILE,
+        utc_offset: UtcOffset = utc,
     ) -> None:
         self._disk = disk
         self._root = root
         self._slots = slots
         self._max_entries = max_entries
+        self._utc_offset = utc_offset
         self._names_changed = False
         self._last_flush: KeyIndexFlush | None = None
         self._files: list[_IndexFile] = []
@@ -510,10 +515,10 @@ class KeyIndex:
         self._files = []
 
     def _roll(self, store_time_ms: int) -> None:
-        name = file_name(store_time_ms)
+        name = file_name(store_time_ms, self._utc_offset)
         if self._files:
-            # Names order the files: two in one millisecond, or after a clock that went back,
-            # still come one after the other.
+            # Names order the files: two in one millisecond, after a clock that went back, or at
+            # the end of summer time, still come one after the other.
             newest = self._files[-1].path.rpartition("/")[2]
             while name <= newest:
                 name = file_name(_name_ms(newest) + 1)

@@ -1,11 +1,19 @@
-"""The disk as the store sees it. A simulated disk can stand in for the real one."""
+"""The disk as the store sees it, and local time. Simulated ones can stand in for the real ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from typing_extensions import Buffer
+
+UtcOffset = Callable[[int], int]
+"""Wall time in ms to the milliseconds that local time is ahead of UTC then."""
+
+
+def utc(_wall_ms: int) -> int:
+    """Return the offset of UTC."""
+    return 0
 
 
 class DiskFile(Protocol):

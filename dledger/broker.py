@@ -20,7 +20,7 @@ from client.name_server import NameServers
 from commitlog.consume_queue import MAX_OPEN_FILES, UNIT_BYTES
 from commitlog.errors import ConfigError
 from commitlog.record import pack_host
-from commitlog.seams import Disk
+from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
 from dledger.broker_id import follower_id
 from dledger.config import BrokerConfig
@@ -52,7 +52,7 @@ from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
 from dledger.retention_settings import retention_settings
 from dledger.services.fence import LeaderService
-from dledger.services.local_hour import HOUR_MS, UtcOffset, utc
+from dledger.services.local_hour import HOUR_MS
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
@@ -172,7 +172,9 @@ async def serve_broker(
         name=config.raft.self_id,
     )
     store = ReplicaStore(
-        disk, _store_settings(config, pid, queue_files_max), partial(_empty_tables, config)
+        disk,
+        _store_settings(config, pid, queue_files_max, utc_offset),
+        partial(_empty_tables, config),
     )
     closed = False
     try:
@@ -588,7 +590,10 @@ def _empty_tables(config: BrokerConfig) -> StateTables:
 
 
 def _store_settings(
-    config: BrokerConfig, pid: int, queue_files_max: int = MAX_OPEN_FILES
+    config: BrokerConfig,
+    pid: int,
+    queue_files_max: int = MAX_OPEN_FILES,
+    utc_offset: UtcOffset = utc,
 ) -> StoreSettings:
     store = config.store
     return StoreSettings(
@@ -601,6 +606,7 @@ def _store_settings(
         pid=pid,
         sync_flush=config.sync_flush,
         queue_files_max=queue_files_max,
+        utc_offset=utc_offset,
     )
 
 

@@ -39,7 +39,7 @@ from commitlog.errors import (
 from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Anchor, Mark
 from commitlog.recovery import DamagedLogError
-from commitlog.seams import Disk, Lock
+from commitlog.seams import Disk, Lock, UtcOffset, utc
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.installation_record import InstallationRecord, Phase
@@ -91,6 +91,8 @@ class StoreSettings:
     """Off: after an unclean stop promises may be lost, and that is remembered."""
     queue_files_max: int = MAX_OPEN_FILES
     """Consume queue files that may be open."""
+    utc_offset: UtcOffset = utc
+    """Local time, for names of key index files."""
 
 
 class ReplicaStore:
@@ -236,6 +238,7 @@ class ReplicaStore:
             self.paths.index,
             slots=settings.index_slots,
             max_entries=settings.index_entries_max,
+            utc_offset=settings.utc_offset,
         )
 
     def _load_tables(self) -> None:

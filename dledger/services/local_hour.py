@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Final
+
+from commitlog.seams import UtcOffset
 
 HOUR_MS: Final = 3_600_000
 DAY_HOURS: Final = 24
-
-UtcOffset = Callable[[int], int]
-"""Wall time in ms to the milliseconds that local time is ahead of UTC then."""
-
-
-def utc(_wall_ms: int) -> int:
-    """Return the offset of UTC."""
-    return 0
 
 
 def is_in_hours(wall_ms: int, hours: Collection[int], offset_ms: UtcOffset) -> bool:

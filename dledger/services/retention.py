@@ -27,10 +27,11 @@ import structlog
 
 from commitlog.entry import RecordBatch
 from commitlog.mark import Anchor
+from commitlog.seams import UtcOffset, utc
 from dledger.group_api import BrokerGroup
 from dledger.services.delay_level import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
-from dledger.services.local_hour import HOUR_MS, UtcOffset, is_in_hours, utc
+from dledger.services.local_hour import HOUR_MS, is_in_hours
 from dledger.services.topic_retention import queue_floors
 from dledger.state.floor_reason import AGE, CAUSES, FORCED, REQUEST, SIZE, FloorReason
 from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC

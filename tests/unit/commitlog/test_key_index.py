@@ -46,9 +46,26 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_a_file_is_named_by_its_first_store_time_in_utc() -> None:
+def test_a_file_is_named_by_its_first_store_time_in_local_time() -> None:
     assert file_name(TIME_MS) == "20261120041111927"
     assert file_name(0) == "19700101000000000"
+    assert file_name(TIME_MS, lambda _: 8 * 3_600_000) == "20261120121111927"
+    assert file_name(0, lambda _: -3_600_000) == "19700101000000000"
+
+
+def test_names_go_on_rising_when_local_time_goes_back(root: Path) -> None:
+    offsets_ms = [2 * 3_600_000, 3_600_000]
+    index = KeyIndex(OsDisk(), str(root), 4, 2, utc_offset=lambda _: offsets_ms.pop(0))
+    put(index, ("a", 100, TIME_MS))
+    put(index, ("b", 200, TIME_MS + 5))
+    assert names(root) == ["20261120061111927", "20261120061111928"]
+    index.flush()
+    index.close()
+    # What was named in another zone before is still in order.
+    again = open_index(root, 4, 2)
+    put(again, ("c", 300, TIME_MS + 10))
+    assert names(root)[-1] == "20261120061111929"
+    again.close()
 
 
 def test_a_file_has_rocketmqs_size(root: Path) -> None:

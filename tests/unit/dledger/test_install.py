@@ -15,11 +15,12 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError, DiskFullError
 from commitlog.mark import Anchor
 from commitlog.record import decode_record, encode_record
+from commitlog.seams import utc
 from dledger.group import Group
 from dledger.installation_record import Phase
 from dledger.raft.installation import Installation
 from dledger.raft.wire import PeerFrame
-from dledger.services.local_hour import is_in_hours, utc
+from dledger.services.local_hour import is_in_hours
 from dledger.services.retention import Look, RetentionService, RetentionSettings, choose_floor
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch

@@ -10,7 +10,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from dledger.services.local_hour import HOUR_MS, is_in_hours, utc
+from commitlog.seams import utc
+from dledger.services.local_hour import HOUR_MS, is_in_hours
 from remoting.edge import local_offset_ms
 
 BERLIN = ZoneInfo("Europe/Berlin")
