@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from commitlog.seams import Disk, DiskFile
 
 UNIT_DTYPE: Final = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
+T = TypeVar("T")
 Units = npt.NDArray[Any]
 """Array of `UNIT_DTYPE`."""
 
@@ -40,6 +41,14 @@ MAX_OPEN_FILES: Final = 200
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """The process, or the machine, has no descriptor left: that says nothing about the disk."""
+
+EAGER_QUEUES: Final = 1_000
+"""Queues that are looked for when the store is opened; with more of them each is looked for when
+it is asked for, so that a start does not read a hundred thousand folders."""
+
+WAITING_BYTES_MAX: Final = 8 << 20
+"""Units that wait in memory for the next flush, of queues whose file is not open. Beyond it they
+are written at once."""
 
 _NAME_DIGITS: Final = 20
 
@@ -59,6 +68,8 @@ class ConsumeQueueStore:
         "_max_open_files",
         "_queues",
         "_root",
+        "_waiting",
+        "_waiting_bytes",
         "units_per_file",
     )
 
@@ -86,12 +97,17 @@ class ConsumeQueueStore:
         self._dirty: set[str] = set()
         self._dirty_folders: set[str] = set()
         self._last_flush: ConsumeQueueFlush | None = None
-        for topic in disk.list_dir(root):
-            for name in disk.list_dir(f"{root}/{topic}"):
+        self._waiting: dict[ConsumeQueue, None] = {}
+        self._waiting_bytes = 0
+        self._find()
+
+    def _find(self) -> None:
+        for topic in self._disk.list_dir(self._root):
+            for name in self._disk.list_dir(f"{self._root}/{topic}"):
                 if name.isdecimal():
                     self.queue(topic, int(name))._check()
-                    # A process that was killed may have left names that no flush has reached.
-                    self._dirty_folders.add(f"{root}/{topic}/{name}")
+                if len(self._queues) >= EAGER_QUEUES:
+                    return
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue; files are made when its first unit is put."""
@@ -106,7 +122,10 @@ class ConsumeQueueStore:
         return queue
 
     def queues(self) -> Sequence[ConsumeQueue]:
-        """Return all queues that have files or were asked for, in no special order."""
+        """Return the queues that were asked for, or found at the start, in no special order.
+
+        Those with files are all among them while there are less than `EAGER_QUEUES`.
+        """
         return list(self._queues.values())
 
     def delete_topic(self, topic: str) -> None:
@@ -126,15 +145,39 @@ class ConsumeQueueStore:
 
         What an earlier job did not come to is in it again.
         """
+        self._end_flush()
         last = self._last_flush
         if last is not None and not last.done:
             self._dirty.update(last.paths)
             self._dirty_folders.update(last.folders)
-        job = ConsumeQueueFlush(self._disk, sorted(self._dirty), sorted(self._dirty_folders))
+        late = [part for queue in self._waiting for part in queue._begin_flush()]
+        job = ConsumeQueueFlush(
+            self._disk, sorted(self._dirty), sorted(self._dirty_folders), late, self.file_bytes
+        )
         self._last_flush = job
         self._dirty = set()
         self._dirty_folders = set()
         return job
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of a file."""
+        return self.units_per_file * UNIT_BYTES
+
+    def _end_flush(self) -> None:
+        """Forget the units in memory that the last job has written."""
+        if self._last_flush is None or not self._last_flush.done:
+            return
+        for queue in [queue for queue in self._waiting if queue._end_flush()]:
+            del self._waiting[queue]
+        self._waiting_bytes = sum(queue._waiting_bytes for queue in self._waiting)
+
+    def _may_wait(self, size: int) -> bool:
+        """Whether units of a file that is not open may wait in memory."""
+        return (
+            len(self._files) >= self._max_open_files
+            and self._waiting_bytes + size <= WAITING_BYTES_MAX
+        )
 
     def flush(self) -> None:
         """Make all units put so far durable.
@@ -153,7 +196,7 @@ class ConsumeQueueStore:
         file = self._files.get(path)
         if file is None:
             file = self._with_descriptor(lambda: self._disk.open(path))
-            expected = self.units_per_file * UNIT_BYTES
+            expected = self.file_bytes
             if file.size != expected:
                 file.close()
                 if file.size == 0:
@@ -167,8 +210,12 @@ class ConsumeQueueStore:
         return file
 
     def _create(self, folder: str, path: str) -> DiskFile:
-        size = self.units_per_file * UNIT_BYTES
-        file = self._with_descriptor(lambda: self._disk.create(path, size, reserve=False))
+        # A flush may make it, too; one without a size was left by a crash.
+        file, _ = self._with_descriptor(lambda: _opened(self._disk, path, self.file_bytes))
+        if not file.size:
+            file.close()
+            self._disk.unlink(path)
+            file, _ = self._with_descriptor(lambda: _opened(self._disk, path, self.file_bytes))
         self._dirty_folders.add(folder)
         self._keep(path, file)
         return file
@@ -178,7 +225,7 @@ class ConsumeQueueStore:
         if len(self._files) > self._max_open_files:
             self._files.popitem(last=False)[1].close()
 
-    def _with_descriptor(self, get: Callable[[], DiskFile]) -> DiskFile:
+    def _with_descriptor(self, get: Callable[[], T]) -> T:
         """Get a file; where no descriptor is left, give up half of those that are kept here."""
         while True:
             try:
@@ -196,24 +243,68 @@ class ConsumeQueueStore:
             file.close()
 
 
+class Late(NamedTuple):
+    """Units that waited in memory, for one file."""
+
+    path: str
+    within: int
+    """Unit of the file that they begin at."""
+    units: bytes
+
+
 class ConsumeQueueFlush:
     """Files to flush. `run` blocks and may be called in a worker thread, one job at a time."""
 
-    __slots__ = ("_disk", "done", "folders", "paths")
+    __slots__ = ("_disk", "_file_bytes", "_late", "done", "folders", "forgotten", "paths")
 
-    def __init__(self, disk: Disk, paths: Sequence[str], folders: Sequence[str]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        paths: Sequence[str],
+        folders: Sequence[str],
+        late: Sequence[Late] = (),
+        file_bytes: int = 0,
+    ) -> None:
         self._disk = disk
+        self._late = late
+        self._file_bytes = file_bytes
         self.paths = paths
         self.folders = folders
+        self.forgotten: set[str] = set()
+        """Paths that were removed since: nothing is written there any more."""
         self.done = False
+
+    def _write_late(self) -> bool:
+        """Write what waited; tell whether all of it was."""
+        all_written = True
+        for path, within, units in self._late:
+            if path in self.forgotten:
+                continue
+            folder = path.rpartition("/")[0]
+            file, is_new = _opened(self._disk, path, self._file_bytes)
+            try:
+                if not file.size:
+                    all_written = False  # being made by the owner of the store, or left by a crash
+                    continue
+                if is_new and within:
+                    file.write_at(0, _fillers(within))
+                file.write_at(within * UNIT_BYTES, units)
+                file.flush()
+            finally:
+                file.close()
+            if is_new:
+                self._disk.flush_dir(folder)
+        return all_written
 
     def run(self) -> None:
         """Flush them.
 
         Raises:
             OSError: No descriptor is left; what was not flushed is in the next job.
+            DiskFullError: No space for a new file; what was not flushed is in the next job.
             FlushFailedError: The node must stop.
         """
+        all_written = self._write_late()
         for path in self.paths:
             # Descriptors of its own: the store may close or remove a file meanwhile.
             try:
@@ -229,13 +320,22 @@ class ConsumeQueueFlush:
                 self._disk.flush_dir(folder)
             except FileNotFoundError:
                 continue  # removed with its topic
-        self.done = True
+        self.done = all_written
 
 
 class ConsumeQueue:
     """One queue. Offsets are logical: unit *n* stands at byte 20·n."""
 
-    __slots__ = ("_begins", "_disk", "_folder", "_store", "queue_id", "topic")
+    __slots__ = (
+        "_begins",
+        "_disk",
+        "_folder",
+        "_leaving",
+        "_store",
+        "_tail",
+        "queue_id",
+        "topic",
+    )
 
     def __init__(
         self, store: ConsumeQueueStore, disk: Disk, root: str, topic: str, queue_id: int
@@ -250,6 +350,67 @@ class ConsumeQueue:
             for name in disk.list_dir(self._folder)
             if len(name) == _NAME_DIGITS and name.isdecimal()
         }
+        if self._begins:
+            # A process that was killed may have left names that no flush has reached.
+            store._dirty_folders.add(self._folder)
+        # Newest units that stand in memory only, and those before them that a flush has now.
+        self._tail = _Waiting()
+        self._leaving = _Waiting()
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return len(self._tail.units) + len(self._leaving.units)
+
+    def _begin_flush(self) -> list[Late]:
+        """Return all units in memory, by file; they stay until `_end_flush`."""
+        first = self._leaving.first if self._leaving.units else self._tail.first
+        units = self._leaving.units + self._tail.units
+        self._leaving, self._tail = _Waiting(first, units), _Waiting()
+        parts, done = [], 0
+        while done < len(units):
+            begin, within = self._locate(first + done // UNIT_BYTES)
+            size = min(self._store.file_bytes - within * UNIT_BYTES, len(units) - done)
+            parts.append(Late(self._path(begin), within, bytes(units[done : done + size])))
+            done += size
+        return parts
+
+    def _end_flush(self) -> bool:
+        """Forget what a flush has written; tell whether nothing waits any more."""
+        self._leaving = _Waiting()
+        return not self._tail.units
+
+    def _wait(self, first: int, units: Units) -> bool:
+        """Let units wait in memory, if that is how they are to be stored."""
+        waits = self._waiting_bytes > 0
+        size = len(units) * UNIT_BYTES
+        if not waits and (
+            not self._store._may_wait(size)
+            or self._path(self._locate(first)[0]) in self._store._files
+        ):
+            return False
+        known = self._tail if self._tail.units else self._leaving
+        if waits and (first != known.end or not self._store._may_wait(size)):
+            self._write_waiting()
+            return False
+        if not self._tail.units:
+            self._tail = _Waiting(first, bytearray())
+        self._tail.units += np.ascontiguousarray(units, UNIT_DTYPE).tobytes()
+        end = first + len(units)
+        self._begins.update(range(self._locate(first)[0], end, self._store.units_per_file))
+        self._store._waiting[self] = None
+        self._store._waiting_bytes += size
+        return True
+
+    def _write_waiting(self) -> None:
+        """Write what waits in memory, here and now; a flush that has it writes the same."""
+        for path, within, units in self._begin_flush():
+            begin = int(path.rpartition("/")[2]) // UNIT_BYTES
+            if not self._disk.exists(path):
+                self._begins.discard(begin)
+            self._put_file(begin, within, np.frombuffer(units, UNIT_DTYPE))
+        self._store._waiting_bytes -= self._waiting_bytes
+        self._store._waiting.pop(self, None)
+        self._end_flush()
 
     def _check(self) -> None:
         # One file tells: files of two sizes never lie side by side.
@@ -266,23 +427,27 @@ class ConsumeQueue:
         """
         if first_queue_offset < 0:
             raise InvariantBroken(f"queue offset {first_queue_offset} is negative")
+        if len(units) and self._wait(first_queue_offset, units):
+            return
         per_file = self._store.units_per_file
         done = 0
         while done < len(units):
             begin, within = self._locate(first_queue_offset + done)
             count = min(per_file - within, len(units) - done)
-            path = self._path(begin)
-            if begin in self._begins:
-                file = self._store._open(path)
-            else:
-                file = self._store._create(self._folder, path)
-                self._begins.add(begin)
-                if within:
-                    file.write_at(0, _fillers(within))
-            part = units[done : done + count]
-            file.write_at(within * UNIT_BYTES, np.ascontiguousarray(part, UNIT_DTYPE).tobytes())
-            self._store._dirty.add(path)
+            self._put_file(begin, within, units[done : done + count])
             done += count
+
+    def _put_file(self, begin: int, within: int, units: Units) -> None:
+        path = self._path(begin)
+        if begin in self._begins:
+            file = self._store._open(path)
+        else:
+            file = self._store._create(self._folder, path)
+            self._begins.add(begin)
+            if within:
+                file.write_at(0, _fillers(within))
+        file.write_at(within * UNIT_BYTES, np.ascontiguousarray(units, UNIT_DTYPE).tobytes())
+        self._store._dirty.add(path)
 
     def read(self, first: int, count: int) -> Units:
         """Return *count* units from *first* on.
@@ -298,6 +463,15 @@ class ConsumeQueue:
         per_file = self._store.units_per_file
         parts: list[Units] = []
         end = first + count
+        if self._waiting_bytes:
+            waiting = [item for item in (self._leaving, self._tail) if item.units]
+            late = [part for item in waiting for part in item.within(first, end)]
+            if sum(map(len, late)) == count:
+                return _joined(late)
+            # What is in files comes first; no hole can be before what waits.
+            end -= sum(map(len, late))
+        else:
+            late = []
         while first < end:
             begin, within = self._locate(first)
             if begin not in self._begins:
@@ -309,23 +483,22 @@ class ConsumeQueue:
             view = file.view(within * UNIT_BYTES, part * UNIT_BYTES)
             parts.append(np.frombuffer(view, UNIT_DTYPE))
             first += part
-        if len(parts) == 1:
-            return parts[0]
-        units: Units = np.concatenate(parts) if parts else np.empty(0, UNIT_DTYPE)
-        units.flags.writeable = False
-        return units
+        return _joined([*parts, *late])
 
     def truncate_to(self, max_offset: int) -> None:
         """Forget units at and after *max_offset*: files that hold no others are removed.
 
         In the file that stays nothing is overwritten; the state tables own the max offset.
         """
+        self._write_waiting()
         for begin in [begin for begin in self._begins if begin >= max_offset]:
             self._remove(begin)
 
     def delete_before(self, min_offset: int) -> None:
         """Remove the files that hold only units before *min_offset*."""
         last = min_offset - self._store.units_per_file
+        if self._waiting_bytes and any(begin <= last for begin in self._begins):
+            self._write_waiting()
         for begin in [begin for begin in self._begins if begin <= last]:
             self._remove(begin)
 
@@ -344,9 +517,54 @@ class ConsumeQueue:
         self._begins.discard(begin)
 
     def _forget(self) -> None:
+        self._store._waiting.pop(self, None)
+        self._store._waiting_bytes -= self._waiting_bytes
+        self._tail, self._leaving = _Waiting(), _Waiting()
+        if self._store._last_flush is not None:
+            self._store._last_flush.forgotten.update(map(self._path, self._begins))
         for begin in self._begins:
             self._store._drop(self._path(begin))
         self._begins = set()
+
+
+def _opened(disk: Disk, path: str, size: int) -> tuple[DiskFile, bool]:
+    """Return a file, and whether it was made now."""
+    try:
+        return disk.create(path, size, reserve=False), True
+    except FileExistsError:
+        pass
+    return disk.open(path), False
+
+
+class _Waiting:
+    """Units in memory, from offset *first* on."""
+
+    __slots__ = ("first", "units")
+
+    def __init__(self, first: int = 0, units: bytes | bytearray = b"") -> None:
+        self.first = first
+        self.units = units
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.units) // UNIT_BYTES
+
+    def within(self, first: int, end: int) -> list[Units]:
+        """Return a copy of the units of ``first … end - 1`` that are here."""
+        low, high = max(first, self.first), min(end, self.end)
+        if low >= high:
+            return []
+        at = (low - self.first) * UNIT_BYTES
+        taken = bytes(self.units[at : at + (high - low) * UNIT_BYTES])
+        return [np.frombuffer(taken, UNIT_DTYPE)]
+
+
+def _joined(parts: list[Units]) -> Units:
+    if len(parts) == 1:
+        return parts[0]
+    units: Units = np.concatenate(parts) if parts else np.empty(0, UNIT_DTYPE)
+    units.flags.writeable = False
+    return units
 
 
 def _fillers(count: int) -> bytes:

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog.consume_queue import UNIT_DTYPE, ConsumeQueueStore, Units
+from commitlog import consume_queue
+from commitlog.consume_queue import (
+    FILLER_SIZE,
+    UNIT_BYTES,
+    UNIT_DTYPE,
+    ConsumeQueueStore,
+    Units,
+)
 from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
 from commitlog.seams import DiskFile
@@ -30,6 +37,10 @@ def units(first: int, count: int) -> Units:
     made["size"] = 100
     made["tags_code"] = -1
     return made
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
 def names(folder: Path) -> list[str]:
@@ -180,7 +191,10 @@ class RecordingDisk(OsDisk):
         super().flush_dir(path)
 
 
-def test_a_flush_covers_every_file_written_since_the_last_one(root: Path) -> None:
+def test_a_flush_covers_every_file_written_since_the_last_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_queue, "WAITING_BYTES_MAX", 0)
     disk = RecordingDisk()
     store = ConsumeQueueStore(disk, str(root), 10, max_open_files=1)
     for queue_id in range(3):
@@ -195,6 +209,101 @@ def test_a_flush_covers_every_file_written_since_the_last_one(root: Path) -> Non
     store.flush()
     assert (disk.opened, disk.folders) == ([f"T1/2/{0:020d}"], [])
     store.close()
+
+
+@pytest.mark.parametrize("flushed", [0, 1, 2])
+def test_units_wait_in_memory_while_as_many_files_are_open_as_may_be(
+    root: Path, flushed: int
+) -> None:
+    disk = RecordingDisk()
+    store = ConsumeQueueStore(disk, str(root), 10, max_open_files=1)
+    store.queue("T1", 0).put(0, units(0, 1))
+    late = store.queue("T2", 5)
+    disk.folders.clear()
+    late.put(7, units(7, 2))
+    if flushed > 0:
+        job = store.begin_flush()
+        if flushed > 1:
+            job.run()
+    late.put(9, units(9, 4))
+    late.put(13, units(13, 1))
+    assert flushed > 1 or (disk.opened, disk.folders) == ([], []), "no file is touched"
+
+    assert late.read(7, 7).tolist() == units(7, 7).tolist()
+    assert late.read(8, 3).tolist() == units(8, 3).tolist()
+    assert late.read(13, 1).tolist() == units(13, 1).tolist()
+
+    store.flush()
+    assert late.read(7, 7).tolist() == units(7, 7).tolist()
+    store.close()
+    again = ConsumeQueueStore(OsDisk(), str(root), 10).queue("T2", 5)
+    assert again.read(7, 7).tolist() == units(7, 7).tolist()
+    assert again.read(6, 1)["size"].tolist() == [FILLER_SIZE]
+
+
+def test_a_flush_that_failed_has_what_waited_in_the_next_one(root: Path) -> None:
+    store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
+    store.queue("T1", 0).put(0, units(0, 1))
+    late = store.queue("T2", 0)
+    late.put(0, units(0, 2))
+    store.begin_flush()
+    late.put(2, units(2, 2))
+    store.begin_flush().run()
+    store.close()
+    again = ConsumeQueueStore(OsDisk(), str(root), 10).queue("T2", 0)
+    assert again.read(0, 4).tolist() == units(0, 4).tolist()
+
+
+def test_what_waits_is_bounded_and_written_over_at_will(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_queue, "WAITING_BYTES_MAX", 3 * UNIT_BYTES)
+    store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
+    store.queue("T1", 0).put(0, units(0, 1))
+    late = store.queue("T2", 0)
+    late.put(0, units(0, 3))
+    assert files(root) == [f"T1/0/{0:020d}"]
+    late.put(3, units(3, 1))
+    assert files(root) == [f"T1/0/{0:020d}", f"T2/0/{0:020d}"]
+    late.put(1, units(50, 2))
+    expected = [*units(0, 1).tolist(), *units(50, 2).tolist(), *units(3, 1).tolist()]
+    assert late.read(0, 4).tolist() == expected
+    store.flush()
+    assert late.read(0, 4).tolist() == expected
+    store.close()
+
+
+def test_a_topic_deleted_while_its_units_are_written_leaves_none(root: Path) -> None:
+    store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
+    store.queue("T1", 0).put(0, units(0, 1))
+    store.queue("T2", 0).put(0, units(0, 2))
+    job = store.begin_flush()
+    store.delete_topic("T2")
+    job.run()
+    assert files(root) == [f"T1/0/{0:020d}"]
+    store.queue("T2", 0).put(0, units(9, 1))
+    store.flush()
+    assert store.queue("T2", 0).read(0, 1).tolist() == units(9, 1).tolist()
+    store.close()
+
+
+def test_with_many_queues_a_start_looks_for_none_but_those_it_is_asked_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_queue, "EAGER_QUEUES", 3)
+    store = open_store(root)
+    for queue_id in range(9):
+        store.queue("T1", queue_id).put(0, units(queue_id, 2))
+    store.flush()
+    store.close()
+    disk = RecordingDisk()
+    again = ConsumeQueueStore(disk, str(root), 10)
+    assert len(again.queues()) == len(disk.opened) == 3
+    assert again.queue("T1", 8).read(0, 2).tolist() == units(8, 2).tolist()
+    again.queue("T1", 8).put(2, units(2, 1))
+    again.flush()
+    assert "T1/8" in disk.folders
+    again.close()
 
 
 def test_a_flush_under_way_does_not_mind_a_file_removed_meanwhile(root: Path) -> None:
