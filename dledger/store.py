@@ -47,7 +47,8 @@ from dledger.state.apply import Applied, apply_entry, raise_min_offsets
 from dledger.state.cut import Cut, cut_everything, take_cut
 from dledger.state.image import Image
 from dledger.state.snapshot import load
-from dledger.state.tables import QueueBounds, StateTables
+from dledger.state.state_record import QueueFloorsChange
+from dledger.state.tables import QueueBounds, QueueKey, StateTables
 
 log = structlog.get_logger(__name__)
 
@@ -149,11 +150,15 @@ class ReplicaStore:
         self._abort.create(settings.pid)
         self._reserve()
         self._load_damage()
+        self._begun_later: set[QueueKey] = set()
+        """Queues that begin in a later file than the first one they may have."""
         self.replayed = self._replay()
         self._begin_image()
 
     def _begin_image(self) -> None:
         """Let the encoded tables begin with all there is; from here on they follow by cuts."""
+        # Those found at the start may have files that a process which was killed has left.
+        self._begun_later = {(queue.topic, queue.queue_id) for queue in self.queues.queues()}
         self._image = Image()
         self._cuts: deque[Cut] = deque([cut_everything(self.tables)])
         self.saved_tables: tuple[int, bytes] | None = None
@@ -453,10 +458,11 @@ class ReplicaStore:
             return 0
         dropped = self.log.drop_before(floor)
         if dropped:
-            for queue in self.queues.queues():
-                bounds = self.tables.queues.get((queue.topic, queue.queue_id))
+            begun_later, self._begun_later = self._begun_later, set()
+            for key in begun_later:
+                bounds = self.tables.queues.get(key)
                 if bounds:
-                    queue.delete_before(bounds.min_offset)
+                    self.queues.queue(*key).delete_before(bounds.min_offset)
             self.key_index.delete_before(floor.position)
         return dropped
 
@@ -474,6 +480,9 @@ class ReplicaStore:
                 low = middle + 1
             else:
                 high, position = middle, found
+        per_file = self.queues.units_per_file
+        if low // per_file > bounds.min_offset // per_file:
+            self._begun_later.add((topic, queue_id))
         return low, position
 
     def _reserve(self) -> None:
@@ -571,6 +580,9 @@ class ReplicaStore:
             self.queues.delete_topic(topic)
         if applied.floor_moved:
             raise_min_offsets(self.tables, self._first_kept)
+        for change in applied.changes:
+            if isinstance(change, QueueFloorsChange):
+                self._begun_later.update((topic, queue_id) for topic, queue_id, _ in change.floors)
         if self._rows_to_copy >= CUT_ROWS and len(self._cuts) < CUTS_MAX:
             self._cuts.append(take_cut(self.tables))
         return applied

@@ -303,7 +303,7 @@ class BrokerMetrics:
             "What clients may do here: 4 read, 2 write.",
             self._settings.broker_permission,
         )
-        yield _gauge("rocketmq_topic_number", "Topics.", sum(1 for _ in state.all_topics()))
+        yield _gauge("rocketmq_topic_number", "Topics.", state.topics_count)
         yield _gauge(
             "rocketmq_consumer_group_number",
             "Consumer groups that have a configuration.",

@@ -102,6 +102,9 @@ class ClientTable(Generic[ChannelT]):
         self._producers: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
         # Client id → what it is, over each connection that has a producer group.
         self._by_id: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
+        # Which groups a channel is in, so that its end does not look at all there are.
+        self._consumers_of: dict[ChannelT, dict[str, None]] = {}
+        self._producers_of: dict[ChannelT, dict[str, None]] = {}
 
     @property
     def consumer_groups(self) -> Iterable[ConsumerGroup[ChannelT]]:
@@ -144,6 +147,7 @@ class ClientTable(Generic[ChannelT]):
         if changed and known is None:
             changed = not group.has_client(client.client_id)
         group.clients[client.channel] = client
+        self._consumers_of.setdefault(client.channel, {})[data.group_name] = None
         return _update_subscriptions(group, data.subscription_data_set) or changed
 
     def register_producer(self, group: str, client: Client[ChannelT]) -> None:
@@ -151,6 +155,7 @@ class ClientTable(Generic[ChannelT]):
         known = self._producers.setdefault(group, {})
         before = known.get(client.channel)
         known[client.channel] = client
+        self._producers_of.setdefault(client.channel, {})[group] = None
         if before is not None and before.client_id != client.client_id:
             self._forget(before)
         self._by_id.setdefault(client.client_id, {})[client.channel] = client
@@ -164,6 +169,7 @@ class ClientTable(Generic[ChannelT]):
         gone = None if group is None else group.clients.pop(channel, None)
         if group is None or gone is None:
             return False
+        _drop_group(self._consumers_of, channel, group_name)
         if not group.clients:
             del self._consumers[group_name]
             return False
@@ -175,9 +181,10 @@ class ClientTable(Generic[ChannelT]):
         gone = None if clients is None else clients.pop(channel, None)
         if clients is None or gone is None:
             return
+        _drop_group(self._producers_of, channel, group_name)
         if not clients:
             del self._producers[group_name]
-        if not any(channel in others for others in self._producers.values()):
+        if channel not in self._producers_of:
             self._forget(gone)
 
     def _forget(self, gone: Client[ChannelT]) -> None:
@@ -190,10 +197,10 @@ class ClientTable(Generic[ChannelT]):
     def close_channel(self, channel: ChannelT) -> list[ConsumerGroup[ChannelT]]:
         """Remove a connection from everything; return the consumer groups that must rebalance."""
         changed = []
-        for name in list(self._consumers):
+        for name in list(self._consumers_of.get(channel, ())):
             if self.unregister_consumer(name, channel):
                 changed.append(self._consumers[name])
-        for name in list(self._producers):
+        for name in list(self._producers_of.get(channel, ())):
             self.unregister_producer(name, channel)
         return changed
 
@@ -208,6 +215,13 @@ class ClientTable(Generic[ChannelT]):
             for channel, client in clients.items():
                 newest[channel] = max(newest.get(channel, client.last_update), client.last_update)
         return {channel for channel, seen in newest.items() if seen < before}
+
+
+def _drop_group(groups_of: dict[ChannelT, dict[str, None]], channel: ChannelT, name: str) -> None:
+    groups = groups_of[channel]
+    del groups[name]
+    if not groups:
+        del groups_of[channel]
 
 
 def _update_subscriptions(

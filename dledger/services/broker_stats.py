@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dledger.state.names import STATE_TOPIC
-from dledger.state.tables import QueueKey
 
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 """Keyed by topic."""
@@ -64,10 +63,10 @@ class BrokerStats:
     """What one node took and gave since it started.
 
     Args:
-        ends: Where each queue ends.
+        ends: Where the queues of each topic end, summed up.
     """
 
-    def __init__(self, ends: Callable[[], Mapping[QueueKey, int]]) -> None:
+    def __init__(self, ends: Callable[[], Mapping[str, int]]) -> None:
         self._ends = ends
         self._got: dict[tuple[str, str], int] = {}
         self._got_bytes: dict[tuple[str, str], int] = {}
@@ -114,9 +113,7 @@ class BrokerStats:
         return tuple(spans)
 
     def _counts(self) -> dict[str, dict[str, int]]:
-        put: dict[str, int] = {}
-        for (topic, _), end in self._ends().items():
-            put[topic] = put.get(topic, 0) + end
+        put = dict(self._ends())
         got = {f"{topic}@{group}": count for (topic, group), count in self._got.items()}
         sizes = {f"{topic}@{group}": size for (topic, group), size in self._got_bytes.items()}
         return {

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
+import trio
 
 from commitlog.errors import DiskFullError
 from dledger.errors import NotLeaderError, PendingFullError
@@ -22,6 +24,10 @@ OffsetSlot = tuple[str, str, int]
 
 MAX_OFFSETS_PER_RECORD = 20_000
 """Keeps an offsets record well below the largest body (about 60 bytes an offset)."""
+
+OFFSETS_PER_TURN = 2_000
+"""Offsets of one proposal of the regular flush, and the next waits for its answer: each replica
+applies them in one go, a few milliseconds."""
 
 MAX_DIRTY_OFFSETS = 1_000_000
 """Queues with an offset not yet proposed; beyond it a flush is made at once."""
@@ -145,7 +151,38 @@ class OffsetCommits:
         """
         while True:
             await self._clock.sleep(self.interval_s)
+            while len(self._dirty) > OFFSETS_PER_TURN and await self._flush_some():
+                pass
             self.flush()
+
+    async def _flush_some(self) -> bool:
+        """Propose some of what waits and see it answered; tell whether it was stored."""
+        state = self._group.state
+        if not self._leads():
+            return False
+        taken = list(islice(self._dirty.items(), OFFSETS_PER_TURN))
+        items = [item for item in taken if state.topic_config(item[0][1]) is not None]
+        done = trio.Event()
+        answers: list[Proposed] = []
+
+        def on_done(proposed: Proposed) -> None:
+            answers.append(proposed)
+            done.set()
+
+        try:
+            if items:
+                self._propose(items, on_done)
+        except (NotLeaderError, PendingFullError, DiskFullError) as exc:
+            logger.warning("offset_commits_delayed", waiting=len(self._dirty), reason=str(exc))
+            return False
+        for slot, offset in taken:
+            if self._dirty.get(slot) == offset:
+                del self._dirty[slot]
+        if not items:
+            return True
+        self._group.kick()
+        await done.wait()
+        return answers[0].outcome == "stored"
 
     def _leads(self) -> bool:
         """Tell whether this node leads, and forget what an earlier leadership of it left."""

@@ -337,6 +337,6 @@ class RetentionService:
         """Return the delay levels, those that are configured no more included."""
         found = set(range(1, self._levels + 1))
         found.update(
-            queue_id + 1 for topic, queue_id in self._group.state.queues if topic == SCHEDULE_TOPIC
+            queue_id + 1 for queue_id in self._group.state.queues_of.get(SCHEDULE_TOPIC, ())
         )
         return sorted(found)

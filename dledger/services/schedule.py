@@ -96,8 +96,8 @@ class ScheduleMessageService:
     def _levels(self) -> list[int]:
         """Return the levels that are configured, and those of old whose messages wait still."""
         state, found = self._group.state, set(range(1, len(self._levels_ms) + 1))
-        for (topic, queue_id), bounds in state.queues.items():
-            waits = topic == SCHEDULE_TOPIC and bounds.max_offset > bounds.min_offset
+        for queue_id, bounds in state.queues_of.get(SCHEDULE_TOPIC, {}).items():
+            waits = bounds.max_offset > bounds.min_offset
             if waits and state.delay_progress.get(queue_id + 1, 0) < bounds.max_offset:
                 found.add(queue_id + 1)
         return sorted(found)

@@ -42,7 +42,10 @@ class Throughput:
         self._ends: dict[QueueKey, int] = {
             key: bounds.max_offset for key, bounds in tables.queues.items()
         }
-        self.stats = BrokerStats(lambda: self._ends)
+        self._put_of: dict[str, int] = {}
+        for (topic, _), end in self._ends.items():
+            self._put_of[topic] = self._put_of.get(topic, 0) + end
+        self.stats = BrokerStats(lambda: self._put_of)
         # What comes before the first sample counts too.
         self.stats.look(clock.monotonic())
 
@@ -65,6 +68,7 @@ class Throughput:
             # A queue that is shorter than it was belongs to a topic made anew.
             self.put += end - known if end > known else end
             ends[(topic, queue_id)] = end
+            self._put_of[topic] = self._put_of.get(topic, 0) + end - known
 
     def look(self) -> None:
         """Take a sample; to be called once a second."""

@@ -52,7 +52,8 @@ def queue_floors(
     """
     found: list[tuple[str, int, int]] = []
     keeps: dict[str, int] = {}
-    for topic, config in group.state.topics.items():
+    for topic in group.state.topics_with.get(RETENTION_ATTRIBUTE, ()):
+        config = group.state.topics[topic]
         keeps_ms = retention_ms(config.attributes)
         if keeps_ms is None or is_deleting(topic):
             continue

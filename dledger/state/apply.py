@@ -203,8 +203,7 @@ def _apply_change(
     match change:
         case TopicsChange(put=put, delete=delete):
             for config in put:
-                tables.topics[config.topic] = config
-                tables.marks.topics.add(config.topic)
+                tables.set_topic(config.topic, config)
             for topic in delete:
                 _delete_topic(tables, topic)
             tables.topics_counter += 1
@@ -281,8 +280,7 @@ def _add_timers(tables: StateTables, offsets: list[int]) -> None:
 
 
 def _delete_topic(tables: StateTables, topic: str) -> None:
-    tables.topics.pop(topic, None)
-    tables.marks.topics.add(topic)
+    tables.set_topic(topic, None)
     tables.drop_queues(topic)
     tables.drop_offsets([(group, topic) for group in tables.groups_of.get(topic, ())])
     tables.marks.locks.update(drop_topic(tables.queue_locks, topic))

@@ -92,6 +92,9 @@ class StateTables:
     groups_of: dict[str, set[str]] = field(init=False, compare=False, repr=False)
     """Topic → consumer groups that have offsets in it."""
 
+    topics_with: dict[str, dict[str, None]] = field(init=False, compare=False, repr=False)
+    """Attribute → topics that have it, in the order they got it."""
+
     topic_changes: dict[str, int] = field(init=False, compare=False, repr=False)
     """Topic → `topics_counter` at its newest change, in the order of these changes."""
     topic_changes_from: int = field(init=False, compare=False, repr=False)
@@ -104,6 +107,9 @@ class StateTables:
     def __post_init__(self) -> None:
         self.queues_of, self.topics_of, self.groups_of = {}, {}, {}
         self.topic_changes, self.topic_changes_from = {}, self.topics_counter
+        self.topics_with = {}
+        for name, config in self.topics.items():
+            self._note_attributes(name, None, config)
         self.by_position = [
             (bounds.first_position, *key)
             for key, bounds in self.queues.items()
@@ -118,6 +124,26 @@ class StateTables:
     def _note_pair(self, group: str, topic: str) -> None:
         self.topics_of.setdefault(group, set()).add(topic)
         self.groups_of.setdefault(topic, set()).add(group)
+
+    def set_topic(self, name: str, config: TopicConfig | None) -> None:
+        """Enter a topic; None removes it; for apply."""
+        old = self.topics.get(name)
+        if config is None:
+            self.topics.pop(name, None)
+        else:
+            self.topics[name] = config
+        self._note_attributes(name, old, config)
+        self.marks.topics.add(name)
+
+    def _note_attributes(
+        self, name: str, old: TopicConfig | None, config: TopicConfig | None
+    ) -> None:
+        before = old.attributes if old is not None else {}
+        now = config.attributes if config is not None else {}
+        for attribute in before.keys() - now.keys():
+            self.topics_with[attribute].pop(name, None)
+        for attribute in now:
+            self.topics_with.setdefault(attribute, {})[name] = None
 
     def note_topics(self, names: Iterable[str]) -> None:
         """Note that these topics are as `topics_counter` counts now; for apply."""
@@ -205,6 +231,11 @@ class StateTables:
             if name not in self.topics:
                 yield config
         yield from self.topics.values()
+
+    @property
+    def topics_count(self) -> int:
+        """How many topics there are, built-in ones included."""
+        return len(self.topics) + sum(name not in self.topics for name in self.builtin_topics)
 
     def subscription_group(self, group: str) -> SubscriptionGroupConfig | None:
         """Return a consumer group's configuration, or None when it is unknown."""
