@@ -38,6 +38,16 @@ SILENT_AFTER_S = 120.0
 SCAN_S = 10.0
 """How often silent clients are looked for."""
 
+TOLD_AT_ONCE = 32
+"""Members of a group that are told of a change at once. Each change of a larger group would tell
+all of them: while a thousand connect that is a million calls."""
+
+TOLD_LATER_S = 0.5
+"""Then all changes of so long are told together; a member would look by itself after 20 s."""
+
+TOLD_PER_TURN = 200
+"""Of these, before other tasks get their turn: a few milliseconds."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -66,6 +76,9 @@ class ClientsProcessor:
         self._settling = SettlingGroups()
         self._settling_moved = trio.Event()
         self._term = 0
+        # Large groups that have changed, and when the first of them did.
+        self._told_later: dict[str, None] = {}
+        self._changed_s = 0.0
 
     async def run(self) -> None:
         """Take silent clients out and wake groups that have settled, for ever.
@@ -77,15 +90,30 @@ class ClientsProcessor:
             self._settling_moved = trio.Event()
             settled = self._settling.until_s
             until = next_scan if settled is None else min(next_scan, settled)
+            if self._told_later:
+                until = min(until, self._changed_s + TOLD_LATER_S)
             await wait_for(
                 self._settling_moved, self._clock, max(0.0, until - self._clock.monotonic())
             )
             now = self._clock.monotonic()
             owed = (self._clients.consumer_group(name) for name in self._settling.take_owed(now))
             self._notify(group for group in owed if group is not None)
+            if self._told_later and now >= self._changed_s + TOLD_LATER_S:
+                await self._tell_large_groups()
             if now >= next_scan:
                 next_scan = now + SCAN_S
                 self._take_out_silent(now)
+
+    async def _tell_large_groups(self) -> None:
+        names, self._told_later = list(self._told_later), {}
+        for name in names:
+            group = self._clients.consumer_group(name)
+            connections = [] if group is None else list(group.clients)
+            for first in range(0, len(connections), TOLD_PER_TURN):
+                if not self._leads():
+                    return
+                self._tell(name, connections[first : first + TOLD_PER_TURN])
+                await trio.lowlevel.checkpoint()
 
     def _take_out_silent(self, now: float) -> None:
         for connection in self._clients.silent_since(now - SILENT_AFTER_S):
@@ -246,12 +274,19 @@ class ClientsProcessor:
                 config is not None and not config.notify_consumer_ids_changed_enable
             ):
                 continue
-            for connection in list(group.clients):
-                told = request(
-                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name}
-                )
-                try:
-                    connection.invoke_oneway(told)
-                except RemotingError as error:
-                    # It rebalances by itself within 20 s; a dead connection is taken out anyway.
-                    logger.debug("notify_failed", group=group.name, reason=str(error))
+            if len(group.clients) <= TOLD_AT_ONCE:
+                self._tell(group.name, list(group.clients))
+                continue
+            if not self._told_later:
+                self._changed_s = now
+                self._settling_moved.set()
+            self._told_later[group.name] = None
+
+    def _tell(self, group_name: str, connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            told = request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group_name})
+            try:
+                connection.invoke_oneway(told)
+            except RemotingError as error:
+                # It rebalances by itself within 20 s; a dead connection is taken out anyway.
+                logger.debug("notify_failed", group=group_name, reason=str(error))

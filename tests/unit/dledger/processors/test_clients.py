@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from dledger.processors.clients import TOLD_AT_ONCE, TOLD_LATER_S
 from dledger.processors.settling_groups import SETTLE_S
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
@@ -306,3 +308,31 @@ def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"))
     assert told(one) == []
+
+
+async def test_the_changes_of_a_large_group_are_told_together(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
+    members = [FakeConnection() for _ in range(3 * TOLD_AT_ONCE)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.clients_processor.run)
+        await trio.sleep(0.01)
+        for number, member in enumerate(members):
+            beat(broker, member, SubscriptionData("T"), client_id=f"c{number}")
+        calls = sum(len(told(member)) for member in members)
+        assert calls == TOLD_AT_ONCE * (TOLD_AT_ONCE + 1) // 2
+
+        await trio.sleep(TOLD_LATER_S + 0.01)
+
+        assert sum(len(told(member)) for member in members) == calls + len(members)
+        assert told(members[-1]) == ["g"]
+        await trio.sleep(5)
+        assert sum(len(told(member)) for member in members) == calls + len(members)
+        members[0].close()
+        assert len(told(members[1])) == TOLD_AT_ONCE
+        await trio.sleep(TOLD_LATER_S + 0.01)
+        assert told(members[-1]) == ["g", "g"]
+        nursery.cancel_scope.cancel()
+    group.close()

@@ -1,0 +1,33 @@
+"""What a topic took is summed up as it comes, not by looking at all queues."""
+
+from __future__ import annotations
+
+from dledger.services.throughput import Throughput
+from dledger.state.tables import QueueBounds, StateTables
+from tests.harness.fake_group import ManualClock
+
+
+def test_a_topic_counts_all_its_queues_those_before_the_start_too() -> None:
+    tables = StateTables(queues={("T", 0): QueueBounds(0, 5), ("T", 1): QueueBounds(2, 7)})
+    clock = ManualClock()
+    throughput = Throughput(clock, tables)
+
+    throughput.on_applied([("T", 1, 9), ("U", 0, 3), ("T", 4, 2)])
+
+    spans = throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic())
+    assert spans is not None
+    assert {span.count for span in spans} == {4}
+    other = throughput.stats.spans("TOPIC_PUT_NUMS", "U", clock.monotonic())
+    assert other is not None
+    assert {span.count for span in other} == {3}
+    assert throughput.put == 7
+
+
+def test_a_topic_made_anew_begins_again() -> None:
+    clock = ManualClock()
+    throughput = Throughput(clock, StateTables(queues={("T", 0): QueueBounds(0, 5)}))
+    throughput.on_applied([("T", 0, 2)])
+    throughput.on_applied([("T", 0, 6)])
+    spans = throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic())
+    assert spans is not None
+    assert {span.count for span in spans} == {1}
