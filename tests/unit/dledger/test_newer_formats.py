@@ -128,7 +128,7 @@ def test_a_hello_of_a_newer_version_is_refused() -> None:
         Hello.decode({"v": newer, "anything": "else"})
     with pytest.raises(RemoteProtocolError, match=f"^n2 speaks version {newer}, newest"):
         Hello.decode({"v": newer, "name": "n2"})
-    with pytest.raises(RemoteProtocolError, match=r"^x{64} speaks"):
+    with pytest.raises(RemoteProtocolError, match=r"^a peer speaks"):
         Hello.decode({"v": newer, "name": 1_000 * "x"})
 
 
