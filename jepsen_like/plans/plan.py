@@ -182,6 +182,7 @@ class Workload(msgspec.Struct, frozen=True):
         push_members: Machines of a push group whose members come and go; 0: there is none.
         push_change_s: Mean pause between two of them; 0: nobody comes or goes.
         push_orderly: The group consumes each queue in its order.
+        hostile_per_mille: Messages with properties that try the broker's services.
     """
 
     producers: int = 2
@@ -204,6 +205,7 @@ class Workload(msgspec.Struct, frozen=True):
     recall_per_mille: int = 0
     send_back_per_mille: int = 0
     filterers: int = 0
+    hostile_per_mille: int = 0
 
 
 REST_FACTOR: Final = 5

@@ -44,6 +44,7 @@ from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.consumers import Consumers
 from jepsen_like.workloads.due import TIMER_DELAY_MAX_MS
 from jepsen_like.workloads.filterers import Filterers
+from jepsen_like.workloads.hostile import HostileMessages
 from jepsen_like.workloads.lockers import Lockers
 from jepsen_like.workloads.retries import Retriers
 from jepsen_like.workloads.transactions import Transactions
@@ -149,6 +150,7 @@ class WorkloadClients:
         )
         self._transactions = Transactions(self, value_of, halves)
         self._filterers = Filterers(self, plan.seed)
+        self._hostile = HostileMessages(plan.seed, plan.workload.hostile_per_mille)
         gives_back = plan.workload.send_back_per_mille
         self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
         self._awaited: dict[Moment, trio.Event] = {}
@@ -418,15 +420,14 @@ class WorkloadClients:
             (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
         )
         body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
+        properties = self._hostile.properties()
         if not self._plan.workload.filterers:
-            return Message(self.topic, body, delay_level=delay_level)
+            return Message(self.topic, body, properties=properties, delay_level=delay_level)
         number = number_of(value)
+        if number is not None:
+            properties[PROPERTY] = str(number)
         return Message(
-            self.topic,
-            body,
-            tags=tag_of(value),
-            properties=None if number is None else {PROPERTY: str(number)},
-            delay_level=delay_level,
+            self.topic, body, tags=tag_of(value), properties=properties, delay_level=delay_level
         )
 
     async def _send(

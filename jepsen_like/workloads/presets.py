@@ -100,6 +100,21 @@ PRESETS: Final[dict[str, Preset]] = {
         "plain, delayed and batched sends, pulls, offsets",
         _workload(delayed_per_mille=50, batch_per_mille=200),
     ),
+    "hostile": Preset(
+        "properties that are the broker's own, odd or as long as can be, through every service: no"
+        " node ends, nothing is lost or doubled",
+        _workload(
+            producers=32,
+            readers=4,
+            hostile_per_mille=600,
+            batch_per_mille=50,
+            delayed_per_mille=250,
+            timer_per_mille=250,
+            recall_per_mille=50,
+            transactions_per_mille=200,
+            send_back_per_mille=200,
+        ),
+    ),
     "everything": Preset(
         "every service at once, on one topic",
         _workload(
