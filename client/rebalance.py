@@ -122,7 +122,7 @@ class Rebalance:
         try:
             route = await self._instance.route(topic)
         except NoRouteError:
-            return False  # a retry topic is made by the first heartbeat, others by a message
+            return False  # a retry topic is made by the group's first pull, others by a message
         except ClientError as error:
             _log.info("no_route", topic=topic, error=str(error))
             return False

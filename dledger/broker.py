@@ -55,6 +55,7 @@ from dledger.services.fence import LeaderService
 from dledger.services.local_hour import HOUR_MS
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
+from dledger.services.table_limits import TableLimits
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService
 from dledger.state.names import builtin_groups, builtin_topics
@@ -271,6 +272,7 @@ async def _run_parts(
         pid=world.pid,
         auto_create_topic_enable=config.broker.auto_create_topic_enable,
         auto_create_subscription_group=config.broker.auto_create_subscription_group,
+        limits=_table_limits(config),
         offset_interval_s=config.broker.flush_consumer_offset_interval_ms / 1000,
         lock_lease_s=config.broker.lock_lease_ms / 1000,
         disk_ratio=_disk_ratio(config, world.disk),
@@ -660,6 +662,18 @@ def _server_limits(config: BrokerConfig) -> ServerLimits:
             ),
             idle_timeout_s=server.idle_timeout_s,
         ),
+    )
+
+
+def _table_limits(config: BrokerConfig) -> TableLimits:
+    broker = config.broker
+    return TableLimits(
+        topics=broker.max_topics,
+        groups=broker.max_groups,
+        group_topics=broker.max_group_topics,
+        topics_per_group=broker.max_topics_per_group,
+        clients=broker.max_clients,
+        clients_per_group=broker.max_clients_per_group,
     )
 
 

@@ -15,6 +15,7 @@
     │   ├── SequenceGapError        it came before another one that it has to follow
     │   └── SequenceReusedError     it says it is a repetition, and is another message
     ├── UnprocessableMessageError   a stored message that names nothing a service could do with it
+    ├── TableFullError        one more topic, group, offset or client than a setting allows
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
     ├── ConfirmationNeededError  it would give up messages that are kept now
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
@@ -63,6 +64,12 @@ class PendingFullError(ReplicationError):
 
     retriable = True
     condition = Condition.PENDING_FULL
+
+
+class TableFullError(ReplicationError):
+    """A limit of topics, groups, offsets or clients is met. Nothing was stored."""
+
+    condition = Condition.TABLE_FULL
 
 
 class ShuttingDownError(ReplicationError):

@@ -194,6 +194,45 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
             le=3_600_000,
         ),
     ] = 60_000
+    max_topics: Annotated[
+        int,
+        _about(
+            "Topics, those of retries and dead letters included; one more is refused. Each stands"
+            " in the tables of every member and in registrations.",
+            ge=100,
+        ),
+    ] = 50_000
+    max_groups: Annotated[
+        int,
+        _about("Consumer groups; one more is refused, or works with defaults.", ge=10),
+    ] = 20_000
+    max_group_topics: Annotated[
+        int,
+        _about(
+            "Pairs of a consumer group and a topic with offsets of it; a commit that makes one more"
+            " is refused. An offset of each queue stands in it.",
+            ge=10,
+        ),
+    ] = 200_000
+    max_topics_per_group: Annotated[
+        int,
+        _about("Of these, pairs of one consumer group.", ge=10),
+    ] = 20_000
+    max_clients: Annotated[
+        int,
+        _about(
+            "Connected clients, each once for every producer or consumer group it is in; the"
+            " heartbeat of one more is refused.",
+            ge=10,
+        ),
+    ] = 100_000
+    max_clients_per_group: Annotated[
+        int,
+        _about(
+            "Of these, clients of one group: each of its clients is told of all.",
+            ge=10,
+        ),
+    ] = 10_000
 
 
 class ServerTable(Struct, frozen=True, kw_only=True):

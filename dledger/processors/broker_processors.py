@@ -43,6 +43,7 @@ from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.producer_sends import ProducerSends
 from dledger.services.queue_locks import LEASE_S, QueueLocks
+from dledger.services.table_limits import TableLimits
 from dledger.services.throughput import Throughput
 from dledger.services.timer_claims import TimerClaims
 from dledger.services.transaction_decisions import TransactionDecisions
@@ -95,6 +96,7 @@ class BrokerProcessors:
         auto_create_subscription_group: bool = True,
         offset_interval_s: float = 1.0,
         lock_lease_s: float = LEASE_S,
+        limits: TableLimits | None = None,
         disk_ratio: Callable[[], float] = lambda: 0.0,
         disk_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0),
         expire_soon: Callable[[str], None] = lambda _asked_by: None,
@@ -104,9 +106,10 @@ class BrokerProcessors:
             group,
             auto_create_topic_enable=auto_create_topic_enable,
             auto_create_group_enable=auto_create_subscription_group,
+            limits=limits,
         )
-        clients: ClientTable[Connection] = ClientTable()
-        offsets = OffsetCommits(group, clock, interval_s=offset_interval_s)
+        clients: ClientTable[Connection] = ClientTable(limits)
+        offsets = OffsetCommits(group, clock, interval_s=offset_interval_s, limits=limits)
         locks = QueueLocks(group, topics, clock, lease_s=lock_lease_s)
         throughput = Throughput(clock, group.state)
         space = DiskSpace(disk_ratio, settings.disk_warning_ratio)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from dledger.processors.subscription import SUB_ALL, TagCodes, codes_array, is_tag_type, parse_tags
+from dledger.services.table_limits import TableLimits
 from remoting.protocol.bodies import (
     ClientConnection,
     ConsumeFromWhere,
@@ -97,7 +98,15 @@ class ConsumerGroup(Generic[ChannelT]):
 class ClientTable(Generic[ChannelT]):
     """All groups of one broker. A channel is whatever stands for a connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: TableLimits | None = None) -> None:
+        """Make an empty table.
+
+        Args:
+            limits: Of clients in all groups and in one.
+        """
+        self._limits = limits if limits is not None else TableLimits()
+        # Clients, once for each group they are in.
+        self._count = 0
         self._consumers: dict[str, ConsumerGroup[ChannelT]] = {}
         self._producers: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
         # Client id → what it is, over each connection that has a producer group.
@@ -133,8 +142,14 @@ class ClientTable(Generic[ChannelT]):
 
         A client that is known over another connection is no change. A heartbeat with another
         model or type overwrites silently, as in RocketMQ.
+
+        Raises:
+            TableFullError: The group, or the broker, has as many clients as may be.
         """
         group = self._consumers.get(data.group_name)
+        if group is None or client.channel not in group.clients:
+            self._limits.check_clients(self._count, 0 if group is None else len(group.clients))
+            self._count += 1
         if group is None:
             group = self._consumers[data.group_name] = ConsumerGroup(
                 data.group_name, data.consume_type, data.message_model, data.consume_from_where
@@ -151,8 +166,16 @@ class ClientTable(Generic[ChannelT]):
         return _update_subscriptions(group, data.subscription_data_set) or changed
 
     def register_producer(self, group: str, client: Client[ChannelT]) -> None:
-        """Take a producer's heartbeat."""
-        known = self._producers.setdefault(group, {})
+        """Take a producer's heartbeat.
+
+        Raises:
+            TableFullError: The group, or the broker, has as many clients as may be.
+        """
+        known = self._producers.get(group, {})
+        if client.channel not in known:
+            self._limits.check_clients(self._count, len(known))
+            self._count += 1
+            self._producers[group] = known
         before = known.get(client.channel)
         known[client.channel] = client
         self._producers_of.setdefault(client.channel, {})[group] = None
@@ -170,6 +193,7 @@ class ClientTable(Generic[ChannelT]):
         if group is None or gone is None:
             return False
         _drop_group(self._consumers_of, channel, group_name)
+        self._count -= 1
         if not group.clients:
             del self._consumers[group_name]
             return False
@@ -182,6 +206,7 @@ class ClientTable(Generic[ChannelT]):
         if clients is None or gone is None:
             return
         _drop_group(self._producers_of, channel, group_name)
+        self._count -= 1
         if not clients:
             del self._producers[group_name]
         if channel not in self._producers_of:

@@ -10,18 +10,22 @@ from collections.abc import Iterable
 import structlog
 import trio
 
-from commitlog.errors import MQError
-from dledger.errors import ReplicationError
-from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.errors import TableFullError
+from dledger.group_api import BrokerGroup
 from dledger.processors.client_table import Client, ClientTable, ConsumerGroup
-from dledger.processors.names_check import check_group_name
+from dledger.processors.names_check import check_group_name, check_topic_name
 from dledger.processors.property_filters import PropertyFilters
 from dledger.processors.refusal import RefusedError, not_leader, refusal
 from dledger.processors.settling_groups import SettlingGroups
 from dledger.processors.subscription import is_tag_type, parse_tags
+from dledger.services.known_groups import KnownGroups
 from dledger.services.pending_configs import TopicView
+from dledger.services.table_limits import (
+    CLIENT_ID_CHARACTERS,
+    GROUPS_PER_HEARTBEAT,
+    SUBSCRIPTIONS_PER_GROUP,
+)
 from dledger.services.waiting import wait_for
-from dledger.state.state_record import StateChange, state_batch
 from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.processor import Handled
@@ -71,6 +75,7 @@ class ClientsProcessor:
         self._topics = topics
         self._clients = clients
         self._filters = filters
+        self._known_groups = KnownGroups(group, topics)
         self._clock = clock
         self._watched: set[Connection] = set()
         self._settling = SettlingGroups()
@@ -139,7 +144,7 @@ class ClientsProcessor:
         return leadership is not None
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 34 at once; missing groups and retry topics are proposed on the way."""
+        """Answer 34 at once. An unknown group is not made: its first pull makes it."""
         self._leads()
         data = HeartbeatData.decode(command.body)
         now = self._clock.monotonic()
@@ -151,25 +156,38 @@ class ClientsProcessor:
             command.version,
             now,
         )
+        try:
+            _check_names(data)
+            changed = self._register(data, client)
+        except (RefusedError, TableFullError) as error:
+            return refusal(command, error)
         connection.note_heartbeat()
-        if connection not in self._watched:
-            self._watched.add(connection)
-            connection.on_close.append(self._closed)
+        self._notify(changed)
+        return response_to(command, 0, None, {"IS_SUPPORT_HEART_BEAT_V2": "false"})
+
+    def _register(
+        self, data: HeartbeatData, client: Client[Connection]
+    ) -> list[ConsumerGroup[Connection]]:
+        """Put a client into its groups; return the consumer groups that changed.
+
+        Raises:
+            TableFullError: One group more than there may be; it is in those before.
+        """
+        if client.channel not in self._watched:
+            self._watched.add(client.channel)
+            client.channel.on_close.append(self._closed)
         for producer in data.producer_data_set:
             self._clients.register_producer(producer.group_name, client)
         changed = []
         for consumer in data.consumer_data_set:
-            try:
-                check_group_name(consumer.group_name)
-            except RefusedError as error:
-                return refusal(command, error)
-            self._make_known(consumer.group_name)
+            name = consumer.group_name
+            if self._topics.subscription_group(name) is not None:
+                self._known_groups.make_known(name)  # its retry topic may be missing
             if self._clients.register_consumer(consumer, client):
-                group = self._clients.consumer_group(consumer.group_name)
+                group = self._clients.consumer_group(name)
                 if group is not None:
                     changed.append(group)
-        self._notify(changed)
-        return response_to(command, 0, None, {"IS_SUPPORT_HEART_BEAT_V2": "false"})
+        return changed
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 35."""
@@ -229,39 +247,6 @@ class ClientsProcessor:
         self._watched.discard(connection)
         self._notify(self._clients.close_channel(connection))
 
-    def _make_known(self, name: str) -> None:
-        if self._group.leadership is None:
-            return
-        changes: list[StateChange] = []
-        notes: list[OnDone] = []
-        group_change = self._topics.group_to_create(name)
-        if group_change is not None:
-            changes.append(group_change)
-        topic_change = self._topics.retry_topic_to_create(name)
-        if topic_change is not None:
-            changes.append(topic_change)
-        if not changes:
-            return
-
-        def done(proposed: Proposed) -> None:
-            for answered in notes:
-                answered(proposed)
-
-        try:
-            self._group.propose(state_batch(*changes), done)
-        except ReplicationError as error:
-            # The next heartbeat tries again; until then the group works with defaults.
-            logger.info("consumer_group_not_made", group=name, reason=str(error))
-            return
-        except MQError as error:
-            logger.warning("consumer_group_not_made", group=name, reason=str(error))
-            return
-        if group_change is not None:
-            notes.append(self._topics.pending_groups.put(name, group_change.put[0]))
-        if topic_change is not None:
-            retry = topic_change.put[0]
-            notes.append(self._topics.pending.put(retry.topic, retry))
-
     def _notify(self, groups: Iterable[ConsumerGroup[Connection]]) -> None:
         if not self._leads():
             return
@@ -290,3 +275,33 @@ class ClientsProcessor:
             except RemotingError as error:
                 # It rebalances by itself within 20 s; a dead connection is taken out anyway.
                 logger.debug("notify_failed", group=group_name, reason=str(error))
+
+
+def _check_names(data: HeartbeatData) -> None:
+    """Let the names of a heartbeat pass.
+
+    Raises:
+        RefusedError: One of them cannot be one, or there are too many; nothing was noted.
+    """
+    if len(data.client_id) > CLIENT_ID_CHARACTERS:
+        raise RefusedError(
+            Condition.BAD_REQUEST, f"the client id is longer than {CLIENT_ID_CHARACTERS} characters"
+        )
+    groups = len(data.producer_data_set) + len(data.consumer_data_set)
+    if groups > GROUPS_PER_HEARTBEAT:
+        raise RefusedError(
+            Condition.BAD_REQUEST,
+            f"the heartbeat names {groups} groups; {GROUPS_PER_HEARTBEAT} are allowed: let more"
+            " clients have them",
+        )
+    for producer in data.producer_data_set:
+        check_group_name(producer.group_name)
+    for consumer in data.consumer_data_set:
+        check_group_name(consumer.group_name)
+        if len(consumer.subscription_data_set) > SUBSCRIPTIONS_PER_GROUP:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"{consumer.group_name} subscribes to more than {SUBSCRIPTIONS_PER_GROUP} topics",
+            )
+        for subscription in consumer.subscription_data_set:
+            check_topic_name(subscription.topic)

@@ -40,10 +40,13 @@ def dead_letter_topic(topics: TopicView, group: str) -> tuple[str, TopicConfig |
 
     Raises:
         RefusedError: It is being deleted.
+        TableFullError: There are as many topics as may be, and the group is not known either.
     """
     topic = dlq_topic(group)
     if topics.config(topic) is not None:
         return topic, None
     if topics.is_deleting(topic):
         raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{topic}] is being deleted")
+    if topics.subscription_group(group) is None:
+        topics.check_room()
     return topic, TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)

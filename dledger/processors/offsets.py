@@ -175,6 +175,7 @@ class OffsetsProcessor:
                 f"queueId[{header.queue_id}] is illegal, {header.topic} has "
                 f"{config.queue_nums} queues",
             )
+        self._offsets.check_room(header.consumer_group, header.topic)
         key = (header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         shows_token = check_lock_token(self._locks, command, key[:3])
         if command.ext.get("sync") not in (True, "true"):

@@ -19,7 +19,6 @@ from typing_extensions import Buffer
 from commitlog.errors import CorruptRecordError, MQError
 from commitlog.record import check_bodies
 from dledger.broker_id import LEADER_ID
-from dledger.errors import ReplicationError
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter
 from dledger.group_api import BrokerGroup, QueueTouched
@@ -42,12 +41,12 @@ from dledger.processors.property_filters import PropertyFilters
 from dledger.processors.read_suggestion import ReadSuggestion
 from dledger.processors.refusal import RefusedError, not_leader, refusal
 from dledger.processors.subscription import TagCodes, is_tag_type, parse_tags
+from dledger.services.known_groups import KnownGroups
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import QueueLocks
 from dledger.services.throughput import Throughput
 from dledger.services.waiting import wait_for
-from dledger.state.state_record import state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import PERM_READ
 from remoting.connection import Connection
@@ -135,6 +134,7 @@ class PullProcessor:
         self._filters = filters
         self._settings = settings
         self._locks = locks
+        self._known_groups = KnownGroups(group, topics)
         self._clock = clock
         self._executor = executor
         self._throughput = throughput
@@ -215,8 +215,11 @@ class PullProcessor:
         consumers = self._check_group(group_name, leading)
         self._check_queue(topic, header.queue_id, leading)
         codes, wants = self._wanted(header)
+        if leading and self._topics.subscription_group(group_name) is None:
+            self._known_groups.make_known(group_name)
         shows_token = check_lock_token(self._locks, command, (group_name, topic, header.queue_id))
         if header.sys_flag & FLAG_COMMIT_OFFSET and header.commit_offset >= 0 and leading:
+            self._offsets.check_room(group_name, topic)
             commit = (group_name, topic, header.queue_id, header.commit_offset)
             if shows_token:
                 self._offsets.commit_now(*commit, lambda _: None)
@@ -262,8 +265,6 @@ class PullProcessor:
                 Condition.NO_PERMISSION,
                 f"subscription group no permission, {group_name} is not allowed to consume",
             )
-        if known is None and leading:
-            self._make_known(group_name)
         return config
 
     def _check_queue(self, topic: str, queue_id: int, leading: bool) -> None:
@@ -285,17 +286,6 @@ class PullProcessor:
                 f"queueId[{queue_id}] is illegal, topic:[{topic}] has "
                 f"{config.read_queue_nums} read queues",
             )
-
-    def _make_known(self, group_name: str) -> None:
-        change = self._topics.group_to_create(group_name)
-        if change is None:
-            return
-        answered = self._topics.pending_groups.put(group_name, change.put[0])
-        try:
-            self._group.propose(state_batch(change), answered)
-        except ReplicationError:
-            # The pull itself needs no entry; the next one tries again.
-            self._topics.pending_groups.forget(group_name)
 
     def _wanted(self, header: PullMessageHeader) -> tuple[TagCodes | None, PropertyFilter | None]:
         """Return what filters: hashes of tags, or what looks at properties, or neither."""

@@ -179,6 +179,8 @@ class SubscriptionGroupsProcessor:
             )
             if not news:
                 return response_to(command)
+            unknown = sum(pending.resolve(config.group_name) is None for config in news)
+            self._topics.check_room_for_groups(unknown)
             self._propose(
                 connection,
                 command,

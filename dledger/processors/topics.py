@@ -122,6 +122,7 @@ class TopicsProcessor:
             if not asked:
                 raise RefusedError(Condition.BAD_REQUEST, "no topic is listed")
             configs = {topic.topic_name: self._config(_header(topic)) for topic in asked}
+            self._topics.check_room(sum(self._topics.config(name) is None for name in configs))
             configs = {
                 name: replace(config, attributes=dict(topic.attributes))
                 for (name, config), topic in zip(configs.items(), asked, strict=True)
@@ -281,6 +282,8 @@ class TopicsProcessor:
                     Condition.BAD_REQUEST, f"{name} {queues} is not between 1 and {MAX_QUEUE_NUMS}"
                 )
         current = self._topics.config(topic)
+        if current is None:
+            self._topics.check_room()
         config = TopicConfig(
             topic,
             header.read_queue_nums,

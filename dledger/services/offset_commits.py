@@ -16,6 +16,7 @@ import trio
 from commitlog.errors import DiskFullError
 from dledger.errors import NotLeaderError, PendingFullError
 from dledger.group_api import BrokerGroup, Proposed
+from dledger.services.table_limits import TableLimits
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
 from remoting.seams import Clock
 
@@ -49,8 +50,16 @@ class OffsetCommits:
     clients still hold their offsets and commit them again within seconds.
     """
 
-    def __init__(self, group: BrokerGroup, clock: Clock, *, interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        group: BrokerGroup,
+        clock: Clock,
+        *,
+        interval_s: float = 1.0,
+        limits: TableLimits | None = None,
+    ) -> None:
         self._group = group
+        self._limits = limits if limits is not None else TableLimits()
         self._clock = clock
         self.interval_s = interval_s
         self._dirty: dict[OffsetSlot, int] = {}
@@ -72,6 +81,17 @@ class OffsetCommits:
                     return in_flight.offset
                 del self._in_flight[slot]
         return self._group.state.consumer_offset(group, topic, queue_id)
+
+    def check_room(self, group: str, topic: str) -> None:
+        """Let a consumer group have offsets in a topic.
+
+        Raises:
+            TableFullError: It has none there, and there are as many as may be; nothing was stored.
+        """
+        state = self._group.state
+        if (group, topic) not in state.consumer_offsets:
+            of_group = len(state.topics_of.get(group, ()))
+            self._limits.check_group_topics(len(state.consumer_offsets), of_group)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Take an offset for the next flush."""

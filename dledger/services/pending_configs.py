@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.services.table_limits import TableLimits
 from dledger.state.names import DLQ_PREFIX, RETRY_PREFIX
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
@@ -110,9 +111,15 @@ class TopicView:
     """Which topics there are and which may be made, for the processors of one broker."""
 
     def __init__(
-        self, group: BrokerGroup, *, auto_create_topic_enable: bool, auto_create_group_enable: bool
+        self,
+        group: BrokerGroup,
+        *,
+        auto_create_topic_enable: bool,
+        auto_create_group_enable: bool,
+        limits: TableLimits | None = None,
     ) -> None:
         self._group = group
+        self.limits = limits if limits is not None else TableLimits()
         self.auto_create_topic_enable = auto_create_topic_enable
         self.auto_create_group_enable = auto_create_group_enable
         self.pending: PendingConfigs[TopicConfig] = PendingConfigs(group, self._applied_topic)
@@ -130,6 +137,19 @@ class TopicView:
         """Return the topic, or None when it does not exist or is being removed."""
         return self.pending.resolve(topic)
 
+    def check_room(self, more: int = 1) -> None:
+        """Let *more* topics be made.
+
+        Raises:
+            TableFullError: There are as many as may be; nothing was stored.
+        """
+        self.limits.check_topics(len(self._group.state.topics) + len(self.pending), more)
+
+    def check_room_for_groups(self, more: int = 1) -> None:
+        """Let *more* consumer groups be made; as `check_room`."""
+        there = len(self._group.state.subscription_groups) + len(self.pending_groups)
+        self.limits.check_groups(there, more)
+
     def is_deleting(self, topic: str) -> bool:
         """Tell whether the removal of *topic* is in flight: nothing may be appended to it then.
 
@@ -145,16 +165,21 @@ class TopicView:
 
         ``%RETRY%`` and ``%DLQ%`` topics get one queue. Others inherit from *default_topic* when
         that exists with the inherit permission.
+
+        Raises:
+            TableFullError: There are as many topics as may be.
         """
         if self.is_deleting(topic):
             return None
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            self.check_room()
             return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
         if not self.auto_create_topic_enable:
             return None
         default = self.config(default_topic)
         if default is None or not default.inherited:
             return None
+        self.check_room()
         queues = max(1, min(default_topic_queue_nums, default.write_queue_nums))
         return TopicConfig(
             topic,
@@ -176,13 +201,23 @@ class TopicView:
         return known
 
     def group_to_create(self, group: str) -> SubscriptionGroupsChange | None:
-        """Return the change that makes a consumer group known; None if it is, or may not be."""
+        """Return the change that makes a consumer group known; None if it is, or may not be.
+
+        Raises:
+            TableFullError: There are as many groups as may be.
+        """
         if not self.auto_create_group_enable or self.subscription_group(group) is not None:
             return None
+        self.check_room_for_groups()
         return SubscriptionGroupsChange(put=(SubscriptionGroupConfig(group),))
 
     def retry_topic_to_create(self, group: str) -> TopicsChange | None:
-        """Return the change that makes a consumer group's retry topic, None if not needed."""
+        """Return the change that makes a consumer group's retry topic, None if not needed.
+
+        Raises:
+            TableFullError: There are as many topics as may be, and the group is not known either;
+                of a known group messages can be retried in any case.
+        """
         config = self.subscription_group_or_default(group)
         retry = RETRY_PREFIX + group
         if (
@@ -192,5 +227,7 @@ class TopicView:
             or self.is_deleting(retry)
         ):
             return None
+        if self.subscription_group(group) is None:
+            self.check_room()
         queues = config.retry_queue_nums
         return TopicsChange(put=(TopicConfig(retry, queues, queues, PERM_READ | PERM_WRITE),))

@@ -75,6 +75,7 @@ class Condition(StrEnum):
     BAD_REQUEST = "bad_request"
     NOT_SUPPORTED = "not_supported"
     NO_PERMISSION = "no_permission"
+    TABLE_FULL = "table_full"
     ACCESS_REFUSED = "access_refused"
     TOPIC_NOT_EXIST = "topic_not_exist"
     GROUP_NOT_EXIST = "group_not_exist"
@@ -126,6 +127,7 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.BAD_REQUEST: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", False),
     Condition.NOT_SUPPORTED: Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "not_stored", False),
     Condition.NO_PERMISSION: Answer(ResponseCode.NO_PERMISSION, "not_stored", False),
+    Condition.TABLE_FULL: Answer(ResponseCode.NO_PERMISSION, "not_stored", False),
     # Code 1 as in RocketMQ 4.
     Condition.ACCESS_REFUSED: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", False),
     Condition.TOPIC_NOT_EXIST: Answer(ResponseCode.TOPIC_NOT_EXIST, "not_stored", False),

@@ -8,6 +8,7 @@ from typing import Any
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.get_message import ReadLimits
+from dledger.services.known_groups import KnownGroups
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from remoting.processor import DEFERRED
@@ -40,7 +41,7 @@ class Broker:
         self.executor = InlineExecutor()
         created = {
             name: settings.pop(name)
-            for name in ("auto_create_topic_enable", "auto_create_subscription_group")
+            for name in ("auto_create_topic_enable", "auto_create_subscription_group", "limits")
             if name in settings
         }
         self.settings = BrokerSettings(
@@ -71,6 +72,11 @@ class Broker:
         """Return what the handler returned: an answer, DEFERRED, None or an awaitable."""
         handler, _ = self.processors.handlers[command.code]  # type: ignore[index]
         return handler(connection or self.connection, command)  # type: ignore[arg-type]
+
+    def make_group(self, name: str) -> None:
+        """Have a consumer group and its retry topic, as its first pull makes them."""
+        KnownGroups(self.group, self.processors.topics).make_known(name)
+        self.group.settle()
 
     def call(
         self,

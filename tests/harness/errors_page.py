@@ -54,6 +54,8 @@ WHEN: Final = {
     Condition.MESSAGE_ILLEGAL: "topic, size, properties or batch break a rule",
     Condition.BAD_REQUEST: "a field or the body is not what the request's code says",
     Condition.NOT_SUPPORTED: "nobody here handles this request code",
+    Condition.TABLE_FULL: "a limit of topics, groups, offsets or clients is met; the remark names"
+    " the setting",
     Condition.NO_PERMISSION: "the topic, the broker or a setting forbids it",
     Condition.ACCESS_REFUSED: "access control: who asks is not proved, or may not",
     Condition.TOPIC_NOT_EXIST: "no such topic, and it may not be created",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dledger.services.known_groups import KnownGroups
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
@@ -42,6 +43,7 @@ def lived_in(group: FakeGroup, clock: ManualClock) -> Broker:
         client_id="c1",
         consumer_data_set=[ConsumerData("g", subscription_data_set=[subscription])],
     )
+    KnownGroups(group, broker.processors.topics).make_known("g")
     broker.call(RequestCode.HEART_BEAT, {}, heartbeat.encode())
     return broker
 

@@ -10,7 +10,9 @@ import pytest
 import trio
 
 from dledger.processors.clients import TOLD_AT_ONCE, TOLD_LATER_S
+from dledger.processors.pull import FLAG_SUBSCRIPTION
 from dledger.processors.settling_groups import SETTLE_S
+from dledger.services.table_limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from remoting.protocol.bodies import (
@@ -21,8 +23,9 @@ from remoting.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import OUR_VERSION, RemotingCommand
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import OUR_VERSION, RemotingCommand, request
+from remoting.protocol.headers import PullMessageHeader
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock, VirtualClock
 
@@ -53,19 +56,78 @@ def told(connection: FakeConnection) -> list[str]:
     ]
 
 
-def test_the_first_heartbeat_makes_the_group_and_its_retry_topic(broker: Broker) -> None:
-    response = beat(broker, FakeConnection(), SubscriptionData("T"))
-    assert (response.code, response.version) == (0, OUR_VERSION)
-    assert beat(broker, FakeConnection(), SubscriptionData("T")).code == 0
+def pull(broker: Broker, group: str = "g", topic: str = "T") -> RemotingCommand:
+    header = PullMessageHeader(group, topic, 0, 0, 32, FLAG_SUBSCRIPTION, 0, 0, 0, "*")
+    connection = FakeConnection()
+    handled = broker.handle(request(RequestCode.PULL_MESSAGE, header.encode()), connection)
+    return handled if isinstance(handled, RemotingCommand) else connection.reply_
+
+
+def test_heartbeats_of_unknown_groups_make_nothing(broker: Broker) -> None:
+    broker.make_topic("T", 1)
+    before = broker.group.log.last_index
+    for number in range(100):
+        response = beat(broker, FakeConnection(), SubscriptionData("T"), group=f"g{number}")
+        assert (response.code, response.version) == (0, OUR_VERSION)
     broker.group.settle()
-    assert broker.group.log.last_index == 1, "both heartbeats, one entry"
-    assert broker.group.state.topics_counter == 1
+    assert broker.group.log.last_index == before
+    assert ids(broker, "g7") == ["c1"], "its members are known all the same"
+
+
+def test_the_first_pull_of_a_topic_makes_the_group_and_its_retry_topic(broker: Broker) -> None:
+    broker.make_topic("T", 1)
+    before, topics = broker.group.log.last_index, broker.group.state.topics_counter
+    beat(broker, FakeConnection(), SubscriptionData("T"))
+    pull(broker, topic="missing")
+    assert broker.group.waiting == 0, "no such topic"
+    pull(broker)
+    pull(broker)
+    broker.group.settle()
+    assert broker.group.log.last_index == before + 1, "both pulls, one entry"
+    assert broker.group.state.topics_counter == topics + 1
     assert broker.group.state.subscription_group("g") is not None
     retry = broker.group.state.topic_config("%RETRY%g")
     assert retry is not None
     assert (retry.read_queue_nums, retry.perm) == (1, 6)
     beat(broker, FakeConnection(), SubscriptionData("T"))
     assert broker.group.waiting == 0
+
+
+def test_the_heartbeat_of_a_known_group_makes_its_missing_retry_topic(broker: Broker) -> None:
+    change = SubscriptionGroupsChange(put=(SubscriptionGroupConfig("g"),))
+    broker.group.propose(state_batch(change), lambda _: None)
+    broker.group.settle()
+    beat(broker, FakeConnection(), SubscriptionData("T"))
+    broker.group.settle()
+    assert broker.group.state.topic_config("%RETRY%g") is not None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HeartbeatData(client_id="c", producer_data_set=[ProducerData("p\x1b[2J")]),
+        HeartbeatData(client_id="c", producer_data_set=[ProducerData("")]),
+        HeartbeatData(client_id="c", consumer_data_set=[ConsumerData("g g")]),
+        HeartbeatData(
+            client_id="c",
+            consumer_data_set=[ConsumerData("g", subscription_data_set=[SubscriptionData("../x")])],
+        ),
+        HeartbeatData(client_id="c" * (CLIENT_ID_CHARACTERS + 1)),
+        HeartbeatData(
+            client_id="c",
+            consumer_data_set=[ConsumerData(f"g{n}") for n in range(GROUPS_PER_HEARTBEAT + 1)],
+        ),
+    ],
+)
+def test_a_heartbeat_with_names_that_cannot_be_is_refused_whole(
+    broker: Broker, data: HeartbeatData
+) -> None:
+    connection = FakeConnection()
+    refused = broker.call(RequestCode.HEART_BEAT, {}, data.encode(), connection=connection)
+    assert (refused.code, refused.ext["outcome"]) == (ResponseCode.SYSTEM_ERROR, "not_stored")
+    assert list(broker.processors.clients.consumer_groups) == []
+    assert broker.processors.clients.producer_groups() == []
+    assert connection.heartbeats == 0
 
 
 def test_a_follower_registers_clients_and_proposes_nothing(broker: Broker) -> None:
@@ -221,7 +283,7 @@ def test_a_new_leader_keeps_the_list_of_an_old_group_to_itself_at_first(
 ) -> None:
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"), client_id="c1")
-    broker.group.settle()
+    broker.make_group("g")
     assert ids(broker) == ["c1"]
     elect(broker)
     clock.now_s += SETTLE_S - 0.001
@@ -267,6 +329,7 @@ async def test_what_changed_meanwhile_is_told_when_the_group_has_settled(
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
     one, late = FakeConnection(), FakeConnection()
+    broker.make_group("g")
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     group.settle()
     before = len(told(one))

@@ -60,6 +60,7 @@ def heartbeat(broker: Broker, *subscriptions: SubscriptionData) -> None:
         client_id="c1",
         consumer_data_set=[ConsumerData("g", subscription_data_set=list(subscriptions))],
     )
+    broker.make_group("g")
     assert broker.call(RequestCode.HEART_BEAT, {}, body.encode()).code == 0
     broker.group.settle()
 

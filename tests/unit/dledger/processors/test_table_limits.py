@@ -1,0 +1,147 @@
+"""Limits of topics, groups, offsets and clients: one more is refused with the setting's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dledger.services.table_limits import TableLimits
+from remoting.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.headers import (
+    CreateTopicHeader,
+    SendMessageHeader,
+    UpdateConsumerOffsetHeader,
+)
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+
+LIMITS = TableLimits(
+    topics=3, groups=2, group_topics=3, topics_per_group=2, clients=4, clients_per_group=3
+)
+
+
+@pytest.fixture
+def broker(group: FakeGroup, clock: ManualClock) -> Broker:
+    return Broker(group, clock, limits=LIMITS)
+
+
+def create(broker: Broker, topic: str) -> RemotingCommand:
+    header = CreateTopicHeader(topic, "TBW102", 1, 1, 6, "SINGLE_TAG", order=False)
+    ext = {name: str(value) for name, value in header.encode().items()}
+    return broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "order": "false"})
+
+
+def send(broker: Broker, topic: str) -> RemotingCommand:
+    header = SendMessageHeader("p", topic, "TBW102", 1, 0, 0, 1, 0, "")
+    return broker.call(RequestCode.SEND_MESSAGE, header.encode(), b"body")
+
+
+def commit(broker: Broker, group: str, topic: str, offset: int = 1) -> RemotingCommand:
+    header = UpdateConsumerOffsetHeader(group, topic, 0, offset)
+    return broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**header.encode(), "sync": "true"})
+
+
+def beat(broker: Broker, connection: FakeConnection, *groups: str) -> RemotingCommand:
+    body = HeartbeatData(
+        client_id="c",
+        consumer_data_set=[
+            ConsumerData(group, subscription_data_set=[SubscriptionData("T")]) for group in groups
+        ],
+    )
+    return broker.call(RequestCode.HEART_BEAT, {}, body.encode(), connection=connection)
+
+
+def assert_refused(answer: RemotingCommand, setting: str) -> None:
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.ext["outcome"] == "not_stored"
+    assert f"broker.{setting} allows" in (answer.remark or "")
+    assert f"raise broker.{setting}" in (answer.remark or "")
+
+
+def test_one_topic_more_is_refused_however_it_comes_and_those_there_go_on(broker: Broker) -> None:
+    assert [create(broker, f"T{number}").code for number in range(3)] == [0, 0, 0]
+    before = broker.group.log.last_index
+    assert_refused(create(broker, "T3"), "max_topics")
+    assert_refused(send(broker, "fresh"), "max_topics")
+    assert_refused(send(broker, "%RETRY%of-nobody"), "max_topics")
+    assert broker.group.log.last_index == before
+    assert send(broker, "T0").code == 0
+    assert create(broker, "T0").code == 0
+    deleted = broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T2"})
+    assert deleted.code == 0
+    assert create(broker, "T3").code == 0
+
+
+def test_one_group_more_is_refused(broker: Broker) -> None:
+    def put(name: str) -> RemotingCommand:
+        body = b'{"groupName":"%s"}' % name.encode()
+        return broker.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+
+    assert [put("g0").code, put("g1").code] == [0, 0]
+    assert_refused(put("g2"), "max_groups")
+    assert put("g1").code == 0
+
+
+def test_a_group_that_cannot_be_made_still_pulls(broker: Broker) -> None:
+    for name in ("g0", "g1", "g2"):
+        broker.make_group(name)
+    assert set(broker.group.state.subscription_groups) == {"g0", "g1"}
+
+
+def test_retries_of_a_known_group_have_their_topic_in_any_case(broker: Broker) -> None:
+    for number in range(3):
+        create(broker, f"T{number}")
+    assert broker.processors.topics.subscription_group("g") is None
+    body = b'{"groupName":"g"}'
+    broker.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+    broker.make_group("g")
+    assert broker.group.state.topic_config("%RETRY%g") is not None
+
+
+def test_offsets_of_one_topic_more_are_refused_for_the_group_and_for_the_broker(
+    broker: Broker,
+) -> None:
+    for number in range(3):
+        create(broker, f"T{number}")
+    assert [commit(broker, "g", f"T{number}").code for number in range(2)] == [0, 0]
+    assert_refused(commit(broker, "g", "T2"), "max_topics_per_group")
+    assert commit(broker, "g", "T1", 7).code == 0, "it has offsets there"
+    assert commit(broker, "h", "T2").code == 0
+    assert_refused(commit(broker, "i", "T2"), "max_group_topics")
+    assert set(broker.group.state.consumer_offsets) == {("g", "T0"), ("g", "T1"), ("h", "T2")}
+
+
+def test_one_client_more_is_refused_and_its_place_comes_back(broker: Broker) -> None:
+    connections = [FakeConnection() for _ in range(5)]
+    assert [beat(broker, one, "g").code for one in connections[:3]] == [0, 0, 0]
+    assert_refused(beat(broker, connections[3], "g"), "max_clients_per_group")
+    assert beat(broker, connections[3], "h").code == 0
+    assert_refused(beat(broker, connections[4], "h"), "max_clients")
+    assert beat(broker, connections[0], "g").code == 0, "it is in the group"
+    connections[0].close()
+    assert beat(broker, connections[4], "g").code == 0
+
+
+def test_producers_count_as_clients(broker: Broker) -> None:
+    def produce(connection: FakeConnection, *groups: str) -> RemotingCommand:
+        data: Any = [ProducerData(group) for group in groups]
+        body = HeartbeatData(client_id="c", producer_data_set=data).encode()
+        return broker.call(RequestCode.HEART_BEAT, {}, body, connection=connection)
+
+    first, second = FakeConnection(), FakeConnection()
+    assert produce(first, "p", "q", "r").code == 0
+    assert produce(first, "p", "q", "r").code == 0
+    assert_refused(produce(second, "p", "q"), "max_clients")
+    first.close()
+    assert produce(second, "p", "q").code == 0
+
+
+def test_defaults_hold_what_large_clusters_have() -> None:
+    limits = TableLimits()
+    limits.check_topics(20_000 + 2 * 2_000)
+    limits.check_groups(2_000)
+    limits.check_group_topics(100_000, 1_000)
+    limits.check_clients(4 * 2_000, 2_000)
