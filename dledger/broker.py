@@ -47,6 +47,7 @@ from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.check_back import CheckBack
 from dledger.processors.get_message import ReadLimits
 from dledger.processors.raft_change import MAX_OPEN_CHANGES, RaftChangeProcessor
+from dledger.raft.clocks import VotersClock
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
@@ -253,11 +254,12 @@ async def _run_parts(
     config: BrokerConfig, group: Group, world: World, store_host: bytes
 ) -> AsyncIterator[Broker]:
     settings = _broker_settings(config, store_host, world.memory_bytes)
+    dates = VotersClock(world.clock, group.node.clocks)
     retention = RetentionService(
         group,
         lambda: group.store.log,
         retention_settings(config),
-        clock=world.clock,
+        clock=dates,
         levels=len(config.delay_levels_ms),
         saved_index=lambda: group.store.saved_index,
         disk_ratio=_disk_ratio(config, world.disk),
@@ -266,7 +268,7 @@ async def _run_parts(
     processors = BrokerProcessors.build(
         group,
         settings,
-        clock=world.clock,
+        clock=dates,
         rng=world.rng,
         executor=world.executor,
         pid=world.pid,
@@ -282,14 +284,14 @@ async def _run_parts(
     retention.is_deleting = processors.topics.is_deleting
     schedule = ScheduleMessageService(
         group,
-        world.clock,
+        dates,
         config.delay_levels_ms,
         is_deleting=processors.topics.is_deleting,
         entry_bytes_max=group.settings.entry_bytes_max,
     )
     timer = TimerMessageService(
         group,
-        world.clock,
+        dates,
         processors.timer_claims,
         is_deleting=processors.topics.is_deleting,
         entry_bytes_max=group.settings.entry_bytes_max,
@@ -306,7 +308,7 @@ async def _run_parts(
             checks_max=config.broker.transaction_check_max,
             reserved_ms=config.store.file_reserved_time * HOUR_MS,
         ),
-        clock=world.clock,
+        clock=dates,
         floor_wanted=lambda: retention.wanted_position,
     )
     group.services += [

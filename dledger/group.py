@@ -267,6 +267,15 @@ class Group:
         return self.node.term
 
     @property
+    def store_time_ahead_ms(self) -> int:
+        """How far the newest entry's store time is ahead of this replica's date.
+
+        A little below 0 while messages come, more in a quiet group. Far above 0: the group was once
+        led by a wrong date, see docs/operations.md.
+        """
+        return self.store.log.last_store_time_ms - self._clock.wall_ms()
+
+    @property
     def leader_address(self) -> str | None:
         """Advertised address of the leader's broker, as far as known."""
         if self.node.is_leader:
@@ -286,6 +295,7 @@ class Group:
             "applied_chain": f"{self.state.applied_chain:016x}",
             "end_position": self.store.log.end_position,
             "pending_bytes": self._pending_bytes,
+            "store_time_ahead_ms": self.store_time_ahead_ms,
             "scrub": self.scrub.status(),
             **{key: value for part in self.status_parts for key, value in part().items()},
             "event_loop": self.loop_stall.status(),
@@ -381,7 +391,9 @@ class Group:
                         first = tables.max_offset(*key)
                 offsets.append(first)
                 moved[key] = first + run.count
-        proposal = Proposal([pending.batch for pending in taken], offsets, self._clock.wall_ms())
+        proposal = Proposal(
+            [pending.batch for pending in taken], offsets, self.node.clocks.store_time_ms()
+        )
         try:
             index = self.node.append(proposal)
         except LogBusyError:
@@ -529,6 +541,7 @@ class Group:
             self.leadership is None
             and node.is_leader
             and 0 < node.noop_index <= self.state.applied_index
+            and node.clocks.are_known
         ):
             # Everything that can ever commit from before is applied now: counters start anew.
             self._counters.clear()

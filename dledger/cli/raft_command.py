@@ -59,6 +59,7 @@ WIDE_COLUMNS = (
     "truncations",
     "damaged_entries",
     "scrub_progress",
+    "store_time_ahead_ms",
 )
 
 
@@ -289,6 +290,8 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "truncations": row.get("truncations"),
             "damaged_entries": scrub_of(row).get("damaged_entries"),
             "scrub_progress": scrub_of(row).get("progress"),
+            "store_time_ahead_ms": row.get("store_time_ahead_ms"),
+            "clock_behind_voters_ms": row.get("clock_behind_voters_ms"),
             "scrub": row.get("scrub"),
             "group_identity": row.get("group_identity"),
             "registration_refused": row.get("registration_refused"),

@@ -330,7 +330,13 @@ class BrokerMetrics:
             [({}, self._leaders.total)],
         )
         yield from _peer_families(status, leads=leads)
-        for key in ("doubtful", "damaged", "pending_bytes"):
+        for key in (
+            "doubtful",
+            "damaged",
+            "pending_bytes",
+            "store_time_ahead_ms",
+            "clock_behind_voters_ms",
+        ):
             if key in status:
                 yield _gauge(f"dledger_{key}", _ABOUT[key], int(status[key]))
         yield from _loop_families(status)
@@ -365,6 +371,8 @@ _ABOUT: Final = {
     "commit_index": "Newest entry this member knows to be committed.",
     "doubtful": "1: promises of this member may be lost; it has no vote meanwhile.",
     "damaged": "1: entries are missing here until a leader has sent them again.",
+    "store_time_ahead_ms": "Store time of the newest entry minus this member's date.",
+    "clock_behind_voters_ms": "The middle date of the voters minus this leader's; 0 elsewhere.",
     "pending_bytes": "Proposed and not yet committed; sends are refused at raft.max_pending_bytes.",
 }
 

@@ -102,8 +102,8 @@ class Follower:
             self._step_heartbeat(peer, term)
         self.doubt.verified(term, verified, commit_index)
         self._ask_again(peer, term)
-        stable_index = self.journal.stable_index
-        self.peers.send(peer, Kind.HEARTBEAT_REPLY, beat, stable_index, self.doubt.doubtful)
+        date_ms = self.clock.wall_ms()
+        self.peers.send(peer, Kind.HEARTBEAT_REPLY, beat, date_ms, self.doubt.doubtful)
 
     def _ask_again(self, peer: str, term: int) -> None:
         if self._unanswered == (peer, term) and not self.installation.under_way:

@@ -25,6 +25,7 @@ from typing import Any
 from commitlog.entry_log import EntryLog
 from commitlog.errors import LocalProtocolError
 from dledger.raft.barrier import ReadBarrier
+from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts
 from dledger.raft.core import Message, RaftCore, Role
 from dledger.raft.doubt import Doubt
@@ -153,11 +154,13 @@ class RaftNode:
         self.contacts = contacts = Contacts(
             settings, clock, core, journal, roster, replicator, timer, peers, doubt
         )
+        self.clocks = clocks = Clocks(clock, roster)
         self.voting = voting = Voting(
             settings,
             owner,
             guards,
             clock,
+            clocks,
             core,
             journal,
             roster,
@@ -185,7 +188,18 @@ class RaftNode:
             settings, core, journal, roster, replicator, peers, contacts, handover, failure
         )
         self.reign = reign = Reign(
-            settings, clock, core, journal, roster, replicator, timer, peers, contacts, changes
+            settings,
+            clock,
+            clocks,
+            core,
+            journal,
+            roster,
+            replicator,
+            timer,
+            peers,
+            contacts,
+            changes,
+            handover,
         )
         self._reception = Reception(
             owner, guards, core, roster, peers, sender, voting, follower, reign
@@ -277,6 +291,7 @@ class RaftNode:
             "first_index": self.journal.anchor_index + 1,
             "installs": self.installation.count,
             "elections": self.reign.elections,
+            "clock_behind_voters_ms": self.clocks.ahead_ms(),
             "peers": self.contacts.rows(),
         }
 
@@ -493,7 +508,8 @@ class RaftNode:
 
     def _standing(self) -> tuple[object, ...]:
         core = self.core
-        return core.term, core.role, core.leader_id, core.known_commit_index
+        knows = self.clocks.are_known
+        return core.term, core.role, core.leader_id, core.known_commit_index, knows
 
 
 __all__ = ["Outgoing", "RaftNode", "RaftSettings"]

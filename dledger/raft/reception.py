@@ -102,7 +102,7 @@ class Reception:
             case Kind.HEARTBEAT:
                 self.follower.on_heartbeat(peer, frame.term, *frame.fields)
             case Kind.HEARTBEAT_REPLY:
-                self.reign.on_heartbeat_reply(peer, frame.fields[0], bool(frame.fields[2]))
+                self.reign.on_heartbeat_reply(peer, *frame.fields)
             case Kind.VOTE:
                 self.voting.on_vote(peer, frame.term, *frame.fields)
             case Kind.VOTE_REPLY:

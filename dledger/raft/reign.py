@@ -11,10 +11,13 @@ from typing import Final
 import structlog
 
 from commitlog.errors import RemoteProtocolError
+from dledger.errors import ReplicationError
 from dledger.raft.barrier import ReadBarrier
+from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.election import ElectionTimer, majority
+from dledger.raft.handover import Handover
 from dledger.raft.journal import CommitLogJournal
 from dledger.raft.peers import Peers
 from dledger.raft.reconfiguration import Reconfiguration
@@ -25,6 +28,9 @@ from dledger.raft.wire import Kind
 from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
+
+YIELDS_EVERY_S: Final = 10.0
+"""Pause between attempts of a leader to hand over: one stops sends for an election timeout."""
 
 ALIVE: Final[Message] = {
     "type": "next_node_idx",
@@ -48,6 +54,7 @@ class Reign:
 
     settings: RaftSettings
     clock: Clock
+    clocks: Clocks
     core: RaftCore
     journal: CommitLogJournal
     roster: Roster
@@ -56,11 +63,14 @@ class Reign:
     peers: Peers
     contacts: Contacts
     reconfiguration: Reconfiguration
+    handover: Handover
     barrier: ReadBarrier = field(default_factory=ReadBarrier, init=False)
     noop_index: int = field(default=0, init=False)
     elections: int = field(default=0, init=False)
     beats: int = field(default=0, init=False)
     _term: int = field(default=0, init=False)
+    _yields_at_s: float = field(default=0.0, init=False)
+    """When a leader whose date is off tries again to give its leadership up."""
 
     def note_role(self) -> None:
         """Begin or end a reign, if the library has changed its mind about who leads."""
@@ -75,6 +85,7 @@ class Reign:
         self.elections += 1
         # The library appended the no-op in the same call that made this member leader.
         self.noop_index = self.journal.last_index
+        self.clocks.begin()
         self.roster.leaving.clear()
         self.roster.note_leaving()
         self.replicator.start(self.roster.followers(), self.clock.monotonic())
@@ -110,9 +121,19 @@ class Reign:
         now = self.clock.monotonic()
         self._count_beat()
         self.reconfiguration.tend(now, self.noop_index)
+        self._yield_if_clock_is_off(now)
         for name in self.replicator.peers:
             self._send_beat(name)
             self.replicator.stalled(name, now)
+
+    def _yield_if_clock_is_off(self, now: float) -> None:
+        if now < self._yields_at_s or not self.clocks.are_off():
+            return
+        self._yields_at_s = now + YIELDS_EVERY_S
+        try:
+            self.handover.begin(self.clocks.nearest())
+        except ReplicationError as error:
+            log.warning("leads_on_with_a_wrong_clock", reason=str(error))
 
     def beat_for_reads(self) -> None:
         """Ask the voters now whether this member still leads; reads wait for their answers."""
@@ -135,9 +156,10 @@ class Reign:
 
     # -- what followers answer -------------------------------------------------------------
 
-    def on_heartbeat_reply(self, peer: str, beat: int, is_doubtful: bool) -> None:
-        """*peer* has heard heartbeat *beat*."""
-        self.contacts.heard_doubt(peer, is_doubtful)
+    def on_heartbeat_reply(self, peer: str, beat: int, date_ms: int, is_doubtful: bool) -> None:
+        """*peer* has heard heartbeat *beat*, on its own date *date_ms*."""
+        self.contacts.heard_doubt(peer, bool(is_doubtful))
+        self.clocks.note(peer, date_ms)
         if self.core.is_leader and self.roster.is_voter(peer):
             self.core.step(peer, ALIVE)
             self.barrier.echoed(peer, beat)

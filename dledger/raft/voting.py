@@ -13,6 +13,7 @@ import structlog
 
 from commitlog.errors import DiskFullError, LogBusyError
 from dledger.raft.bounds import TERM_MAX
+from dledger.raft.clocks import Clocks
 from dledger.raft.core import Message, RaftCore
 from dledger.raft.doubt import Doubt
 from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
@@ -38,6 +39,7 @@ class Voting:
     owner: Owner
     guards: Guards
     clock: Clock
+    clocks: Clocks
     core: RaftCore
     journal: CommitLogJournal
     roster: Roster
@@ -66,7 +68,7 @@ class Voting:
         """
         self.timer.stand(self.clock.monotonic())
         self._pre_ballot = Ballot(0)
-        if not self._may_stand():
+        if not self._may_stand() or not self.clocks.may_stand():
             return False
         voters = self.roster.other_voters
         if not self.guards.one_vote_per_voter or not voters:

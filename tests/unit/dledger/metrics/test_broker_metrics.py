@@ -36,6 +36,8 @@ STATUS = {
     "damaged": True,
     "pending_bytes": 300,
     "registration_refused": {"ns:9876": "it belongs to another group"},
+    "store_time_ahead_ms": -20,
+    "clock_behind_voters_ms": 3,
     "peers": {
         "n1": {"connected": True, "match_index": 10},
         "n2": {"connected": False, "match_index": None},
@@ -235,6 +237,8 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
         "dledger_event_loop_stall_seconds_max": 0,
         "dledger_event_loop_stalls_total": 0,
         "dledger_registrations_refused": 1,
+        "dledger_store_time_ahead_ms": -20,
+        "dledger_clock_behind_voters_ms": 3,
         "dledger_held_pulls": 0,
         "dledger_disk_used_ratio": 0,
         "dledger_listener_failures_total": 0,

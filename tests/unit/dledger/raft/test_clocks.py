@@ -1,0 +1,132 @@
+"""A date that most voters do not share neither leads nor stamps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dledger.raft.clocks import HEARD_S, SKEW_MAX_MS, STANDS_ASIDE_S, Clocks
+from tests.harness.groups import running_groups
+from tests.harness.raft_cluster import HandClock, batch
+
+YEAR_MS = 365 * 86_400_000
+
+
+def clocks(voters: int) -> tuple[Clocks, HandClock]:
+    names = tuple(f"n{number}" for number in range(1, voters))
+    roster: Any = SimpleNamespace(other_voters=names, voters=voters)
+    clock = HandClock()
+    return Clocks(clock, roster), clock
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        ([0, 0], 0),
+        ([-2 * YEAR_MS, -2 * YEAR_MS + 5], -2 * YEAR_MS + 5),
+        ([2 * YEAR_MS, 0], 0),
+        ([2 * YEAR_MS, -2 * YEAR_MS], 0),
+        ([YEAR_MS, 2 * YEAR_MS], YEAR_MS),
+        ([2 * YEAR_MS], 0),
+        ([0, 0, YEAR_MS], 0),
+        ([YEAR_MS, YEAR_MS, YEAR_MS], YEAR_MS),
+    ],
+)
+def test_the_middle_date_decides(ahead: list[int], expected: int) -> None:
+    found, clock = clocks(1 + len(ahead))
+    for number, each in enumerate(ahead, 1):
+        found.note(f"n{number}", clock.wall_ms() + each)
+    assert found.ahead_ms() == expected
+    assert found.are_off() == (abs(expected) > SKEW_MAX_MS)
+    stamped = found.store_time_ms() - clock.wall_ms()
+    assert stamped == (expected if abs(expected) > SKEW_MAX_MS else 0)
+
+
+def test_dates_are_known_from_a_majority_and_not_for_ever() -> None:
+    found, clock = clocks(5)
+    assert not found.are_known
+    found.note("n1", clock.wall_ms() + YEAR_MS)
+    assert (found.are_known, found.ahead_ms()) == (False, 0)
+    found.note("n2", clock.wall_ms() + YEAR_MS)
+    assert (found.are_known, found.ahead_ms()) == (True, YEAR_MS)
+    clock.now_s += HEARD_S + 1
+    assert (found.are_known, found.ahead_ms()) == (False, 0)
+    assert clocks(1)[0].are_known
+
+
+def test_an_index_of_a_version_without_dates_is_no_date() -> None:
+    found, _ = clocks(3)
+    found.note("n1", 123_456)
+    found.note("n2", 0)
+    assert (found.are_known, found.ahead_ms()) == (True, 0)
+
+
+def test_one_whose_date_was_wrong_stands_aside_for_a_while() -> None:
+    found, clock = clocks(3)
+    for name in ("n1", "n2"):
+        found.note(name, clock.wall_ms() - YEAR_MS)
+    assert found.may_stand()
+    assert found.are_off()
+    assert not found.may_stand()
+    clock.now_s += STANDS_ASIDE_S
+    assert found.may_stand()
+
+
+@pytest.mark.parametrize("skew_ms", [2 * YEAR_MS, -2 * YEAR_MS])
+async def test_a_leader_whose_date_is_two_years_off_gives_up_and_stamps_nothing(
+    tmp_path: Path, autojump_clock: MockClock, skew_ms: int
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        first = await groups.leader()
+        await first.group.submit(batch(b"before"))
+        first.clock.skew_ms = skew_ms
+        await first.group.submit(batch(b"with the wrong date"))
+        second = await groups.leader(among=groups.others(first.name))
+        await second.group.submit(batch(b"after"))
+        await groups.settle()
+        for replica in groups.replicas.values():
+            state = replica.group.state
+            assert abs(state.last_store_time_ms - second.clock.wall_ms()) < SKEW_MAX_MS
+        assert not first.group.node.clocks.may_stand()
+        assert second.group.status()["store_time_ahead_ms"] <= 0
+        # Back again, it may lead.
+        first.clock.skew_ms = 0
+        await trio.sleep(STANDS_ASIDE_S + 1)
+        assert first.group.node.clocks.may_stand()
+
+
+async def test_a_leader_that_cannot_hand_over_stamps_by_the_date_of_most(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        first = await groups.leader()
+        await first.group.submit(batch(b"before"))
+        monkeypatch.setattr(first.group.node.clocks, "nearest", lambda: "nobody")
+        first.clock.skew_ms = 2 * YEAR_MS
+        await trio.sleep(0.5)
+        for _ in range(3):
+            await first.group.submit(batch(b"x"))
+            await trio.sleep(0.5)
+        assert first.group.leadership is not None
+        right_ms = first.clock.wall_ms() - 2 * YEAR_MS
+        assert abs(first.group.state.last_store_time_ms - right_ms) < SKEW_MAX_MS
+
+
+async def test_a_group_whose_store_time_is_ahead_shows_it_and_serves(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A single voter has nothing to compare its date with; store time never goes back."""
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await groups.leader()
+        leader.clock.skew_ms = 2 * YEAR_MS
+        await leader.group.submit(batch(b"two years ahead"))
+        leader.clock.skew_ms = 0
+        await leader.group.submit(batch(b"back"))
+        assert leader.group.leadership is not None
+        ahead_ms = leader.group.status()["store_time_ahead_ms"]
+        assert 2 * YEAR_MS - SKEW_MAX_MS < ahead_ms <= 2 * YEAR_MS
