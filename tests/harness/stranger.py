@@ -41,23 +41,31 @@ class Stranger:
         """
         stream = await self.network.connect(*address, timeout_s=1)
         try:
-            for data in sent:
-                await stream.send_all(data)
+            with trio.move_on_after(seconds):
+                for data in sent:
+                    await stream.send_all(data)
+                await self._hear(stream)
+                return True
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return True
-        with trio.move_on_after(seconds):
-            await self._hear(stream)
-            return True
-        return False
+        else:
+            return False
+        finally:
+            with trio.CancelScope(shield=True):
+                await stream.aclose()
 
     async def listen(self, host: str, port: int) -> None:
         """Take calls and hear everything that is said, until cancelled."""
         listener = await self.network.listen(host, port)
-        async with trio.open_nursery() as nursery:
-            while True:
-                stream = await listener.accept()
-                self.callers += 1
-                nursery.start_soon(self._answer, stream)
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    stream = await listener.accept()
+                    self.callers += 1
+                    nursery.start_soon(self._answer, stream)
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()
 
     async def _answer(self, stream: Stream) -> None:
         decoder = PeerFrameDecoder()
@@ -80,6 +88,9 @@ class Stranger:
                         await stream.send_all(encode_frame(head))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+        finally:
+            with trio.CancelScope(shield=True):
+                await stream.aclose()
 
     async def _hear(self, stream: Stream) -> None:
         decoder = PeerFrameDecoder()

@@ -1,0 +1,217 @@
+"""What a process that is no member does at the peer ports of three brokers under a light load.
+
+Real processes, default settings; once as ``dledger up`` makes them, with a secret, and once
+without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from client.client_instance import ClientInstance
+from client.connect import connect
+from client.message import Message
+from client.producer import Producer
+from client.pull_consumer import PullConsumer
+from commitlog.entry import seal_entry
+from dledger.cli.local_cluster import LocalCluster, free_ports, lay_out
+from dledger.raft.wire import FRAME_BYTES_MAX, Kind
+from remoting.edge import TcpNetwork
+from tests.harness import stranger as a_stranger
+from tests.harness.eventually import all_statuses
+from tests.harness.raft_cluster import batch
+from tests.harness.stranger import Stranger, frame
+from tests.integration.test_peer_port import SETTINGS, peer_address
+
+pytestmark = pytest.mark.slow
+
+BODIES = 20
+
+IMPOSSIBLE = ("h:" + "9" * 19, "h:" + "9" * 5000, "x" * 300 + ":1", "a..b:1", "\ud7ff:1", "h:0")
+
+FORGED = b"FORGED by a stranger"
+
+
+def hello(name: str = "evil", **changes: Any) -> bytes:
+    return a_stranger.hello(name, cluster="DefaultCluster", group="broker-a", **changes)
+
+
+@pytest.fixture(scope="module", params=[{}, {"raft.secret_file": ""}], ids=["secret", "no secret"])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("attacks-peers")
+    cluster = lay_out(folder, settings={**SETTINGS, **request.param})
+
+    async def start() -> None:
+        for node in cluster.nodes:
+            await cluster.start(node.name)
+        await cluster.wait_healthy()
+        async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
+            for number in range(BODIES):
+                await producer.send(Message("t", b"kept %d" % number))
+
+    try:
+        trio.run(start)
+        yield cluster
+    finally:
+        trio.run(cluster.stop_all)
+
+
+def rss_bytes(cluster: LocalCluster) -> dict[str, int]:
+    found = {}
+    for name, node in cluster.brokers.items():
+        assert node.process is not None
+        pages = Path(f"/proc/{node.process.pid}/statm").read_text().split()[1]
+        found[name] = 4096 * int(pages)
+    return found
+
+
+async def under_load(cluster: LocalCluster, attack: Callable[[], Awaitable[None]]) -> None:
+    """Send while *attack* goes on; then nothing may be missing or forged, and nobody have ended."""
+    before, topic = await all_statuses(cluster), "load"
+    acknowledged: list[bytes] = []
+    over = trio.Event()
+
+    async def send(producer: Producer) -> None:
+        while not over.is_set():
+            body = b"load %d" % len(acknowledged)
+            await producer.send(Message(topic, body))
+            acknowledged.append(body)
+            await trio.sleep(0.02)
+
+    async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, producer)
+            await attack()
+            over.set()
+        with trio.fail_after(30):
+            await producer.send(Message(topic, b"after"))
+        bodies = await everything(client, topic) + await everything(client, "t")
+    assert not [body for body in bodies if FORGED in body]
+    assert {*acknowledged, b"after"} <= set(bodies)
+    assert sum(body.startswith(b"kept ") for body in bodies) == BODIES
+    after = await all_statuses(cluster)
+    assert {x["term"] for x in after.values()} == {x["term"] for x in before.values()}
+    assert all(node.running for node in cluster.brokers.values())
+    for status in after.values():
+        assert set(status["peers"]) < {"n0", "n1", "n2"}
+
+
+async def everything(client: ClientInstance, topic: str) -> list[bytes]:
+    found: list[bytes] = []
+    async with PullConsumer(client, "c") as consumer:
+        for queue in await consumer.fetch_message_queues(topic):
+            offset, end = 0, await consumer.max_offset(queue)
+            while offset < end:
+                pulled = await consumer.pull(queue, offset)
+                found += [message.body for message in pulled.messages]
+                offset = pulled.next_begin_offset
+    return found
+
+
+def stranger() -> Stranger:
+    return Stranger(TcpNetwork())
+
+
+async def test_two_leaders_terms_and_addresses_that_are_none_end_no_broker(
+    cluster: LocalCluster,
+) -> None:
+    statuses = await all_statuses(cluster)
+    term = max(status["term"] for status in statuses.values())
+    said = [
+        [hello(), frame(Kind.HEARTBEAT, term, 1, 0)],
+        *([hello(), frame(Kind.HEARTBEAT, t, 1, 0)] for t in (2**62, 2**63 - 1, 2**200)),
+        *(
+            [hello(), frame(Kind.VOTE, t, 2**40, 2**30, True)]
+            for t in (term + 1, 2**63 - 1, 2**200)
+        ),
+        *([hello(peer=peer)] for peer in IMPOSSIBLE),
+        *([hello(name, voters={})] for name in ("n0", "n1", "n2")),
+    ]
+
+    async def attack() -> None:
+        for name in cluster.brokers:
+            for words in said:
+                await stranger().say(peer_address(cluster, name), *words, seconds=0.1)
+
+    await under_load(cluster, attack)
+
+
+async def test_the_log_goes_to_no_stranger_and_nothing_forged_comes_in(
+    cluster: LocalCluster,
+) -> None:
+    (port,) = free_ports(1)
+    listening = stranger()
+
+    async def attack() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listening.listen, "127.0.0.1", port)
+            said = hello(peer=f"127.0.0.1:{port}")
+            for name, status in (await all_statuses(cluster)).items():
+                address, term, last = (
+                    peer_address(cluster, name),
+                    status["term"],
+                    status["last_index"],
+                )
+                await stranger().say(address, said, frame(Kind.FETCH, 0, 1, 10**6), seconds=0.3)
+                forged = seal_entry(
+                    [batch(FORGED, topic="t")],
+                    [BODIES],
+                    index=last + 1,
+                    term=term + 5,
+                    position=status["end_position"],
+                    prev_chain=0,
+                    store_time_ms=0,
+                    store_host=bytes(8),
+                )
+                append = frame(
+                    Kind.APPEND, term + 5, last, term, last + 1, sequence=2, payload=bytes(forged)
+                )
+                await stranger().say(
+                    address, said, frame(Kind.HEARTBEAT, term + 5, 1, 0), append, seconds=0.3
+                )
+            nursery.cancel_scope.cancel()
+
+    await under_load(cluster, attack)
+    assert listening.callers == 0
+    assert listening.heard == []
+
+
+async def test_names_and_unfinished_frames_of_strangers_take_no_memory(
+    cluster: LocalCluster,
+) -> None:
+    idle = rss_bytes(cluster)
+    largest = dict(idle)
+    part = (FRAME_BYTES_MAX - 1).to_bytes(4, "big") + bytes(1 << 20)
+
+    async def hold(address: tuple[str, int]) -> None:
+        await stranger().say(address, hello(), *([part] + [bytes(1 << 20)] * 30), seconds=2)
+
+    async def attack() -> None:
+        for name in cluster.brokers:
+            address = peer_address(cluster, name)
+            for number in range(80):
+                await stranger().say(address, hello(f"s{number}"), seconds=0.01)
+            async with trio.open_nursery() as nursery:
+                for _ in range(40):
+                    nursery.start_soon(hold, address)
+                for _ in range(5):
+                    await trio.sleep(0.2)
+                    for member, rss in rss_bytes(cluster).items():
+                        largest[member] = max(rss, largest[member])
+                nursery.cancel_scope.cancel()
+        # A member that starts again gets in at once.
+        statuses = await all_statuses(cluster)
+        follower = next(name for name, row in statuses.items() if row["role"] == "follower")
+        await cluster.stop(follower)
+        await cluster.start(follower)
+        await cluster.wait_healthy()
+
+    await under_load(cluster, attack)
+    assert all(largest[name] <= 2 * idle[name] for name in idle), (idle, largest)
