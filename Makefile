@@ -7,6 +7,7 @@ SOAK_MINUTES ?= 10
 SOAK_AT_LEAST ?= 100
 DETERMINISM_SEEDS ?= 200
 TEST_JOBS ?= auto
+PEER_FUZZ_FRAMES ?= 1000000
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 6
 CHAOS_MUTANTS ?= --at-least 8
@@ -23,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest -q
 TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup matrix check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup matrix peer-fuzz check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -125,6 +126,10 @@ mutants: setup
 # itself look at the text that it changes.
 mutants-unseen: setup
 	$(PYTEST) -x -s -m "not slow" -p tests.harness.unseen_bugs --ignore=tests/unit/jepsen_like/mutants tests/unit
+
+# A million hostile frames at the peer port, over all states of a member.
+peer-fuzz: setup
+	DLEDGER_PEER_FUZZ_FRAMES=$(PEER_FUZZ_FRAMES) $(PYTEST) --timeout 3600 tests/property/test_peer_port_fuzz.py
 
 chaos: setup
 	$(BIN)/dledger chaos run --workload mixed --faults all --time $(CHAOS_SECONDS) --interval 4 --seed $(CHAOS_SEED)

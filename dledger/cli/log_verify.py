@@ -18,6 +18,8 @@ from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
 from commitlog.store_paths import StorePaths, parse_file_name
 from dledger.cli.log_walk import LogDamageError, LogEntry, Segment, open_segments, walk
 from dledger.cli.output import CliError, ExitCode
+from dledger.raft.bounds import TERM_MAX
+from dledger.raft.term_vote import parse_term_vote
 
 PROBLEMS_SHOWN = 20
 """One torn place can break thousands of units; the first ones say where to look."""
@@ -74,6 +76,7 @@ def verify_store(root: Path) -> StoreReport:
     report = StoreReport(folder=str(root))
     report.clean_stop = not Path(paths.abort).exists()
     report.commit_index = _commit_index(Path(paths.commit_mark), report)
+    _check_vote(Path(paths.vote), report)
     queues = _Queues(Path(paths.consumequeue), report)
     try:
         segments = open_segments(Path(paths.commitlog))
@@ -101,6 +104,16 @@ def commit_mark(path: Path) -> Mark | None:
     Raises:
         CorruptStoreError: The file is there and neither slot is whole.
     """
+    newest = newest_slot(path)
+    return None if newest is None else Mark.decode(newest)
+
+
+def newest_slot(path: Path) -> bytes | None:
+    """Return what stands in the newest whole slot of a file; None when nothing does.
+
+    Raises:
+        CorruptStoreError: The file is there and neither slot is whole.
+    """
     if not path.exists():
         return None
     data = path.read_bytes()
@@ -110,7 +123,7 @@ def commit_mark(path: Path) -> Mark | None:
         if not any(data):
             return None
         raise CorruptStoreError(f"{path}: neither slot is whole")
-    return Mark.decode(max(whole)[1])
+    return max(whole)[1]
 
 
 def _commit_index(path: Path, report: StoreReport) -> int:
@@ -122,6 +135,15 @@ def _commit_index(path: Path, report: StoreReport) -> int:
     return mark.index if mark else 0
 
 
+def _check_vote(path: Path, report: StoreReport) -> None:
+    try:
+        payload = newest_slot(path)
+        if payload is not None:
+            parse_term_vote(payload)
+    except CorruptStoreError as error:
+        report.problem(f"vote: {error}")
+
+
 def _count(entry: LogEntry, report: StoreReport) -> None:
     header = entry.header
     report.first_index = report.first_index or header.index
@@ -129,6 +151,8 @@ def _count(entry: LogEntry, report: StoreReport) -> None:
     report.records += header.record_count
     report.last_index = header.index
     report.last_term = header.term
+    if not 0 <= header.term <= TERM_MAX:
+        report.problem(f"log: entry {header.index} is of a term that no group comes to")
     report.chain = f"{header.chain:016x}"
     report.end_position = header.end_position
 

@@ -200,6 +200,27 @@ def recover(
 
 
 @app.command
+def repair_term(folder: Path, /) -> int:
+    """Give the stopped replica in FOLDER a term again, when the stored one is out of range.
+
+    Nothing is lost: log and members stay as they are. One that is in range is left alone.
+    """
+    from commitlog.disk import OsDisk
+    from dledger.raft.recover import Recovery
+
+    recovery = Recovery(OsDisk(), str(folder.resolve()))
+    try:
+        repaired = recovery.repair_term()
+    finally:
+        recovery.close()
+    if repaired is None:
+        note("term and vote are in range; nothing was changed")
+    else:
+        note(f"{repaired[0]}; the term is {repaired[1]} now. Start the broker again")
+    return ExitCode.OK
+
+
+@app.command
 def secret(file: Path, /) -> int:
     """Make the secret that all members of a group share.
 

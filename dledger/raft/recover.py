@@ -11,7 +11,9 @@ Offline and synchronous: the broker must not run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import cbor2
 
 from commitlog.entry import ENTRY_HEADER_BYTES, seal_config
 from commitlog.entry_log import EntryLog
@@ -22,12 +24,16 @@ from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.errors import ChangeRefusedError
+from dledger.raft.bounds import TERM_MAX
 from dledger.raft.identity import Identity, owner_of
 from dledger.raft.journal import members_in
 from dledger.raft.membership import Member, Members, MembersLog
-from dledger.raft.term_vote import TermVote
+from dledger.raft.term_vote import COPIES, TermVote, parse_term_vote
 from dledger.state.snapshot import load
 from remoting.seams import Rng
+
+REPAIRED_TERM_STEP: Final = 1 << 20
+"""How far above the log's newest term a repaired one is: a million elections without an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,35 @@ class Recovery:
             self._log, after=tables.applied_index, index=tables.members_index, members=known
         )
 
+    def repair_term(self) -> tuple[str, int] | None:
+        """Write a term that this member has not voted in, if the stored one is out of range.
+
+        It is so far above the log's that no election of the group can have been there; a vote that
+        was forgotten with the stored term cannot be given twice.
+
+        Returns:
+            What was wrong, and the new term; None: nothing is, and nothing was changed.
+        Raises:
+            CorruptStoreError: The log itself holds a term out of range, or both copies of the
+                record are damaged: nothing can repair that.
+            FlushFailedError: It may or may not be written; do it again.
+        """
+        payload = self._vote_slots.load()
+        try:
+            if payload is not None:
+                parse_term_vote(payload)
+        except CorruptStoreError as error:
+            return str(error), self._write_term(self._log.last_term + REPAIRED_TERM_STEP)
+        return None
+
+    def _write_term(self, term: int) -> int:
+        if term > TERM_MAX:
+            raise CorruptStoreError(f"the log ends in term {self._log.last_term}")
+        record = cbor2.dumps([term, None])
+        for _ in range(COPIES):
+            self._vote_slots.store(record)
+        return term
+
     def go_on_alone(self, rng: Rng) -> int:
         """Make this replica the only member and return the index of the entry that says so.
 
@@ -137,6 +172,7 @@ class Recovery:
         log, name = self._log, self._owner[2]
         incarnation = rng.randbytes(16).hex()
         Identity.refound(self._disk, self._paths.identity, incarnation)
+        self.repair_term()
         term_vote = TermVote(self._vote_slots)
         term = max(term_vote.term, log.last_term) + 1
         before = None if self._members.members is None else self._members.members.voter(name)

@@ -8,10 +8,38 @@ import cbor2
 
 from commitlog.errors import CorruptStoreError
 from commitlog.slot_file import SlotFile
+from dledger.raft.bounds import NUMBER_MAX, TERM_MAX, is_name
 
 COPIES: Final = 2
 """Both slots hold the record before it counts: with one of them spoilt, the other would otherwise
 have the vote before, and nobody could tell a bad sector from a write that a crash has torn."""
+
+
+def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
+    """Return term and vote from their record.
+
+    Raises:
+        CorruptStoreError: It is none, or one that no member comes to.
+    """
+    try:
+        record = cbor2.loads(payload)
+    except (cbor2.CBORDecodeError, ValueError) as error:
+        raise CorruptStoreError("the term and vote record cannot be read") from error
+    if not (isinstance(record, list) and len(record) == 2):
+        raise CorruptStoreError("the term and vote record is not what this version writes")
+    term, voted_for = record
+    if type(term) is not int or not 0 <= term <= TERM_MAX:
+        shown = term if type(term) is int and 0 <= term <= NUMBER_MAX else "beyond all numbers"
+        raise CorruptStoreError(
+            f"the stored term, {shown}, is none that a group comes to: somebody made it up."
+            " Repair it with: dledger raft repair-term DIR"
+        )
+    if voted_for is not None and not is_name(voted_for):
+        raise CorruptStoreError(
+            "the stored vote is for nobody who can be a member. Repair it with:"
+            " dledger raft repair-term DIR"
+        )
+    return term, voted_for
 
 
 class TermVote:
@@ -27,7 +55,7 @@ class TermVote:
 
         Raises:
             CorruptStoreError: Both slots are damaged: a vote may be forgotten, so the node must
-                not take part.
+                not take part. Or the term or the vote is none that a member comes to.
         """
         self._slots = slots
         self.term = 0
@@ -36,10 +64,7 @@ class TermVote:
         self.durable_version = 0
         payload = slots.load()
         if payload is not None:
-            record = cbor2.loads(payload)
-            if not (isinstance(record, list) and len(record) == 2):
-                raise CorruptStoreError("the term and vote record is not what this version writes")
-            self.term, self.voted_for = record
+            self.term, self.voted_for = parse_term_vote(payload)
             if not slots.is_doubled:
                 # A crash came between the copies, or one is spoilt: written again before use.
                 self.version = 1

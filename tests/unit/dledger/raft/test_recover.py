@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import cbor2
 import pytest
 import trio
 from trio.testing import MockClock
@@ -12,9 +13,13 @@ from trio.testing import MockClock
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptStoreError, StoreLockedError
 from commitlog.record import decode_record
-from dledger.cli.raft_command import recover, what_may_be_lost
+from commitlog.slot_file import SlotFile
+from commitlog.store_paths import StorePaths
+from dledger.cli.log_verify import verify_store
+from dledger.cli.raft_command import recover, repair_term, what_may_be_lost
 from dledger.membership_changes import MembershipChanges
-from dledger.raft.recover import Recovery
+from dledger.raft.recover import REPAIRED_TERM_STEP, Recovery
+from dledger.raft.term_vote import TermVote
 from tests.harness.groups import Groups, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -125,3 +130,47 @@ async def test_entries_that_nobody_knew_to_be_committed_are_named(
         unsure = f"{survivor.commit_index + 1} to {survivor.last_index}"
         assert len(lines) == 1 + (survivor.commit_index < survivor.last_index)
         assert all(unsure in line for line in lines[1:])
+
+
+def spoil_term(folder: Path, term: int) -> None:
+    slots = SlotFile(OsDisk(), StorePaths(str(folder)).vote)
+    for _ in range(2):
+        slots.store(cbor2.dumps([term, "evil"]))
+    slots.close()
+
+
+async def test_a_term_that_nobody_comes_to_is_found_and_repaired(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        await lose_all_but_one(groups)
+        for name in groups.names:
+            spoil_term(tmp_path / name, 2**63 - 1)
+            found = [p for p in verify_store(tmp_path / name).problems if p.startswith("vote: ")]
+            assert len(found) == 1
+            assert "dledger raft repair-term DIR" in found[0]
+            with pytest.raises(CorruptStoreError, match="repair-term"):
+                TermVote(SlotFile(OsDisk(), StorePaths(str(tmp_path / name)).vote))
+            assert repair_term(tmp_path / name) == 0
+            assert not verify_store(tmp_path / name).problems
+            assert repair_term(tmp_path / name) == 0
+            await groups.start(name)
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"c"))
+        assert bodies(groups, leader.name) == [b"a", b"b", b"c"]
+        assert leader.group.term > REPAIRED_TERM_STEP
+
+
+async def test_a_replica_with_such_a_term_can_go_on_alone(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        name = await lose_all_but_one(groups)
+        spoil_term(tmp_path / name, 2**62)
+        recovery = Recovery(OsDisk(), str(tmp_path / name))
+        recovery.go_on_alone(random.Random(1))
+        recovery.close()
+        await groups.start(name)
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"c"))
+        assert bodies(groups, name) == [b"a", b"b", b"c"]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import cbor2
 import pytest
 
+from commitlog.errors import CorruptStoreError
 from commitlog.slot_file import SLOT_STRIDE_BYTES, SlotFile
-from dledger.raft.term_vote import TermVote
+from dledger.raft.bounds import TERM_MAX
+from dledger.raft.term_vote import TermVote, parse_term_vote
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.sim_disk import Inode, SimDisk
 
@@ -73,3 +76,31 @@ def test_a_power_cut_while_it_is_written_leaves_the_old_or_the_new_one(seed: int
     disk.power_cut()
     again = opened(disk)
     assert (again.term, again.voted_for) in {(3, "n0"), (4, "n2")}
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        ([2**61, "n0"], "2305843009213693952"),
+        ([2**63 - 1, None], "beyond all numbers"),
+        ([2**20_000, "n0"], "beyond all numbers"),
+        ([-1, None], "beyond all numbers"),
+        ([True, None], "beyond all numbers"),
+        ([7, ""], "stored vote"),
+        ([7, 9], "stored vote"),
+        ([7], "not what this version writes"),
+    ],
+    ids=["62", "63", "huge", "-1", "flag", "empty", "number", "short"],
+)
+def test_a_term_or_vote_out_of_range_is_named_with_its_repair(
+    record: object, complaint: str
+) -> None:
+    with pytest.raises(CorruptStoreError, match=complaint) as raised:
+        parse_term_vote(cbor2.dumps(record))
+    if complaint != "not what this version writes":
+        assert "dledger raft repair-term DIR" in str(raised.value)
+
+
+@pytest.mark.parametrize("record", [(0, None), (TERM_MAX, "n0"), (7, "a name")], ids=repr)
+def test_a_term_and_vote_in_range_are_read(record: tuple[int, str | None]) -> None:
+    assert parse_term_vote(cbor2.dumps(list(record))) == record
