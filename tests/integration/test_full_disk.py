@@ -24,6 +24,7 @@ from commitlog.disk import OsDisk
 from commitlog.errors import DiskFullError, MQError
 from commitlog.record import decode_record
 from commitlog.seams import DiskFile
+from dledger.cli.config_command import set_ as config_set
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.log_verify import verify_store
 from dledger.cli.probe import ask, raft_status
@@ -32,8 +33,9 @@ from dledger.cli.topic_command import create_topic, queue_bounds, retention
 from dledger.group import Group
 from dledger.group_api import Proposed
 from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.confirmation import GIVES_UP_FIELD, decode_given_up
 from remoting.protocol.headers import SendMessageHeader
-from tests.harness.eventually import WITHIN_S, all_statuses, eventually
+from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
 
@@ -374,7 +376,7 @@ async def let_retention_look(cluster: LocalCluster) -> None:
 
     async def has_begun_later() -> bool:
         (queue,) = await queue_bounds([cluster.namesrv_address], SHORT)
-        return bool(queue["min_offset"] == 1)
+        return bool(queue["min_offset"] == queue["max_offset"])
 
     await eventually("the queue of a topic with a short retention begins later", has_begun_later)
 
@@ -386,6 +388,31 @@ async def wait_for_ratio(cluster: LocalCluster, name: str, wanted: Callable[[flo
         return wanted(float(table["commitLogDiskRatio"]))
 
     await eventually(f"{name} sees its disk", look)
+
+
+async def keep_less(cluster: LocalCluster, stored: list[bytes]) -> None:
+    """Let RocketMQ's request ask every broker to keep one byte, and then `dledger` with `--yes`."""
+    body = b"store.keep_bytes=1\n"
+    for node in cluster.brokers.values():
+        answer = await ask(node.address, RequestCode.UPDATE_BROKER_CONFIG, {}, body)
+        assert (answer.code, answer.ext["outcome"]) == (1, "not_stored")
+        lost = decode_given_up(answer.ext[GIVES_UP_FIELD])
+        assert 0 < lost.messages["t"] <= len(stored)
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        Producer(client, "p") as producer,
+    ):
+        await producer.send(Message(SHORT, b"goes, too"))
+    await let_retention_look(cluster)
+    assert await read_all(cluster) == stored
+    names = cluster.namesrv_address
+    assert await config_set("store.keep_bytes=1", namesrv=names) == 0
+    assert await read_all(cluster) == stored
+    leader = cluster.brokers[await cluster.wait_leader()]
+    since = leader.log_path.stat().st_size
+    assert await config_set("store.keep_bytes=1", namesrv=names, yes=True) == 0
+    moved = await wait_logged(leader, "floor_moved", since=since)
+    assert (moved["cause"], moved["keep_bytes"], moved["asked_by"]) == ("size", 1, "127.0.0.1")
 
 
 @pytest.mark.slow
@@ -444,6 +471,7 @@ async def test_two_full_disks_of_three_give_up_nothing_with_default_settings(
             for status in (await all_statuses(cluster)).values()
         }
         assert len(ends) == 1, "every replica has the same log, from its first entry on"
+        await keep_less(cluster, [*stored, b"after"])
         assert all(node.running for node in cluster.brokers.values())
     finally:
         await cluster.stop_all()
