@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -159,7 +159,26 @@ def parse_value(setting: Setting, raw: object) -> Any:
     try:
         return msgspec.convert(raw, setting.type, strict=not isinstance(raw, str))
     except msgspec.ValidationError as error:
-        raise ValueError(str(error).replace("`", "").replace("Expected", "expected", 1)) from None
+        raise ValueError(_in_words(str(error), raw)) from None
+
+
+_EXPECTED: Final = re.compile(r"^Expected `(\w+)((?: [^`]*)?`.*)$", re.DOTALL)
+_KINDS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+}
+
+
+def _in_words(said: str, raw: object) -> str:
+    """Return what msgspec says of a value, for people: kinds of values in words."""
+    found = _EXPECTED.match(said)
+    if found is None:
+        return said.replace("`", "").replace("Expected", "expected", 1)
+    kind, rest = _KINDS.get(found[1], found[1]), found[2].replace("`", "")
+    # Settings come as text: that it is text is not what is wrong with one.
+    return f"expected {kind}" + ("" if isinstance(raw, str) and rest == ", got str" else rest)
 
 
 def show_value(path: str, value: object) -> str:

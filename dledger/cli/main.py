@@ -66,7 +66,8 @@ def build_app() -> App:
     for name, target, group, about in COMMANDS:
         app.command(target, name=name, help=about, group=group)
     for entry in sorted(entry_points(group=OTHER_PACKAGES)):
-        app.command(entry.value, name=entry.name, group=RUN, help=ABOUT_OTHERS.get(entry.name))
+        group = RUN if entry.name == "namesrv" else CHECK
+        app.command(entry.value, name=entry.name, group=group, help=ABOUT_OTHERS.get(entry.name))
     return app
 
 

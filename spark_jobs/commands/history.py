@@ -89,4 +89,4 @@ def generate(
     return ExitCode.OK
 
 
-app.command("spark_jobs.commands.bench:bench", name="bench")
+app.command("spark_jobs.commands.bench:bench", name="bench", help="Measure the checking.")

@@ -60,6 +60,17 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
     assert f"dledger {name}" in capsys.readouterr().out
 
 
+def test_what_checks_does_not_stand_under_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    run_part, checks = capsys.readouterr().out.split("─ Run ─")[1].split("─ Check and measure ─")
+    for name in ("check", "audit", "chaos", "history", "sim"):
+        assert f"│ {name} " in checks
+        assert f"│ {name} " not in run_part
+    assert "│ namesrv " in run_part
+    assert main(["history", "--help"]) == 0
+    assert "Measure the checking." in capsys.readouterr().out
+
+
 def test_help_imports_no_command() -> None:
     code = (
         "import sys; from dledger.cli.main import main; main(['--help']);"

@@ -252,11 +252,11 @@ def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
     [
         ("listenPrt=1", "broker.conf: unknown setting listenPrt (did you mean listenPort?)"),
         ("zzz=1", "broker.conf: unknown setting zzz"),
-        ("listenPort=ten", "broker.conf: listenPort = 'ten': expected int, got str"),
-        ("listenPort=65536", "broker.conf: listenPort = '65536': expected int <= 65535"),
+        ("listenPort=ten", "broker.conf: listenPort = 'ten': expected a whole number"),
+        ("listenPort=65536", "broker.conf: listenPort = '65536': expected a whole number <= 65535"),
         (
             "autoCreateTopicEnable=maybe",
-            "broker.conf: autoCreateTopicEnable = 'maybe': expected bool, got str",
+            "broker.conf: autoCreateTopicEnable = 'maybe': expected true or false",
         ),
         ("flushDiskType=SYNC", "broker.conf: flushDiskType = 'SYNC': Invalid enum value 'SYNC'"),
         ("brokerRole=MASTER", "broker.conf: brokerRole = 'MASTER': Invalid enum value 'MASTER'"),
@@ -295,7 +295,8 @@ def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
         ),
         (
             "mappedFileSizeConsumeQueue=30",
-            "broker.conf: mappedFileSizeConsumeQueue = '30': expected int that's a multiple of 20",
+            "broker.conf: mappedFileSizeConsumeQueue = '30': expected a whole number that's a"
+            " multiple of 20",
         ),
         (
             "maxMessageSize=16777216",
@@ -331,7 +332,7 @@ def test_a_bad_broker_conf_is_one_line_naming_file_and_key(text: str, message: s
         ),
         (
             "[server]\nlisten_port = '1x'",
-            "n0.toml: server.listen_port = '1x': expected int, got str",
+            "n0.toml: server.listen_port = '1x': expected a whole number",
         ),
         (
             "[server]\nlisten_port = 1.5",
