@@ -46,6 +46,10 @@ EAGER_QUEUES: Final = 1_000
 """Queues that are looked for when the store is opened; with more of them each is looked for when
 it is asked for, so that a start does not read a hundred thousand folders."""
 
+FLUSH_TOGETHER: Final = 256
+"""Above so many files that were not open a flush asks for all of them at once: one after the other
+would take a minute for 20,000 of them, and the next checkpoint waits for it."""
+
 WAITING_BYTES_MAX: Final = 8 << 20
 """Units that wait in memory for the next flush, of queues whose file is not open. Beyond it they
 are written at once."""
@@ -276,11 +280,15 @@ class ConsumeQueueFlush:
 
     def _write_late(self) -> bool:
         """Write what waited; tell whether all of it was."""
-        all_written = True
+        all_written, many = True, len(self._late) > FLUSH_TOGETHER
+        paths: list[str] = []
+        folders: set[str] = set()
         for path, within, units in self._late:
             if path in self.forgotten:
                 continue
             folder = path.rpartition("/")[0]
+            if many:
+                self._disk.make_dir(folder, durably=False)
             file, is_new = _opened(self._disk, path, self._file_bytes)
             try:
                 if not file.size:
@@ -289,11 +297,18 @@ class ConsumeQueueFlush:
                 if is_new and within:
                     file.write_at(0, _fillers(within))
                 file.write_at(within * UNIT_BYTES, units)
-                file.flush()
+                if not many:
+                    file.flush()
             finally:
                 file.close()
-            if is_new:
+            if many:
+                paths.append(path)
+                topic = folder.rpartition("/")[0]
+                folders.update((folder, topic, topic.rpartition("/")[0]) if is_new else ())
+            elif is_new:
                 self._disk.flush_dir(folder)
+        if many:
+            self._disk.flush_all(paths, sorted(folders))
         return all_written
 
     def run(self) -> None:

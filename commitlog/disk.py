@@ -7,6 +7,7 @@ and a flush is the strongest one there is (macOS keeps what `fsync` wrote in the
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -49,6 +50,27 @@ def _stronger_sync(fd: int) -> None:
 
 _data_sync = getattr(os, "fdatasync", _stronger_sync)
 _reserve = getattr(os, "posix_fallocate", None)
+
+
+_sync_file_system: Final = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+"""Linux has it; since 5.8 it also reports what could not be written."""
+
+
+def _flush_each(disk: OsDisk, paths: Sequence[str], folders: Sequence[str]) -> None:
+    for path in paths:
+        try:
+            file = disk.open(path)
+        except FileNotFoundError:
+            continue
+        try:
+            file.flush()
+        finally:
+            file.close()
+    for folder in folders:
+        try:
+            disk.flush_dir(folder)
+        except FileNotFoundError:
+            continue
 
 
 class OsFile:
@@ -203,14 +225,15 @@ class OsDisk:
         except FileNotFoundError:
             return []
 
-    def make_dir(self, path: str) -> None:
+    def make_dir(self, path: str, *, durably: bool = True) -> None:
         missing: list[str] = []
         while path and not os.path.isdir(path):
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
             os.makedirs(folder, FOLDER_MODE, exist_ok=True)
-            self.flush_dir(os.path.dirname(folder) or ".")
+            if durably:
+                self.flush_dir(os.path.dirname(folder) or ".")
 
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
@@ -255,6 +278,22 @@ class OsDisk:
             os.fsync(fd)
         except OSError as error:
             raise FlushFailedError(f"flush of the folder {path} failed: {error}") from error
+        finally:
+            os.close(fd)
+
+    def flush_all(self, paths: Sequence[str], folders: Sequence[str]) -> None:
+        if _sync_file_system is None or not (paths or folders):
+            _flush_each(self, paths, folders)
+            return
+        # One commit of the file system's own journal in place of one for each file.
+        root = os.path.commonpath([*paths, *folders])
+        while not os.path.exists(root):
+            root = os.path.dirname(root)
+        fd = os.open(root, os.O_RDONLY)
+        try:
+            if _sync_file_system(fd) != 0:
+                number = ctypes.get_errno()
+                raise FlushFailedError(f"flush of {root} failed: {os.strerror(number)}")
         finally:
             os.close(fd)
 

@@ -84,8 +84,12 @@ class Disk(Protocol):
     def list_dir(self, path: str) -> Sequence[str]:
         """Return the names in a folder, sorted; empty when the folder is missing."""
 
-    def make_dir(self, path: str) -> None:
-        """Make the folder and its parents, durably, if they are missing."""
+    def make_dir(self, path: str, *, durably: bool = True) -> None:
+        """Make the folder and its parents, if they are missing.
+
+        Args:
+            durably: Else `flush_all` makes them durable, of their parents and themselves.
+        """
 
     def read(self, path: str) -> bytes:
         """Return the whole content of a small file.
@@ -109,6 +113,15 @@ class Disk(Protocol):
 
     def flush_dir(self, path: str) -> None:
         """Make names created, renamed or removed in that folder durable."""
+
+    def flush_all(self, paths: Sequence[str], folders: Sequence[str]) -> None:
+        """Make the content of these files and the names in these folders durable, all together.
+
+        For many of them: it may flush the whole file system. What was removed is passed over.
+
+        Raises:
+            FlushFailedError: The disk said no; nothing is known of any of them.
+        """
 
     def free_bytes(self, path: str) -> int:
         """Return the space left on the file system that holds *path*."""

@@ -94,5 +94,7 @@ class TopicTable:
         if config is None:
             self._pieces.pop(name, None)
             return
-        self._pieces[name] = msgspec.json.encode(name) + b":" + wire_topic(config).encode()
+        # A topic has no field without a value, which alone would want the dialect's own writer.
+        topic = msgspec.json.encode(wire_topic(config))
+        self._pieces[name] = msgspec.json.encode(name) + b":" + topic
         self.encoded += 1

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -564,7 +565,7 @@ class Mount:
         """Return the names in a folder, sorted."""
         return sorted(self.disk.folders.get(path, ()))
 
-    def make_dir(self, path: str) -> None:
+    def make_dir(self, path: str, *, durably: bool = True) -> None:
         """Make a folder and its parents, durably."""
         if not self.is_gone and path not in self.disk.folders:
             self.disk.folders[path] = {}
@@ -623,6 +624,15 @@ class Mount:
         for folder in [f for f in self.disk.folders if f == path or f.startswith(below)]:
             del self.disk.folders[folder]
             self.disk._unlink(folder)
+
+    def flush_all(self, paths: Sequence[str], folders: Sequence[str]) -> None:
+        """Flush them one by one."""
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self.open(path).flush()
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                self.flush_dir(folder)
 
     def flush_dir(self, path: str) -> None:
         """Make names in that folder durable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from typing_extensions import Buffer
 
@@ -170,7 +171,7 @@ class CrashDisk:
             {name[len(prefix) :].split("/")[0] for name in self.files if name.startswith(prefix)}
         )
 
-    def make_dir(self, path: str) -> None:
+    def make_dir(self, path: str, *, durably: bool = True) -> None:
         return
 
     def read(self, path: str) -> bytes:
@@ -192,6 +193,14 @@ class CrashDisk:
     def remove_tree(self, path: str) -> None:
         for name in [name for name in self.files if name.startswith(path + "/")]:
             self.unlink(name)
+
+    def flush_all(self, paths: Sequence[str], folders: Sequence[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self.open(path).flush()
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                self.flush_dir(folder)
 
     def flush_dir(self, path: str) -> None:
         self.step("flush_dir", path)

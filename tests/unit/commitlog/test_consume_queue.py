@@ -241,6 +241,24 @@ def test_units_wait_in_memory_while_as_many_files_are_open_as_may_be(
     assert again.read(6, 1)["size"].tolist() == [FILLER_SIZE]
 
 
+@pytest.mark.parametrize("together", [0, 100])
+def test_many_files_flushed_together_survive_the_power(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_queue, "FLUSH_TOGETHER", together)
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)
+    for queue_id in range(9):
+        store.queue("T1", queue_id).put(0, units(queue_id, 3))
+    store.flush()
+    store.queue("T1", 5).put(3, units(3, 1))
+    store.flush()
+    left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
+    for queue_id in range(9):
+        assert left.queue("T1", queue_id).read(0, 3).tolist() == units(queue_id, 3).tolist()
+    assert left.queue("T1", 5).read(3, 1).tolist() == units(3, 1).tolist()
+
+
 def test_a_flush_that_failed_has_what_waited_in_the_next_one(root: Path) -> None:
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
     store.queue("T1", 0).put(0, units(0, 1))

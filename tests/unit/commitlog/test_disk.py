@@ -270,3 +270,21 @@ def test_others_of_the_machine_may_read_nothing(disk: OsDisk, tmp_path: Path) ->
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "store").rglob("*")}
     assert modes == {"commitlog": 0o750, "0": 0o640, "config": 0o640, "lock": 0o640}
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o750
+
+
+def test_many_files_are_flushed_in_one_call_also_those_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = OsDisk()
+    paths = [f"{tmp_path}/a{number}/file" for number in range(3)]
+    for path in paths[:2]:
+        disk.make_dir(os.path.dirname(path), durably=False)
+        disk.create(path, 10, reserve=False).close()
+    folders = [os.path.dirname(path) for path in paths]
+    disk.flush_all(paths, folders)
+    disk.flush_all([], [])
+    monkeypatch.setattr("commitlog.disk._sync_file_system", None)
+    disk.flush_all(paths, folders)
+    monkeypatch.setattr("commitlog.disk._sync_file_system", lambda _fd: -1)
+    with pytest.raises(FlushFailedError, match="failed"):
+        disk.flush_all(paths, folders)
