@@ -51,9 +51,6 @@ OWNED_NAMES: Final = (
 )
 """Written by brokers alone."""
 
-OWNED_MARKS: Final = (b"REAL_", b"TIMER_", b"TRANSACTION_CHECK", b"POP_CK", b"SET_ASIDE_")
-"""One of them stands in each of `OWNED_NAMES`: quick to look for in many records at once."""
-
 _NAME_BYTES: Final = 255
 """Of a topic, a group or a cluster."""
 _NUMBER_BYTES: Final = 20
@@ -96,14 +93,23 @@ _has_owned: Final = re.compile(
 ).search
 
 
-def is_marked(data: bytes) -> bool:
-    """Tell whether an owned name may stand somewhere in *data*."""
-    return any(mark in data for mark in OWNED_MARKS)
+def may_have_owned(data: bytes) -> bool:
+    """Tell whether an owned name may stand somewhere in *data*: one message's properties.
+
+    What is looked for stands in each of `OWNED_NAMES`; a chain costs less than any loop.
+    """
+    return (
+        b"REAL_" in data
+        or b"TIMER_" in data
+        or b"POP_CK" in data
+        or b"SET_ASIDE_" in data
+        or b"TRANSACTION_CHECK" in data
+    )
 
 
 def has_owned(properties: bytes) -> bool:
     """Tell whether encoded properties hold one of the owned names."""
-    return is_marked(properties) and _has_owned(properties) is not None
+    return may_have_owned(properties) and _has_owned(properties) is not None
 
 
 def without_owned(properties: bytes) -> bytes:

@@ -35,7 +35,11 @@ from commitlog.record import (
     encode_record,
     iter_records,
 )
-from commitlog.reserved_properties import without_owned
+from commitlog.reserved_properties import (
+    MAX_CLIENT_PROPERTIES_BYTES,
+    may_have_owned,
+    without_owned,
+)
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.born_host import born_host_of
 from dledger.processors.broker_settings import BrokerSettings
@@ -331,8 +335,10 @@ class SendProcessor:
         Raises:
             RefusedError: They leave no room for what is added to them here and later.
         """
-        properties = without_owned(properties)
-        check_room(properties)
+        if may_have_owned(properties):
+            properties = without_owned(properties)
+        if len(properties) > MAX_CLIENT_PROPERTIES_BYTES:
+            check_room(properties)
         if _UNIQ_KEY not in properties or get_property(properties, _UNIQ_KEY) is None:
             key = self._uniq_keys.create(self._clock.wall_ms())
             properties = b"%b\x01%b\x02%b" % (_UNIQ_KEY, key.encode(), properties)

@@ -26,6 +26,7 @@ from commitlog.properties import (
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQ_KEY,
     get_property,
 )
 from commitlog.record import (
@@ -38,7 +39,7 @@ from commitlog.record import (
 from commitlog.record_layout import verify_record_layout
 from commitlog.reserved_properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
-    is_marked,
+    OWNED_NAMES,
     without_owned,
 )
 from dledger.errors import SequenceReusedError
@@ -79,8 +80,12 @@ _NOT_PLAIN = tuple(
         PROPERTY_TIMER_DELIVER_MS,
     )
 )
-# Those of timers stand in one of the marks of owned names.
-_NOT_PLAIN_MARKS = (PROPERTY_DELAY.encode() + b"\x01", PROPERTY_TRANSACTION_PREPARED.encode())
+# Whole names: the longer they are, the quicker is the search.
+_MARKS = tuple(name.encode() + b"\x01" for name in OWNED_NAMES) + tuple(
+    name + b"\x01" for name in _NOT_PLAIN
+)
+_DELAY_MARK = PROPERTY_DELAY.encode() + b"\x01"
+_UNIQ_KEY_MARK = PROPERTY_UNIQ_KEY.encode() + b"\x01"
 
 
 class SendRecordsProcessor:
@@ -139,7 +144,7 @@ class SendRecordsProcessor:
                 self._check_run(run, default_queue_nums, create)
             except RefusedError as error:
                 refused[number] = error
-        if is_marked(records) or any(mark in records for mark in _NOT_PLAIN_MARKS):
+        if _may_be_marked(records, runs):
             _refuse_not_plain(records, sizes, runs, refused)
             records, sizes = _without_owned(records, sizes)
         if int(sizes.max()) > MAX_CLIENT_PROPERTIES_BYTES:
@@ -322,6 +327,15 @@ def _split(command: RemotingCommand, count: int) -> tuple[bytes, npt.NDArray[np.
     sizes = np.frombuffer(view, ">u4", count).astype(np.uint32)
     # One copy lets the receive buffer go and makes searching quick.
     return bytes(view[table_bytes:]), sizes
+
+
+def _may_be_marked(records: bytes, runs: tuple[Run, ...]) -> bool:
+    """Tell whether a property that is not plain, or only the broker's, may stand in *records*."""
+    # All of them but one have an underscore, as has the one property that each record has.
+    expected = sum(run.topic.count("_") * run.count for run in runs)
+    if records.count(b"_") == expected + records.count(_UNIQ_KEY_MARK):
+        return _DELAY_MARK in records
+    return any(mark in records for mark in _MARKS)
 
 
 def _each(
