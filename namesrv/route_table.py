@@ -37,6 +37,9 @@ MAX_I64: Final = 2**63 - 1
 DEFAULT_BROKER_EXPIRY_MS: Final = 120_000
 MAX_TOPICS: Final = 1_000_000
 """Most topics over all brokers: about 1 GiB of tables, and far beyond what clients can poll."""
+MAX_BROKERS_PER_CONNECTION: Final = 64
+"""Addresses that one connection may register: a process has few brokers, and a stranger must not
+fill the table alone."""
 MAX_BROKERS: Final = 10_000
 """Most broker addresses. Every one is looked at in each scan."""
 
@@ -567,10 +570,14 @@ class RouteInfoManager:
         key = registration.key
         if key not in self.broker_live_table and len(self.broker_live_table) >= MAX_BROKERS:
             raise RegistrationRefusedError(f"there are {MAX_BROKERS} brokers already")
-        if len(self.topic_queue_table) + len(registration.topics) > MAX_TOPICS:
-            added = len(registration.topics.keys() - self.topic_queue_table.keys())
-            if len(self.topic_queue_table) + added > MAX_TOPICS:
-                raise RegistrationRefusedError(f"there would be more than {MAX_TOPICS} topics")
+        if key in self.broker_live_table or registration.connection is None:
+            return
+        connection = registration.connection
+        beside = sum(live.connection == connection for live in self.broker_live_table.values())
+        if beside >= MAX_BROKERS_PER_CONNECTION:
+            raise RegistrationRefusedError(
+                f"{MAX_BROKERS_PER_CONNECTION} brokers are registered over this connection already"
+            )
 
     def _owns_topics(self, broker: BrokerData, broker_id: int) -> bool:
         if broker_id == MASTER_ID:
@@ -608,6 +615,8 @@ class RouteInfoManager:
         allowed = ~PERM_WRITE if name in self.drained else ~0
         for topic, config in registration.topics.items():
             reason = bad_topic_name(topic) or out_of_bounds(config)
+            if topic not in self.topic_queue_table and len(self.topic_queue_table) >= MAX_TOPICS:
+                reason = reason or f"there are {MAX_TOPICS} topics already"
             if reason:
                 left_out[topic] = reason
                 continue

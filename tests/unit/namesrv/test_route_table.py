@@ -8,7 +8,12 @@ import pytest
 
 from namesrv import route_table
 from namesrv.errors import RegistrationRefusedError
-from namesrv.route_table import BrokerKey, Registration, RouteInfoManager
+from namesrv.route_table import (
+    MAX_BROKERS_PER_CONNECTION,
+    BrokerKey,
+    Registration,
+    RouteInfoManager,
+)
 from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
 
@@ -334,13 +339,27 @@ def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "MAX_TOPICS", 3)
     monkeypatch.setattr(route_table, "MAX_BROKERS", 1)
     table = RouteInfoManager()
-    with pytest.raises(RegistrationRefusedError, match="more than 3 topics"):
-        table.register_broker(registration(table=topics("1", "2", "3", "4")), 0)
-    assert is_empty(table)
-    table.register_broker(registration(table=topics("1", "2", "3")), 0)
-    table.register_broker(registration(table=topics("1", "2", "3")), 1)
+    result = table.register_broker(registration(table=topics("1", "2", "3", "4")), 0)
+    assert result.left_out == (("4", "there are 3 topics already"),)
+    assert table.all_topics() == ["1", "2", "3"]
+    result = table.register_broker(
+        registration(table=topics("1", "2", "3", queues=8), data_version=version(2)), 1
+    )
+    assert result.left_out == ()
+    assert table.topic_queue_table["3"]["broker-a"].read_queue_nums == 8
     with pytest.raises(RegistrationRefusedError, match="1 brokers already"):
         table.register_broker(registration(B, 1), 0)
+
+
+def test_one_connection_does_not_fill_the_table_of_brokers() -> None:
+    table = RouteInfoManager()
+    for number in range(MAX_BROKERS_PER_CONNECTION):
+        table.register_broker(registration(f"h:{number}", 0, f"b{number}", connection=1), 0)
+    with pytest.raises(RegistrationRefusedError, match="64 brokers are registered over this"):
+        table.register_broker(registration("h:64", 0, "b64", connection=1), 0)
+    table.register_broker(registration("h:0", 0, "b0", connection=1), 1)
+    table.register_broker(registration("h:64", 0, "b64", connection=2), 1)
+    assert len(table.broker_live_table) == MAX_BROKERS_PER_CONNECTION + 1
 
 
 # The one way out
