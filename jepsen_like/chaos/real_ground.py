@@ -498,6 +498,10 @@ class RealGround:
         """Say why not."""
         raise CannotBeDone("no machine of this run is a stranger's")
 
+    async def attack_peers(self, for_s: float) -> str:
+        """Say why not."""
+        raise CannotBeDone("no machine of this run is a stranger's")
+
     async def end_doubles(self) -> None:
         """End them."""
         if self._doubles is not None:

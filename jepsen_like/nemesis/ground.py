@@ -192,6 +192,9 @@ class Ground(Protocol):
             What became of it.
         """
 
+    async def attack_peers(self, for_s: float) -> str:
+        """Let a process that is no member talk to the peer ports; return what became of it."""
+
     async def end_doubles(self) -> None:
         """End them, as a kill does. Idempotent."""
 

@@ -121,6 +121,7 @@ class Nemesis:
             Kind.MID_BATCH_KILL: self._kill_client_at,
             Kind.ZOMBIE_CLIENT: self._double_consumers,
             Kind.NAME_THIEF: self._steal_name,
+            Kind.PEER_STRANGER: self._attack_peers,
         }
 
     async def run(self) -> None:
@@ -341,6 +342,9 @@ class Nemesis:
         finally:
             ground.workload.release_consumers()
         await ground.end_doubles()
+
+    async def _attack_peers(self, step: Step, event: Event) -> None:
+        event.detail = await self._ground.attack_peers(step.for_ms / 1000)
 
     async def _steal_name(self, step: Step, event: Event) -> None:
         identity = f"{step.arg:032x}" if step.arg % 2 else ""

@@ -94,6 +94,7 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.MID_BATCH_KILL: _Shape(2, (0, 10_000), roles=_NO_TARGET),
     Kind.ZOMBIE_CLIENT: _Shape(2, (8_000, 40_000), roles=_NO_TARGET),
     Kind.NAME_THIEF: _Shape(6, (5_000, 60_000), (0, 1), _NO_TARGET),
+    Kind.PEER_STRANGER: _Shape(6, (5_000, 60_000), roles=_NO_TARGET),
 }
 """Every kind has a shape; a test holds the two tables together."""
 

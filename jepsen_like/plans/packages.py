@@ -97,6 +97,10 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         "a process that is no member takes a broker name at the NameServers",
         frozenset({Kind.NAME_THIEF}),
     ),
+    "peer-strangers": (
+        "a process that is no member at the ports where members talk",
+        frozenset({Kind.PEER_STRANGER}),
+    ),
     "all": ("everything above but strangers", frozenset(Kind) - ASKED_FOR),
 }
 """What it is, and its kinds."""

@@ -119,12 +119,15 @@ class Kind(StrEnum):
     """A process that is no member registers as the leader at every NameServer, takes the members
     out and answers sends as if it stored them; with an odd `arg` as a second group with an
     identity of its own; the simulator only."""
+    PEER_STRANGER = "peer_stranger"
+    """A process that is no member talks to the peer ports of the group: hellos, terms, votes and
+    entries that it made up; the simulator only."""
 
 
 REAL_ONLY: Final = frozenset({Kind.VERSION_SKEW, Kind.FD_LIMIT, Kind.CONNECTIONS})
 """Kinds the simulator cannot do, and so draws no steps of: all its brokers are one program."""
 
-ASKED_FOR: Final = frozenset({Kind.NAME_THIEF})
+ASKED_FOR: Final = frozenset({Kind.NAME_THIEF, Kind.PEER_STRANGER})
 """Kinds that are drawn only where they are asked for by name: the plans of seeds stay as they
 were when a kind is added."""
 

@@ -49,7 +49,7 @@ _HUES: Final[dict[str, tuple[Kind, ...]]] = {
     OLIVE: (Kind.LOSS, Kind.DUPLICATE, Kind.MID_SEND_KILL, Kind.MID_BATCH_KILL),
     ORANGE: (Kind.DELAY, Kind.REORDER, Kind.HOLD),
     ROSE: (Kind.DISK_FULL, Kind.FSYNC_ERROR, Kind.FD_LIMIT, Kind.CONNECTIONS),
-    PURPLE: (Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT, Kind.NAME_THIEF),
+    PURPLE: (Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT, Kind.NAME_THIEF, Kind.PEER_STRANGER),
     GREY: (Kind.MEMBER_ADD, Kind.MEMBER_REMOVE, Kind.MEMBER_REPLACE),
 }
 

@@ -12,8 +12,11 @@ import trio
 from dledger.membership_changes import MembershipChanges
 from jepsen_like.nemesis.ground import CannotBeDone
 from jepsen_like.nemesis.name_thief import NameThief, Wanted
+from jepsen_like.nemesis.peer_stranger import Group as PeerGroup
+from jepsen_like.nemesis.peer_stranger import PeerStranger
 from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.plan import Kind
+from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.node import BrokerNode, ClientNode, Node, State
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.world import World
@@ -27,6 +30,9 @@ DOUBLES: Final = "doubles"
 
 STRANGER: Final = "stranger"
 """The machine of a process that is no member."""
+
+PEER_STRANGER: Final = "peer_stranger"
+"""The machine of one at the peer ports."""
 
 THIEF_PORT: Final = 10911
 
@@ -198,7 +204,7 @@ class SimGround:
         return {
             name: SimMachine(node)
             for name, node in self._world.clients.items()
-            if name not in (DOUBLES, STRANGER)
+            if name not in (DOUBLES, STRANGER, PEER_STRANGER)
         }
 
     async def start_doubles(self) -> None:
@@ -227,6 +233,32 @@ class SimGround:
             node.kill()
         seen = thieves[0].seen
         self.sometimes.update({f"thief_{what}": number for what, number in seen.items()})
+        return ", ".join(f"{what} {number}" for what, number in sorted(seen.items()))
+
+    async def attack_peers(self, for_s: float) -> str:
+        """Run a stranger at the peer ports on a machine of its own."""
+        node = self._world.client(PEER_STRANGER)
+        if node.process is not None:
+            raise CannotBeDone("there is a stranger already")
+        strangers: list[PeerStranger] = []
+        brokers = self._world.brokers
+        group = PeerGroup("Sim", "sim", {n: (b.address, PEER_PORT) for n, b in brokers.items()})
+        rng = rng_stream(self._world.seed, "peer stranger")
+
+        async def attack(machine: ClientNode) -> None:
+            assert machine.process is not None
+            network, clock = machine.process.network, machine.process.clock
+            address = (machine.address, PEER_PORT)
+            strangers.append(PeerStranger(network, clock, rng, group, address))
+            await strangers[0].run()
+
+        await node.run(attack)
+        try:
+            await self._world.sleep(for_s)
+        finally:
+            node.kill()
+        seen = strangers[0].seen
+        self.sometimes.update({f"stranger_{what}": number for what, number in seen.items()})
         return ", ".join(f"{what} {number}" for what, number in sorted(seen.items()))
 
     async def end_doubles(self) -> None:

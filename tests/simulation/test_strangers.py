@@ -2,12 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
+import msgspec
 import pytest
 
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import play
+from jepsen_like.simulation.world import World
+
+SECRET_FILE = "/etc/secret"
 
 THIEF_MS, FOR_MS = 4_000, 30_000
+
+
+def at_the_peer_ports(seed: int, *more: Step) -> Plan:
+    return Plan(
+        seed=seed,
+        duration_ms=THIEF_MS + FOR_MS + 4_000,
+        steps=(Step(THIEF_MS, Kind.PEER_STRANGER, "all", FOR_MS), *more),
+        workload=Workload(producers=3, interval_ms=300, producer_life_s=6),
+    )
+
+
+def with_a_secret(world: World) -> None:
+    """Give all members the same secret."""
+    for node in world.brokers.values():
+        mount = node.disk.mount()
+        mount.make_dir("/etc")
+        mount.replace(SECRET_FILE, b"thirty-two bytes that nobody has")
+        raft = msgspec.structs.replace(node.config.raft, secret_file=SECRET_FILE)
+        node.config = dataclasses.replace(node.config, raft=raft)
+
+
+@pytest.mark.parametrize("prepare", [None, with_a_secret], ids=["no secret", "secret"])
+def test_a_stranger_at_the_peer_ports_is_told_nothing_and_changes_nothing(
+    prepare: Callable[[World], None] | None,
+) -> None:
+    worlds: list[World] = []
+
+    def prepared(world: World) -> None:
+        worlds.append(world)
+        if prepare is not None:
+            prepare(world)
+
+    played = play(at_the_peer_ports(12), prepare=prepared)
+    assert played.is_valid, played.verdict.reason
+    assert played.faults["peer_stranger"] == 1
+    assert played.sometimes["stranger_refused"] > 50
+    assert {node.incarnation for node in worlds[0].brokers.values()} == {1}
+    for taken in ("stranger_told", "stranger_called"):
+        assert not played.sometimes[taken], taken
+    assert played.operations["send_ok"] > 50
+
+
+def test_a_stranger_at_the_peer_ports_gets_nothing_while_members_come_and_go() -> None:
+    faults = (
+        Step(8_000, Kind.KILL, "leader", 3_000),
+        Step(16_000, Kind.POWER_CUT_ALL, "all", 2_000),
+        Step(24_000, Kind.WIPE, "follower", 2_000),
+    )
+    played = play(at_the_peer_ports(13, *faults))
+    assert played.is_valid, played.verdict.reason
+    for taken in ("stranger_told", "stranger_called"):
+        assert not played.sometimes[taken], taken
+    assert played.operations["send_ok"] > 30
 
 
 def plan(arg: int, *more: Step) -> Plan:
