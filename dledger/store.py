@@ -73,6 +73,9 @@ LARGE_SNAPSHOT_BYTES: Final = 256 << 10
 CUT_ROWS: Final = 2_048
 """Changed rows that are copied in one go: about two milliseconds between two heartbeats."""
 
+LOG_NUMBERS: Final = 1 << 62
+"""Below it are indexes, positions, terms and times of entries: the log has 63 bits for each."""
+
 CUTS_MAX: Final = 64
 """Copies that wait for a checkpoint. Beyond it rows that change are only marked."""
 
@@ -311,7 +314,11 @@ class ReplicaStore:
                 builtin_topics=self.tables.builtin_topics,
                 builtin_groups=self.tables.builtin_groups,
             )
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            _check_numbers(loaded)
+        except (CorruptStoreError, ForeignStoreError):
+            raise
+        except Exception as error:
+            # A checksum shows that it is whole, not who made it: it may be of any shape.
             raise CorruptStoreError(f"a state snapshot of another shape: {error!r}") from error
         floor = loaded.floor
         if not 1 <= floor.first_index <= loaded.applied_index + 1 or floor.position < 0:
@@ -731,3 +738,22 @@ class Checkpointing:
         store.saved_tables = (self.index, tables)
         store._saved = (self.mark.index, self.index)
         store._end_installation()
+
+
+def _check_numbers(tables: StateTables) -> None:
+    """Let tables pass whose places in the log are numbers that a log comes to.
+
+    Raises:
+        CorruptStoreError: They are none.
+    """
+    floor = tables.floor
+    numbers = (
+        tables.applied_index,
+        tables.members_index,
+        floor.first_index,
+        floor.position,
+        floor.prev_term,
+        floor.prev_store_time_ms,
+    )
+    if not all(type(number) is int and 0 <= number < LOG_NUMBERS for number in numbers):
+        raise CorruptStoreError("a state snapshot of a place that no log comes to")
