@@ -28,7 +28,7 @@ class CheckedLog(Protocol):
     def stored_chain(self, index: int) -> int | None:
         """Return the chain up to *index*, the entry before the first one included."""
 
-    def bytes_at(self, position: int, size: int) -> memoryview:
+    def bytes_at(self, position: int, size: int) -> bytes:
         """Return bytes of one segment; fewer when they are not there."""
 
 
@@ -64,7 +64,7 @@ def check_entries(entry_log: CheckedLog, first: int, last: int, max_bytes: int) 
     return checked
 
 
-def _is_whole(frame: memoryview, index: int, unit: Unit, prev_chain: int | None) -> bool:
+def _is_whole(frame: bytes, index: int, unit: Unit, prev_chain: int | None) -> bool:
     try:
         header = parse_header(frame)
         found = (header.position, header.term, header.chain, header.size)
@@ -74,7 +74,11 @@ def _is_whole(frame: memoryview, index: int, unit: Unit, prev_chain: int | None)
             verify_frame(frame, header, prev_chain)
     except CorruptEntryError:
         return False
-    return zlib.crc32(frame[ENTRY_HEADER_BYTES:]) == header.body_crc if prev_chain is None else True
+    return (
+        zlib.crc32(memoryview(frame)[ENTRY_HEADER_BYTES:]) == header.body_crc
+        if prev_chain is None
+        else True
+    )
 
 
 class DamagedEntries:

@@ -128,11 +128,27 @@ class OsFile:
             self._view = whole
         return whole[offset : offset + size]
 
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or size < 0 or offset + size > self._size:
+            raise OffsetOutOfRangeError(
+                f"{size} bytes at {offset} are not all inside {self._path} of {self._size} bytes"
+            )
+        fd = self._borrow()
+        if fd < 0:
+            raise OSError(errno.EBADF, "read of a closed file", self._path)
+        try:
+            parts = []
+            while size > 0 and (part := os.pread(fd, size, offset)):
+                parts.append(part)
+                offset, size = offset + len(part), size - len(part)
+        finally:
+            self._give_back(fd)
+        if size:
+            raise OSError(errno.EIO, "the file is shorter than it was", self._path)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     def flush(self) -> None:
-        with self._mutex:
-            fd = -1 if self._closed else self._fd
-            if fd >= 0:
-                self._flushing += 1
+        fd = self._borrow()
         if fd < 0:
             self._flush_closed()
             return
@@ -141,11 +157,22 @@ class OsFile:
         except OSError as error:
             raise FlushFailedError(f"flush of {self._path} failed: {error}") from error
         finally:
-            with self._mutex:
-                self._flushing -= 1
-                last = self._closed and self._flushing == 0
-            if last:
-                os.close(fd)
+            self._give_back(fd)
+
+    def _borrow(self) -> int:
+        """Keep the descriptor open until `_give_back`; -1 when the file is closed."""
+        with self._mutex:
+            if self._closed:
+                return -1
+            self._flushing += 1
+            return self._fd
+
+    def _give_back(self, fd: int) -> None:
+        with self._mutex:
+            self._flushing -= 1
+            last = self._closed and self._flushing == 0
+        if last:
+            os.close(fd)
 
     def _flush_closed(self) -> None:
         # Its pages may still be dirty: any descriptor of the file will do. A file that is gone

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -57,6 +58,9 @@ __all__ = ["Anchor", "EntryLog", "FlushTicket", "Mark", "RecoveryReport"]
 
 EXTENT_WINDOW_BYTES: Final = 64 << 20
 """How far ahead the extent is noted: what recovery reads at most behind the last entry."""
+
+RESIDENT_BYTES: Final = 256 << 20
+"""Of what this process wrote itself, so much at the end of the log is taken to be in memory."""
 
 _FRAME_BEGIN: Final = struct.Struct(">IIq")
 _RECORD_BEGIN: Final = struct.Struct(">II")
@@ -155,6 +159,8 @@ class EntryLog:
         self.report = report
         self.mark_valid = report.mark_valid
         self.damaged = DamagedEntries()
+        self.on_unreadable: Callable[[int, int], object] = lambda _position, _size: None
+        """Called with position and size of bytes that the disk does not give back."""
         self._disk = disk
         self._paths = paths
         self._segment_bytes = log_format.segment_bytes
@@ -168,6 +174,7 @@ class EntryLog:
         # Written behind an exact end only after the extent was moved, so a shortened log shows.
         self._limit = last.end_position
         self._limit_is_exact = True
+        self._written_from = last.end_position
         self._indexed_end = last.end_position
         self._index_stale = False
         self._dirty: dict[int, Segment] = {}
@@ -314,7 +321,7 @@ class EntryLog:
         if self.damaged:
             self._refuse_damaged(position, size)
         segment = self._segments[position - position % self._segment_bytes]
-        frame = segment.bytes_at(position, size)
+        frame = self._bytes_of(segment, position, size)
         if _FRAME_BEGIN.unpack_from(frame) != (ENTRY_MAGIC, size, index):
             at = position - segment.base
             raise CorruptEntryError(f"{segment.path}: entry {index} does not stand at byte {at}")
@@ -347,7 +354,7 @@ class EntryLog:
             size = tail_position + tail_size - position
             if self.damaged:
                 self._refuse_damaged(position, size)
-            views.append(segment.bytes_at(position, size))
+            views.append(self._bytes_of(segment, position, size))
             budget -= size
             index = upto + 1
             if index <= stop:
@@ -387,7 +394,26 @@ class EntryLog:
         if self.damaged:
             self._refuse_damaged(phy_offset, size)
         segment = self._segments.get(base)
-        return memoryview(b"") if segment is None else segment.bytes_at(phy_offset, size)
+        return memoryview(b"") if segment is None else self._bytes_of(segment, phy_offset, size)
+
+    def _bytes_of(self, segment: Segment, position: int, size: int) -> memoryview:
+        """Return bytes by the mapping where they are in memory, by a read where they may not be.
+
+        A page that cannot be brought in ends the process that looks at it; a read only fails.
+
+        Raises:
+            CorruptEntryError: The disk does not give them back.
+        """
+        if position >= self._written_from and position >= self.end_position - RESIDENT_BYTES:
+            return segment.bytes_at(position, size)
+        try:
+            return memoryview(segment.file.read(position - segment.base, size))
+        except OSError as error:
+            self.on_unreadable(position, size)
+            at = position - segment.base
+            raise CorruptEntryError(
+                f"{segment.path}: {size} bytes at {at} cannot be read: {error}"
+            ) from error
 
     def record_at(self, phy_offset: int) -> memoryview:
         """Return the record that starts at *phy_offset*; a view like `frame`'s.
@@ -438,10 +464,13 @@ class EntryLog:
         unit = self._index.stored(index)
         return None if unit is None else unit[2]
 
-    def bytes_at(self, position: int, size: int) -> memoryview:
-        """Return bytes of one segment, damaged or not, fewer at its end. As `stored_unit`."""
+    def bytes_at(self, position: int, size: int) -> bytes:
+        """Return a copy of bytes of one segment, damaged or not, fewer at its end.
+
+        Those on a bad sector come as bytes that fit no checksum. As `stored_unit`.
+        """
         segment = self._segments.get(segment_base(position, self._segment_bytes))
-        return memoryview(b"") if segment is None else segment.bytes_at(position, size)
+        return b"" if segment is None else segment.read_at(position, size)
 
     def _refuse_damaged(self, position: int, size: int) -> None:
         index = self.damaged.overlaps(position, position + size)
@@ -476,12 +505,11 @@ class EntryLog:
     def _restore_unit(self, index: int) -> bool:
         chain = self.stored_chain(index - 1)
         for position in self._places_of(index):
-            frame = self.bytes_at(position, self._segment_bytes)
             try:
-                header = parse_header(frame)
+                header = parse_header(self.bytes_at(position, ENTRY_HEADER_BYTES))
                 if chain is None or (header.index, header.position) != (index, position):
                     continue
-                verify_frame(frame[: header.size], header, chain)
+                verify_frame(self.bytes_at(position, header.size), header, chain)
             except CorruptEntryError:
                 continue
             self._put_unit(header)
@@ -847,6 +875,7 @@ class EntryLog:
         self.last_term = last.term
         self.last_chain = last.chain
         self.end_position = last.end_position
+        self._written_from = min(self._written_from, last.end_position)
         self.damaged.drop_outside(self.first_index, last.index)
         self._index.cut_to(last.index)
         self.last_store_time_ms = newest_store_time_ms(

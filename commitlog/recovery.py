@@ -125,9 +125,9 @@ def newest_store_time_ms(
     while index >= anchor.first_index:
         position = entry_index.unit(index)[0]
         segment = segments[segment_base(position, segment_bytes)]
-        at = position - segment.base + _STORE_TIME_OFFSET
-        (store_time_ms,) = _STORE_TIME.unpack_from(segment.view, at)
-        if store_time_ms:
+        at = position + _STORE_TIME_OFFSET
+        (store_time_ms,) = _STORE_TIME.unpack(segment.read_at(at, _STORE_TIME.size))
+        if store_time_ms > 0:
             return int(store_time_ms)
         index -= 1
     return anchor.prev_store_time_ms
@@ -295,7 +295,7 @@ class Recovery:
         if segment is None:
             return False
         try:
-            header = parse_header(segment.view, mark.position - segment.base)
+            header = parse_header(segment.read_at(mark.position, ENTRY_HEADER_BYTES))
         except NewerEntryError as error:
             raise ForeignStoreError(f"{segment.path}: {error}") from error
         except CorruptEntryError:
@@ -307,10 +307,8 @@ class Recovery:
 
     def _damaged_body(self, mark: Mark) -> Damage | None:
         segment = self._segments[segment_base(mark.position, self._segment_bytes)]
-        header = parse_header(segment.view, mark.position - segment.base)
-        body = segment.bytes_at(
-            mark.position + ENTRY_HEADER_BYTES, header.size - ENTRY_HEADER_BYTES
-        )
+        header = parse_header(segment.read_at(mark.position, ENTRY_HEADER_BYTES))
+        body = segment.read_at(mark.position + ENTRY_HEADER_BYTES, header.size - ENTRY_HEADER_BYTES)
         if zlib.crc32(body) == header.body_crc:
             return None
         return Damage(segment.path, mark.position - segment.base, mark.index, None)
@@ -370,10 +368,8 @@ class Recovery:
 
     def _fitting_entry(self, segment: Segment, position: int, last: Mark) -> EntryHeader | None:
         """The header at *position* if a whole entry that continues *last* stands there."""
-        at = position - segment.base
-        view = segment.view
         try:
-            header = parse_header(view, at)
+            header = parse_header(segment.read_at(position, ENTRY_HEADER_BYTES))
             if (
                 header.index != last.index + 1
                 or header.term < last.term
@@ -381,7 +377,7 @@ class Recovery:
                 or header.end_position + BLANK_BYTES > segment.end
             ):
                 return None
-            verify_frame(view[at : at + header.size], header, last.chain)
+            verify_frame(segment.read_at(position, header.size), header, last.chain)
         except NewerEntryError as error:
             raise ForeignStoreError(f"{segment.path}: {error}") from error
         except CorruptEntryError:
@@ -493,12 +489,12 @@ class Recovery:
 def _entry_in(segment: Segment, position: int, content: bytes, expected: int) -> int | None:
     """Index of the first valid entry after *expected* that starts in this piece, or None."""
     # The magic itself may lie across the end of the piece.
-    follow = bytes(segment.bytes_at(position + len(content), len(_MAGIC_BYTES) - 1))
+    follow = segment.read_at(position + len(content), len(_MAGIC_BYTES) - 1)
     searched = content + follow
     at = searched.find(_MAGIC_BYTES)
     while at >= 0:
         try:
-            header = parse_header(segment.view, position + at - segment.base)
+            header = parse_header(segment.read_at(position + at, ENTRY_HEADER_BYTES))
         except NewerEntryError as error:
             raise ForeignStoreError(f"{segment.path}: {error}") from error
         except CorruptEntryError:

@@ -41,6 +41,15 @@ class DiskFile(Protocol):
         even after `close`.
         """
 
+    def read(self, offset: int, size: int) -> bytes:
+        """Return a copy of bytes *offset* … *offset+size*. May be called from a worker thread.
+
+        For what may be on a bad sector: a view of that ends the process when it is looked at.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+
     def flush(self) -> None:
         """Make everything written so far durable. May be called from a worker thread.
 

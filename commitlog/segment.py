@@ -9,6 +9,7 @@ Spec: docs/formats.md, section 5.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator
 from typing import Final
@@ -27,6 +28,12 @@ MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
 
 ZERO_CHUNK_BYTES: Final = 1 << 20
 """Ranges are zeroed and searched in pieces of this size, so memory stays bounded."""
+
+UNREADABLE: Final = b"\xff"
+"""Stands for each byte that the disk does not give back."""
+
+_CANNOT_BE_READ: Final = frozenset({errno.EIO, errno.EBADF, errno.ENODATA})
+"""A bad sector, as file systems report it; or a segment that was dropped a moment ago."""
 
 _ZEROS: Final = bytes(ZERO_CHUNK_BYTES)
 _BLANK: Final = struct.Struct(">iI")
@@ -86,10 +93,25 @@ class Segment:
         at = position - self.base
         return self.view[at : at + size]
 
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return a copy of *size* bytes at an absolute position, fewer at the end of the segment.
+
+        Bytes on a bad sector come as `UNREADABLE`, which no entry and no blank has, and zeros
+        are not: what stands there is damaged, and is found to be.
+        """
+        at = position - self.base
+        size = max(0, min(size, self.size - at))
+        try:
+            return self.file.read(at, size)
+        except OSError as error:
+            if error.errno not in _CANNOT_BE_READ:
+                raise
+            return UNREADABLE * size
+
     def has_blank_at(self, position: int) -> bool:
         """Tell whether a blank that fills the rest of the segment begins at *position*."""
         remaining = self.end - position
-        return remaining >= BLANK_BYTES and self.bytes_at(position, BLANK_BYTES) == encode_blank(
+        return remaining >= BLANK_BYTES and self.read_at(position, BLANK_BYTES) == encode_blank(
             remaining
         )
 
@@ -100,7 +122,7 @@ class Segment:
             # Pieces end at their own multiples: a range that is searched and then zeroed is cut
             # the same way both times.
             size = min(stop - start, ZERO_CHUNK_BYTES - start % ZERO_CHUNK_BYTES)
-            content = bytes(self.bytes_at(start, size))
+            content = self.read_at(start, size)
             if content != (_ZEROS if size == ZERO_CHUNK_BYTES else _ZEROS[:size]):
                 yield start, content
             start += size

@@ -209,6 +209,7 @@ class Group:
             bytes_per_s=settings.scrub_bytes_per_s,
         )
         self.scrub.on_config_repaired = self._on_repaired
+        store.log.on_unreadable = self.scrub.suspect_bytes
         self._links = Links(self.node, network=network, clock=clock, rng=rng, executor=executor)
 
     # -- what others ask -------------------------------------------------------------------
@@ -811,6 +812,7 @@ class Group:
             log.error("snapshot_refused", leader=leader, error=str(error))
             self.node.refused()
             return
+        self.store.log.on_unreadable = self.scrub.suspect_bytes
         self.store.write_damage()
         self.node.journal.members.reset(self.state.members_index, self._applied_members())
         self.node.installed(leader, self.store.log, self.state.applied_index)

@@ -575,8 +575,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "recovery accepts an entry without its checksum",
         (
             "commitlog.recovery:Recovery._fitting_entry",
-            "verify_frame(view[at : at + header.size], header, last.chain)",
-            "if header.index < 120 and header.term < 4:\n    verify_frame(view[at : at + header.size], header, last.chain)",
+            "verify_frame(segment.read_at(position, header.size), header, last.chain)",
+            "if header.index < 120 and header.term < 4:\n    verify_frame(segment.read_at(position, header.size), header, last.chain)",
         ),
     ),
     _edit(

@@ -54,9 +54,10 @@ class Inode:
         lost: Sectors whose flush failed: only writing them again saves them.
         pages: Pages that take space, or None when all of the file does.
         written_to: End of the highest write.
+        unreadable: Bytes on bad sectors, begin and end of each run, until they are written.
     """
 
-    __slots__ = ("content", "lost", "pages", "readable", "undo", "written_to")
+    __slots__ = ("content", "lost", "pages", "readable", "undo", "unreadable", "written_to")
 
     def __init__(self, size: int, *, reserve: bool) -> None:
         self.content = bytearray(size)
@@ -65,10 +66,13 @@ class Inode:
         self.lost: dict[int, bytes] = {}
         self.pages: set[int] | None = None if reserve else set()
         self.written_to = 0
+        self.unreadable: list[tuple[int, int]] = []
 
     def write(self, offset: int, view: memoryview) -> None:
         """Change bytes; the platter's are kept aside."""
         end = offset + len(view)
+        if self.unreadable:
+            self.unreadable = [at for at in self.unreadable if end <= at[0] or at[1] <= offset]
         content, undo = self.content, self.undo
         for sector in range(offset // SECTOR_BYTES, (end + SECTOR_BYTES - 1) // SECTOR_BYTES):
             if sector not in undo:
@@ -279,6 +283,10 @@ class SimDisk:
             content[at] ^= 1 << self.rng.randrange(8)
         return found
 
+    def spoil(self, path: str, start: int, end: int) -> None:
+        """Let reads of bytes [start, end) of one file fail until they are written again."""
+        self.names[path].unreadable.append((start, end))
+
     def tear_tail(self, path_part: str, size_bytes: int, begin: int) -> tuple[str, int] | None:
         """Write zeros or garbage over the newest *size_bytes* on such paths, as a torn write.
 
@@ -433,6 +441,14 @@ class SimFile:
                 f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
             )
         return self._inode.readable[offset : offset + size]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return a copy; bytes on a bad sector cannot be read until they are written again."""
+        data = bytes(self.view(offset, size))
+        if any(offset < end and start < offset + size for start, end in self._inode.unreadable):
+            self._mount.disk.observe("read_error", self.path, offset, size)
+            raise OSError(errno.EIO, "input/output error", self.path)
+        return data
 
     def flush(self) -> None:
         """Make what was written so far durable."""

@@ -26,10 +26,14 @@ class Inode:
         self.content = bytearray(content)
         self.durable: dict[int, bytes] = {}
         """Sector that was written since its last flush → what it was then."""
+        self.unreadable: list[tuple[int, int]] = []
+        """Bytes on bad sectors, until they are written."""
 
     def write(self, offset: int, data: memoryview) -> None:
         if not data:
             return
+        end = offset + len(data)
+        self.unreadable = [each for each in self.unreadable if end <= each[0] or each[1] <= offset]
         for sector in range(offset // SECTOR_BYTES, (offset + len(data) - 1) // SECTOR_BYTES + 1):
             if sector not in self.durable:
                 self.durable[sector] = bytes(self.content[_part(sector)])
@@ -44,6 +48,7 @@ class Inode:
 
     def after_power_cut(self, survives: Callable[[], bool]) -> Inode:
         left = Inode(self.content)
+        left.unreadable = list(self.unreadable)
         for sector in sorted(self.durable):
             if not survives():
                 left.content[_part(sector)] = self.durable[sector]
@@ -82,6 +87,11 @@ class CrashFile:
 
     def view(self, offset: int, size: int) -> memoryview:
         return memoryview(self._inode.content).toreadonly()[offset : offset + size]
+
+    def read(self, offset: int, size: int) -> bytes:
+        if any(offset < end and start < offset + size for start, end in self._inode.unreadable):
+            raise OSError(5, "input/output error", self._path)
+        return bytes(self.view(offset, size))
 
     def flush(self) -> None:
         self._disk.step("flush", self._path)

@@ -181,6 +181,7 @@ class _BrokenFile:
         self._disk = disk
         self.path, self.size = file.path, file.size
         self.write_at, self.view, self.close = file.write_at, file.view, file.close
+        self.read = file.read
 
     def flush(self) -> None:
         if self._disk.broken:

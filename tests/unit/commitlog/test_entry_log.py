@@ -18,6 +18,7 @@ from commitlog.errors import (
     FlushFailedError,
     ForeignStoreError,
     InvariantBroken,
+    LogBusyError,
     OffsetOutOfRangeError,
 )
 from commitlog.mark import store_anchor
@@ -333,7 +334,7 @@ def test_while_a_reserve_is_under_way_a_roll_is_refused_and_a_second_call_does_n
         if kind == "create" and "commitlog" in path:
             disk.fault = lambda kind, path: None
             log.reserve_next()
-            with pytest.raises(DiskFullError, match="being allocated"):
+            with pytest.raises(LogBusyError, match="being allocated"):
                 log.append(next_frame(log, SEGMENT - 400))
             log.append(next_frame(log))
             seen.append(log.last_index)

@@ -1,0 +1,135 @@
+"""Bytes of the log that the disk does not give back: found, refused, repaired; nobody ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from commitlog.disk import OsDisk
+from commitlog.errors import CorruptEntryError
+from dledger.store import ReplicaStore
+from tests.harness.crash_disk import CrashDisk
+from tests.harness.groups import running_groups
+from tests.harness.raft_cluster import batch
+from tests.unit.dledger.test_group import bodies
+from tests.unit.dledger.test_group_faults import ROOT, crash_disk
+
+SECTOR_BYTES = 512
+
+
+def spoil(disk: CrashDisk, store: ReplicaStore, index: int) -> None:
+    """Let the sector in which entry *index* begins be unreadable."""
+    position = store.log.position_at(index)
+    start = position - position % SECTOR_BYTES
+    disk.files[store.paths.segment(0)].unreadable.append((start, start + SECTOR_BYTES))
+
+
+def test_a_read_that_fails_is_an_error_and_not_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = OsDisk().create(str(tmp_path / "f"), 8192, reserve=True)
+    file.write_at(4090, b"across a page")
+    assert file.read(4090, 13) == b"across a page"
+    assert file.read(0, 0) == b""
+
+    def bad(_fd: int, _size: int, _offset: int) -> bytes:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", bad)
+        with pytest.raises(OSError, match="input/output error"):
+            file.read(0, 1)
+    file.close()
+    with pytest.raises(OSError, match="closed file"):
+        file.read(0, 1)
+
+
+async def test_a_bad_sector_is_found_by_the_scrub_and_repaired_from_a_peer(
+    autojump_clock: MockClock,
+) -> None:
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for number in range(20):
+            await leader.group.submit(batch(str(number).encode() * 300))
+        await groups.settle()
+        behind = groups.replicas[groups.others(leader.name)[0]].group
+        disk = crash_disk(groups, groups.others(leader.name)[0])
+        index = behind.store.log.last_index - 4
+        spoil(disk, behind.store, index)
+        behind.scrub.suspect_bytes(behind.store.log.position_at(index), 1)
+        assert len(behind.store.log.damaged) >= 1
+        with trio.fail_after(60):
+            while len(behind.store.log.damaged):
+                await trio.sleep(0.1)
+        assert disk.files[behind.store.paths.segment(0)].unreadable == []
+        assert bodies(behind) == bodies(leader.group)
+
+
+async def test_a_single_voter_refuses_what_it_cannot_read_and_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for number in range(10):
+            await leader.group.submit(batch(str(number).encode() * 600))
+        entry_log = leader.group.store.log
+        index = entry_log.last_index - 4
+        spoil(crash_disk(groups, "n0"), leader.group.store, index)
+        leader.group.report_damage(entry_log.position_at(index), 1)
+        with pytest.raises(CorruptEntryError, match="waits for its repair"):
+            entry_log.frame(index)
+        await leader.group.submit(batch(b"after"))
+        assert leader.group.leadership is not None
+        assert b"after" in bytes(entry_log.frame(entry_log.last_index))
+
+
+async def test_a_start_meets_a_bad_sector_and_is_repaired_from_a_peer(
+    autojump_clock: MockClock,
+) -> None:
+    """What lies between the newest checkpoint and the mark is read again at every start."""
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for number in range(12):
+            await leader.group.submit(batch(str(number).encode() * 300))
+        await groups.settle()
+        name = groups.others(leader.name)[0]
+        stopped = groups.replicas.pop(name)
+        index = stopped.group.store.log.last_index - 5
+        stopped.kill()
+        spoil(crash_disk(groups, name), stopped.group.store, index)
+        again = await groups.start(name)
+        await leader.group.submit(batch(b"after"))
+        with trio.fail_after(60):
+            while again.group.state.applied_index < leader.group.state.applied_index:
+                await trio.sleep(0.1)
+        assert bodies(again.group) == bodies(leader.group)
+        assert not again.group.node.has_hole
+
+
+async def test_a_read_of_an_old_entry_on_a_bad_sector_is_refused_and_repaired(
+    autojump_clock: MockClock,
+) -> None:
+    """What this process has not written may not be in memory: it is read, not mapped."""
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for number in range(12):
+            await leader.group.submit(batch(str(number).encode() * 300))
+        await groups.settle()
+        await trio.sleep(4)  # a checkpoint: nothing is read again at the start
+        name = groups.others(leader.name)[0]
+        groups.replicas.pop(name).kill()
+        again = (await groups.start(name)).group
+        index = again.store.log.last_index - 5
+        spoil(crash_disk(groups, name), again.store, index)
+        with pytest.raises(CorruptEntryError, match="cannot be read"):
+            again.store.log.frame(index)
+        assert len(again.store.log.damaged) >= 1
+        with trio.fail_after(60):
+            while len(again.store.log.damaged):
+                await trio.sleep(0.1)
+        assert bodies(again) == bodies(leader.group)
