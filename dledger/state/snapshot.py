@@ -138,5 +138,8 @@ def _queues_of(value: Mapping[str, Any]) -> dict[tuple[str, int], QueueBounds]:
     for topic, by_queue in value["queues"].items():
         first = positions.get(topic, {})
         for queue_id, (min_offset, max_offset) in by_queue.items():
-            queues[topic, queue_id] = QueueBounds(min_offset, max_offset, first.get(queue_id, 0))
+            position = first.get(queue_id, 0)
+            if type(position) is not int or position < 0:
+                raise CorruptStoreError(f"{topic} {queue_id} begins at {position!r}")
+            queues[topic, queue_id] = QueueBounds(min_offset, max_offset, position)
     return queues

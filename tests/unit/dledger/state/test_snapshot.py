@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import cbor2
 import pytest
 
 from commitlog.errors import CorruptStoreError
 from dledger.state.names import builtin_groups, builtin_topics
-from dledger.state.snapshot import load, snapshot
+from dledger.state.snapshot import framed, load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -60,3 +61,11 @@ def test_any_damaged_byte_is_noticed(filled: FakeGroup) -> None:
 def test_a_cut_snapshot_is_refused(filled: FakeGroup, kept: int) -> None:
     with pytest.raises(CorruptStoreError, match="snapshot"):
         load(snapshot(filled.state)[:kept], **BUILTIN)
+
+
+@pytest.mark.parametrize("position", ["x", -1, 1.5, None])
+def test_a_queue_that_begins_at_no_position_is_refused(filled: FakeGroup, position: Any) -> None:
+    body = cbor2.loads(snapshot(filled.state, hints=True)[24:])
+    body["queue_positions"]["T"][1] = position
+    with pytest.raises(CorruptStoreError, match="begins at"):
+        load(framed(cbor2.dumps(body)), **BUILTIN)
