@@ -27,6 +27,10 @@ MAX_UNPROVEN: Final = 512
 """And no more than this: each costs 15 kB, and a client that is given time by its machine sends its
 first request within the grace."""
 
+ENDED_PER_S: Final = 200
+"""So many connections are ended for new ones in a second: a flood that comes faster is closed
+when it is accepted, which costs a fifth, and what is served goes on."""
+
 CANDIDATES_MAX: Final = 256
 """So many idle connections are found in one look at all of them."""
 
@@ -95,6 +99,8 @@ class Places(Generic[PlacedT]):
         self._reserve: dict[PlacedT, float] = {}
         self._candidates: deque[PlacedT] = deque()
         self._next_look_s = 0.0
+        self._second_began_s = 0.0
+        self._ended_in_second = 0
 
     @property
     def count(self) -> int:
@@ -106,6 +112,9 @@ class Places(Generic[PlacedT]):
         served = self._unproven_count + len(self._proven)
         is_full = served >= self._max_served
         if is_full or self._unproven_count >= self._max_unproven:
+            if not self._may_end(now_s):
+                self.refused += 1
+                return Admission.REFUSED
             made_room = self._end_unproven(now_s) or (is_full and self._end_idlest(now_s))
             if is_full and not made_room:
                 return self._admit_to_reserve(arrived, now_s)
@@ -124,6 +133,11 @@ class Places(Generic[PlacedT]):
         self._forget_unproven(connection)
         self._proven.pop(connection, None)
         self._reserve.pop(connection, None)
+
+    def _may_end(self, now_s: float) -> bool:
+        if now_s - self._second_began_s >= 1.0:
+            self._second_began_s, self._ended_in_second = now_s, 0
+        return self._ended_in_second < ENDED_PER_S
 
     def _admit_to_reserve(self, arrived: PlacedT, now_s: float) -> Admission:
         if len(self._reserve) >= self._max_reserve:
@@ -170,6 +184,7 @@ class Places(Generic[PlacedT]):
 
     def _end(self, connection: PlacedT) -> None:
         self.leave(connection)
+        self._ended_in_second += 1
         self.given_way += 1
         connection.give_way("its place is needed for a new connection")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remoting.places import GRACE_S, SILENT_S, Admission, Places
+from remoting.places import ENDED_PER_S, GRACE_S, SILENT_S, Admission, Places
 
 
 @dataclass(eq=False)
@@ -122,3 +122,15 @@ def test_places_come_back_once() -> None:
     places.leave(one)
     places.leave(one)
     assert places.count == 0
+
+
+def test_a_flood_ends_only_so_many_connections_a_second() -> None:
+    places: Places[Peer] = Places(4_096, 0)
+    now = 0.0
+    for _ in range(600):
+        places.admit(Peer(), now)
+    now = 10.0
+    flood = [places.admit(Peer(), now + number / 10_000) for number in range(5_000)]
+    assert places.given_way == ENDED_PER_S
+    assert flood.count(Admission.REFUSED) == 5_000 - ENDED_PER_S
+    assert places.admit(Peer(), now + 1.0) is Admission.SERVED
