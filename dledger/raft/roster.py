@@ -7,6 +7,8 @@ that nobody answers for:
   incarnation;
 * whom one of those vouches for: a member that lags behind holds an old list, and must still hear a
   leader it does not know from it. Members say who belongs to the group when they answer a call;
+* whom a majority of the listed voters' names vouch for, each answering where this node looks for
+  that name and each naming this node, too: all others of an old list may have been replaced;
 * who answers at an address where this node looks for a member: a folder that was lost and made
   anew (same name, other incarnation), one that is invited, and before the log brings a list the
   configured ones. It may answer; it may lead, stand or fetch only before there is a list.
@@ -51,6 +53,7 @@ class Roster:
         """Leader: members that were removed, and the entry that removes them; see `followers`."""
         self._found: dict[str, str] = {}
         self._vouched: dict[str, tuple[int, frozenset[Vouched]]] = {}
+        self._claims: dict[str, tuple[int, frozenset[Vouched]]] = {}
         self._listed: tuple[int, frozenset[Vouched]] = (-1, frozenset())
 
     def note_bootstrap(self) -> None:
@@ -113,6 +116,7 @@ class Roster:
         return (
             self.is_listed(key)
             or self._is_vouched_for(key)
+            or self._is_of_successors(key)
             or (not self.log.index and key[0] in self.configured and self.is_found(key))
         )
 
@@ -120,6 +124,20 @@ class Roster:
         # A list older than one's own says nothing: who has left since stands in it.
         oldest = self.log.oldest_index
         return any(key in said for index, said in self._vouched.values() if index >= oldest)
+
+    def _is_of_successors(self, key: Vouched) -> bool:
+        """Whether a majority of the listed names, maybe all under new incarnations, vouch for it.
+
+        One that answers at the address of a member that is down is not enough: a majority has to.
+        """
+        voters = () if self.log.members is None else self.log.members.voter_names
+        own, oldest = (self.self_id, self.identity.incarnation), self.log.oldest_index
+        vouching = 0
+        for name in voters:
+            index, said = self._claims.get(name, (-1, frozenset()))
+            successor = (name, self._found.get(name, ""))
+            vouching += index >= oldest and said >= {successor, own, key}
+        return bool(voters) and vouching > len(voters) // 2
 
     def is_known(self, key: Vouched) -> bool:
         """Whether the answers of that one are heard."""
@@ -138,6 +156,7 @@ class Roster:
         """Take note of who answered where this node looks for a member, and whom it vouches for."""
         self._found[hello.name] = hello.incarnation
         self._vouched.pop(hello.name, None)
+        self._claims[hello.name] = (hello.members_index, frozenset(hello.members))
         if hello.members and self.is_member(hello.key):
             self._vouched[hello.name] = (hello.members_index, frozenset(hello.members))
 
@@ -151,6 +170,7 @@ class Roster:
         self.hellos.pop(name, None)
         self._found.pop(name, None)
         self._vouched.pop(name, None)
+        self._claims.pop(name, None)
 
     # -- who is talked to ------------------------------------------------------------------
 

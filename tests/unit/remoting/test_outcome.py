@@ -44,6 +44,7 @@ TABLE = """
     bad_request           1  not_stored  final
     not_supported         3  not_stored  final
     no_permission        16  not_stored  final
+    table_full           16  not_stored  final
     access_refused        1  not_stored  final
     topic_not_exist      17  not_stored  final
     group_not_exist      26  not_stored  final

@@ -1,0 +1,82 @@
+"""Whom a member hears that its list does not name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dledger.raft.identity import Hello
+from dledger.raft.membership import Members, MembersLog
+from dledger.raft.roster import Roster
+
+ADDRESSES = {name: ("127.0.0.1", 40911 + i) for i, name in enumerate(("n0", "n1", "n2"))}
+OLD = {"n0": "a0", "n1": "a1", "n2": "a2"}
+NEW = {"n0": "b0", "n1": "b1", "n2": "a2"}
+"""Of the same names, after the folders of two were lost and replaced."""
+
+
+@pytest.fixture
+def roster() -> Roster:
+    """n2's, whose list is that of long ago."""
+    log = MembersLog()
+    log.reset(12, Members.bootstrap(OLD, ADDRESSES, {}))
+    identity: Any = SimpleNamespace(incarnation="a2", voters=OLD)
+    return Roster(log, identity, "n2", ADDRESSES)
+
+
+def answer(name: str, members: dict[str, str], *, inc: str = "", index: int = 300) -> Hello:
+    """What the member *name* of the list *members* answers a call."""
+    return Hello(
+        cluster="C",
+        group="G",
+        name=name,
+        incarnation=inc or members[name],
+        voters=OLD,
+        doubtful=False,
+        client_address="",
+        channel="data",
+        members=tuple(sorted(members.items())),
+        members_index=index,
+    )
+
+
+def test_roster_hears_the_successors_of_all_others_when_a_majority_vouches_for_them(
+    roster: Roster,
+) -> None:
+    roster.found(answer("n0", NEW))
+    assert not roster.is_member(("n0", "b0"))
+    roster.found(answer("n1", NEW))
+    assert roster.is_member(("n0", "b0"))
+    assert roster.is_member(("n1", "b1"))
+    assert not roster.is_member(("n3", "c3"))
+
+
+def test_roster_hears_no_successor_that_one_address_alone_speaks_for(roster: Roster) -> None:
+    claimed = {"n0": "evil", "n1": "evil too", "n2": "a2"}
+    roster.found(answer("n0", claimed))
+    for name, incarnation in claimed.items():
+        assert roster.is_member((name, incarnation)) == (name == "n2")
+
+
+def test_roster_hears_no_successors_that_do_not_name_this_very_member(roster: Roster) -> None:
+    for members in ({**NEW, "n2": "b2"}, {"n0": "b0", "n1": "b1"}):
+        for name in ("n0", "n1"):
+            roster.found(answer(name, members))
+        assert not roster.is_member(("n0", "b0"))
+
+
+def test_roster_hears_no_successors_by_a_list_older_than_its_own(roster: Roster) -> None:
+    for name in ("n0", "n1"):
+        roster.found(answer(name, NEW, index=11))
+    assert not roster.is_member(("n0", "b0"))
+
+
+def test_roster_forgets_what_an_address_vouched_for_when_another_answers_there(
+    roster: Roster,
+) -> None:
+    for name in ("n0", "n1"):
+        roster.found(answer(name, NEW))
+    roster.found(answer("n1", {}, inc="c1"))
+    assert not roster.is_member(("n0", "b0"))
