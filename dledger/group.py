@@ -64,6 +64,9 @@ log = structlog.get_logger(__name__)
 APPLY_AT_ONCE_ENTRIES: Final = 64
 """Entries applied in one go before other tasks get their turn."""
 
+SPACE_RETRY_S: Final = 1.0
+"""How often an entry is tried again that a full disk let nobody apply."""
+
 FLUSH_POLL_S: Final = 0.001
 """How often the end of a flush is looked for before a snapshot replaces the log; rare."""
 
@@ -168,6 +171,7 @@ class Group:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._late_bytes = 0
+        self._lacks_space = False
         self._in_flight: deque[_InFlight] = deque()
         self._counters: dict[tuple[str, int], int] = {}
         self._draining = False
@@ -583,6 +587,12 @@ class Group:
                 if not self.scrub.suspect(index):
                     raise
                 return
+            except DiskFullError as error:
+                self._wait_for_space(index, error)
+                return
+            if self._lacks_space:
+                self._lacks_space = False
+                log.info("apply_goes_on", index=index)
             if applied.deleted_topics:
                 self._forget_counters(applied.deleted_topics)
             self._resolve(index)
@@ -593,6 +603,13 @@ class Group:
                 self._call(units_listener, applied.units)
         if store.derived_index < commit:
             self._apply_wake.set()
+
+    def _wait_for_space(self, index: int, error: DiskFullError) -> None:
+        """Apply nothing for now: what is applied can be read, and sends wait or are refused."""
+        if not self._lacks_space:
+            log.error("apply_without_space", index=index, error=str(error))
+        self._lacks_space = True
+        self._apply_wake.set()
 
     def _call(self, listener: Callable[[Any], None], heard: Any) -> None:
         """Call *listener*; an unexpected error is its own, not the end of this node."""
@@ -699,6 +716,8 @@ class Group:
                 await trio.lowlevel.checkpoint()
             self._apply(APPLY_AT_ONCE_ENTRIES)
             self.node.settle()
+            if self._lacks_space:
+                await self._clock.sleep(SPACE_RETRY_S)
 
     async def _expire_loop(self) -> None:
         head, since, waiting = None, 0.0, 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -511,9 +511,13 @@ class ReplicaStore:
             if not self.is_whole(index):
                 self.note_damaged(index)
         last = self.applicable(commit)
-        for index in range(first, last + 1):
-            self.apply(index)
-        return last + 1 - first
+        try:
+            for index in range(first, last + 1):
+                self.apply(index)
+        except DiskFullError as error:
+            # The rest is applied when there is space; what was applied can be read meanwhile.
+            log.error("apply_without_space", index=index, error=str(error))
+        return self.derived_index + 1 - first
 
     # -- damaged entries -------------------------------------------------------------------
 
@@ -563,8 +567,9 @@ class ReplicaStore:
 
         Raises:
             InvariantBroken: The entry contradicts the tables: stop the node.
-            DiskFullError: A derived file could not grow. Stop the node: the entry is half
-                applied in memory; on disk it will be applied again.
+            DiskFullError: A derived file could not grow. Tables and `derived_index` are as they
+                were; applying it again when there is space does the whole of it. Of a message that
+                has several keys one may then be missing in the key index.
         """
         frame = self.log.frame(index)
         header = parse_header(frame)
@@ -572,17 +577,14 @@ class ReplicaStore:
             raise InvariantBroken(f"entry {header.index} stands where {index} should")
         derived = derive(frame, header, delay_ms=self._delays)
         if index <= self.tables.applied_index:
-            self._derive_again(derived)
+            # The tables know this entry already: units and keys only, of queues that still exist.
+            self._put_derived(derived, self.tables.queues)
             self.derived_index = index
             return Applied(index, [], [], topics_changed=False, deleted_topics=())
+        # Before the tables, which say what counts: on a full disk nothing has happened then.
+        self._put_derived(derived, None)
         applied = apply_entry(self.tables, frame, header, derived)
-        for units in applied.units:
-            self.queues.queue(units.topic, units.queue_id).put(units.first, units.units)
         self.derived_index = index
-        if len(derived.key_hashes):
-            self.key_index.put_bulk(
-                derived.key_hashes, derived.key_phy_offsets, derived.key_store_times
-            )
         for topic in applied.deleted_topics:
             self.queues.delete_topic(topic)
         if applied.floor_moved:
@@ -598,10 +600,10 @@ class ReplicaStore:
     def _rows_to_copy(self) -> int:
         return len(self.tables.marks) + self.tables.producers.touched_count
 
-    def _derive_again(self, derived: Derived) -> None:
-        # The tables know this entry already: units and keys only, of queues that still exist.
+    def _put_derived(self, derived: Derived, known: Container[tuple[str, int]] | None) -> None:
+        """Write units and keys, the units only of queues in *known* if that is given."""
         for topic, queue_id, where in derived.groups:
-            if (topic, queue_id) in self.tables.queues and len(derived.queue_offset[where]):
+            if (known is None or (topic, queue_id) in known) and len(derived.queue_offset[where]):
                 first = int(derived.queue_offset[where][0])
                 self.queues.queue(topic, queue_id).put(first, derived.units[where])
         if len(derived.key_hashes):

@@ -52,10 +52,13 @@ class HandClock:
         raise AssertionError("nothing waits in a cluster driven by hand")
 
 
-def batch(*bodies: bytes, topic: str = "T", queue_id: int = 0) -> RecordBatch:
+def batch(
+    *bodies: bytes, topic: str = "T", queue_id: int = 0, properties: bytes = b""
+) -> RecordBatch:
     """Return a batch of one run."""
     records = [
-        encode_record(topic=topic, queue_id=queue_id, body=body, properties=b"") for body in bodies
+        encode_record(topic=topic, queue_id=queue_id, body=body, properties=properties)
+        for body in bodies
     ]
     sizes = np.array([len(record) for record in records], np.uint32)
     return RecordBatch(b"".join(records), sizes, (Run(topic, queue_id, len(bodies)),))

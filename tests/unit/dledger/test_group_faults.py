@@ -384,6 +384,42 @@ async def test_nobody_leads_before_the_own_no_op_is_applied(
         assert second.group.state.applied_index >= second.group.node.noop_index > 0
 
 
+@pytest.mark.parametrize("derived", ["consumequeue", "index"])
+async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
+    autojump_clock: MockClock, derived: str
+) -> None:
+    """On all three replicas at once, as happens to equal disks."""
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = (await groups.leader()).group
+        keyed = b"KEYS\x01k\x02"
+        await leader.submit(batch(b"read me"))
+        await trio.sleep(1)  # followers apply it, too
+        topic, queue_id = next(key for key in leader.state.queues if key[0] == "T")
+
+        def full(kind: str, path: str) -> None:
+            if kind in ("create", "write") and f"/{derived}/" in path:
+                raise DiskFullError("no space")
+
+        disks = [crash_disk(groups, name) for name in groups.names]
+        for disk in disks:
+            disk.fault = full
+        outcomes: list[Proposed] = []
+        leader.propose(batch(b"too late", topic="new", properties=keyed), outcomes.append)
+        leader.kick()
+        await trio.sleep(30)
+        assert [result.outcome for result in outcomes] == ["unknown"]
+        for replica in groups.replicas.values():
+            assert replica.group.queues.queue(topic, queue_id).read(0, 1)["size"][0] > 0
+            assert ("new", 0) not in replica.group.state.queues
+        for disk in disks:
+            disk.fault = lambda kind, path: None
+        await trio.sleep(3)
+        assert (await (await groups.leader()).group.submit(batch(b"more"))).first_offsets == (1,)
+        for replica in groups.replicas.values():
+            assert replica.group.state.queues["new", 0].max_offset == 1
+            assert len(replica.group.queues.queue("new", 0).read(0, 1)) == 1
+
+
 # -- limits --------------------------------------------------------------------------------
 
 
