@@ -13,6 +13,11 @@ gets nothing to guess the secret from::
     caller ── HELLO: proof ──────────────────────────► called
     caller ◄── HELLO_ACK: who I am, proof ──────────── called
 
+Without a secret two that know nothing of each other's newest folder (both wiped, or one wiped and
+the other away meanwhile) would refuse each other for ever. So one that is refused has shown its
+incarnation, as every caller does; the other one shows it in its own next call, to the address where
+it looks for that name, and is answered: it tells only what the caller knows.
+
 A caller of the version before neither says whom it calls nor waits for a nonce alone. It is
 answered in one step, with a proof, if it knows the incarnation of a member to call itself by.
 """
@@ -23,10 +28,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from commitlog.errors import RemoteProtocolError
+from dledger.raft.bounds import is_incarnation
 from dledger.raft.identity import REFUSED, Hello, check_version
 from dledger.raft.node import Outgoing, RaftNode
 from dledger.raft.proof import NONCE, NONCE_BYTES, PROOF, GroupSecret, Side, check_nonce
 from dledger.raft.refusals import NotAMemberError
+from dledger.raft.roster import SHOWN_MAX
 from dledger.raft.wire import (
     HELLO_BYTES_MAX,
     PROTOCOL_VERSION,
@@ -48,6 +55,9 @@ RECEIVE_BYTES: Final = 256 << 10
 
 CALLED: Final = "to"
 """Whom a caller calls; that it says so means that it proves first."""
+
+SHOWN: Final = "shown"
+"""Incarnations that callers under the name of the one called have shown to this caller."""
 
 Said = dict[str, Any]
 
@@ -84,7 +94,7 @@ class Introduction:
         hello, epoch = self._read(said), frames[0].epoch
         secret, rest = self._node.settings.secret, frames[1:]
         if secret is None:
-            await self._answer(stream, hello, epoch)
+            await self._answer(stream, hello, said, epoch)
         elif said.get(CALLED) is None:
             rest = await self._exchange_at_once(stream, decoder, secret, hello, said, epoch, rest)
         else:
@@ -92,15 +102,14 @@ class Introduction:
         await self._until_known(hello)
         return Caller(hello, epoch, rest)
 
-    async def _answer(self, stream: Stream, hello: Hello, epoch: int) -> None:
-        await self._check_answered(stream, hello, epoch)
-        await self._say(stream, Kind.HELLO_ACK, self._own(hello), epoch)
-
-    async def _check_answered(self, stream: Stream, hello: Hello, epoch: int) -> None:
-        if not self._node.roster.is_answered(hello.key):
+    async def _answer(self, stream: Stream, hello: Hello, said: Said, epoch: int) -> None:
+        roster = self._node.roster
+        if not roster.is_answered(hello.key, _shown_in(said)):
+            roster.note_shown(hello)
             refusal = {"v": PROTOCOL_VERSION, REFUSED: True}
             await self._say(stream, Kind.HELLO_ACK, refusal, epoch)
             raise NotAMemberError(f"{hello.name} is no member of this group")
+        await self._say(stream, Kind.HELLO_ACK, self._own(hello), epoch)
 
     async def _have_it_proved(
         self,
@@ -120,7 +129,7 @@ class Introduction:
         frames = frames or await self._receive(stream, decoder, hello.name)
         shown = _proof_in(frames[0])
         secret.check(shown, Side.DIALLER, said, challenge, epoch, who=hello.name)
-        await self._check_answered(stream, hello, epoch)
+        # It has the secret: whatever its folder is, it belongs to the group.
         await self._say_proved(stream, secret, said, self._own(hello), epoch)
         return frames[1:]
 
@@ -173,6 +182,8 @@ class Introduction:
         own = self._with_nonce(self._node.hello(channel).encode())
         if secret is not None:
             own[CALLED] = peer
+        elif shown := self._node.roster.shown_by(peer):
+            own[SHOWN] = list(shown)
         await self._say(stream, Kind.HELLO, own, epoch)
         frames = await self._receive(stream, decoder, peer)
         said = _said(frames[0], Kind.HELLO_ACK)
@@ -272,6 +283,13 @@ def _said(frame: PeerFrame, kind: Kind) -> Said:
     if not isinstance(said, dict):
         raise RemoteProtocolError("a hello that is not a map")
     return said
+
+
+def _shown_in(said: Said) -> tuple[str, ...]:
+    shown = said.get(SHOWN, [])
+    if not isinstance(shown, list) or len(shown) > SHOWN_MAX or not all(map(is_incarnation, shown)):
+        raise RemoteProtocolError("a hello with fields of the wrong type")
+    return tuple(shown)
 
 
 def _proof_in(frame: PeerFrame) -> object:

@@ -16,8 +16,8 @@ that nobody answers for:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from dledger.raft.identity import Hello, Identity, Vouched
@@ -25,6 +25,9 @@ from dledger.raft.membership import Member, Members, MembersLog
 
 NAMES_MAX: Final = 64
 """Names this node talks to at a time: all members, and vouched ones that come and go."""
+
+SHOWN_MAX: Final = 8
+"""Incarnations kept of callers under one name: of a member there is one, the rest are strangers."""
 
 
 class Roster:
@@ -54,6 +57,7 @@ class Roster:
         self._found: dict[str, str] = {}
         self._vouched: dict[str, tuple[int, frozenset[Vouched]]] = {}
         self._claims: dict[str, tuple[int, frozenset[Vouched]]] = {}
+        self._shown: dict[str, deque[str]] = {}
         self._listed: tuple[int, frozenset[Vouched]] = (-1, frozenset())
 
     def note_bootstrap(self) -> None:
@@ -143,10 +147,29 @@ class Roster:
         """Whether the answers of that one are heard."""
         return self.is_member(key) or (self.is_found(key) and key[0] in self.expected())
 
-    def is_answered(self, key: Vouched) -> bool:
-        """Whether that one is told who this node is when it calls."""
+    def is_answered(self, key: Vouched, shown: Collection[str] = ()) -> bool:
+        """Whether that one is answered with who this node is when it calls.
+
+        Args:
+            shown: Incarnations of this node that the caller says it has been shown.
+        """
         # Before there is a list everybody must be able to find out who the others are.
-        return self.is_known(key) or (not self.log.index and key[0] in self.configured)
+        return (
+            self.is_known(key)
+            or (not self.log.index and key[0] in self.configured)
+            or (key[0] in self.expected() and self.identity.incarnation in shown)
+        )
+
+    def note_shown(self, hello: Hello) -> None:
+        """Keep the incarnation of a caller that was refused, if its name is looked for here."""
+        if hello.name in self.expected():
+            shown = self._shown.setdefault(hello.name, deque(maxlen=SHOWN_MAX))
+            if hello.incarnation not in shown:
+                shown.append(hello.incarnation)
+
+    def shown_by(self, name: str) -> tuple[str, ...]:
+        """Return the incarnations that refused callers have shown under *name*."""
+        return tuple(self._shown.get(name, ()))
 
     def is_found(self, key: Vouched) -> bool:
         """Whether that incarnation answered last where this node looks for its name."""
@@ -155,6 +178,7 @@ class Roster:
     def found(self, hello: Hello) -> None:
         """Take note of who answered where this node looks for a member, and whom it vouches for."""
         self._found[hello.name] = hello.incarnation
+        self._shown.pop(hello.name, None)
         self._vouched.pop(hello.name, None)
         self._claims[hello.name] = (hello.members_index, frozenset(hello.members))
         if hello.members and self.is_member(hello.key):
@@ -171,6 +195,7 @@ class Roster:
         self._found.pop(name, None)
         self._vouched.pop(name, None)
         self._claims.pop(name, None)
+        self._shown.pop(name, None)
 
     # -- who is talked to ------------------------------------------------------------------
 

@@ -80,3 +80,57 @@ def test_roster_forgets_what_an_address_vouched_for_when_another_answers_there(
         roster.found(answer(name, NEW))
     roster.found(answer("n1", {}, inc="c1"))
     assert not roster.is_member(("n0", "b0"))
+
+
+def call(name: str, incarnation: str) -> Hello:
+    """What a caller says of itself."""
+    return answer(name, {}, inc=incarnation)
+
+
+def test_roster_answers_an_unknown_caller_that_has_been_shown_its_incarnation(
+    roster: Roster,
+) -> None:
+    unknown = ("n0", "b0")
+    assert not roster.is_answered(unknown)
+    assert not roster.is_answered(unknown, ("a0", "another"))
+    assert roster.is_answered(unknown, ("another", "a2"))
+    # Under a name that this member does not look for it is nothing to it.
+    assert not roster.is_answered(("evil", "b0"), ("a2",))
+
+
+def test_roster_keeps_the_newest_incarnations_that_refused_callers_have_shown(
+    roster: Roster,
+) -> None:
+    assert roster.shown_by("n0") == ()
+    for number in range(12):
+        roster.note_shown(call("n0", f"b{number}"))
+        roster.note_shown(call("n0", f"b{number}"))
+        roster.note_shown(call("evil", f"b{number}"))
+    assert roster.shown_by("n0") == tuple(f"b{number}" for number in range(4, 12))
+    assert roster.shown_by("evil") == ()
+    roster.found(answer("n0", {}, inc="b11"))
+    assert roster.shown_by("n0") == ()
+
+
+def test_roster_lets_two_members_find_each_other_that_neither_list_names() -> None:
+    """One came back with a list of long ago after all folders had been replaced, its own too."""
+    own = {"n0": "c0", "n2": "b2"}
+    rosters = {}
+    for name, listed in (("n0", OLD), ("n2", {**NEW, "n2": "b2"})):
+        log = MembersLog()
+        log.reset(12, Members.bootstrap(listed, ADDRESSES, {}))
+        identity: Any = SimpleNamespace(incarnation=own[name], voters=OLD)
+        rosters[name] = Roster(log, identity, name, ADDRESSES)
+
+    def calls(caller: str, called: str) -> bool:
+        """Whether *called* answers; then the caller has found it."""
+        hello, shown = call(caller, own[caller]), rosters[caller].shown_by(called)
+        if not rosters[called].is_answered(hello.key, shown):
+            rosters[called].note_shown(hello)
+            return False
+        rosters[caller].found(call(called, own[called]))
+        return True
+
+    assert [calls("n0", "n2"), calls("n2", "n0"), calls("n0", "n2")] == [False, True, True]
+    assert rosters["n0"].is_known(("n2", "b2"))
+    assert rosters["n2"].is_known(("n0", "c0"))
