@@ -768,7 +768,8 @@ class Group:
                 except DiskFullError as error:
                     log.error("no_space_for_checkpoint", error=str(error))
                     continue
-                self._drop_before(checkpoint.floor)
+                if not self.node.holds_log(self._clock.monotonic()):
+                    self._drop_before(checkpoint.floor)
 
     def _checkpoint_pause_s(self) -> float:
         saved = self.store.saved_tables

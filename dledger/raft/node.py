@@ -312,6 +312,10 @@ class RaftNode:
             )
         return self.core.append(proposal)
 
+    def holds_log(self, now_s: float) -> bool:
+        """Whether this leader refills a follower with log that may be below the floor by now."""
+        return self.is_leader and self.replicator.holds_log(now_s)
+
     def beat_for_reads(self) -> None:
         """Leader: ask the voters now whether it still leads; reads wait for their answers."""
         self.reign.beat_for_reads()

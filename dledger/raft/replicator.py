@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from dledger.raft.guards import Guards
 from dledger.raft.snapshot import Sending
@@ -54,6 +54,11 @@ class Append:
         return self.max_bytes == 0
 
 
+REFILL_HOLD_S: Final = 60.0
+"""For so long log below the floor is kept on disk for a follower that is being refilled; one that
+takes longer gets a newer snapshot instead, so that a slow one does not fill the leader's disk."""
+
+
 @dataclass(slots=True)
 class Progress:
     """What the leader knows of one follower.
@@ -70,6 +75,9 @@ class Progress:
     """Entries above it are not sent yet: the first of them removes this member."""
     snapshot_rests: bool = False
     """The last one brought no entry across yet: the next is not offered before `stall_s`."""
+    refilling_to: int = 0
+    """Index of a snapshot that was offered, until the follower has the log up to it; 0: none."""
+    refill_began_s: float | None = None
     acked_at_s: float = 0.0
     bytes_sent: int = 0
 
@@ -99,6 +107,23 @@ class Replicator:
         """Whether a chunk may go to *peer*: each offer costs the tables of the whole group."""
         progress = self.peers[peer]
         return progress.snapshot is not None or not progress.snapshot_rests
+
+    def offered(self, peer: str, index: int) -> None:
+        """A snapshot of *index* goes to *peer*, which then needs the log from its floor on."""
+        self.peers[peer].refilling_to = index
+
+    def holds_log(self, now_s: float) -> bool:
+        """Whether a follower with a snapshot still needs log that may be below the floor by now.
+
+        Without it the entry that follows the snapshot could be gone before the follower has it.
+        """
+        is_held = False
+        for progress in self.peers.values():
+            if progress.refilling_to > progress.match_index:
+                if progress.refill_began_s is None:
+                    progress.refill_began_s = now_s
+                is_held |= now_s - progress.refill_began_s < REFILL_HOLD_S
+        return is_held
 
     def follow(self, peers: Iterable[str], now_s: float) -> None:
         """Send to exactly *peers* from now on; of those that are new nothing is known."""
@@ -191,6 +216,8 @@ class Replicator:
         if not self.guards.next_index_never_back:
             progress.next_index = index + 1
         progress.match_index = max(progress.match_index, index)
+        if progress.match_index >= progress.refilling_to:
+            progress.refilling_to, progress.refill_began_s = 0, None
         progress.next_index = max(progress.next_index, progress.match_index + 1)
         if progress.match_index == progress.next_index - 1:
             # A lower match may be an older answer: the probe's own has yet to come.

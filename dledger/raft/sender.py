@@ -99,6 +99,7 @@ class Sender:
             return None
         if progress.snapshot is None:
             progress.snapshot = Sending(*self.owner.take_snapshot())
+            self.replicator.offered(peer, progress.snapshot.index)
             log.info("snapshot_offered", peer=peer, index=progress.snapshot.index)
         sending = progress.snapshot
         progress.probe_out = True

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.raft.guards import ALL_ON
-from dledger.raft.replicator import Replicator
+from dledger.raft.replicator import REFILL_HOLD_S, Replicator
 
 ENTRY_BYTES = 100
 
@@ -150,3 +150,26 @@ def test_whatever_happens_match_stays_below_next_and_the_window_holds(
         if progress.match_index and not progress.probing:
             on_its_way = (progress.next_index - 1 - progress.match_index) * ENTRY_BYTES
             assert on_its_way <= sender.window_bytes + ENTRY_BYTES
+
+
+def test_log_below_the_floor_is_held_while_a_follower_refills_and_not_for_ever() -> None:
+    sender = reign(40)
+    assert not sender.holds_log(0.0)
+    sender.offered("b", 30)
+    assert sender.holds_log(5.0)
+    sender.matched("b", 29, 6.0)
+    assert sender.holds_log(7.0)
+    sender.matched("b", 30, 8.0)
+    assert not sender.holds_log(9.0)
+    sender.offered("b", 40)
+    assert sender.holds_log(100.0)
+    assert sender.holds_log(100.0 + REFILL_HOLD_S - 1)
+    sender.offered("b", 41)  # a newer one does not begin the time again
+    assert not sender.holds_log(100.0 + REFILL_HOLD_S)
+
+
+def test_a_follower_that_is_gone_holds_no_log() -> None:
+    sender = reign(40)
+    sender.offered("b", 30)
+    sender.follow([], 1.0)
+    assert not sender.holds_log(1.0)
