@@ -27,6 +27,13 @@ MAX_UNPROVEN: Final = 512
 """And no more than this: each costs 15 kB, and a client that is given time by its machine sends its
 first request within the grace."""
 
+NEW_AT_ONCE: Final = 2
+"""Within the grace there may be so many times the limit of them, and no more: a flood that comes
+faster than the grace ends would take all places, and their memory."""
+
+NEW_MIN: Final = 64
+"""But at least so many: all clients of a small server may connect in one moment."""
+
 ENDED_PER_S: Final = 200
 """So many connections are ended for new ones in a second: a flood that comes faster is closed
 when it is accepted, which costs a fifth, and what is served goes on."""
@@ -90,6 +97,7 @@ class Places(Generic[PlacedT]):
         self._max_served = max(1, max_connections - reserved)
         self._max_reserve = max_connections - self._max_served
         self._max_unproven = max(1, min(MAX_UNPROVEN, self._max_served // UNPROVEN_SHARE))
+        self._max_new = max(NEW_MIN, NEW_AT_ONCE * self._max_unproven)
         self.given_way = 0
         self.refused = 0
         # Each in order of arrival, with the time of it.
@@ -118,6 +126,9 @@ class Places(Generic[PlacedT]):
             made_room = self._end_unproven(now_s) or (is_full and self._end_idlest(now_s))
             if is_full and not made_room:
                 return self._admit_to_reserve(arrived, now_s)
+            if not made_room and self._unproven_count >= self._max_new:
+                self.refused += 1
+                return Admission.REFUSED
         address = arrived.peer_address[0]
         self._unproven.setdefault(address, {})[arrived] = now_s
         self._unproven_count += 1

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remoting.places import ENDED_PER_S, GRACE_S, SILENT_S, Admission, Places
+from remoting.places import (
+    ENDED_PER_S,
+    GRACE_S,
+    MAX_UNPROVEN,
+    NEW_AT_ONCE,
+    SILENT_S,
+    Admission,
+    Places,
+)
 
 
 @dataclass(eq=False)
@@ -134,3 +142,11 @@ def test_a_flood_ends_only_so_many_connections_a_second() -> None:
     assert places.given_way == ENDED_PER_S
     assert flood.count(Admission.REFUSED) == 5_000 - ENDED_PER_S
     assert places.admit(Peer(), now + 1.0) is Admission.SERVED
+
+
+def test_a_flood_within_the_grace_takes_no_more_than_twice_the_places_of_new_ones() -> None:
+    places: Places[Peer] = Places(10_000, 32)
+    admitted = [places.admit(Peer(), number * 0.0001) for number in range(4_000)]
+    assert admitted.count(Admission.SERVED) == NEW_AT_ONCE * MAX_UNPROVEN
+    assert places.count == NEW_AT_ONCE * MAX_UNPROVEN
+    assert places.admit(Peer("b"), GRACE_S + 0.2) is Admission.SERVED
