@@ -96,7 +96,7 @@ class NamesrvConfig:
         largest=1 << 50,
     )
     max_unfinished_bytes: int = _setting(
-        24 << 20,
+        22 << 20,
         "server",
         "maxUnfinishedBytes",
         "frames of all connections of which a part has come; beyond it a large frame is read on"

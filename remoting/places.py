@@ -23,7 +23,7 @@ SILENT_S: Final = 5.0
 UNPROVEN_SHARE: Final = 8
 """One part in so many of the places may be taken by those who never sent a valid request."""
 
-MAX_UNPROVEN: Final = 512
+MAX_UNPROVEN: Final = 256
 """And no more than this: each costs 15 kB, and a client that is given time by its machine sends its
 first request within the grace."""
 
