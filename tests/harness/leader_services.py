@@ -109,7 +109,7 @@ class LeaderServices:
             propose(batch, on_done)
             proposed.set()
 
-        self.group.propose = noted  # type: ignore[method-assign]
+        self.group.propose = noted  # type: ignore[method-assign]  # counts calls
         while True:
             await proposed.wait()
             proposed = trio.Event()

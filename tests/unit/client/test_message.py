@@ -169,9 +169,9 @@ def test_a_delay_level_no_broker_has_is_refused(level: int) -> None:
 
 def test_text_as_a_body_is_told_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"bytes, not str: encode it, body=text\.encode\(\)"):
-        check_body("text")  # type: ignore[arg-type]
+        check_body("text")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(TypeError, match="bytes, not int; nothing was sent"):
-        check_body(7)  # type: ignore[arg-type]
+        check_body(7)  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_body_is_bytes_and_its_view_is_no_copy() -> None:

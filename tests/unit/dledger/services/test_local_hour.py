@@ -41,7 +41,9 @@ def hours_of_day(day: str, hour: int) -> list[float]:
 
 
 def test_four_in_the_morning_is_local() -> None:
-    shanghai = lambda _: 8 * HOUR_MS  # noqa: E731
+    def shanghai(_: int) -> int:
+        return 8 * HOUR_MS
+
     four = at("2026-03-01T04:30", ZoneInfo("Asia/Shanghai"))
     assert is_in_hours(four, (4,), shanghai)
     assert not is_in_hours(four, (4,), utc)
