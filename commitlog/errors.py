@@ -43,7 +43,15 @@ class MQError(Exception):
 
 
 class ConfigError(MQError):
-    """A setting is unknown or has a bad value. The message names it; nothing was started."""
+    """A setting is unknown or has a bad value. The message names it; nothing was started.
+
+    Attributes:
+        mistakes: A sentence for each such setting; the message has them on lines of their own.
+    """
+
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = mistakes
 
 
 class ProtocolError(MQError):

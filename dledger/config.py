@@ -1,8 +1,8 @@
 """The configuration of one broker: defaults, files, environment and command line, in this order.
 
 A later source wins, and every value remembers where it came from. Nothing is started with a
-setting that nobody knows or that cannot be: each such line is a `ConfigError` that names the
-file and the key.
+setting that nobody knows or that cannot be: one `ConfigError` names the file, the line and the key
+of every such setting.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import posixpath
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ParamSpec
 
 import msgspec
 
@@ -49,6 +49,9 @@ from dledger.settings_values import (
 )
 from remoting.access.local_admin import is_loopback
 from remoting.java_properties import comment_hint, inline_comment, parse_properties
+from remoting.toml_lines import toml_lines
+
+P = ParamSpec("P")
 
 __all__ = ["BrokerConfig", "ConfigFile", "Peer", "load_config", "parse_delay_levels"]
 
@@ -82,6 +85,17 @@ class ConfigFile:
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a setting stands: ``file:line``, or the source alone where lines mean nothing."""
+
+    source: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """All settings of a broker, checked against each other.
 
@@ -110,6 +124,12 @@ class BrokerConfig:
             for path in SETTINGS
         ]
 
+    def changed_settings(self) -> list[tuple[str, str, str]]:
+        """Return ``(path, value, source)`` of every setting that has not its default value."""
+        return [
+            found for found in self.settings() if self.get(found[0]) != SETTINGS[found[0]].default
+        ]
+
     def with_values(self, values: Mapping[str, Any], source: str) -> BrokerConfig:
         """Return the configuration with other values, checked as a whole.
 
@@ -128,7 +148,7 @@ class BrokerConfig:
         }
         sources = {**self.sources, **dict.fromkeys(values, source)}
         config: BrokerConfig = replace(self, sources=sources, **changed)
-        _check(config)
+        _refuse(_contradictions(config, {}))
         return config
 
     @property
@@ -210,8 +230,9 @@ def load_config(
         options: ``table.name`` to text or value, from the command line.
         home: What ``~`` at the begin of a path stands for; empty leaves it.
     Raises:
-        ConfigError: An unknown setting, a bad value or settings that contradict each other.
-            One line that names the source and the key.
+        ConfigError: Unknown settings, bad values, or settings that contradict each other. One
+            line for each, which names the source, the line of a file, and the key. What contradicts
+            each other is looked for when all values can be read.
     """
     gathered = _Gathered()
     for file in sorted(files, key=lambda file: not file.is_toml):
@@ -221,19 +242,23 @@ def load_config(
             gathered.add_properties(file)
     namesrv_addr = (environment or {}).get("NAMESRV_ADDR", "").strip()
     if namesrv_addr:
-        gathered.set("broker.namesrv_addr", namesrv_addr, ENVIRONMENT_SOURCE, "NAMESRV_ADDR")
+        place = _Place(ENVIRONMENT_SOURCE)
+        gathered.take(gathered.set, "broker.namesrv_addr", namesrv_addr, place, "NAMESRV_ADDR")
     for path, raw in (options or {}).items():
-        if path not in SETTINGS:
-            raise _unknown(COMMAND_LINE_SOURCE, path, SETTINGS)
-        gathered.set(path, raw, COMMAND_LINE_SOURCE, path)
+        gathered.take(gathered.set_option, path, raw)
+    _refuse(gathered.mistakes)
     gathered.complete(home)
     config = gathered.config()
-    try:
-        _check(config)
-    except ConfigError as error:
-        hints = "".join(f"; {comment}" for comment in gathered.comments)
-        raise ConfigError(f"{error}{hints}") from None
+    hints = "".join(f"; {comment}" for comment in gathered.comments)
+    contradictions = (f"{found}{hints}" for found in _contradictions(config, gathered.places))
+    _refuse([*gathered.mistakes, *contradictions])
     return config
+
+
+def _refuse(mistakes: Iterable[str]) -> None:
+    found = list(mistakes)
+    if found:
+        raise ConfigError(*found)
 
 
 class _Gathered:
@@ -242,22 +267,34 @@ class _Gathered:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {path: entry.default for path, entry in SETTINGS.items()}
         self.sources: dict[str, str] = dict.fromkeys(SETTINGS, DEFAULT_SOURCE)
+        self.places: dict[str, _Place] = {}
+        """Where the settings stand that were given."""
+        self.mistakes: list[str] = []
+        """What cannot be taken, one line for each setting."""
         self.warnings: dict[str, None] = {}
         self.commit_log_path: tuple[tuple[str, str], str] | None = None
         """Where and what, if a file says it: only worth a warning when it is another place."""
-        self.client_auth: tuple[str, str] | None = None
-        """File and key that want a certificate of every client."""
-        self.slave: tuple[str, str, str] | None = None
-        """Source, key and value that make this broker a slave, or a group with one."""
-        self.in_sync: list[tuple[str, str, int]] = []
-        """Source, key and number of replicas that must have a message."""
+        self.client_auth: tuple[_Place, str] | None = None
+        """Place and key that want a certificate of every client."""
+        self.slave: tuple[_Place, str, str] | None = None
+        """Place, key and value that make this broker a slave, or a group with one."""
+        self.in_sync: list[tuple[_Place, str, int]] = []
+        """Place, key and number of replicas that must have a message."""
         self.comments: dict[str, None] = {}
         """Values that end with what looks like a comment."""
 
-    def set(self, path: str, raw: object, source: str, key: str) -> None:
+    def take(self, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call *method* for one setting; remember what is wrong with it and go on."""
+        try:
+            method(*args, **kwargs)
+        except ConfigError as error:
+            self.mistakes.append(str(error))
+
+    def set(self, path: str, raw: object, place: _Place, key: str) -> None:
+        source = place.source
         if path == "broker.broker_role" and raw == "SLAVE":
             self.warn(f"{source}: {key} = SLAVE is taken as SYNC_MASTER: roles are elected")
-            self.slave = (source, key, "SLAVE")
+            self.slave = (place, key, "SLAVE")
             raw = "SYNC_MASTER"
         if path == "metrics.exporter_type" and exporter_type(raw) in ("OTLP_GRPC", "LOG"):
             self.warn(
@@ -269,8 +306,15 @@ class _Gathered:
             self.values[path] = parse_value(SETTINGS[path], raw)
         except ValueError as error:
             hint = comment_hint(raw) if isinstance(raw, str) else ""
-            raise ConfigError(f"{source}: {key} = {raw!r}: {error}{hint}") from None
+            raise ConfigError(f"{place}: {key} = {raw!r}: {error}{hint}") from None
         self.sources[path] = source
+        self.places[path] = place
+
+    def set_option(self, path: str, raw: object) -> None:
+        place = _Place(COMMAND_LINE_SOURCE)
+        if path not in SETTINGS:
+            raise _unknown(place, path, SETTINGS)
+        self.set(path, raw, place, path)
 
     def warn(self, text: str) -> None:
         self.warnings[text] = None
@@ -278,74 +322,86 @@ class _Gathered:
     def ignore(self, file: str, key: str) -> None:
         self.warn(f"{file}: {key} is accepted and changes nothing: {IGNORED_KEYS[key]}")
 
-    def note_client_auth(self, file: str, key: str, raw: str) -> None:
-        self.ignore(file, key)
+    def note_client_auth(self, place: _Place, key: str, raw: str) -> None:
+        self.ignore(place.source, key)
         if raw.strip().lower() in ("require", "true"):
-            self.client_auth = (file, key)
+            self.client_auth = (place, key)
 
-    def refuse_unless_off(self, file: str, key: str, raw: str) -> None:
+    def refuse_unless_off(self, place: _Place, key: str, raw: str) -> None:
         if REFUSED[key].refuses(raw):
-            raise ConfigError(f"{file}: {key}: {REFUSED[key].reason}{comment_hint(raw)}")
+            raise ConfigError(f"{place}: {key}: {REFUSED[key].reason}{comment_hint(raw)}")
 
-    def note_role(self, file: str, key: str, raw: str) -> None:
+    def note_role(self, place: _Place, key: str, raw: str) -> None:
         """Take a key of a master or a slave; whether it is refused depends on the members."""
         if key == "brokerId" and not raw.strip().isdecimal() and raw.strip():
-            raise ConfigError(f"{file}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
+            raise ConfigError(f"{place}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
         if raw.strip().lower() in MASTER_AND_SLAVE_KEYS[key]:
             return
-        self.slave = (file, key, raw)
-        self.warn(f"{file}: {key} is accepted and changes nothing: roles are elected")
+        self.slave = (place, key, raw)
+        self.warn(f"{place.source}: {key} is accepted and changes nothing: roles are elected")
 
-    def note_in_sync(self, file: str, key: str, raw: str) -> None:
+    def note_in_sync(self, place: _Place, key: str, raw: str) -> None:
         if not raw.strip().isdecimal():
-            raise ConfigError(f"{file}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
-        self.in_sync.append((file, key, int(raw)))
+            raise ConfigError(f"{place}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
+        self.in_sync.append((place, key, int(raw)))
 
     def add_toml(self, file: ConfigFile) -> None:
         try:
             document = tomllib.loads(file.text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{file.path}: not TOML: {error}") from None
+            self.mistakes.append(f"{file.path}: not TOML: {error}")
+            return
+        lines = toml_lines(file.text)
         for table, content in document.items():
+            place = _Place(file.path, lines.get((table, ""), lines.get(("", table), 0)))
             if table not in TABLES:
-                raise _unknown(file.path, f"[{table}]", [f"[{name}]" for name in TABLES])
-            if not isinstance(content, dict):
-                raise ConfigError(f"{file.path}: {table}: expected a table [{table}]")
-            names = {entry.name for entry in SETTINGS.values() if entry.table == table}
-            for name, raw in content.items():
-                key = f"{table}.{name}"
-                if name in names:
-                    self.set(key, raw, file.path, key)
-                elif ROCKETMQ_KEYS.get(name, "").startswith(f"{table}."):
-                    self.set(ROCKETMQ_KEYS[name], raw, file.path, key)
-                else:
-                    raise _unknown(file.path, key, SETTINGS)
+                unknown = _unknown(place, f"[{table}]", [f"[{name}]" for name in TABLES])
+                self.mistakes.append(str(unknown))
+            elif not isinstance(content, dict):
+                self.mistakes.append(f"{place}: {table}: expected a table [{table}]")
+            else:
+                for name, raw in content.items():
+                    place = _Place(file.path, lines.get((table, name), 0))
+                    self.take(self.add_toml_key, place, table, name, raw)
+
+    def add_toml_key(self, place: _Place, table: str, name: str, raw: object) -> None:
+        key = f"{table}.{name}"
+        if key in SETTINGS:
+            self.set(key, raw, place, key)
+        elif ROCKETMQ_KEYS.get(name, "").startswith(f"{table}."):
+            self.set(ROCKETMQ_KEYS[name], raw, place, key)
+        else:
+            raise _unknown(place, key, SETTINGS)
 
     def add_properties(self, file: ConfigFile) -> None:
         try:
             lines = parse_properties(file.text)
         except ConfigError as error:
-            raise ConfigError(f"{file.path}: {error}") from None
-        for _, key, raw in lines:
-            if inline_comment(raw):
-                self.comments[f"{file.path}: {key} = {raw!r}{comment_hint(raw)}"] = None
-            if key in ROCKETMQ_KEYS:
-                self.set(ROCKETMQ_KEYS[key], raw, file.path, key)
-            elif key == "storePathCommitLog":
-                self.commit_log_path = ((file.path, key), raw)
-            elif key in CLIENT_AUTH_KEYS:
-                self.note_client_auth(file.path, key, raw)
-            elif key in REFUSED:
-                self.refuse_unless_off(file.path, key, raw)
-            elif key in MASTER_AND_SLAVE_KEYS:
-                self.note_role(file.path, key, raw)
-            elif key in IN_SYNC_KEYS:
-                self.note_in_sync(file.path, key, raw)
-            elif key in IGNORED_KEYS:
-                self.ignore(file.path, key)
-            else:
-                known = [*ROCKETMQ_KEYS, *IGNORED_KEYS, *REFUSED, *MASTER_AND_SLAVE_KEYS]
-                raise _unknown(file.path, key, [*known, *IN_SYNC_KEYS])
+            self.mistakes.append(f"{file.path}: {error}")
+            return
+        for number, key, raw in lines:
+            self.take(self.add_property, _Place(file.path, number), key, raw)
+
+    def add_property(self, place: _Place, key: str, raw: str) -> None:
+        if inline_comment(raw):
+            self.comments[f"{place.source}: {key} = {raw!r}{comment_hint(raw)}"] = None
+        if key in ROCKETMQ_KEYS:
+            self.set(ROCKETMQ_KEYS[key], raw, place, key)
+        elif key == "storePathCommitLog":
+            self.commit_log_path = ((place.source, key), raw)
+        elif key in CLIENT_AUTH_KEYS:
+            self.note_client_auth(place, key, raw)
+        elif key in REFUSED:
+            self.refuse_unless_off(place, key, raw)
+        elif key in MASTER_AND_SLAVE_KEYS:
+            self.note_role(place, key, raw)
+        elif key in IN_SYNC_KEYS:
+            self.note_in_sync(place, key, raw)
+        elif key in IGNORED_KEYS:
+            self.ignore(place.source, key)
+        else:
+            known = [*ROCKETMQ_KEYS, *IGNORED_KEYS, *REFUSED, *MASTER_AND_SLAVE_KEYS]
+            raise _unknown(place, key, [*known, *IN_SYNC_KEYS])
 
     def derive(self, path: str, value: object, origin: str) -> None:
         self.values[path] = value
@@ -400,9 +456,10 @@ class _Gathered:
                 self.derive("broker.broker_ip1", bound, "server.listen_host")
 
     def config(self) -> BrokerConfig:
+        """Return the settings; what is wrong with several of them together goes to `mistakes`."""
         if self.client_auth is not None and not self.values["server.tls_ca_file"]:
-            file, key = self.client_auth
-            raise ConfigError(f"{file}: {key}: needs tls.server.trustCertPath, the authorities")
+            place, key = self.client_auth
+            self.mistakes.append(f"{place}: {key}: needs tls.server.trustCertPath, the authorities")
         members = {p.id for p in self.values["raft.peers"]}
         self._refuse_other_kinds_of_group(len(members))
         if len(members) in (2, 4):
@@ -435,22 +492,22 @@ class _Gathered:
 
     def _refuse_other_kinds_of_group(self, size: int) -> None:
         if self.slave is not None and size == 1:
-            source, key, raw = self.slave
+            place, key, raw = self.slave
             group = self.values["broker.broker_name"]
-            raise ConfigError(
-                members_wanted(source, key, raw, group=group, peer_port=DEFAULT_PEER_PORT)
+            self.mistakes.append(
+                members_wanted(str(place), key, raw, group=group, peer_port=DEFAULT_PEER_PORT)
             )
         majority = size // 2 + 1
-        for source, key, number in self.in_sync:
+        for place, key, number in self.in_sync:
             if number > majority:
-                raise ConfigError(
-                    f"{source}: {key} = {number}: an acknowledgement means {majority} of the {size}"
+                self.mistakes.append(
+                    f"{place}: {key} = {number}: an acknowledgement means {majority} of the {size}"
                     " members of this group, a majority, and no setting makes it mean more"
                 )
-            if number > 1:
+            elif number > 1:
                 self.warn(
-                    f"{source}: {key} is accepted and changes nothing: an acknowledgement means"
-                    f" {majority} of the {size} members of this group"
+                    f"{place.source}: {key} is accepted and changes nothing: an acknowledgement"
+                    f" means {majority} of the {size} members of this group"
                 )
 
     def _warn_of_one_alone(self) -> None:
@@ -470,63 +527,70 @@ def _is_loopback(host: str) -> bool:
     return host in ("", "localhost") or is_loopback(host)
 
 
-def _unknown(source: str, key: str, known: Iterable[str]) -> ConfigError:
+def _unknown(place: _Place, key: str, known: Iterable[str]) -> ConfigError:
     near = get_close_matches(key, list(known), n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return ConfigError(f"{source}: unknown setting {key}{hint}")
+    return ConfigError(f"{place}: unknown setting {key}{hint}")
 
 
-def _check(config: BrokerConfig) -> None:
-    """Refuse settings that contradict each other; the message names the one to change."""
+def _contradictions(config: BrokerConfig, places: Mapping[str, _Place]) -> Iterator[str]:
+    """Yield settings that contradict each other; each line names the one to change."""
 
-    def refuse(path: str, why: str) -> ConfigError:
-        source = config.sources[path]
-        return ConfigError(f"{source}: {path} = {show_value(path, config.get(path))}: {why}")
+    def wrong(path: str, why: str) -> str:
+        place = places.get(path) or config.sources[path]
+        return f"{place}: {path} = {show_value(path, config.get(path))}: {why}"
 
     raft, store, server = config.raft, config.store, config.server
-    ids = [peer.id for peer in raft.peers]
-    if len(set(ids)) != len(ids):
-        raise refuse("raft.peers", "an id stands there twice")
-    if len({(peer.host, peer.port) for peer in raft.peers}) != len(ids):
-        raise refuse("raft.peers", "an address stands there twice")
-    if len(ids) > GROUP_SIZE_MAX:
-        raise refuse("raft.peers", f"a group has at most {GROUP_SIZE_MAX} members")
-    if raft.self_id not in ids:
-        raise refuse("raft.self_id", f"not one of the peers {', '.join(ids)}")
-    own_host = config.self_peer.host
-    if any(p.host == own_host and p.port == server.listen_port for p in raft.peers):
-        raise refuse("server.listen_port", "a port of this host in raft.peers")
+    yield from _member_contradictions(config, wrong)
     if raft.heartbeat_interval_ms * 3 > raft.election_timeout_ms:
-        raise refuse(
+        yield wrong(
             "raft.heartbeat_interval_ms",
             f"at most a third of raft.election_timeout_ms = {raft.election_timeout_ms}",
         )
     if store.max_message_size + RECORD_OVERHEAD_BYTES > raft.max_entry_bytes:
-        raise refuse(
+        yield wrong(
             "store.max_message_size",
             f"an entry of raft.max_entry_bytes = {raft.max_entry_bytes} must hold the largest"
             f" message and {RECORD_OVERHEAD_BYTES} bytes more",
         )
     if raft.max_entry_bytes > raft.max_pending_bytes:
-        raise refuse("raft.max_pending_bytes", "less than one entry of raft.max_entry_bytes")
+        yield wrong("raft.max_pending_bytes", "less than one entry of raft.max_entry_bytes")
     for path in ("broker.cluster_name", "broker.broker_name", "raft.group"):
-        if not _NAME.fullmatch(config.get(path)):
-            raise refuse(path, "letters, digits, %, |, -, _ and . only")
+        # A name that was taken from another setting is shown there.
+        if not config.sources[path].startswith("from ") and not _NAME.fullmatch(config.get(path)):
+            yield wrong(path, "letters, digits, %, |, -, _ and . only")
     if server.tls_mode != "disabled" and not (server.tls_cert_file and server.tls_key_file):
-        raise refuse("server.tls_mode", "needs server.tls_cert_file and server.tls_key_file")
+        yield wrong("server.tls_mode", "needs server.tls_cert_file and server.tls_key_file")
     if server.acl_enable and not server.acl_file:
-        raise refuse("server.acl_enable", "needs server.acl_file, the accounts")
+        yield wrong("server.acl_enable", "needs server.acl_file, the accounts")
     tls = (raft.tls_cert_file, raft.tls_key_file, raft.tls_ca_file)
     if any(tls) and not all(tls):
-        raise refuse(
+        yield wrong(
             "raft.tls_cert_file", "raft.tls_cert_file, tls_key_file and tls_ca_file go together"
         )
-    for peer in raft.peers:
+
+
+def _member_contradictions(config: BrokerConfig, wrong: Callable[[str, str], str]) -> Iterator[str]:
+    """Yield what is wrong with the list of members, or with this node's place in it."""
+    peers, self_id = config.raft.peers, config.raft.self_id
+    ids = [peer.id for peer in peers]
+    if len(set(ids)) != len(ids):
+        yield wrong("raft.peers", "an id stands there twice")
+    if len({(peer.host, peer.port) for peer in peers}) != len(ids):
+        yield wrong("raft.peers", "an address stands there twice")
+    if len(ids) > GROUP_SIZE_MAX:
+        yield wrong("raft.peers", f"a group has at most {GROUP_SIZE_MAX} members")
+    if self_id not in ids:
+        yield wrong("raft.self_id", f"not one of the peers {', '.join(ids)}")
+    own_hosts = {peer.host for peer in peers if peer.id == self_id}
+    if any(p.host in own_hosts and p.port == config.server.listen_port for p in peers):
+        yield wrong("server.listen_port", "a port of this host in raft.peers")
+    for peer in peers:
         if not (is_name(peer.id) and is_host(peer.host)):
-            raise refuse("raft.peers", f"{peer} is no address that a member can be found at")
-    far = [peer for peer in raft.peers if not _is_loopback(peer.host)]
-    if len(raft.peers) > 1 and far and not config.has_guarded_peers:
-        raise refuse(
+            yield wrong("raft.peers", f"{peer} is no address that a member can be found at")
+    far = [peer for peer in peers if not _is_loopback(peer.host)]
+    if len(peers) > 1 and far and not config.has_guarded_peers:
+        yield wrong(
             "raft.peers",
             f"whoever reaches {far[0].address} could pass for a member, read all messages and forge"
             " some: set raft.secret_file (raftSecretFile) to a file that all members share, which"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,9 +71,9 @@ async def namesrv(
             return EXIT_OK
         return await run_daemon(resolved, log_level, log_form)
     except ConfigError as error:
-        return _fail(str(error), EXIT_CONFIG)
+        return _fail(error.mistakes, EXIT_CONFIG)
     except OSError as error:
-        return _fail(str(error), EXIT_FAILED)
+        return _fail((str(error),), EXIT_FAILED)
 
 
 def read_settings(path: Path | None, command_line: dict[str, object]) -> ResolvedConfig:
@@ -104,7 +104,10 @@ async def run_daemon(
     log = structlog.get_logger()
     for warning in resolved.warnings:
         log.warning("config_warning", text=warning)
-    log.info("settings", **{name: f"{value} ({src})" for name, value, src in resolved.settings()})
+    log.info(
+        "settings",
+        **{name: f"{value} ({source})" for name, value, source in resolved.changed_settings()},
+    )
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         failed: ConfigError | OSError | None = None
         async with trio.open_nursery() as nursery:
@@ -195,6 +198,7 @@ async def _cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope
         scope.cancel()
 
 
-def _fail(message: str, status: int) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+def _fail(messages: Iterable[str], status: int) -> int:
+    for message in messages:
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return status

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from commitlog.errors import ConfigError
-from remoting.java_properties import comment_hint, read_properties
+from remoting.java_properties import comment_hint, parse_properties
 from remoting.seams import TlsMode
+from remoting.toml_lines import toml_lines
 
 Table = Literal["server", "namesrv"]
 
@@ -354,6 +355,15 @@ class ResolvedConfig:
             (name, _toml_text(getattr(self.config, name)), self.sources[name]) for name in SETTINGS
         ]
 
+    def changed_settings(self) -> list[tuple[str, str, str]]:
+        """Return name, value and source of every setting that has not its default value."""
+        default = NamesrvConfig()
+        return [
+            found
+            for found in self.settings()
+            if getattr(self.config, found[0]) != getattr(default, found[0])
+        ]
+
     def lines(self) -> list[str]:
         """Return one line per setting, ``name = value  # source``, as ``-p`` prints them."""
         rows = [(f"{name} = {value}", source) for name, value, source in self.settings()]
@@ -367,17 +377,31 @@ def read_file_values(path: str, content: bytes) -> tuple[dict[str, object], tupl
     Args:
         path: Its name; ``.toml`` is read as TOML, anything else as RocketMQ's properties.
     Raises:
-        ConfigError: One line naming the file and the unknown key or bad value.
+        ConfigError: One line for each unknown key and bad value; it names the file and the line.
     """
     try:
         text = content.decode()
-        if path.endswith(".toml"):
-            return _toml_values(text), ()
-        return _properties_values(text)
+        read = _toml_values(text) if path.endswith(".toml") else _properties_values(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if read.mistakes:
+        places = (f"{path}:{line}: " if line else f"{path}: " for line, _ in read.mistakes)
+        raise ConfigError(
+            *(place + why for place, (_, why) in zip(places, read.mistakes, strict=True))
+        )
+    return read.values, tuple(read.warnings)
+
+
+@dataclass(slots=True)
+class _Read:
+    """What a file says."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    mistakes: list[tuple[int, str]] = field(default_factory=list)
+    """Line (0: not known) and what is wrong there."""
 
 
 def resolve_config(
@@ -416,33 +440,41 @@ def resolve_config(
     return ResolvedConfig(config, sources, warnings)
 
 
-def _toml_values(text: str) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for table, content in tomllib.loads(text).items():
+def _toml_values(text: str) -> _Read:
+    read = _Read()
+    document, lines = tomllib.loads(text), toml_lines(text)
+    for table, content in document.items():
         if table not in ("server", "namesrv") or not isinstance(content, dict):
-            raise ConfigError(f"unknown setting '{table}'; tables are [server] and [namesrv]")
+            line = lines.get((table, ""), lines.get(("", table), 0))
+            why = f"unknown setting '{table}'; tables are [server] and [namesrv]"
+            read.mistakes.append((line, why))
+            continue
         for name, value in content.items():
             setting = SETTINGS.get(name)
-            if setting is None or setting.table != table:
-                raise ConfigError(f"unknown setting '{name}' in [{table}]")
-            values[name] = setting.check(value, f"[{table}] {name}")
-    return values
+            try:
+                if setting is None or setting.table != table:
+                    raise ConfigError(f"unknown setting '{name}' in [{table}]")
+                read.values[name] = setting.check(value, f"[{table}] {name}")
+            except ConfigError as error:
+                read.mistakes.append((lines.get((table, name), 0), str(error)))
+    return read
 
 
-def _properties_values(text: str) -> tuple[dict[str, object], tuple[str, ...]]:
-    values: dict[str, object] = {}
-    warnings: list[str] = []
-    for key, text_value in read_properties(text).items():
+def _properties_values(text: str) -> _Read:
+    read = _Read()
+    for line, key, text_value in parse_properties(text):
         if key in IGNORED_ROCKETMQ_KEYS:
-            warnings.append(f"{key} has no meaning here and is ignored")
+            read.warnings.append(f"{key} has no meaning here and is ignored")
         elif (known := BY_ROCKETMQ_KEY.get(key)) is not None:
             try:
-                values[known.name] = known.parse(text_value, key)
+                read.values[known.name] = known.parse(text_value, key)
             except ConfigError as error:
-                raise ConfigError(f"{error}{comment_hint(text_value)}") from None
+                read.mistakes.append((line, f"{error}{comment_hint(text_value)}"))
+        elif not key:
+            read.mistakes.append((line, f"a key is needed before the value '{text_value}'"))
         else:
-            raise ConfigError(f"unknown setting '{key}'")
-    return values, tuple(warnings)
+            read.mistakes.append((line, f"unknown setting '{key}'"))
+    return read
 
 
 def _toml_text(value: object) -> str:

@@ -166,7 +166,7 @@ async def serve_process(
         log.warning("config_warning", text=warning)
     log.info(
         "settings",
-        **{path: f"{value} ({source})" for path, value, source in config.settings()},
+        **{path: f"{value} ({source})" for path, value, source in config.changed_settings()},
     )
     config, queue_files_max = _share_descriptors(await _with_addresses(config))
     await check_ports(config, TcpNetwork())

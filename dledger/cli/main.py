@@ -113,8 +113,10 @@ def _ended_by(error: BaseException) -> int:
     known = all(isinstance(leaf, MQError | OSError) for leaf in leaves)
     if not known or any(isinstance(leaf, InvariantBroken) for leaf in leaves):
         raise error
-    said = "; ".join([_words_of(leaves[0]), *getattr(leaves[0], "__notes__", ())])
-    note(f"error: {_one_line(said)}")
+    first = leaves[0]
+    mistakes = getattr(first, "mistakes", ()) or (_words_of(first),)
+    for said in (*mistakes[:-1], "; ".join([mistakes[-1], *getattr(first, "__notes__", ())])):
+        note(f"error: {_one_line(said)}")
     return exit_code_of(leaves[0])
 
 

@@ -108,6 +108,22 @@ def test_an_error_is_one_line_and_its_exit_code_tells_the_kind(
     assert text in err
 
 
+def test_every_mistake_of_a_configuration_has_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("listenPort=ten\n\nzzz=1\n")
+    assert main(["broker", "-c", str(file)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {file}:1: listenPort = 'ten'")
+    assert second == f"error: {file}:3: unknown setting zzz"
+    assert main(["namesrv", "-c", str(file)]) == 2
+    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        f"{file}:1",
+        f"{file}:3",
+    ]
+
+
 def test_p_prints_every_setting_with_its_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

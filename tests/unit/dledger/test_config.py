@@ -16,6 +16,7 @@ from dledger.settings_values import default_text, parse_value, show_value
 
 ROOT = Path(__file__).parents[3]
 
+SIX_PEERS = ";".join(f"n{number}-localhost:{number + 1}" for number in range(6))
 THREE_PEERS = "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"
 
 
@@ -162,7 +163,9 @@ def test_a_slave_without_members_does_not_start_and_says_what_to_write(text: str
         conf(f"brokerName=broker-a\n{text}")
     message = str(raised.value)
     key, _, value = text.partition("\n")[0].partition("=")
-    assert message.startswith(f"broker.conf: {key} = {value}: this broker would be a group of its")
+    assert message.startswith(
+        f"broker.conf:2: {key} = {value}: this broker would be a group of its"
+    )
     assert "dLegerGroup=broker-a, dLegerPeers=n0-HOST0:20911;n1-HOST1:20911" in message
     assert "docs/from-master-slave.md" in message
     assert "\n" not in message
@@ -184,7 +187,7 @@ def test_members_that_are_switched_off_do_not_make_a_slave_a_member() -> None:
 
 def test_slave_in_a_toml_file_is_refused_too() -> None:
     with pytest.raises(
-        ConfigError, match=r"n0\.toml: broker\.broker_role = SLAVE: this broker would"
+        ConfigError, match=r"n0\.toml:2: broker\.broker_role = SLAVE: this broker would"
     ):
         toml('[broker]\nbroker_role = "SLAVE"')
 
@@ -250,66 +253,69 @@ def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("listenPrt=1", "broker.conf: unknown setting listenPrt (did you mean listenPort?)"),
-        ("zzz=1", "broker.conf: unknown setting zzz"),
-        ("listenPort=ten", "broker.conf: listenPort = 'ten': expected a whole number"),
-        ("listenPort=65536", "broker.conf: listenPort = '65536': expected a whole number <= 65535"),
+        ("listenPrt=1", "broker.conf:1: unknown setting listenPrt (did you mean listenPort?)"),
+        ("zzz=1", "broker.conf:1: unknown setting zzz"),
+        ("listenPort=ten", "broker.conf:1: listenPort = 'ten': expected a whole number"),
+        (
+            "listenPort=65536",
+            "broker.conf:1: listenPort = '65536': expected a whole number <= 65535",
+        ),
         (
             "autoCreateTopicEnable=maybe",
-            "broker.conf: autoCreateTopicEnable = 'maybe': expected true or false",
+            "broker.conf:1: autoCreateTopicEnable = 'maybe': expected true or false",
         ),
-        ("flushDiskType=SYNC", "broker.conf: flushDiskType = 'SYNC': Invalid enum value 'SYNC'"),
-        ("brokerRole=MASTER", "broker.conf: brokerRole = 'MASTER': Invalid enum value 'MASTER'"),
-        ("deleteWhen=24", "broker.conf: deleteWhen = '24': '24' is not an hour from 00 to 23"),
-        ("namesrvAddr=ns", "broker.conf: namesrvAddr = 'ns': 'ns' is not host:port"),
+        ("flushDiskType=SYNC", "broker.conf:1: flushDiskType = 'SYNC': Invalid enum value 'SYNC'"),
+        ("brokerRole=MASTER", "broker.conf:1: brokerRole = 'MASTER': Invalid enum value 'MASTER'"),
+        ("deleteWhen=24", "broker.conf:1: deleteWhen = '24': '24' is not an hour from 00 to 23"),
+        ("namesrvAddr=ns", "broker.conf:1: namesrvAddr = 'ns': 'ns' is not host:port"),
         (
             "messageDelayLevel=1s 5x",
-            "broker.conf: messageDelayLevel = '1s 5x': '5x' is not a delay such as 10s, 5m, 2h"
+            "broker.conf:1: messageDelayLevel = '1s 5x': '5x' is not a delay such as 10s, 5m, 2h"
             " or 1d",
         ),
         (
             "dLegerPeers=n0:40911",
-            "broker.conf: dLegerPeers = 'n0:40911': 'n0:40911' is not a peer such as"
+            "broker.conf:1: dLegerPeers = 'n0:40911': 'n0:40911' is not a peer such as"
             " n0-127.0.0.1:20911",
         ),
         (
             f"dLegerPeers={THREE_PEERS}\ndLegerSelfId=n7",
-            "broker.conf: raft.self_id = n7: not one of the peers n0, n1, n2",
+            "broker.conf:2: raft.self_id = n7: not one of the peers n0, n1, n2",
         ),
         (
-            "dLegerPeers=n0-h:1;n0-h:2",
-            "broker.conf: raft.peers = n0-h:1;n0-h:2: an id stands there twice",
+            "dLegerPeers=n0-localhost:1;n0-localhost:2",
+            "broker.conf:1: raft.peers = n0-localhost:1;n0-localhost:2: an id stands there twice",
         ),
         (
-            "dLegerPeers=n0-h:1;n1-h:1",
-            "broker.conf: raft.peers = n0-h:1;n1-h:1: an address stands there twice",
+            "dLegerPeers=n0-localhost:1;n1-localhost:1",
+            "broker.conf:1: raft.peers = n0-localhost:1;n1-localhost:1: an address stands there"
+            " twice",
         ),
         (
-            "dLegerPeers=" + ";".join(f"n{n}-h:{n + 1}" for n in range(6)),
-            "broker.conf: raft.peers = n0-h:1;n1-h:2;n2-h:3;n3-h:4;n4-h:5;n5-h:6: a group has at"
-            " most 5 members",
+            f"dLegerPeers={SIX_PEERS}",
+            f"broker.conf:1: raft.peers = {SIX_PEERS}: a group has at most 5 members",
         ),
         (
             "listenPort=20911",
-            "broker.conf: server.listen_port = 20911: a port of this host in raft.peers",
+            "broker.conf:1: server.listen_port = 20911: a port of this host in raft.peers",
         ),
         (
             "mappedFileSizeConsumeQueue=30",
-            "broker.conf: mappedFileSizeConsumeQueue = '30': expected a whole number that's a"
+            "broker.conf:1: mappedFileSizeConsumeQueue = '30': expected a whole number that's a"
             " multiple of 20",
         ),
         (
             "maxMessageSize=16777216",
-            "broker.conf: store.max_message_size = 16777216: an entry of raft.max_entry_bytes ="
+            "broker.conf:1: store.max_message_size = 16777216: an entry of raft.max_entry_bytes ="
             " 8388608 must hold the largest message and 40960 bytes more",
         ),
         (
             "brokerName=a/b",
-            "broker.conf: broker.broker_name = a/b: letters, digits, %, |, -, _ and . only",
+            "broker.conf:1: broker.broker_name = a/b: letters, digits, %, |, -, _ and . only",
         ),
         (
             "tls.server.mode=enforcing",
-            "broker.conf: server.tls_mode = enforcing: needs server.tls_cert_file and"
+            "broker.conf:1: server.tls_mode = enforcing: needs server.tls_cert_file and"
             " server.tls_key_file",
         ),
         ("a=\\u12", "broker.conf: line 1: bad \\u escape '12'"),
@@ -324,28 +330,28 @@ def test_a_bad_broker_conf_is_one_line_naming_file_and_key(text: str, message: s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[borker]\n", "n0.toml: unknown setting [borker] (did you mean [broker]?)"),
-        ("broker = 1", "n0.toml: broker: expected a table [broker]"),
+        ("[borker]\n", "n0.toml:1: unknown setting [borker] (did you mean [broker]?)"),
+        ("broker = 1", "n0.toml:1: broker: expected a table [broker]"),
         (
             "[server]\nlisten_prt = 1",
-            "n0.toml: unknown setting server.listen_prt (did you mean server.listen_port?)",
+            "n0.toml:2: unknown setting server.listen_prt (did you mean server.listen_port?)",
         ),
         (
             "[server]\nlisten_port = '1x'",
-            "n0.toml: server.listen_port = '1x': expected a whole number",
+            "n0.toml:2: server.listen_port = '1x': expected a whole number",
         ),
         (
             "[server]\nlisten_port = 1.5",
-            "n0.toml: server.listen_port = 1.5: expected a whole number",
+            "n0.toml:2: server.listen_port = 1.5: expected a whole number",
         ),
         (
             "[raft]\nheartbeat_interval_ms = 400",
-            "n0.toml: raft.heartbeat_interval_ms = 400: at most a third of"
+            "n0.toml:2: raft.heartbeat_interval_ms = 400: at most a third of"
             " raft.election_timeout_ms = 800",
         ),
         (
             "[raft]\nmax_pending_bytes = '1MiB'",
-            "n0.toml: raft.max_pending_bytes = 1048576: less than one entry of"
+            "n0.toml:2: raft.max_pending_bytes = 1048576: less than one entry of"
             " raft.max_entry_bytes",
         ),
     ],
@@ -354,6 +360,43 @@ def test_a_bad_toml_file_is_one_line_naming_file_and_key(text: str, message: str
     with pytest.raises(ConfigError) as caught:
         toml(text)
     assert str(caught.value) == message
+
+
+def test_every_mistake_is_told_at_once_with_its_line() -> None:
+    first = "[server]\nlisten_prt = 1\n\n[raft]\nself_id = 'n7'\nheartbeat_interval_ms = 'x'\n"
+    second = "# as it was\nbrokerName=b\nflushDiskType=SYNC\n\nzzz=1\n"
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            [ConfigFile("a/n0.toml", first), ConfigFile("broker.conf", second)],
+            environment={"NAMESRV_ADDR": "ns"},
+            options={"store.path": "/data"},
+        )
+    assert [line.partition(": ")[0::2] for line in str(caught.value).splitlines()] == [
+        ("a/n0.toml:2", "unknown setting server.listen_prt (did you mean server.listen_port?)"),
+        ("a/n0.toml:6", "raft.heartbeat_interval_ms = 'x': expected a whole number"),
+        ("broker.conf:3", "flushDiskType = 'SYNC': Invalid enum value 'SYNC'"),
+        ("broker.conf:5", "unknown setting zzz"),
+        ("environment NAMESRV_ADDR", "NAMESRV_ADDR = 'ns': 'ns' is not host:port"),
+        ("command line", "unknown setting store.path (did you mean store.path_root_dir?)"),
+    ]
+
+
+def test_all_that_contradicts_each_other_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        conf(
+            f"brokerName=a/b\ntls.server.mode=enforcing\ndLegerSelfId=n7\n"
+            f"dLegerPeers={THREE_PEERS}\naclEnable=true\ninSyncReplicas=3\n"
+        )
+    places = [line.partition(": ")[0] for line in str(caught.value).splitlines()]
+    assert places == [f"broker.conf:{number}" for number in (6, 3, 1, 2, 5)]
+
+
+def test_the_settings_that_are_not_defaults_are_few() -> None:
+    changed = conf("brokerName=b\nlistenPort=10911\nflushDiskType=ASYNC_FLUSH\n").changed_settings()
+    assert ("broker.broker_name", "b", "broker.conf") in changed
+    assert ("store.flush_disk_type", "ASYNC_FLUSH", "broker.conf") in changed
+    assert not [row for row in changed if row[0] == "server.listen_port"], "it is the default"
+    assert len(changed) < 10
 
 
 def test_text_that_is_not_toml_names_the_file_and_the_place() -> None:
@@ -510,7 +553,7 @@ def test_peers_that_others_can_reach_need_a_secret_or_certificates(host: str) ->
     text = THREE.format(host)
     with pytest.raises(ConfigError, match=r"dledger raft secret FILE") as raised:
         conf(text)
-    assert str(raised.value).startswith("broker.conf: raft.peers = ")
+    assert str(raised.value).startswith("broker.conf:1: raft.peers = ")
     for guard in GUARDS:
         config = load_config([ConfigFile("broker.conf", text)], options=guard)
         assert config.has_guarded_peers
@@ -591,7 +634,7 @@ def test_protection_that_is_not_built_is_refused_where_it_is_asked_for(key: str)
     asked = "false" if "true" in REFUSED[key].harmless else "something"
     with pytest.raises(ConfigError) as raised:
         conf(f"{key}={asked}")
-    assert str(raised.value) == f"broker.conf: {key}: {REFUSED[key].reason}"
+    assert str(raised.value) == f"broker.conf:1: {key}: {REFUSED[key].reason}"
     for harmless in REFUSED[key].harmless:
         assert conf(f"{key}={harmless}").warnings == ()
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from commitlog.errors import ConfigError
-from namesrv.config import SETTINGS, NamesrvConfig, resolve_config
+from namesrv.config import IGNORED_ROCKETMQ_KEYS, SETTINGS, NamesrvConfig, resolve_config
 
 ROCKETMQ_FILE = b"""
 # namesrv.conf as it comes from an existing installation
@@ -75,52 +75,77 @@ def test_the_command_line_wins_over_the_file_and_an_option_not_given_does_not() 
 @pytest.mark.parametrize(
     ("path", "content", "line"),
     [
-        ("n.toml", b"[server]\nport = 1\n", "n.toml: unknown setting 'port' in [server]"),
+        ("n.toml", b"[server]\nport = 1\n", "n.toml:2: unknown setting 'port' in [server]"),
         (
             "n.toml",
             b"[namesrv]\nlisten_port = 1\n",
-            "n.toml: unknown setting 'listen_port' in [namesrv]",
+            "n.toml:2: unknown setting 'listen_port' in [namesrv]",
         ),
         (
             "n.toml",
             b"[broker]\n",
-            "n.toml: unknown setting 'broker'; tables are [server] and [namesrv]",
+            "n.toml:1: unknown setting 'broker'; tables are [server] and [namesrv]",
         ),
         (
             "n.toml",
             b'[server]\nlisten_port = "9876"\n',
-            "n.toml: [server] listen_port = '9876': a whole number is needed",
+            "n.toml:2: [server] listen_port = '9876': a whole number is needed",
         ),
         (
             "n.toml",
             b"[server]\nlisten_port = true\n",
-            "n.toml: [server] listen_port = True: a whole number is needed",
+            "n.toml:2: [server] listen_port = True: a whole number is needed",
         ),
-        ("n.conf", b"listenprot=1\n", "n.conf: unknown setting 'listenprot'"),
-        ("n.conf", b"listenPort=x\n", "n.conf: listenPort = 'x': a whole number is needed"),
+        ("n.conf", b"listenprot=1\n", "n.conf:1: unknown setting 'listenprot'"),
+        ("n.conf", b"listenPort=x\n", "n.conf:1: listenPort = 'x': a whole number is needed"),
         (
             "n.conf",
             b"listenPort=65536\n",
-            "n.conf: listenPort = 65536: must be between 0 and 65535",
+            "n.conf:1: listenPort = 65536: must be between 0 and 65535",
         ),
         (
             "n.conf",
             b"orderMessageEnable=yes\n",
-            "n.conf: orderMessageEnable = 'yes': true or false is needed",
+            "n.conf:1: orderMessageEnable = 'yes': true or false is needed",
         ),
         (
             "n.conf",
             b"tls.server.mode=on\n",
-            "n.conf: tls.server.mode = 'on': must be one of disabled, permissive, enforcing",
+            "n.conf:1: tls.server.mode = 'on': must be one of disabled, permissive, enforcing",
         ),
-        ("n.conf", b"kvConfigPath=\n", "n.conf: kvConfigPath must not be empty"),
-        ("n.conf", b"\nlistenPort\n", "n.conf: listenPort = '': a whole number is needed"),
+        ("n.conf", b"kvConfigPath=\n", "n.conf:1: kvConfigPath must not be empty"),
+        ("n.conf", b"\nlistenPort\n", "n.conf:2: listenPort = '': a whole number is needed"),
     ],
 )
 def test_what_is_wrong_is_one_line_naming_it(path: str, content: bytes, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_config(path=path, content=content)
     assert str(caught.value) == line
+
+
+def test_every_mistake_is_told_at_once_with_its_line() -> None:
+    content = b"listenPort=x\nserverWorkerThreads=8\n\nlistenprot=1\n=9\n"
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(path="n.conf", content=content)
+    assert str(caught.value).splitlines() == [
+        "n.conf:1: listenPort = 'x': a whole number is needed",
+        "n.conf:4: unknown setting 'listenprot'",
+        "n.conf:5: a key is needed before the value '9'",
+    ]
+
+
+@pytest.mark.parametrize("key", sorted(IGNORED_ROCKETMQ_KEYS))
+def test_a_key_without_meaning_here_is_a_warning(key: str) -> None:
+    resolved = resolve_config(path="n.conf", content=f"{key}=17\nlistenPort=9877\n".encode())
+    assert resolved.warnings == (f"{key} has no meaning here and is ignored",)
+    assert resolved.config == resolve_config(command_line={"listen_port": 9877}).config
+
+
+def test_the_settings_that_are_not_defaults_are_few() -> None:
+    resolved = resolve_config(path="n.conf", content=b"listenPort=9877\norderMessageEnable=false\n")
+    names = {name: (value, source) for name, value, source in resolved.changed_settings()}
+    assert names.pop("listen_port") == ("9877", "n.conf")
+    assert set(names) == {"kv_config_path"}, "the home folder stands in it"
 
 
 @pytest.mark.parametrize("content", [b"[server\n", b"\xff"])
