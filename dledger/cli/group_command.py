@@ -103,11 +103,10 @@ async def info(
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)
+        await _require_known(admin, group)
         connection = await admin.consumer_connection(group)
         progress = await admin.group_progress(group)
         owners = await admin.queue_owners(group)
-        if connection is None and not progress and group not in await admin.subscription_groups():
-            raise CliError(f"no broker knows group {group}", next_step="see dledger group ls")
     found = group_info(group, connection, progress, owners)
     if output == "json":
         print_json(found)
@@ -118,6 +117,18 @@ async def info(
     columns = ("topic", "broker", "queue", "consumed", "end", "lag", "last_consumed", "member")
     show(output, "Queues", found["queues"], columns)
     return ExitCode.OK
+
+
+async def _require_known(admin: Admin, group: str) -> None:
+    """Refuse a group without a configuration, without members and without offsets.
+
+    Raises:
+        CliError: No broker knows it: most often its name is misspelt; nothing was changed.
+    """
+    if group in await admin.subscription_groups():
+        return
+    if await admin.consumer_connection(group) is None and not await admin.group_progress(group):
+        raise CliError(f"no broker knows group {group}", next_step="see dledger group ls")
 
 
 def group_info(
@@ -237,6 +248,7 @@ async def _reset(
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)
+        await _require_known(admin, group)
         moves = await admin.plan_offset_reset(group, topic, timestamp_ms)
         rows = move_rows(moves)
         if output == "table":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ from dledger.cli.output import (
     show,
 )
 from dledger.cli.probe import any_cluster_info
-from remoting.protocol.bodies import BrokerData, TopicConfig, TopicList
+from remoting.protocol.bodies import BrokerData, TopicConfig, TopicList, TopicStatsTable
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.confirmation import GivenUp
 
@@ -365,12 +366,22 @@ async def delete(
     /,
     *,
     cluster: Annotated[str | None, Parameter(help="Cluster; all brokers otherwise.")] = None,
+    yes: Annotated[
+        bool, Parameter(name="--yes", negative="", help="Do not ask, even if messages go with it.")
+    ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
-    """Delete a topic in every broker group and take it out of the route."""
+    """Delete a topic in every broker group and take it out of the route.
+
+    Where messages go with it, it asks first on a terminal, and wants --yes elsewhere.
+    """
     namesrvs = addresses(namesrv)
     await topic_route(namesrvs, topic, next_step="see dledger topic ls")
-    for group in await groups_of(namesrvs, cluster):
+    groups = await groups_of(namesrvs, cluster)
+    if not yes and not await _may_delete(topic, await _messages_in(groups, topic)):
+        note(f"{topic} was not deleted")
+        return ExitCode.FAILED
+    for group in groups:
         answer = await ask_leader(group, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
         if answer.code != ResponseCode.SUCCESS:
             raise refused(f"deleting {topic} in {group.broker_name}", answer)
@@ -382,3 +393,35 @@ async def delete(
             raise refused(f"deleting {topic} at {address}", answer)
     note(f"{topic} is deleted")
     return ExitCode.OK
+
+
+async def _messages_in(groups: Sequence[BrokerData], topic: str) -> int:
+    """Return how many messages of a topic are kept in these broker groups."""
+    messages = 0
+    for group in groups:
+        answer = await ask_leader(group, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+        if answer.code == ResponseCode.SUCCESS:
+            queues = TopicStatsTable.decode(answer.body).offset_table.values()
+            messages += sum(queue.max_offset - queue.min_offset for queue in queues)
+        elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise refused(f"counting the messages of {topic} in {group.broker_name}", answer)
+    return messages
+
+
+async def _may_delete(topic: str, messages: int) -> bool:
+    """Ask on a terminal whether so many messages may go; what is empty needs no question.
+
+    Raises:
+        CliError: There is nobody to ask.
+    """
+    if not messages:
+        return True
+    if not sys.stdin.isatty():
+        raise CliError(
+            f"{topic} holds {messages:,} messages, which would go; nothing was deleted",
+            next_step="--yes deletes it with them",
+        )
+    sys.stderr.write(f"{topic} holds {messages:,} messages, which go with it. Delete it? [y/N] ")
+    sys.stderr.flush()
+    answer = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    return answer.strip().lower() in ("y", "yes")

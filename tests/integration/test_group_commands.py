@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import tarfile
@@ -169,6 +170,58 @@ def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
         assert sum(offsets(shell.json("group", "info", "billing"))) == 15
         shell.run("group", "clone", "billing", "audit", "--yes")
         assert sum(offsets(shell.json("group", "info", "audit"))) == 15
+
+
+def test_a_group_that_no_broker_knows_is_not_reset(shell: Shell) -> None:
+    for tokens in (("reset", "biling", "orders", "--to-first"), ("skip", "biling", "orders")):
+        out, err = shell.run("group", *tokens, status=1)
+        assert out == ""
+        assert "no broker knows group biling; see dledger group ls" in err
+    assert "biling" not in {row["group"] for row in shell.json("group", "ls")}
+
+
+def test_a_topic_with_messages_is_deleted_when_that_is_confirmed(
+    broker: EmbeddedBroker, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic("doomed", queue_nums=2)
+    assert "doomed is deleted" in shell.run("topic", "delete", "doomed")[1], "nothing is lost"
+    broker.create_topic("doomed", queue_nums=2)
+    shell.run("send", "-t", "doomed", "a", "b", "c")
+    err = shell.run("topic", "delete", "doomed", status=1)[1]
+    assert "doomed holds 3 messages, which would go; nothing was deleted" in err
+    assert "--yes deletes it with them" in err
+    for answer, status in (("\n", 1), ("no\n", 1), ("y\n", 0)):
+        assert shell.json("topic", "info", "doomed")["messages"] == 3
+        monkeypatch.setattr("sys.stdin", Person(answer))
+        assert "Delete it? [y/N]" in shell.run("topic", "delete", "doomed", status=status)[1]
+        monkeypatch.undo()
+    shell.run("topic", "info", "doomed", status=1)
+    broker.create_topic("doomed", queue_nums=2)
+    shell.run("send", "-t", "doomed", "a")
+    shell.run("topic", "delete", "doomed", "--yes")
+    shell.run("topic", "info", "doomed", status=1)
+
+
+class Person(io.StringIO):
+    """Standard input of a terminal on which somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_sent_has_its_tag_keys_and_properties(broker: EmbeddedBroker, shell: Shell) -> None:
+    broker.create_topic("with-headers", queue_nums=1)
+    headers = ("--tag", "new", "--key", "o-1 c-7", "--property", "region=EU", "--property", "n=a=b")
+    (sent,) = shell.json("send", "-t", "with-headers", *headers, "body")
+    row = json.loads(shell.run("consume", "-t", "with-headers", "-o", "json")[0])
+    assert (row["tags"], row["keys"], row["body"]) == ("new", "o-1 c-7", "body")
+    assert {name: row["properties"][name] for name in ("region", "n")} == {
+        "region": "EU",
+        "n": "a=b",
+    }
+    assert sent["message_id"] == row["message_id"]
+    err = shell.run("send", "-t", "with-headers", "--property", "region", "x", status=2)[1]
+    assert "--property region: expected name=value" in err
 
 
 def is_routed(permission: str) -> Callable[[Any], bool]:
