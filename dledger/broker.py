@@ -36,7 +36,6 @@ from dledger.group import Group, GroupSettings
 from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges
 from dledger.metrics.broker_metrics import BrokerMetrics
-from dledger.metrics.http_server import MetricsServer
 from dledger.metrics.leader_changes import LeaderChanges
 from dledger.metrics.traffic import Traffic
 from dledger.processors.access_rules import LOCAL_ADMIN, broker_rules, topic_of_message_at
@@ -68,6 +67,8 @@ from remoting.access.local_admin import LocalAdmin
 from remoting.client import RemotingClient
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
+from remoting.metrics.http_server import MetricsServer
+from remoting.metrics.server_metrics import Guard, ServerMetrics
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.reserved_codes import BROKER_RESERVED
@@ -321,7 +322,7 @@ async def _run_parts(
     accounts = None
     if config.server.acl_enable:
         accounts = AccountStore(world.disk, config.server.acl_file)
-    table = _processor_table(
+    table, guard = _processor_table(
         group,
         accounts,
         world,
@@ -359,8 +360,16 @@ async def _run_parts(
             server.serve, config.server.listen_host, config.server.listen_port
         )
         fast_server = await _serve_fast(config, group, world, table, server.budget, nursery)
+        servers = [server] if fast_server is None else [server, fast_server]
         metrics_address = await _serve_metrics(
-            config, group, processors, settings, retention, world, nursery
+            config,
+            group,
+            processors,
+            settings,
+            retention,
+            ServerMetrics(servers, guard),
+            world,
+            nursery,
         )
         if accounts is not None:
             nursery.start_soon(accounts.keep_reading, world.clock, world.executor)
@@ -381,11 +390,15 @@ def _register_settings(table: ProcessorTable, live: LiveSettings) -> None:
 
 def _processor_table(
     group: Group, accounts: AccountStore | None, world: World, cluster: str, *, open_admin: bool
-) -> ProcessorTable:
-    if accounts is None:
-        return ProcessorTable(None if open_admin else LocalAdmin(LOCAL_ADMIN).guard)
-    rules = broker_rules(topic_of_message_at(group), cluster)
-    return guarded_table(AccessGate(accounts, rules, world.clock, world.rng))
+) -> tuple[ProcessorTable, Guard | None]:
+    if accounts is not None:
+        rules = broker_rules(topic_of_message_at(group), cluster)
+        gate = AccessGate(accounts, rules, world.clock, world.rng)
+        return guarded_table(gate), gate
+    if open_admin:
+        return ProcessorTable(None), None
+    local = LocalAdmin(LOCAL_ADMIN)
+    return ProcessorTable(local.guard), local
 
 
 async def _serve_fast(
@@ -432,6 +445,7 @@ async def _serve_metrics(
     processors: BrokerProcessors,
     settings: BrokerSettings,
     retention: RetentionService,
+    ports: ServerMetrics,
     world: World,
     nursery: trio.Nursery,
 ) -> tuple[str, int] | None:
@@ -447,6 +461,7 @@ async def _serve_metrics(
         settings,
         traffic,
         leaders,
+        ports=ports,
         given_up_bytes=retention.given_up_bytes,
         member=config.raft.self_id,
         clock=world.clock,

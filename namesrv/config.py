@@ -133,6 +133,21 @@ class NamesrvConfig:
         "without acl_enable: take requests that change routes or settings from every machine, not"
         " from this one alone",
     )
+    metrics_listen_port: int = _setting(
+        0,
+        "server",
+        "metricsListenPort",
+        "port that answers GET /metrics for Prometheus; 0: none; one that is taken is left out with"
+        " a warning",
+        smallest=0,
+        largest=65535,
+    )
+    metrics_listen_host: str = _setting(
+        "127.0.0.1",
+        "server",
+        "metricsListenHost",
+        "address to bind for it; there are no accounts and no TLS",
+    )
     kv_config_path: str = _setting(
         "~/namesrv/kvConfig.json", "namesrv", "kvConfigPath", "file of the key-value configuration"
     )
@@ -266,7 +281,7 @@ class Setting:
 
 
 _KIND_NAMES: Final = {"str": "text", "int": "a whole number", "bool": "true or false"}
-_NEVER_EMPTY: Final = frozenset({"listen_host", "kv_config_path"})
+_NEVER_EMPTY: Final = frozenset({"listen_host", "kv_config_path", "metrics_listen_host"})
 
 _KINDS: Final[Mapping[type, Literal["str", "int", "bool"]]] = {
     str: "str",

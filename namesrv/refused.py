@@ -23,13 +23,19 @@ class _Refused:
 
 
 class RefusedRegistrations:
-    """Broker name and address to why it was refused last."""
+    """Broker name and address to why it was refused last.
+
+    Attributes:
+        total: Refusals so far.
+    """
 
     def __init__(self) -> None:
         self._refused: dict[tuple[str, str], _Refused] = {}
+        self.total = 0
 
     def note(self, broker_name: str, broker_addr: str, reason: str, now_ms: int) -> bool:
         """Remember a refusal; tell whether it is news for the log."""
+        self.total += 1
         key = (broker_name[:SHOWN_CHARACTERS], broker_addr[:SHOWN_CHARACTERS])
         before = self._refused.pop(key, None)
         self._refused[key] = _Refused(reason[: 4 * SHOWN_CHARACTERS], now_ms)

@@ -10,6 +10,7 @@ import trio
 from commitlog.seams import Disk
 from namesrv.access_rules import LOCAL_ADMIN, NAMESRV_RULES
 from namesrv.config import NamesrvConfig
+from namesrv.metrics import NamesrvMetrics
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from remoting.access.account_store import AccountStore
@@ -17,6 +18,8 @@ from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.local_admin import LocalAdmin
 from remoting.connection import ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
+from remoting.metrics.http_server import MetricsServer
+from remoting.metrics.server_metrics import Guard, ServerMetrics
 from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.reserved_codes import NAMESRV_RESERVED
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
@@ -63,9 +66,7 @@ async def serve_namesrv(
     name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
     accounts = AccountStore(disk, config.acl_file) if config.acl_enable else None
-    processors = ProcessorTable(None if config.open_admin else LocalAdmin(LOCAL_ADMIN).guard)
-    if accounts is not None:
-        processors = guarded_table(AccessGate(accounts, NAMESRV_RULES, clock, rng))
+    processors, guard = _processor_table(accounts, clock, rng, open_admin=config.open_admin)
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         processors.register(code, handler, limiter)
@@ -91,12 +92,51 @@ async def serve_namesrv(
             not_bound = error
         else:
             nursery.start_soon(_scan_forever, config, clock, processor)
+            ports = ServerMetrics([server], guard)
+            node_id = f"{address[0]}:{address[1]}"
+            metrics = NamesrvMetrics(name_server.routes, ports, node_id)
+            await _serve_metrics(config, metrics, network, nursery)
             if accounts is not None and executor is not None:
                 nursery.start_soon(accounts.keep_reading, clock, executor)
             _log.info("namesrv_started", host=address[0], port=address[1])
             task_status.started(address)
     if not_bound is not None:  # out here it is not wrapped in a group
         raise OSError(not_bound.strerror or str(not_bound)) from not_bound
+
+
+def _processor_table(
+    accounts: AccountStore | None, clock: Clock, rng: Rng, *, open_admin: bool
+) -> tuple[ProcessorTable, Guard | None]:
+    if accounts is not None:
+        gate = AccessGate(accounts, NAMESRV_RULES, clock, rng)
+        return guarded_table(gate), gate
+    if open_admin:
+        return ProcessorTable(None), None
+    local = LocalAdmin(LOCAL_ADMIN)
+    return ProcessorTable(local.guard), local
+
+
+async def _serve_metrics(
+    config: NamesrvConfig, metrics: NamesrvMetrics, network: Network, nursery: trio.Nursery
+) -> None:
+    """Serve the page for Prometheus, if it is wanted and its port is free."""
+    host, port = config.metrics_listen_host, config.metrics_listen_port
+    if not port:
+        return
+    try:
+        bound: tuple[str, int] = await nursery.start(
+            MetricsServer(network, metrics.pieces).serve, host, port
+        )
+    except OSError as error:
+        # Who watches a NameServer misses the page; who uses it must not miss the NameServer.
+        _log.warning(
+            "metrics_port_left_out",
+            address=f"{host}:{port}",
+            error=str(error),
+            next_step="set server.metrics_listen_port to a free port, or to 0",
+        )
+        return
+    _log.info("metrics_served", address=f"{bound[0]}:{bound[1]}")
 
 
 def _server_limits(config: NamesrvConfig) -> ServerLimits:

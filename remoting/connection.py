@@ -21,6 +21,7 @@ import trio
 from typing_extensions import Buffer
 
 from commitlog.errors import InvariantBroken, LocalProtocolError, MQError, RemoteProtocolError
+from remoting.connection_ends import ConnectionEnds
 from remoting.errors import (
     AccessRefusedError,
     ConnectionLostError,
@@ -126,6 +127,7 @@ class Connection:
         budget: MemoryBudget | None = None,
         always_taken: frozenset[int] = frozenset(),
         on_proven: Callable[[Connection], None] | None = None,
+        ends: ConnectionEnds | None = None,
     ) -> None:
         """Wrap *stream*, which the connection owns from now on.
 
@@ -136,6 +138,7 @@ class Connection:
             budget: Memory that all connections of a daemon share; None: limits of its own only.
             always_taken: Codes of requests that are taken also when the budget is met.
             on_proven: Called once, when the first valid request has come.
+            ends: Counts why it ended, with those of other connections.
         """
         self.peer_address = stream.peer_address
         self.local_address = stream.local_address
@@ -151,6 +154,7 @@ class Connection:
         self._budget = budget
         self._always_taken = always_taken
         self._on_proven = on_proven
+        self._ends = ends
         self._counted_bytes = 0
         self._look_at_bytes = limits.max_write_buffer_bytes
         if budget is not None:
@@ -600,8 +604,8 @@ class Connection:
     def _note_end(self, reason: str) -> None:
         if not self._close_reason:
             self._close_reason = reason
-        level = _log.debug if reason.startswith(("ended", "idle", "broken")) else _log.warning
-        level("connection_ends", peer=_text(self.peer_address), reason=reason)
+        ends = ConnectionEnds() if self._ends is None else self._ends
+        ends.note(_text(self.peer_address), reason, trio.current_time())
 
     async def _wait_for_room(self) -> None:
         while self._out_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from remoting.connection import Connection, ConnectionLimits
+from remoting.connection_ends import ConnectionEnds
 from remoting.log import get_logger
 from remoting.memory_budget import MemoryBudget
 from remoting.places import Admission, Places
@@ -47,6 +48,9 @@ class RemotingServer:
     Attributes:
         connections: The connections that are open now.
         on_connect: Called for each new connection before it is served.
+        budget: Memory of all connections.
+        places: Who has a place, and who gave way.
+        ends: Why connections ended.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class RemotingServer:
         self.places: Places[Connection] = Places(
             self._limits.max_connections, self._limits.reserved_connections
         )
+        self.ends = ConnectionEnds()
         self._reserve_processors: ProcessorTable | None = None
         self._noted: tuple[int, ...] = (0, 0, 0, 0)
         self._next_note_s = 0.0
@@ -146,6 +151,7 @@ class RemotingServer:
             budget=self.budget,
             always_taken=limits.reserved_codes,
             on_proven=self.places.prove,
+            ends=self.ends,
         )
         admission = self.places.admit(connection, trio.current_time())
         if admission is not Admission.SERVED:

@@ -18,13 +18,14 @@ from commitlog.entry import parse_header
 from commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.metrics.leader_changes import LeaderChanges
-from dledger.metrics.text_format import Family, Sample, family_text
 from dledger.metrics.traffic import MAX_COUNTERS, Traffic
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.runtime_info import earliest_message_ms, unflushed_bytes
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.names import RETRY_PREFIX
+from remoting.metrics.server_metrics import ServerMetrics
+from remoting.metrics.text_format import Family, Sample, family_text
 from remoting.protocol.bodies import ConsumeType
 from remoting.seams import Clock
 
@@ -67,6 +68,7 @@ class BrokerMetrics:
     """The metrics of one broker.
 
     Args:
+        ports: What happens at the ports for clients.
         given_up_bytes: Bytes of the log that retention gave up here, by cause.
         member: This node's name in its Raft group.
     """
@@ -79,6 +81,7 @@ class BrokerMetrics:
         traffic: Traffic,
         leaders: LeaderChanges,
         *,
+        ports: ServerMetrics | None = None,
         given_up_bytes: Mapping[str, int],
         member: str,
         clock: Clock,
@@ -88,6 +91,7 @@ class BrokerMetrics:
         self._settings = settings
         self._traffic = traffic
         self._leaders = leaders
+        self._ports = ports
         self._given_up_bytes = given_up_bytes
         self._clock = clock
         self._labels = {
@@ -114,7 +118,9 @@ class BrokerMetrics:
             self._broker_families(),
         ):
             yield from family_text(family, samples, self._labels)
-        for family, samples in self._raft_families():
+        for family, samples in chain(
+            self._raft_families(), () if self._ports is None else self._ports.families()
+        ):
             yield from family_text(family, samples, self._member_labels)
         counts: Samples = [({"metric": name}, count) for name, count in left_out.items()]
         yield from family_text(LEFT_OUT, counts, self._member_labels)
@@ -329,6 +335,10 @@ class BrokerMetrics:
             Family("dledger_leader_changes_total", "counter", "Leaders this member learned of."),
             [({}, self._leaders.total)],
         )
+        for key in ("contradictions", "truncations", "installs"):
+            if key in status:
+                name = f"dledger_{_COUNTERS[key][0]}_total"
+                yield Family(name, "counter", _COUNTERS[key][1]), [({}, int(status[key]))]
         yield from _peer_families(status, leads=leads)
         for key in (
             "doubtful",
@@ -374,6 +384,19 @@ _ABOUT: Final = {
     "store_time_ahead_ms": "Store time of the newest entry minus this member's date.",
     "clock_behind_voters_ms": "The middle date of the voters minus this leader's; 0 elsewhere.",
     "pending_bytes": "Proposed and not yet committed; sends are refused at raft.max_pending_bytes.",
+}
+
+
+_COUNTERS: Final = {
+    "contradictions": (
+        "peer_contradictions",
+        "Connections of peers closed because they contradicted this member's own log or term.",
+    ),
+    "truncations": (
+        "log_truncations",
+        "Times this member cut entries that were never committed, for those of a new leader.",
+    ),
+    "installs": ("snapshots_installed", "Snapshots of a leader this member took in."),
 }
 
 

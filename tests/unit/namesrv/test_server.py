@@ -21,6 +21,7 @@ from remoting.connection import Connection
 from remoting.edge import SystemRng, TcpNetwork, TrioClock
 from remoting.processor import ProcessorTable
 from remoting.protocol.codes import RequestCode
+from tests.harness.metrics_page import MetricsPage
 from tests.unit.namesrv.world import ask, register, register_body, route, running_namesrv
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
@@ -71,6 +72,43 @@ async def test_over_real_sockets_a_broken_connection_removes_its_broker_at_once(
             "See http://rocketmq.apache.org/docs/faq/ for further details."
         )
         nursery.cancel_scope.cancel()
+
+
+async def test_it_shows_its_brokers_and_who_is_refused_to_prometheus(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        free_port = taken.getsockname()[1]
+    network = TcpNetwork()
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(
+            partial(
+                serve_namesrv,
+                config_in(tmp_path, metrics_listen_port=free_port),
+                clock=TrioClock(),
+                rng=SystemRng(),
+                network=network,
+                disk=OsDisk(),
+            )
+        )
+        connection = Connection(await network.connect(host, port, timeout_s=5), ProcessorTable())
+        nursery.start_soon(connection.run)
+        assert (await register(connection, A, 0)).code == 0
+        stream = await network.connect(host, free_port, timeout_s=5)
+        await stream.send_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+        received = bytearray()
+        while part := bytes(await stream.receive_some(65_536)):
+            received += part
+        await stream.aclose()
+        nursery.cancel_scope.cancel()
+    head, _, text = received.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 OK")
+    page = MetricsPage.read(text)
+    assert page.value("dledger_namesrv_brokers") == 1
+    assert page.value("dledger_namesrv_topics") == 2
+    assert page.value("dledger_connections") == 1
+    assert page.value("dledger_registrations_refused_total") == 0
+    assert page.value("dledger_access_refused_total") == 0
+    assert page.labels("dledger_connections")[0]["node_type"] == "namesrv"
 
 
 async def test_tls_is_a_matter_of_configuration(tmp_path: Path) -> None:

@@ -12,6 +12,12 @@ from dledger.metrics.broker_metrics import BrokerMetrics
 from dledger.metrics.leader_changes import LeaderChanges
 from dledger.metrics.traffic import Traffic
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from namesrv.metrics import NamesrvMetrics
+from namesrv.route_table import RouteInfoManager
+from remoting.access.local_admin import LocalAdmin
+from remoting.edge import TcpNetwork
+from remoting.metrics.server_metrics import ServerMetrics
+from remoting.processor import ProcessorTable
 from remoting.protocol.bodies import (
     ConsumerData,
     ConsumeType,
@@ -20,6 +26,7 @@ from remoting.protocol.bodies import (
     SubscriptionData,
 )
 from remoting.protocol.codes import RequestCode
+from remoting.server import RemotingServer
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection, FakeGroup, ManualClock
 from tests.harness.metrics_page import COMMON, MetricsPage
@@ -35,6 +42,9 @@ STATUS = {
     "doubtful": False,
     "damaged": True,
     "pending_bytes": 300,
+    "contradictions": 2,
+    "truncations": 1,
+    "installs": 0,
     "registration_refused": {"ns:9876": "it belongs to another group"},
     "store_time_ahead_ms": -20,
     "clock_behind_voters_ms": 3,
@@ -54,12 +64,14 @@ class Watched:
         self.traffic = Traffic(lambda: group.leadership is not None)
         broker.processors.throughput.traffic = self.traffic
         self.leaders = LeaderChanges(group)
+        self.port = RemotingServer(TcpNetwork(), ProcessorTable())
         self.metrics = BrokerMetrics(
             group,
             broker.processors,
             broker.settings,
             self.traffic,
             self.leaders,
+            ports=ServerMetrics([self.port], LocalAdmin(())),
             given_up_bytes={"age": 7, "forced": 0},
             member="n0",
             clock=broker.clock,
@@ -230,6 +242,9 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
         "dledger_commit_index": 11,
         "dledger_applied_index": 0,
         "dledger_leader_changes_total": 1,
+        "dledger_peer_contradictions_total": 2,
+        "dledger_log_truncations_total": 1,
+        "dledger_snapshots_installed_total": 0,
         "dledger_peer_lag_entries": 2,
         "dledger_doubtful": 0,
         "dledger_damaged": 1,
@@ -242,6 +257,12 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
         "dledger_held_pulls": 0,
         "dledger_disk_used_ratio": 0,
         "dledger_listener_failures_total": 0,
+        "dledger_connections": 0,
+        "dledger_connections_refused_total": 0,
+        "dledger_requests_refused_memory_total": 0,
+        "dledger_request_memory_bytes": 0,
+        "dledger_unfinished_frame_bytes": 0,
+        "dledger_access_refused_total": 0,
     }
     assert page.of("dledger_messages_set_aside_total", "service") == {
         ("delay_levels",): 0,
@@ -366,4 +387,9 @@ def test_every_metric_stands_in_the_guide_and_the_guide_has_no_other(watched: Wa
     guide = (ROOT / "docs" / "guide" / "metrics.md").read_text()
     tables = "".join(line for line in guide.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`((?:rocketmq|dledger)_[a-z_]+)`", tables))
-    assert named == watched.page().kinds.keys()
+    watched.port.ends.note("h:1", "idle", 0.0)
+    of_broker = watched.page().kinds.keys()
+    routes = RouteInfoManager()
+    namesrv = NamesrvMetrics(routes, ServerMetrics([watched.port], None), "ns:9876")
+    of_namesrv = MetricsPage.read("".join(namesrv.pieces())).kinds.keys()
+    assert named == of_broker | of_namesrv

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from commitlog.errors import OffsetOutOfRangeError
-from dledger.metrics.http_server import (
+from remoting.metrics.http_server import (
     ANSWER_TIMEOUT_S,
     MAX_REQUEST_BYTES,
     MAX_SCRAPES,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dledger.metrics.text_format import (
+from remoting.metrics.text_format import (
     LINES_PER_PIECE,
     MAX_LABEL_CHARS,
     Family,

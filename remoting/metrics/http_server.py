@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import structlog
 import trio
 
 from commitlog.errors import MQError
-from dledger.metrics.text_format import CONTENT_TYPE
+from remoting.log import get_logger
+from remoting.metrics.text_format import CONTENT_TYPE
 from remoting.seams import Network, Stream
 
 MAX_REQUEST_BYTES: Final = 8_192
@@ -30,7 +30,7 @@ PATH: Final = "/metrics"
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _REASONS: Final = {
     200: "OK",

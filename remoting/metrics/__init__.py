@@ -1,0 +1,1 @@
+"""A page in Prometheus' text format, and what every daemon shows on it."""
