@@ -46,8 +46,9 @@ class UniqKeyFactory:
     """Makes UNIQ_KEYs: address · process id · salt · ms since the month began · counter.
 
     Two factories never meet while address, process id or salt differ; one factory makes up to
-    65,536 different keys a millisecond. RocketMQ counts months in local time, we in UTC: nobody
-    reads a time out of a key.
+    65,536 different keys a millisecond. RocketMQ counts months in local time, we in UTC. Its tools
+    of version 4 read the time out of a key, in their own time zone, to begin a search there:
+    brokers of ours look at older messages too where nothing was stored after it.
 
     Args:
         ip: 4 or 16 bytes.

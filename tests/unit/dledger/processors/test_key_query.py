@@ -106,6 +106,38 @@ async def test_a_message_is_found_by_its_id(filled: Broker) -> None:
     assert (await query(filled, "k", **unique)).code == 22, "a key of the user's is no id"
 
 
+@pytest.mark.parametrize(
+    ("guessed_ms", "more"),
+    [
+        # mqadmin 4.9: the time in the id, one second before; the sender's clock was ahead, or the
+        # tool stands in another time zone, or the message is of last month.
+        (EPOCH_MS + 31_000 + 5_000 - 1_000, {}),
+        (EPOCH_MS + 31_000 + 5 * 3_600_000, {}),
+        (EPOCH_MS + 31_000 + 31 * 24 * 3_600_000, {}),
+        # mqadmin 5: three days back, and it names the kind of index it means.
+        (EPOCH_MS + 31_000 + 24 * 3_600_000, {"indexType": "U"}),
+        (0, {"indexType": "U"}),
+    ],
+)
+async def test_mqadmin_finds_an_id_whatever_time_it_guesses(
+    filled: Broker, guessed_ms: int, more: dict[str, str]
+) -> None:
+    answer = await query(
+        filled, "id3", beginTimestamp=guessed_ms, **{"_UNIQUE_KEY_QUERY": "true", **more}
+    )
+    assert bodies(answer) == [b"m3"]
+
+
+async def test_of_repeated_sends_the_time_asked_for_chooses(filled: Broker) -> None:
+    put(filled, b"m3 again", uniq="id3")
+    unique = {"_UNIQUE_KEY_QUERY": "true"}
+    assert bodies(await query(filled, "id3", **unique)) == [b"m3", b"m3 again"]
+    later = await query(filled, "id3", beginTimestamp=EPOCH_MS + 40_000, **unique)
+    assert bodies(later) == [b"m3 again"]
+    early = await query(filled, "id3", endTimestamp=EPOCH_MS + 40_000, **unique)
+    assert bodies(early) == [b"m3"]
+
+
 async def test_another_key_of_the_same_hash_is_left_out(filled: Broker) -> None:
     assert index_key_hash("T", "Aa") == index_key_hash("T", "BB")
     for i in range(3):
