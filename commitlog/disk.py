@@ -13,12 +13,12 @@ import fcntl
 import mmap
 import os
 import shutil
-import threading
 from collections.abc import Sequence
 from typing import Final
 
 from typing_extensions import Buffer
 
+from commitlog.descriptors import Descriptors
 from commitlog.errors import (
     DiskFullError,
     FlushFailedError,
@@ -74,18 +74,24 @@ def _flush_each(disk: OsDisk, paths: Sequence[str], folders: Sequence[str]) -> N
 
 
 class OsFile:
-    """An open file (see `commitlog.seams.DiskFile`). `flush` may run in a worker thread."""
+    """An open file (see `commitlog.seams.DiskFile`). `flush` may run in a worker thread.
 
-    __slots__ = ("_closed", "_fd", "_flushing", "_mutex", "_path", "_size", "_view")
+    It may have no descriptor while it is not used: `commitlog.descriptors` takes it back.
+    """
 
-    def __init__(self, path: str, fd: int, size: int) -> None:
+    __slots__ = ("_closed", "_fd", "_path", "_pool", "_size", "_users", "_view", "last_use")
+
+    def __init__(self, path: str, fd: int, size: int, pool: Descriptors) -> None:
         self._path = path
         self._fd = fd
         self._size = size
+        self._pool = pool
         self._view: memoryview | None = None
-        self._mutex = threading.Lock()
-        self._flushing = 0
+        # Calls that use the descriptor now, in whatever thread.
+        self._users = 0
         self._closed = False
+        self._note_use()
+        pool.taken(self, 1)
 
     @property
     def path(self) -> str:
@@ -103,15 +109,18 @@ class OsFile:
             raise InvariantBroken(
                 f"write of {len(view)} bytes at {offset} leaves {self._path} of {self._size} bytes"
             )
+        fd = self._borrow()
         try:
             while view:
-                written = os.pwrite(self._fd, view, offset)
+                written = os.pwrite(fd, view, offset)
                 offset += written
                 view = view[written:]
         except OSError as error:
             if error.errno in _NO_SPACE:
                 raise DiskFullError(f"no space to write to {self._path}") from error
             raise
+        finally:
+            self._give_back(fd)
 
     def view(self, offset: int, size: int) -> memoryview:
         if offset < 0 or size < 0 or offset + size > self._size:
@@ -122,11 +131,28 @@ class OsFile:
         if whole is None:
             if size == 0:
                 return memoryview(b"")
-            if self._closed:
-                raise InvariantBroken(f"view of the closed file {self._path}")
-            whole = memoryview(mmap.mmap(self._fd, self._size, access=mmap.ACCESS_READ))
-            self._view = whole
+            whole = self._map()
+        self._note_use()
         return whole[offset : offset + size]
+
+    def _note_use(self) -> None:
+        pool = self._pool
+        pool.uses = self.last_use = pool.uses + 1
+
+    def _map(self) -> memoryview:
+        fd = self._borrow()
+        if fd < 0:
+            raise InvariantBroken(f"view of the closed file {self._path}")
+        try:
+            mapping = self._pool.opened(lambda: mmap.mmap(fd, self._size, access=mmap.ACCESS_READ))
+        finally:
+            self._give_back(fd)
+        view = memoryview(mapping)
+        with self._pool.lock:
+            if not self._closed and self._fd >= 0:
+                self._view = view
+                self._pool.taken(self, 1)
+        return view
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or size < 0 or offset + size > self._size:
@@ -160,25 +186,52 @@ class OsFile:
             self._give_back(fd)
 
     def _borrow(self) -> int:
-        """Keep the descriptor open until `_give_back`; -1 when the file is closed."""
-        with self._mutex:
-            if self._closed:
+        """Return a descriptor that stays open until `_give_back`.
+
+        -1: the file is closed; or removed, and its owner is about to close it.
+        """
+        with self._pool.lock:
+            if self._closed or (self._fd < 0 and not self._open_again()):
                 return -1
-            self._flushing += 1
+            self._users += 1
+            self._note_use()
             return self._fd
 
+    def _open_again(self) -> bool:
+        try:
+            self._fd = self._pool.opened(lambda: os.open(self._path, _OPEN_FLAGS))
+        except FileNotFoundError:
+            return False
+        self._pool.taken(self, 1)
+        return True
+
     def _give_back(self, fd: int) -> None:
-        with self._mutex:
-            self._flushing -= 1
-            last = self._closed and self._flushing == 0
+        with self._pool.lock:
+            self._users -= 1
+            last = self._closed and self._users == 0
         if last:
             os.close(fd)
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors it has: the mapping holds one of its own."""
+        return 0 if self._fd < 0 or self._closed else 1 + (self._view is not None)
+
+    def give_up_descriptors(self) -> bool:
+        """Close what no call uses now; views that were handed out keep the mapping alive."""
+        if self._closed or self._users or self._fd < 0:
+            return False
+        count = self.descriptors
+        fd, self._fd, self._view = self._fd, -1, None
+        os.close(fd)
+        self._pool.given_back(self, count)
+        return True
 
     def _flush_closed(self) -> None:
         # Its pages may still be dirty: any descriptor of the file will do. A file that is gone
         # (a truncation overtook the flush) has nothing left to keep.
         try:
-            fd = os.open(self._path, _OPEN_FLAGS)
+            fd = self._pool.opened(lambda: os.open(self._path, _OPEN_FLAGS))
         except FileNotFoundError:
             return
         try:
@@ -189,14 +242,17 @@ class OsFile:
             os.close(fd)
 
     def close(self) -> None:
-        with self._mutex:
+        with self._pool.lock:
             if self._closed:
                 return
+            count = self.descriptors
             self._closed = True
+            # Only the reference goes: views handed out keep the mapping alive.
+            self._view = None
             # A flush under way in a worker closes the descriptor when it is done with it.
-            now = self._flushing == 0
-        # Only the reference goes: views handed out keep the mapping alive.
-        self._view = None
+            now = self._users == 0 and self._fd >= 0
+            if count:
+                self._pool.given_back(self, count)
         if now:
             os.close(self._fd)
 
@@ -216,14 +272,33 @@ class OsLock:
 
 
 class OsDisk:
-    """The file system of this machine (see `commitlog.seams.Disk`)."""
+    """The file system of this machine (see `commitlog.seams.Disk`).
 
-    __slots__ = ()
+    Where the process has no descriptor left, files that are not used just now give theirs back.
+    """
+
+    __slots__ = ("_descriptors",)
+
+    def __init__(self, descriptors_max: int | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            descriptors_max: So many descriptors of files are kept; None: as many as there are.
+        """
+        self._descriptors = Descriptors(descriptors_max)
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors its files have now."""
+        return self._descriptors.count
+
+    def _open(self, path: str, flags: int, mode: int = FILE_MODE) -> int:
+        return self._descriptors.opened(lambda: os.open(path, flags, mode))
 
     def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
         self.make_dir(os.path.dirname(path))
         # O_EXCL: a name that is already there may hold acknowledged bytes.
-        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        fd = self._open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL)
         try:
             _set_size(fd, size, reserve=reserve)
         except OSError as error:
@@ -232,23 +307,23 @@ class OsDisk:
             if error.errno in _NO_SPACE:
                 raise DiskFullError(f"no space for {path} of {size} bytes") from error
             raise
-        return OsFile(path, fd, size)
+        return OsFile(path, fd, size, self._descriptors)
 
     def open(self, path: str) -> DiskFile:
-        fd = os.open(path, _OPEN_FLAGS)
+        fd = self._open(path, _OPEN_FLAGS)
         try:
             size = os.fstat(fd).st_size
         except OSError:
             os.close(fd)
             raise
-        return OsFile(path, fd, size)
+        return OsFile(path, fd, size, self._descriptors)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
     def list_dir(self, path: str) -> Sequence[str]:
         try:
-            return sorted(os.listdir(path))
+            return sorted(self._descriptors.opened(lambda: os.listdir(path)))
         except FileNotFoundError:
             return []
 
@@ -263,7 +338,7 @@ class OsDisk:
                 self.flush_dir(os.path.dirname(folder) or ".")
 
     def read(self, path: str) -> bytes:
-        with open(path, "rb") as file:
+        with self._descriptors.opened(lambda: open(path, "rb")) as file:
             return file.read()
 
     def replace(self, path: str, data: Buffer) -> None:
@@ -271,7 +346,7 @@ class OsDisk:
         self.make_dir(folder)
         temporary = path + _TEMPORARY_SUFFIX
         flags = _OPEN_FLAGS | os.O_CREAT | os.O_TRUNC
-        fd = os.open(temporary, flags, FILE_MODE)
+        fd = self._open(temporary, flags)
         try:
             view = memoryview(data).cast("B")
             while view:
@@ -295,12 +370,12 @@ class OsDisk:
 
     def remove_tree(self, path: str) -> None:
         try:
-            shutil.rmtree(path)
+            self._descriptors.opened(lambda: shutil.rmtree(path))
         except FileNotFoundError:
             return
 
     def flush_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY)
+        fd = self._open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
         except OSError as error:
@@ -316,7 +391,7 @@ class OsDisk:
         root = os.path.commonpath([*paths, *folders])
         while not os.path.exists(root):
             root = os.path.dirname(root)
-        fd = os.open(root, os.O_RDONLY)
+        fd = self._open(root, os.O_RDONLY)
         try:
             if _sync_file_system(fd) != 0:
                 number = ctypes.get_errno()
@@ -337,7 +412,7 @@ class OsDisk:
 
     def lock(self, path: str) -> Lock:
         self.make_dir(os.path.dirname(path))
-        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT, FILE_MODE)
+        fd = self._open(path, _OPEN_FLAGS | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -136,8 +136,8 @@ def newest_store_time_ms(
 def drop_segments(disk: Disk, paths: StorePaths, segments: Sequence[Segment]) -> None:
     """Remove segment files, durably. Views of them stay valid."""
     for segment in segments:
-        disk.unlink(segment.path)
         segment.close()
+        disk.unlink(segment.path)
     if segments:
         disk.flush_dir(paths.commitlog)
 

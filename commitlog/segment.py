@@ -58,27 +58,18 @@ def encode_blank(remaining: int) -> bytes:
 class Segment:
     """One segment file. Views pin the mapping: they stay valid after `close` and `unlink`."""
 
-    __slots__ = ("_view", "base", "end", "file", "size")
+    __slots__ = ("base", "end", "file", "size")
 
     def __init__(self, base: int, file: DiskFile) -> None:
         self.base = base
         self.file = file
         self.size = file.size
         self.end = base + file.size
-        self._view: memoryview | None = None
 
     @property
     def path(self) -> str:
         """Path of the file."""
         return self.file.path
-
-    @property
-    def view(self) -> memoryview:
-        """All bytes of the segment, read-only; sees later writes."""
-        view = self._view
-        if view is None:
-            view = self._view = self.file.view(0, self.size)
-        return view
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write at an absolute position.
@@ -89,9 +80,12 @@ class Segment:
         self.file.write_at(position - self.base, data)
 
     def bytes_at(self, position: int, size: int) -> memoryview:
-        """Return *size* bytes at an absolute position, fewer at the end of the segment."""
+        """Return *size* bytes at an absolute position, fewer at the end of the segment.
+
+        A read-only view, which sees later writes.
+        """
         at = position - self.base
-        return self.view[at : at + size]
+        return self.file.view(at, min(size, self.size - at))
 
     def read_at(self, position: int, size: int) -> bytes:
         """Return a copy of *size* bytes at an absolute position, fewer at the end of the segment.
@@ -142,5 +136,4 @@ class Segment:
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""
-        self._view = None
         self.file.close()

@@ -18,7 +18,7 @@ from cyclopts import App, Parameter
 from commitlog.errors import ConfigError
 from dledger.cli.output import CliError, ExitCode
 from dledger.config import BrokerConfig, ConfigFile, load_config
-from remoting.open_files import raise_open_files, share_descriptors
+from remoting.open_files import DescriptorShares, raise_open_files, share_descriptors
 from remoting.seams import Clock, Network
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
@@ -168,7 +168,7 @@ async def serve_process(
         "settings",
         **{path: f"{value} ({source})" for path, value, source in config.changed_settings()},
     )
-    config, queue_files_max = _share_descriptors(await _with_addresses(config))
+    config, shares = _share_descriptors(await _with_addresses(config))
     await check_ports(config, TcpNetwork())
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -179,14 +179,14 @@ async def serve_process(
                 clock=clock or TrioClock(),
                 rng=SystemRng(),
                 network=TcpNetwork(),
-                disk=OsDisk(),
+                disk=OsDisk(shares.file_descriptors),
                 executor=AdaptiveExecutor(),
                 stop=stop,
                 pid=os.getpid(),
                 memory_bytes=memory_bytes(),
                 measure_loop=True,
                 utc_offset=local_offset_ms,
-                queue_files_max=queue_files_max,
+                queue_files_max=shares.queue_files,
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")
@@ -214,8 +214,8 @@ async def check_ports(config: BrokerConfig, network: Network) -> None:
         await listener.aclose()
 
 
-def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, int]:
-    """Share the descriptors that the process may have; return also how many are queue files'.
+def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorShares]:
+    """Share the descriptors that the process may have; return also the shares of files.
 
     Both listeners' connections count: the VIP channel takes a part of those of the other.
     """
@@ -225,7 +225,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, int]:
     wanted = server.max_connections + _fast_connections(config, server.max_connections)
     shares = share_descriptors(wanted, MAX_OPEN_FILES, open_files)
     if shares.connections >= wanted:
-        return config, shares.queue_files
+        return config, shares
     allowed = max(1, shares.connections * server.max_connections // wanted)
     structlog.get_logger().warning(
         "fewer_connections",
@@ -236,7 +236,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, int]:
         next_step="raise the hard limit of open files (ulimit -Hn) of this process",
     )
     limited = msgspec.structs.replace(server, max_connections=allowed)
-    return replace(config, server=limited), shares.queue_files
+    return replace(config, server=limited), shares
 
 
 def _fast_connections(config: BrokerConfig, connections: int) -> int:

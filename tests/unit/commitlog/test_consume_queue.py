@@ -179,6 +179,7 @@ class RecordingDisk(OsDisk):
     """Tells which files were flushed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.opened: list[str] = []
         self.folders: list[str] = []
 
@@ -375,6 +376,7 @@ class FewDescriptors(OsDisk):
     """A disk of a process that may have only so many files open."""
 
     def __init__(self, most: int) -> None:
+        super().__init__()
         self.most = most
         self.open_now: set[int] = set()
 

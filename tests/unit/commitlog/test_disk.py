@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
     StoreLockedError,
 )
+from commitlog.seams import DiskFile
 
 
 def failing(number: int) -> Callable[..., int]:
@@ -288,3 +290,96 @@ def test_many_files_are_flushed_in_one_call_also_those_that_are_gone(
     monkeypatch.setattr("commitlog.disk._sync_file_system", lambda _fd: -1)
     with pytest.raises(FlushFailedError, match="failed"):
         disk.flush_all(paths, folders)
+
+
+def filled(disk: OsDisk, folder: Path, count: int) -> list[DiskFile]:
+    """Return *count* files, each with its number in all its bytes."""
+    files = []
+    for number in range(count):
+        file = disk.create(str(folder / f"{number:02}"), 4096, reserve=False)
+        file.write_at(0, bytes([number]) * 4096)
+        files.append(file)
+    return files
+
+
+def test_files_beyond_the_limit_give_their_descriptors_back_and_go_on(tmp_path: Path) -> None:
+    disk = OsDisk(8)
+    files = filled(disk, tmp_path, 40)
+    assert disk.descriptors == 8
+    kept = files[3].view(10, 20)
+    for number, file in enumerate(files):
+        assert file.view(0, 2) == bytes([number]) * 2
+        assert file.read(4094, 2) == bytes([number]) * 2
+        file.write_at(7, b"x")
+        file.flush()
+        assert disk.descriptors <= 8
+    assert kept == bytes([3]) * 20, "a view outlives the descriptors of its file"
+    for file in files:
+        file.close()
+    assert disk.descriptors == 0
+    assert {disk.read(file.path)[7:8] for file in files} == {b"x"}
+
+
+def test_the_file_in_use_keeps_its_descriptors(tmp_path: Path) -> None:
+    disk = OsDisk(8)
+    first, *others = filled(disk, tmp_path, 10)
+    assert isinstance(first, OsFile)
+    for file in others:
+        first.write_at(0, b"busy")
+        before = first._fd
+        file.read(0, 1)
+        file.view(0, 1)
+        assert first._fd == before
+
+
+def test_no_descriptor_left_makes_files_give_theirs_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = OsDisk()
+    files = filled(disk, tmp_path, 6)
+    really_open, refused = os.open, []
+
+    def open_one(path: str, flags: int, mode: int = 0o777) -> int:
+        if disk.descriptors > 3:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return really_open(path, flags, mode)
+
+    monkeypatch.setattr("os.open", open_one)
+    disk.flush_dir(str(tmp_path))
+    assert disk.descriptors == 3
+    assert len(refused) == 3
+    assert [file.read(0, 1) for file in files] == [bytes([number]) for number in range(6)]
+    disk.replace(str(tmp_path / "replaced"), b"new")
+    assert disk.read(str(tmp_path / "replaced")) == b"new"
+
+
+def test_where_no_file_has_a_descriptor_the_error_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.open", failing(errno.EMFILE))
+    with pytest.raises(OSError, match="Too many open files"):
+        OsDisk().open(str(tmp_path / "f"))
+
+
+def test_a_file_that_was_removed_meanwhile_reads_as_closed(tmp_path: Path) -> None:
+    disk = OsDisk(2)
+    files = filled(disk, tmp_path, 5)
+    disk.unlink(files[0].path)
+    files[0].flush()
+    with pytest.raises(OSError, match="read of a closed file"):
+        files[0].read(0, 1)
+
+
+def test_threads_that_share_few_descriptors_read_what_stands_there(tmp_path: Path) -> None:
+    disk = OsDisk(4)
+    files = filled(disk, tmp_path, 12)
+
+    def read(start: int) -> list[bytes]:
+        return [files[(start + step) % 12].read(100, 1) for step in range(600)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(read, range(4)))
+    for start, parts in enumerate(found):
+        assert parts == [bytes([(start + step) % 12]) for step in range(600)]
+    assert disk.descriptors <= 4

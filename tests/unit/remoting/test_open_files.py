@@ -8,7 +8,12 @@ import sys
 
 import pytest
 
-from remoting.open_files import OWN_DESCRIPTORS, DescriptorShares, share_descriptors
+from remoting.open_files import (
+    MIN_LOG_DESCRIPTORS,
+    OWN_DESCRIPTORS,
+    DescriptorShares,
+    share_descriptors,
+)
 
 RAISED = """
 import resource
@@ -22,11 +27,11 @@ print(limit == soft == hard, soft)
 @pytest.mark.parametrize(
     ("wanted", "open_files", "shares"),
     [
-        (4_096, None, DescriptorShares(4_096, 200)),
-        (4_096, 20_000, DescriptorShares(4_096, 200)),
-        (4_096, 1_024, DescriptorShares(512, 128)),
-        (4_096, 100, DescriptorShares(28, 12)),
-        (4_096, 1, DescriptorShares(1, 4)),
+        (4_096, None, DescriptorShares(4_096, 200, None)),
+        (4_096, 20_000, DescriptorShares(4_096, 200, 400 + 3_000)),
+        (4_096, 1_024, DescriptorShares(512, 128, 256 + 153)),
+        (4_096, 100, DescriptorShares(28, 12, 24 + 16)),
+        (4_096, 1, DescriptorShares(1, 4, 8 + 16)),
     ],
 )
 def test_connections_and_queue_files_share_the_descriptors(
@@ -38,7 +43,9 @@ def test_connections_and_queue_files_share_the_descriptors(
 @pytest.mark.parametrize("open_files", [100, 128, 256, 1_024, 65_536])
 def test_all_shares_together_fit_into_the_limit(open_files: int) -> None:
     shares = share_descriptors(1_000_000, 200, open_files)
-    assert shares.connections + 2 * shares.queue_files + OWN_DESCRIPTORS <= open_files
+    assert shares.file_descriptors is not None
+    assert shares.connections + shares.file_descriptors + OWN_DESCRIPTORS <= open_files
+    assert shares.file_descriptors >= 2 * shares.queue_files + MIN_LOG_DESCRIPTORS
 
 
 def test_a_process_started_with_few_descriptors_takes_what_it_may() -> None:
