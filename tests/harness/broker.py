@@ -70,8 +70,8 @@ class Broker:
 
     def handle(self, command: RemotingCommand, connection: FakeConnection | None = None) -> Any:
         """Return what the handler returned: an answer, DEFERRED, None or an awaitable."""
-        handler, _ = self.processors.handlers[command.code]  # type: ignore[index]
-        return handler(connection or self.connection, command)  # type: ignore[arg-type]
+        handler, _ = self.processors.handlers[command.code]  # type: ignore[index]  # keyed by RequestCode, an int
+        return handler(connection or self.connection, command)  # type: ignore[arg-type]  # a fake with what handlers use
 
     def make_group(self, name: str) -> None:
         """Have a consumer group and its retry topic, as its first pull makes them."""

@@ -255,7 +255,7 @@ def test_a_bundle_holds_what_it_says_and_no_secret(
     with tarfile.open(target) as archive:
         names = [name.removeprefix("dledger-debug/") for name in archive.getnames()]
         texts = {
-            name: archive.extractfile(f"dledger-debug/{name}").read().decode()  # type: ignore[union-attr]
+            name: archive.extractfile(f"dledger-debug/{name}").read().decode()  # type: ignore[union-attr]  # every member is a file
             for name in names
         }
     assert [row["name"] for row in said["holds"]] == names

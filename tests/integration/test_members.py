@@ -89,7 +89,7 @@ async def loaded(cluster: LocalCluster, **config: object) -> AsyncIterator[Load]
     load = Load()
     async with connect(namesrvs) as client:
         async with (
-            Producer(client, "p", ProducerConfig(**config)) as producer,  # type: ignore[arg-type]
+            Producer(client, "p", ProducerConfig(**config)) as producer,  # type: ignore[arg-type]  # names and values of the test's own
             trio.open_nursery() as nursery,
         ):
             for number in range(SENDERS):

@@ -17,7 +17,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -27,7 +27,7 @@ import msgspec
 import pytest
 import trio
 
-from client.client_instance import ClientConfig
+from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
 from client.errors import ClientError
 from client.message import Message
@@ -126,9 +126,9 @@ class Sender:
                 sent.returned_s = time.monotonic()
                 await trio.sleep(PACE_S)
 
-    async def _look(self, client: object) -> None:
+    async def _look(self, client: ClientInstance) -> None:
         try:
-            route = await client.route(TOPIC, fresh=True)  # type: ignore[attr-defined]
+            route = await client.route(TOPIC, fresh=True)
         except MQError:
             return
         self.listed = set(route.addresses.get(GROUP, {}).values())
@@ -248,9 +248,9 @@ WORLDS: Final = [
 
 @pytest.mark.parametrize("make", WORLDS)
 async def test_each_room_has_its_own_truth_and_one_of_them_acknowledges(
-    tmp_path: Path, make: Callable[[Path], object]
+    tmp_path: Path, make: Callable[[Path], AbstractAsyncContextManager[World]]
 ) -> None:
-    async with make(tmp_path) as world:  # type: ignore[attr-defined]
+    async with make(tmp_path) as world:
         acknowledged, attempted = await the_story(world)
         read = await read_all(world)
     assert len(acknowledged) == len(set(acknowledged)) > 30

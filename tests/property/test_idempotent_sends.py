@@ -162,8 +162,8 @@ class Client:
 
 @dataclass(eq=False)
 class _Told(FakeConnection):
-    client: Client = None  # type: ignore[assignment]
-    sent: Sent = None  # type: ignore[assignment]
+    client: Client = None  # type: ignore[assignment]  # set by __init__
+    sent: Sent = None  # type: ignore[assignment]  # set by __init__
 
     def __init__(self, client: Client, sent: Sent) -> None:
         super().__init__()

@@ -396,7 +396,7 @@ async def test_plain_listeners_are_told_of_too(autojump_clock: MockClock) -> Non
 
     config = PushConfig(consume_from=FROM_FIRST, consume_message_hooks=(hook,))
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        client.executor = InPlace()  # type: ignore[assignment]
+        client.executor = InPlace()  # type: ignore[assignment]  # has what the client uses
         await send(producer, 1)
         async with PushConsumer(client, "c", listener, {"T": "*"}, config):
             with trio.fail_after(10):

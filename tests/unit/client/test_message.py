@@ -35,7 +35,7 @@ def _record(body: bytes = b"body", **fields: object) -> bytes:
         "store_host": pack_host("10.0.0.2", 10911),
         "reconsume_times": 2,
     }
-    return encode_record(**(given | fields))  # type: ignore[arg-type]
+    return encode_record(**(given | fields))  # type: ignore[arg-type]  # names and values of the test's own
 
 
 @pytest.mark.parametrize("ipv6", [False, True])

@@ -498,7 +498,7 @@ async def test_a_refused_pull_is_tried_again_after_a_while(autojump_clock: MockC
         for broker in group.brokers:
             usual = broker._pull
 
-            def pull(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]
+            def pull(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
                 if len(refused) < 2 and asked.ext["queueId"] == "0" and asked.ext["topic"] == "T":
                     refused.append(trio.current_time())
                     return response_to(asked, ResponseCode.SUBSCRIPTION_NOT_EXIST, "not yet")
@@ -566,10 +566,10 @@ class Slow:
     def runs_inline(self, kind: str) -> bool:
         return False
 
-    def run_inline(self, work, *, kind: str):  # type: ignore[no-untyped-def]
+    def run_inline(self, work, *, kind: str):  # type: ignore[no-untyped-def]  # any work, any result
         return work()
 
-    async def run(self, work, *, kind: str):  # type: ignore[no-untyped-def]
+    async def run(self, work, *, kind: str):  # type: ignore[no-untyped-def]  # any work, any result
         self.kinds.append(kind)
         if len(self.kinds) == 2:
             with trio.CancelScope(shield=True):

@@ -39,7 +39,7 @@ def open_log(disk: CrashDisk, **options: object) -> EntryLog:
         ROOT,
         segment_bytes=SEGMENT,
         index_units_per_file=UNITS,
-        **options,  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]  # names and values of the test's own
     )
 
 
@@ -631,7 +631,7 @@ def test_a_truncation_cut_off_at_any_step_is_finished_at_the_next_open() -> None
                 done = False
             else:
                 done = True
-            left = open_log(disk.power_cut(lambda keep=kept_sectors: keep))  # type: ignore[misc]
+            left = open_log(disk.power_cut(lambda keep=kept_sectors: keep))  # type: ignore[misc]  # mypy infers no type for a default
             assert left.last_index in ((4,) if done else (4, 30))
             assert [bytes(left.frame(i)) for i in range(1, 5)] == frames[:4]
             if done:

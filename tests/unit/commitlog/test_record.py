@@ -60,7 +60,7 @@ def golden(**changes: object) -> bytes:
         "store_timestamp_ms": 0x1A1F7E7B338,
         "store_host": pack_host("127.0.0.1", 10911),
     }
-    return encode_record(**(arguments | changes))  # type: ignore[arg-type]
+    return encode_record(**(arguments | changes))  # type: ignore[arg-type]  # names and values of the test's own
 
 
 def test_a_record_has_the_golden_bytes() -> None:

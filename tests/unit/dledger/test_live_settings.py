@@ -55,7 +55,7 @@ def parts_of(broker: Broker) -> Parts:
         disk_ratio=lambda: 0.5,
     )
     return Parts(
-        group=SimpleNamespace(  # type: ignore[arg-type]
+        group=SimpleNamespace(  # type: ignore[arg-type]  # what settings reach of it
             settings=GroupSettings(),
             state=group.state,
             log=group.log,
@@ -65,8 +65,8 @@ def parts_of(broker: Broker) -> Parts:
         settings=broker.settings,
         processors=broker.processors,
         retention=retention,
-        checks=SimpleNamespace(settings=CheckSettings()),  # type: ignore[arg-type]
-        registration=SimpleNamespace(settings=settings),  # type: ignore[arg-type]
+        checks=SimpleNamespace(settings=CheckSettings()),  # type: ignore[arg-type]  # what settings reach of it
+        registration=SimpleNamespace(settings=settings),  # type: ignore[arg-type]  # what settings reach of it
     )
 
 
@@ -281,7 +281,7 @@ def test_a_key_that_changes_nothing_is_accepted_with_a_sentence(
 def test_the_text_has_what_export_configs_reads(live: LiveSettings, parts: Parts) -> None:
     """Java's Properties refuse null: one missing key ends the command."""
     for leads, broker_id in ((True, "0"), (False, "1")):
-        parts.group.leadership = leads or None  # type: ignore[assignment]
+        parts.group.leadership = leads or None  # type: ignore[assignment]  # only its truth is read
         found = read_properties(live.text())
         assert set(EXPORTED) - found.keys() == set()
         assert found["brokerId"] == broker_id

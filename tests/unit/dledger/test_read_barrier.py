@@ -115,7 +115,7 @@ async def test_a_read_without_a_majority_ends_after_one_election_timeout(
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         # Heartbeats pass, their echoes do not count.
-        leader.group.node.roster.is_voter = lambda name: False  # type: ignore[method-assign]
+        leader.group.node.roster.is_voter = lambda name: False  # type: ignore[method-assign]  # echoes do not count
         answers: list[NotLeaderError | None] = []
         began = trio.current_time()
         leader.group.read_barrier(answers.append)

@@ -103,7 +103,7 @@ class World:
         self.addresses = ["ns1:9876", "ns2:9876"]
         self.registration = Registration(
             self.group,
-            self.client,  # type: ignore[arg-type]
+            self.client,  # type: ignore[arg-type]  # a fake with what it uses
             RegistrationSettings(CLUSTER, BROKER, LEADER, "n2"),
             lambda: self.addresses,
             clock=self.clock,

@@ -61,7 +61,7 @@ class Client:
     ) -> RemotingCommand:
         await trio.sleep(0.01)
         self.requests.append(command)
-        return self.handlers[RequestCode(command.code)](self.line, command)  # type: ignore[arg-type]
+        return self.handlers[RequestCode(command.code)](self.line, command)  # type: ignore[arg-type]  # a fake connection
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
         await self.invoke(address, command, timeout_s)
@@ -89,7 +89,7 @@ class World:
         self.client = Client(self.name_server, self.clock)
         self.registration = Registration(
             self.group,
-            self.client,  # type: ignore[arg-type]
+            self.client,  # type: ignore[arg-type]  # a fake with what it uses
             RegistrationSettings(CLUSTER, BROKER, LEADER, "n2"),
             lambda: [ADDRESS],
             clock=self.clock,

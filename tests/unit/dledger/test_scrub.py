@@ -118,7 +118,7 @@ async def test_with_a_hole_nobody_votes_leads_or_acknowledges(autojump_clock: Mo
         follower, third = (groups.replicas[name] for name in groups.others(leader.name))
         for replica in (leader, third):
             # Nobody helps.
-            replica.group.node.sender.on_fetch = lambda *_: None  # type: ignore[method-assign]
+            replica.group.node.sender.on_fetch = lambda *_: None  # type: ignore[method-assign]  # sends no repair
         spoil(groups, follower, 6)
         await scrubbed(follower)
         node = follower.group.node

@@ -52,7 +52,7 @@ async def connection(world: World) -> Connection:
 
 
 def table_of(body: object) -> dict[str, object]:
-    loaded = json.loads(bytes(body))  # type: ignore[call-overload]
+    loaded = json.loads(bytes(body))  # type: ignore[call-overload]  # bytes or a view, checked here
     assert isinstance(loaded, dict)
     return loaded
 

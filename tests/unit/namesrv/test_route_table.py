@@ -290,7 +290,7 @@ def test_a_changed_registration_may_delete_topics_when_told_so() -> None:
 def test_a_nameless_broker_is_refused(empty: str) -> None:
     table = RouteInfoManager()
     with pytest.raises(RegistrationRefusedError, match="must not be empty"):
-        table.register_broker(registration(**{empty: ""}), 0)  # type: ignore[arg-type]
+        table.register_broker(registration(**{empty: ""}), 0)  # type: ignore[arg-type]  # one of three text fields
     assert is_empty(table)
 
 

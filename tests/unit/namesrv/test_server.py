@@ -32,7 +32,7 @@ def config_in(folder: Path, **more: int) -> NamesrvConfig:
     return NamesrvConfig(
         listen_port=0,
         kv_config_path=str(folder / "kvConfig.json"),
-        **more,  # type: ignore[arg-type]
+        **more,  # type: ignore[arg-type]  # names and values of the test's own
     )
 
 

@@ -10,7 +10,7 @@ from remoting.protocol.command import response_to
 
 
 def table(guard: object = None) -> ProcessorTable:
-    made = ProcessorTable(guard)  # type: ignore[arg-type]
+    made = ProcessorTable(guard)  # type: ignore[arg-type]  # a guard of the test's own or none
     for code in (10, 11, 361):
         made.register(code, lambda _, asked: response_to(asked), Limiter(str(code), 1))
     return made

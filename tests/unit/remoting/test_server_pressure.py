@@ -230,7 +230,7 @@ async def test_who_asks_and_does_not_read_gives_way_when_the_budget_is_met(
         send_all, receive_some, aclose = near.send_all, near.receive_some, near.aclose
 
     limits = ConnectionLimits(max_frame_bytes=FRAME, write_buffer_bytes=1 << 30)
-    connection = Connection(Stream(), table(), limits=limits, budget=budget)  # type: ignore[arg-type]
+    connection = Connection(Stream(), table(), limits=limits, budget=budget)  # type: ignore[arg-type]  # has what a connection uses
     nursery.start_soon(connection.run)
     frame = encode_command(request(ECHO, {}, bytes(FRAME // 2)))
 

@@ -30,7 +30,7 @@ def test_the_leader_alone_lets_segments_expire(group: FakeGroup) -> None:
     processor = CleanUpProcessor(group, asked.append)
     command = request(RequestCode.DELETE_EXPIRED_COMMITLOG, {"AccessKey": "root"})
     for _ in range(2):
-        processor.delete_expired(FakeConnection(), command)  # type: ignore[arg-type]
+        processor.delete_expired(FakeConnection(), command)  # type: ignore[arg-type]  # a fake with what it uses
         group.step_down("elsewhere:1")
     # No access control: the name in the request proves nothing, so only the host is noted.
     assert asked == [FakeConnection().peer_address[0]]

@@ -34,7 +34,7 @@ def update(broker: Broker, offset: int, **changes: Any) -> RemotingCommand:
 def filled(broker: Broker) -> Broker:
     broker.make_topic("T")
     for second in range(6):
-        broker.clock.now_s = float(second)  # type: ignore[union-attr]
+        broker.clock.now_s = float(second)  # type: ignore[union-attr]  # it is the manual clock
         broker.group.put("T", 0, b"a%d" % second, b"b%d" % second)
     return broker
 

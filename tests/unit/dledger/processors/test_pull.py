@@ -391,7 +391,7 @@ async def test_who_is_far_behind_is_told_a_follower(group: FakeGroup, clock: Man
         "match_index": group.log.last_index,
         "acked_ms_ago": 5,
     }
-    group.status = lambda: {"peers": {"n4": alive}}  # type: ignore[method-assign]
+    group.status = lambda: {"peers": {"n4": alive}}  # type: ignore[method-assign]  # what the test is about
     assert [await suggested(broker, offset) for offset in (0, 9)] == ["5", "0"]
     group.step_down("elsewhere:1")
     assert [await suggested(broker, offset) for offset in (0, 9)] == ["7", "0"]

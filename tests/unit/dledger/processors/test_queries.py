@@ -61,7 +61,7 @@ def test_raft_status_is_json(broker: Broker) -> None:
 
 def test_runtime_info_has_what_mqadmin_reads(broker: Broker) -> None:
     broker.group.put("T", 0, b"a")
-    broker.clock.now_s = 10.0  # type: ignore[union-attr]
+    broker.clock.now_s = 10.0  # type: ignore[union-attr]  # it is the manual clock
     response = broker.call(RequestCode.GET_BROKER_RUNTIME_INFO)
     table = KVTable.decode(response.body).table
     for key in ("putTps", "getTransferedTps", "getTransferredTps", "getTotalTps"):

@@ -147,7 +147,7 @@ def test_an_unknown_topic_is_made_by_its_first_message(broker: Broker) -> None:
 
 def test_an_unknown_topic_gets_no_more_queues_than_the_default_topic(broker: Broker) -> None:
     send(broker, topic="New", queues="100", queue_id="0")
-    assert broker.group.state.topic_config("New").write_queue_nums == 8  # type: ignore[union-attr]
+    assert broker.group.state.topic_config("New").write_queue_nums == 8  # type: ignore[union-attr]  # None fails the test
 
 
 def test_sends_behind_a_topic_in_the_making_do_not_make_it_again(broker: Broker) -> None:
@@ -162,7 +162,7 @@ def test_sends_behind_a_topic_in_the_making_do_not_make_it_again(broker: Broker)
 
 def test_a_retry_topic_is_made_with_one_queue(broker: Broker) -> None:
     assert send(broker, topic="%RETRY%g", queue_id="0", reconsume_times="1").code == 0
-    assert broker.group.state.topic_config("%RETRY%g").queue_nums == 1  # type: ignore[union-attr]
+    assert broker.group.state.topic_config("%RETRY%g").queue_nums == 1  # type: ignore[union-attr]  # None fails the test
 
 
 REFUSALS: list[tuple[dict[str, str], bytes, int, str]] = [

@@ -116,7 +116,7 @@ async def test_no_valid_checksum_covers_a_rotten_body(
     producer = FakeConnection()
     clients = leader.broker.processors.clients
     there: list[_Client] = []
-    clients.producers = lambda _group: there  # type: ignore[method-assign,assignment,return-value]
+    clients.producers = lambda _group: there  # type: ignore[method-assign,assignment,return-value]  # producers the test chooses
     position = store(leader)
     if rots_after_s:
         nursery.start_soon(leader.serve)
@@ -137,7 +137,7 @@ async def test_no_valid_checksum_covers_a_rotten_body(
     notes = leader.read(SET_ASIDE_TOPIC)
     is_waiting = then in (nothing, end)
     assert len(notes) == (1 if is_alone and is_waiting else 0)
-    assert not any(BODY in note.body.tobytes() or ROTTEN in note.body.tobytes() for note in notes)  # type: ignore[union-attr]
+    assert not any(BODY in note.body.tobytes() or ROTTEN in note.body.tobytes() for note in notes)  # type: ignore[union-attr]  # notes have bodies as views
     assert set(leader.group.damage_reports) == {(position, 1)}
     nursery.cancel_scope.cancel()
 
@@ -256,4 +256,4 @@ def test_stored_records_are_encoded_in_one_place() -> None:
 
 def test_bytes_are_no_stored_record() -> None:
     with pytest.raises(AttributeError):
-        copy_of(memoryview(b""), Run("T", 0, 1))  # type: ignore[arg-type]
+        copy_of(memoryview(b""), Run("T", 0, 1))  # type: ignore[arg-type]  # what is refused

@@ -181,7 +181,7 @@ async def test_producers_are_asked_in_turn_and_the_dead_are_passed_over(
     def dead(_: RemotingCommand) -> None:
         raise ConnectionLostError("gone", sent=False)
 
-    first.invoke_oneway = dead  # type: ignore[assignment, method-assign]
+    first.invoke_oneway = dead  # type: ignore[assignment, method-assign]  # its connection fails
     await trio.sleep(30)
     assert len(asked(second)) == 9
     nursery.cancel_scope.cancel()

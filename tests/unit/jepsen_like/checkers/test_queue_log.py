@@ -172,7 +172,7 @@ def test_nothing_to_check_is_unknown_and_never_valid() -> None:
 
 
 def test_a_checker_that_breaks_says_unknown() -> None:
-    verdict = checked("broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    verdict = checked("broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]  # a checker that raises
     assert verdict.validity == "unknown"
     assert "ZeroDivisionError" in verdict.reason
 

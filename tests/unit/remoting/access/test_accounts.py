@@ -17,7 +17,7 @@ PUB, SUB, DENY = Permission.PUB, Permission.SUB, Permission.DENY
 
 
 def account(**fields: object) -> Account:
-    return Account("access", "secret-key", **fields)  # type: ignore[arg-type]
+    return Account("access", "secret-key", **fields)  # type: ignore[arg-type]  # names and values of the test's own
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def called(
     assert processor is not None
     try:
         connection = SimpleNamespace(peer_address=(host, 1), attributes={})
-        answered = processor.handler(connection, command)  # type: ignore[arg-type]
+        answered = processor.handler(connection, command)  # type: ignore[arg-type]  # what a guard looks at
     except AccessRefusedError as error:
         return str(error), reached
     assert isinstance(answered, RemotingCommand)
@@ -235,7 +235,7 @@ def test_every_handler_of_a_table_with_a_guard_is_guarded(gate: AccessGate) -> N
             processor = copy.get(code)
             assert processor is not None
             with pytest.raises(AccessRefusedError):
-                processor.handler(SimpleNamespace(peer_address=("10.1.1.1", 1)), request(code))  # type: ignore[arg-type]
+                processor.handler(SimpleNamespace(peer_address=("10.1.1.1", 1)), request(code))  # type: ignore[arg-type]  # what a guard looks at
 
 
 def test_without_a_guard_the_handler_is_the_handler_itself() -> None:
