@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,14 @@ import trio
 
 from commitlog.errors import ConfigError
 from dledger.broker_id import follower_id
-from dledger.registration import Registration, RegistrationSettings
-from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from remoting.errors import ConnectFailedError
 from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
-from tests.harness.fake_group import (
-    BROKER,
-    CLUSTER,
-    GROUP_IDENTITY,
-    LEADER,
-    FakeGroup,
-    VirtualClock,
-)
+from tests.harness.fake_group import BROKER, CLUSTER, GROUP_IDENTITY, LEADER, VirtualClock
+from tests.harness.registering import Line, RegisteringBroker
 
 
 @dataclass
@@ -49,13 +41,6 @@ class Call:
 
 
 @dataclass
-class Line:
-    """Stands for a connection."""
-
-    on_close: list[Callable[[Line], None]] = field(default_factory=list)
-
-
-@dataclass
 class Client:
     """Stands for the remoting client: some NameServers are down, some are slow."""
 
@@ -70,9 +55,7 @@ class Client:
         return self.lines.setdefault(address, Line())
 
     def break_line(self, address: str) -> None:
-        line = self.lines.pop(address)
-        for callback in line.on_close:
-            callback(line)
+        self.lines.pop(address).close("broken")
 
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_s: float
@@ -95,20 +78,11 @@ class Client:
         return [call for call in self.calls if call.address == address]
 
 
-class World:
+class World(RegisteringBroker):
     def __init__(self, root: Path) -> None:
-        self.clock = VirtualClock()
-        self.group = FakeGroup(root, self.clock)
         self.client = Client()
         self.addresses = ["ns1:9876", "ns2:9876"]
-        self.registration = Registration(
-            self.group,
-            self.client,  # type: ignore[arg-type]  # a fake with what it uses
-            RegistrationSettings(CLUSTER, BROKER, LEADER, "n2"),
-            lambda: self.addresses,
-            clock=self.clock,
-        )
-        self.group.on_applied.append(self.registration.on_applied)
+        super().__init__(root, VirtualClock(), self.client, self.addresses)
 
 
 @pytest.fixture
@@ -215,9 +189,7 @@ async def test_a_changed_topic_is_told_at_once(
 ) -> None:
     nursery.start_soon(world.registration.run)
     await trio.sleep(5)
-    change = TopicsChange(put=(TopicConfig("T", 1, 1),))
-    world.group.propose(state_batch(change), lambda _: None)
-    world.group.settle()
+    await world.change(put=(TopicConfig("T", 1, 1),))
     world.group.put("T", 0, b"no topic change")
     await trio.sleep(0.1)
     calls = world.client.to("ns2:9876")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 import trio
 
 from commitlog.disk import OsDisk
-from dledger.registration import Registration, RegistrationSettings
-from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from namesrv.config import NamesrvConfig
 from namesrv.name_server import NameServer
@@ -21,24 +18,10 @@ from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import RegisterBrokerHeader
-from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup, VirtualClock
+from tests.harness.fake_group import VirtualClock
+from tests.harness.registering import Line, RegisteringBroker
 
 ADDRESS = "ns1:9876"
-
-
-@dataclass(eq=False)
-class Line:
-    """Stands for a connection, on both sides."""
-
-    attributes: dict[str, Any] = field(default_factory=dict)
-    on_close: list[Callable[[Line], None]] = field(default_factory=list)
-
-    def note_heartbeat(self) -> None:
-        """Nothing here takes a connection away."""
-
-    def close(self, _reason: str) -> None:
-        for callback in self.on_close:
-            callback(self)
 
 
 class Client:
@@ -79,30 +62,25 @@ def _topics_in(request: RemotingCommand) -> int:
     return len(body.topic_config_serialize_wrapper.topic_config_table)
 
 
-class World:
+class World(RegisteringBroker):
     def __init__(self, root: Path, **settings: Any) -> None:
-        self.clock = VirtualClock()
-        self.group = FakeGroup(root, self.clock)
+        clock = VirtualClock()
         self.name_server = NameServer(
             NamesrvConfig(kv_config_path=str(root / "kv.json"), **settings), OsDisk()
         )
-        self.client = Client(self.name_server, self.clock)
-        self.registration = Registration(
-            self.group,
-            self.client,  # type: ignore[arg-type]  # a fake with what it uses
-            RegistrationSettings(CLUSTER, BROKER, LEADER, "n2"),
-            lambda: [ADDRESS],
-            clock=self.clock,
-        )
-        self.group.on_applied.append(self.registration.on_applied)
+        self.client = Client(self.name_server, clock)
+        super().__init__(root, clock, self.client, [ADDRESS])
 
     def topics(self) -> set[str]:
         return set(self.name_server.routes.all_topics())
 
-    async def change(self, **changes: Any) -> None:
-        self.group.propose(state_batch(TopicsChange(**changes)), lambda _: None)
-        self.group.settle()
-        await trio.sleep(0.1)
+    async def begin(self, nursery: trio.Nursery, topics: int = 30) -> list[tuple[int, int]]:
+        """Have so many topics and let them be registered; return the requests for that."""
+        if topics:
+            await self.change(put=made(0, topics))
+        nursery.start_soon(self.registration.run)
+        await trio.sleep(1)
+        return self.client.take()
 
 
 @pytest.fixture
@@ -122,8 +100,7 @@ REGISTER, VERSION = int(RequestCode.REGISTER_BROKER), int(RequestCode.QUERY_DATA
 async def test_a_new_topic_is_registered_alone_however_many_there_are(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(1)
+    await world.begin(nursery, topics=0)
     encoded = []
     for number, already in ((5, 20), (6, 1_500)):
         await world.change(put=made(number * 10_000, already))
@@ -143,10 +120,7 @@ async def test_a_new_topic_is_registered_alone_however_many_there_are(
 async def test_an_unchanged_table_is_a_version_and_keeps_the_broker_registered(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
-    await world.change(put=made(0, 30))
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(1)
-    assert [code for code, _ in world.client.take()] == [REGISTER]
+    assert [code for code, _ in await world.begin(nursery)] == [REGISTER]
 
     await trio.sleep(300)
 
@@ -159,10 +133,7 @@ async def test_an_unchanged_table_is_a_version_and_keeps_the_broker_registered(
 async def test_all_topics_go_to_a_name_server_that_forgot_the_broker(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
-    await world.change(put=made(0, 30))
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(1)
-    world.client.take()
+    await world.begin(nursery)
     for info in list(world.name_server.routes.broker_live_table.values()):
         world.name_server.routes.disconnect(info.connection or 0)
     assert not world.topics()
@@ -184,10 +155,7 @@ async def test_all_topics_go_to_a_name_server_that_forgot_the_broker(
 async def test_differences_that_do_not_follow_are_refused_and_all_topics_sent(
     autojump_clock: Any, world: World, nursery: trio.Nursery
 ) -> None:
-    await world.change(put=made(0, 30))
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(1)
-    world.client.take()
+    await world.begin(nursery)
     # Somebody else registered this address meanwhile, with another version.
     command, _ = await world.registration._with_all_topics(0)
     body = RegisterBrokerBody.decode(command.body)
@@ -212,10 +180,7 @@ async def test_a_deleted_topic_goes_where_registrations_delete(
     autojump_clock: Any, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     world = World(tmp_path, delete_topic_with_broker_registration=True)
-    await world.change(put=made(0, 30))
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(1)
-    world.client.take()
+    await world.begin(nursery)
 
     await world.change(delete=("T00003", "T00004"))
 
@@ -231,9 +196,7 @@ async def test_after_too_many_changes_all_topics_are_sent(
     autojump_clock: Any, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dledger.state.tables.TOPIC_CHANGES_KEPT", 10)
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(1)
-    world.client.take()
+    await world.begin(nursery, topics=0)
 
     await world.change(put=made(0, 30))
 
