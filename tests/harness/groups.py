@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from commitlog.disk import OsDisk
-from commitlog.record import pack_host
+from commitlog.record import decode_record, pack_host
 from commitlog.seams import Disk
 from dledger.group import Group, GroupSettings
 from dledger.raft.identity import Identity
@@ -21,7 +21,9 @@ from dledger.raft.proof import GroupSecret
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
 from remoting.seams import Executor
+from tests.harness.crash_disk import CrashDisk
 from tests.harness.memory_network import InlineExecutor, MemoryNetwork
+from tests.harness.raft_cluster import batch
 
 SEGMENT_BYTES = 1 << 20
 
@@ -156,6 +158,17 @@ class Groups:
         """Return the names of all other replicas."""
         return [other for other in self.names if other != name]
 
+    async def fill(self, bodies: Iterable[bytes]) -> Replica:
+        """Let the leader store messages in ``T``, an entry each; return it."""
+        leader = await self.leader()
+        for body in bodies:
+            await leader.group.submit(batch(body))
+        return leader
+
+    async def checkpointed(self) -> None:
+        """Let every replica write checkpoints, and remove what they allow to be removed."""
+        await trio.sleep(3 * self.settings.checkpoint_interval_s)
+
 
 @asynccontextmanager
 async def running_groups(
@@ -175,3 +188,18 @@ async def running_groups(
     for replica in groups.replicas.values():
         if not replica.scope.cancel_called:
             replica.group.store.close(clean=False)
+
+
+def crash_disk(groups: Groups, name: str) -> CrashDisk:
+    """Return the disk of a replica of groups on such disks."""
+    disk = groups.disks[name]
+    assert isinstance(disk, CrashDisk)
+    return disk
+
+
+def bodies(group: Group, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    """Read a queue back through consume queue and log."""
+    units = group.queues.queue(topic, queue_id).read(0, group.state.max_offset(topic, queue_id))
+    return [
+        bytes(decode_record(group.log.record_at(int(unit["phy_offset"]))).body) for unit in units
+    ]

@@ -22,7 +22,6 @@ from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from commitlog.disk import OsDisk
 from commitlog.errors import DiskFullError, MQError
-from commitlog.record import decode_record
 from commitlog.seams import DiskFile
 from dledger.cli.config_command import set_ as config_set
 from dledger.cli.local_cluster import LocalCluster, lay_out
@@ -36,7 +35,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.confirmation import GIVES_UP_FIELD, decode_given_up
 from remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
-from tests.harness.groups import running_groups
+from tests.harness.groups import bodies, running_groups
 from tests.harness.raft_cluster import batch
 
 BODY_BYTES = 60_000
@@ -63,13 +62,6 @@ class SmallDisk(OsDisk):
         if self.full and reserve:
             raise DiskFullError(f"no space for {path} of {size} bytes")
         return super().create(path, size, reserve=reserve)
-
-
-def bodies(group: Group) -> list[bytes]:
-    units = group.queues.queue("T", 0).read(0, group.state.max_offset("T", 0))
-    return [
-        bytes(decode_record(group.log.record_at(int(unit["phy_offset"]))).body) for unit in units
-    ]
 
 
 async def test_a_leader_without_space_refuses_as_not_stored_and_heals(

@@ -12,13 +12,13 @@ from trio.testing import MockClock
 
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptEntryError
+from dledger.group import Group
 from dledger.store import ReplicaStore
 from tests.harness.crash_disk import CrashDisk
-from tests.harness.groups import running_groups
+from tests.harness.groups import bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
-from tests.unit.dledger.test_group import bodies
-from tests.unit.dledger.test_group_faults import ROOT, crash_disk
 
+ROOT = Path("/memory")
 SECTOR_BYTES = 512
 
 
@@ -27,6 +27,13 @@ def spoil(disk: CrashDisk, store: ReplicaStore, index: int) -> None:
     position = store.log.position_at(index)
     start = position - position % SECTOR_BYTES
     disk.files[store.paths.segment(0)].unreadable.append((start, start + SECTOR_BYTES))
+
+
+async def repaired(group: Group) -> None:
+    """Wait until nothing of a replica's log is known to be damaged."""
+    with trio.fail_after(60):
+        while len(group.store.log.damaged):
+            await trio.sleep(0.1)
 
 
 def test_a_read_that_fails_is_an_error_and_not_a_signal(
@@ -53,9 +60,7 @@ async def test_a_bad_sector_is_found_by_the_scrub_and_repaired_from_a_peer(
     autojump_clock: MockClock,
 ) -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
-        leader = await groups.leader()
-        for number in range(20):
-            await leader.group.submit(batch(str(number).encode() * 300))
+        leader = await groups.fill(str(number).encode() * 300 for number in range(20))
         await groups.settle()
         behind = groups.replicas[groups.others(leader.name)[0]].group
         disk = crash_disk(groups, groups.others(leader.name)[0])
@@ -63,9 +68,7 @@ async def test_a_bad_sector_is_found_by_the_scrub_and_repaired_from_a_peer(
         spoil(disk, behind.store, index)
         behind.scrub.suspect_bytes(behind.store.log.position_at(index), 1)
         assert len(behind.store.log.damaged) >= 1
-        with trio.fail_after(60):
-            while len(behind.store.log.damaged):
-                await trio.sleep(0.1)
+        await repaired(behind)
         assert disk.files[behind.store.paths.segment(0)].unreadable == []
         assert bodies(behind) == bodies(leader.group)
 
@@ -74,9 +77,7 @@ async def test_a_single_voter_refuses_what_it_cannot_read_and_goes_on(
     autojump_clock: MockClock,
 ) -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
-        leader = await groups.leader()
-        for number in range(10):
-            await leader.group.submit(batch(str(number).encode() * 600))
+        leader = await groups.fill(str(number).encode() * 600 for number in range(10))
         entry_log = leader.group.store.log
         index = entry_log.last_index - 4
         spoil(crash_disk(groups, "n0"), leader.group.store, index)
@@ -93,9 +94,7 @@ async def test_a_start_meets_a_bad_sector_and_is_repaired_from_a_peer(
 ) -> None:
     """What lies between the newest checkpoint and the mark is read again at every start."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
-        leader = await groups.leader()
-        for number in range(12):
-            await leader.group.submit(batch(str(number).encode() * 300))
+        leader = await groups.fill(str(number).encode() * 300 for number in range(12))
         await groups.settle()
         name = groups.others(leader.name)[0]
         stopped = groups.replicas.pop(name)
@@ -116,9 +115,7 @@ async def test_a_read_of_an_old_entry_on_a_bad_sector_is_refused_and_repaired(
 ) -> None:
     """What this process has not written may not be in memory: it is read, not mapped."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
-        leader = await groups.leader()
-        for number in range(12):
-            await leader.group.submit(batch(str(number).encode() * 300))
+        leader = await groups.fill(str(number).encode() * 300 for number in range(12))
         await groups.settle()
         await trio.sleep(4)  # a checkpoint: nothing is read again at the start
         name = groups.others(leader.name)[0]
@@ -129,7 +126,5 @@ async def test_a_read_of_an_old_entry_on_a_bad_sector_is_refused_and_repaired(
         with pytest.raises(CorruptEntryError, match="cannot be read"):
             again.store.log.frame(index)
         assert len(again.store.log.damaged) >= 1
-        with trio.fail_after(60):
-            while len(again.store.log.damaged):
-                await trio.sleep(0.1)
+        await repaired(again)
         assert bodies(again) == bodies(leader.group)

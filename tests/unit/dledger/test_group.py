@@ -16,19 +16,11 @@ from dledger.errors import (
     ShuttingDownError,
     UnknownOutcomeError,
 )
-from dledger.group import Group, GroupSettings
+from dledger.group import GroupSettings
 from dledger.group_api import Proposed
 from dledger.membership_changes import MembershipChanges
-from tests.harness.groups import Groups, running_groups
+from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
-
-
-def bodies(group: Group, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-    """Read a queue back through consume queue and log."""
-    units = group.queues.queue(topic, queue_id).read(0, group.state.max_offset(topic, queue_id))
-    return [
-        bytes(decode_record(group.log.record_at(int(unit["phy_offset"]))).body) for unit in units
-    ]
 
 
 async def test_what_is_submitted_is_on_every_replica_at_the_same_place(

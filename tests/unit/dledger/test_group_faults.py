@@ -21,10 +21,9 @@ from dledger.raft.journal import Frame
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
 from tests.harness.crash_disk import CrashDisk
-from tests.harness.groups import Groups, running_groups
+from tests.harness.groups import Groups, bodies, crash_disk, running_groups
 from tests.harness.memory_network import InlineExecutor
 from tests.harness.raft_cluster import batch
-from tests.unit.dledger.test_group import bodies
 
 ROOT = Path("/memory")
 T = TypeVar("T")
@@ -38,12 +37,6 @@ def store_settings(name: str, *, sync_flush: bool = True) -> StoreSettings:
         index_entries_max=4000,
         sync_flush=sync_flush,
     )
-
-
-def crash_disk(groups: Groups, name: str) -> CrashDisk:
-    disk = groups.disks[name]
-    assert isinstance(disk, CrashDisk)
-    return disk
 
 
 async def test_answers_of_a_new_reign_do_not_wait_for_entries_cut_in_an_earlier_one(

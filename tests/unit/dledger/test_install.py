@@ -57,15 +57,26 @@ def retention(leader: Replica, keep_segments: int) -> RetentionService:
 
 
 async def fill(groups: Groups, messages: int) -> Replica:
-    leader = await groups.leader()
-    for _ in range(messages):
-        await leader.group.submit(batch(BODY))
-    return leader
+    return await groups.fill([BODY] * messages)
 
 
-async def checkpointed(groups: Groups) -> None:
-    """Let every replica write checkpoints, and remove what they allow to be removed."""
-    await trio.sleep(3 * groups.settings.checkpoint_interval_s)
+async def give_up_entries(groups: Groups, leader: Replica) -> Anchor:
+    """Let retention take what lies before the last segment, on every replica."""
+    await groups.checkpointed()
+    floor = await retention(leader, 1).check()
+    assert floor is not None
+    await groups.checkpointed()
+    return floor
+
+
+async def left_behind(groups: Groups) -> tuple[Replica, str]:
+    """Stop a follower until the leader does not keep what it lacks; return leader and follower."""
+    leader = await fill(groups, 20)
+    behind = groups.others(leader.name)[0]
+    groups.replicas.pop(behind).kill()
+    await fill(groups, 300)
+    await give_up_entries(groups, leader)
+    return leader, behind
 
 
 async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(
@@ -73,10 +84,7 @@ async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 200)
-        await checkpointed(groups)
-        floor = await retention(leader, 1).check()
-        assert floor is not None
-        await checkpointed(groups)
+        floor = await give_up_entries(groups, leader)
         await groups.settle()
         for replica in groups.replicas.values():
             group = replica.group
@@ -93,13 +101,7 @@ async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        behind = groups.others(leader.name)[0]
-        groups.replicas.pop(behind).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, behind = await left_behind(groups)
         assert leader.group.store.log.first_index > 20
         again = await groups.start(behind)
         await groups.settle()
@@ -134,13 +136,7 @@ async def test_a_snapshot_that_comes_twice_is_installed_once(
     monkeypatch.setattr(Installation, "take", take_and_keep)
     monkeypatch.setattr(Installation, "finish", finish_and_take_again)
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        behind = groups.others(leader.name)[0]
-        groups.replicas.pop(behind).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, behind = await left_behind(groups)
         again = await groups.start(behind)
         await groups.settle()
         assert last_chunks
@@ -164,9 +160,7 @@ async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(
         await groups.start(first.name)
         leader = await fill(groups, 300)
         assert leader.group.term > store.log.last_term
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        await give_up_entries(groups, leader)
         assert leader.group.store.log.first_index > 25
         taken: list[int] = []
         take = leader.group._take_snapshot
@@ -188,13 +182,7 @@ async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        behind = groups.others(leader.name)[0]
-        groups.replicas.pop(behind).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, behind = await left_behind(groups)
         taken: list[float] = []
         take = leader.group._take_snapshot
 
@@ -233,13 +221,7 @@ async def test_a_snapshot_that_cannot_be_installed_stops_nothing_and_comes_again
 
     monkeypatch.setattr(ReplicaStore, "install", refuse_twice)
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        behind = groups.others(leader.name)[0]
-        groups.replicas.pop(behind).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, behind = await left_behind(groups)
         again = await groups.start(behind)
         await groups.settle()
         assert len(refused) == 2
@@ -273,13 +255,7 @@ async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        behind = groups.others(leader.name)[0]
-        groups.replicas.pop(behind).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, behind = await left_behind(groups)
         _, data = leader.group._take_snapshot()
         store = groups.open_store(behind)
         install = store.paths.install
@@ -292,7 +268,7 @@ async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
         again = await groups.start(behind)
         await groups.settle()
         assert kept(again.group) == kept(leader.group)
-        await checkpointed(groups)
+        await groups.checkpointed()
         assert not groups.disks[behind].exists(install)
         again.kill()
         again = await groups.start(behind)
@@ -304,13 +280,7 @@ async def test_a_refilling_replica_neither_leads_nor_serves_reads(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        other = groups.others(leader.name)[0]
-        groups.replicas.pop(other).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, other = await left_behind(groups)
         _, data = leader.group._take_snapshot()
         store = groups.open_store(other)
         assert store.install(data, 0)
@@ -337,7 +307,7 @@ async def test_the_floor_never_passes_what_is_not_saved_or_not_delivered(
         )
         await fill(groups, 300)
         assert await retention(leader, 1).check() is None, "nothing was saved yet"
-        await checkpointed(groups)
+        await groups.checkpointed()
         floor = await retention(leader, 1).check()
         assert floor is None or floor.position <= waits_at
 
@@ -391,14 +361,14 @@ async def test_an_open_half_message_holds_the_floor_back_until_it_is_decided(
         half = encode_record(topic=HALF_TOPIC, queue_id=0, body=b"half", properties=b"")
         stored = await leader.group.submit(batch_of([half], Run(HALF_TOPIC, 0, 1)))
         await fill(groups, 160)
-        await checkpointed(groups)
+        await groups.checkpointed()
         service = retention(leader, 1)
         held_back = await service.check()
         assert held_back is None or held_back.position <= stored.phy_offset
         assert service.wanted_position > stored.phy_offset
         decided = TransactionsChange(decided=((0, TransactionDecision.ROLLBACK),))
         await leader.group.submit(state_batch(decided))
-        await checkpointed(groups)
+        await groups.checkpointed()
         floor = await service.check()
         assert floor is not None
         assert floor.position > stored.phy_offset

@@ -91,9 +91,24 @@ def follower(leader: Leader, shared: int, own: int) -> CrashDisk:
     append(store.log, shared + own, 3, fill=0x79)
     for index in range(1, COMMITTED + 1):
         store.apply(index)
-    checkpoint = store.begin_checkpoint(COMMITTED)
+    write_checkpoint(store, COMMITTED)
+    store.close(clean=False)
+    return disk.copy()
+
+
+def write_checkpoint(store: ReplicaStore, commit_index: int) -> None:
+    checkpoint = store.begin_checkpoint(commit_index)
     assert checkpoint is not None
     checkpoint.write()
+
+
+def with_snapshot(leader: Leader) -> CrashDisk:
+    """Return the disk of a follower that installed the leader's snapshot and has all entries."""
+    disk = follower(leader, *BEHIND)
+    store = opened(disk)
+    store.install(leader.snapshot, COMMITTED)
+    leader.refill(store)
+    write_checkpoint(store, END)
     store.close(clean=False)
     return disk.copy()
 
@@ -131,9 +146,7 @@ def check_and_refill(left: CrashDisk, leader: Leader, what: object) -> None:
     assert not again.refilling
     tables = again.tables
     assert (tables.applied_index, tables.applied_chain) == (END, leader.chains[END])
-    checkpoint = again.begin_checkpoint(END)
-    assert checkpoint is not None
-    checkpoint.write()
+    write_checkpoint(again, END)
     again.close(clean=False)
     last = opened(left.power_cut(lambda: False))
     assert (last.refilling, last.damaged) == (False, False)
@@ -221,15 +234,7 @@ def test_a_hostile_snapshot_is_refused_and_changes_nothing(change: dict[str, Any
 
 def test_a_snapshot_file_that_comes_back_after_its_installation_means_nothing() -> None:
     leader = Leader.make()
-    disk = follower(leader, *BEHIND)
-    store = opened(disk)
-    store.install(leader.snapshot, COMMITTED)
-    leader.refill(store)
-    checkpoint = store.begin_checkpoint(END)
-    assert checkpoint is not None
-    checkpoint.write()
-    store.close(clean=False)
-    disk = disk.copy()
+    disk = with_snapshot(leader)
     disk.replace(f"{ROOT}/raft/install", leader.snapshot)
     damaged = disk.files[f"{ROOT}/raft/snapshot"].content
     damaged[-1] ^= 1
@@ -239,16 +244,7 @@ def test_a_snapshot_file_that_comes_back_after_its_installation_means_nothing() 
 
 
 def test_damage_is_written_down_before_the_log_that_shows_it_is_emptied() -> None:
-    leader = Leader.make()
-    disk = follower(leader, *BEHIND)
-    store = opened(disk)
-    store.install(leader.snapshot, COMMITTED)
-    leader.refill(store)
-    checkpoint = store.begin_checkpoint(END)
-    assert checkpoint is not None
-    checkpoint.write()
-    store.close(clean=False)
-    before = disk.copy()
+    before = with_snapshot(Leader.make())
     before.files[f"{ROOT}/raft/snapshot"].content[-1] ^= 1
     step, opens = 0, False
     while not opens:

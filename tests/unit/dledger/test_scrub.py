@@ -12,25 +12,18 @@ from commitlog.errors import CorruptEntryError, ForeignStoreError
 from dledger.services.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
 from dledger.store import decode_damage, encode_damage
 from tests.harness.crash_disk import CrashDisk
-from tests.harness.groups import Groups, Replica, running_groups
+from tests.harness.groups import Groups, Replica, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
-from tests.unit.dledger.test_group import bodies
 
 ROOT = Path("/memory")
 MESSAGES = [str(number).encode() * 40 for number in range(12)]
-
-
-def disk_of(groups: Groups, name: str) -> CrashDisk:
-    disk = groups.disks[name]
-    assert isinstance(disk, CrashDisk)
-    return disk
 
 
 def segments(groups: Groups) -> list[dict[str, bytes]]:
     return [
         {
             path.removeprefix(f"{ROOT}/{name}"): bytes(file.content)
-            for path, file in disk_of(groups, name).files.items()
+            for path, file in crash_disk(groups, name).files.items()
             if "/commitlog/" in path
         }
         for name in groups.replicas
@@ -40,13 +33,11 @@ def segments(groups: Groups) -> list[dict[str, bytes]]:
 def spoil(groups: Groups, replica: Replica, index: int, byte: int = 120) -> None:
     position = replica.group.store.log.position_at(index) + byte
     path = f"{ROOT}/{replica.name}/commitlog/{0:020d}"
-    disk_of(groups, replica.name).files[path].content[position] ^= 1
+    crash_disk(groups, replica.name).files[path].content[position] ^= 1
 
 
 async def filled(groups: Groups) -> Replica:
-    leader = await groups.leader()
-    for message in MESSAGES:
-        await leader.group.submit(batch(message))
+    leader = await groups.fill(MESSAGES)
     await groups.settle()
     return leader
 
@@ -85,7 +76,7 @@ async def test_a_damaged_follower_repairs_itself_and_has_the_same_bytes_again(
         assert (scrub["damaged_entries"], scrub["first_damaged"], scrub["found"]) == (3, 4, 3)
         await repaired(follower, 3)
         whole(groups)
-        assert not disk_of(groups, follower.name).exists(follower.group.store.paths.damage)
+        assert not crash_disk(groups, follower.name).exists(follower.group.store.paths.damage)
 
 
 async def test_the_scrub_finds_it_by_itself(autojump_clock: MockClock) -> None:
@@ -183,7 +174,7 @@ async def test_damage_below_what_is_replayed_stops_the_replay_until_it_is_repair
         groups.network.isolate(follower.name, groups.others(follower.name))
         follower.kill()
         spoil(groups, follower, 4)
-        disk = disk_of(groups, follower.name)
+        disk = crash_disk(groups, follower.name)
         disk.unlink(follower.group.store.paths.snapshot)
         again = await groups.start(follower.name)
         assert again.group.state.applied_index == 3
