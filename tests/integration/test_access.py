@@ -30,6 +30,7 @@ from remoting.edge import client_tls
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
 from tests.harness.eventually import logged, look_until, wait_logged
+from tests.harness.module_cluster import running
 
 pytestmark = pytest.mark.slow
 
@@ -115,21 +116,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "DLEDGER_TLS_CA_FILE": files["ca"],
     }
 
-    async def start() -> None:
-        for node in cluster.nodes:
-            await cluster.start(node.name)
-        await cluster.wait_healthy()
-
     os.environ.update(environment)
     _access.cache_clear()
     try:
-        trio.run(start)
-        yield Guarded(cluster, accounts, client_tls(ca_file=files["ca"]))
+        with running(cluster):
+            yield Guarded(cluster, accounts, client_tls(ca_file=files["ca"]))
     finally:
         for name in environment:
             del os.environ[name]
         _access.cache_clear()
-        trio.run(cluster.stop_all)
 
 
 async def test_an_account_does_what_its_lines_say_and_no_more(guarded: Guarded) -> None:

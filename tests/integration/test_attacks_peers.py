@@ -24,6 +24,7 @@ from dledger.raft.wire import FRAME_BYTES_MAX, Kind
 from remoting.edge import TcpNetwork
 from tests.harness import stranger as a_stranger
 from tests.harness.eventually import all_statuses
+from tests.harness.module_cluster import running
 from tests.harness.raft_cluster import batch
 from tests.harness.stranger import Stranger, frame
 from tests.integration.test_peer_port import SETTINGS, peer_address
@@ -48,19 +49,14 @@ def cluster(
     folder = tmp_path_factory.mktemp("attacks-peers")
     cluster = lay_out(folder, settings={**SETTINGS, **request.param})
 
-    async def start() -> None:
-        for node in cluster.nodes:
-            await cluster.start(node.name)
-        await cluster.wait_healthy()
+    async def fill() -> None:
         async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
             for number in range(BODIES):
                 await producer.send(Message("t", b"kept %d" % number))
 
-    try:
-        trio.run(start)
+    with running(cluster):
+        trio.run(fill)
         yield cluster
-    finally:
-        trio.run(cluster.stop_all)
 
 
 def rss_bytes(cluster: LocalCluster) -> dict[str, int]:

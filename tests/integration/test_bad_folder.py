@@ -21,6 +21,7 @@ from client.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S, logged, look_until
+from tests.harness.module_cluster import running
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +39,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     cluster = lay_out(tmp_path_factory.mktemp("bad-folder"), brokers=1, settings=SETTINGS)
 
     async def fill() -> None:
-        for node in cluster.nodes:
-            await cluster.start(node.name)
-        await cluster.wait_healthy()
         namesrvs = [cluster.namesrv_address]
         await create_topic(namesrvs, "t", queues=1)
         async with connect(namesrvs) as client, Producer(client, "p") as producer:
@@ -48,11 +46,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
                 await producer.send(Message("t", body))
         assert await cluster.stop("n0") == 0
 
-    try:
+    with running(cluster):
         trio.run(fill)
         yield cluster
-    finally:
-        trio.run(cluster.stop_all)
 
 
 def store_of(node: Node) -> Path:

@@ -13,6 +13,7 @@ import random
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ from remoting.protocol.command import RemotingCommand, SerializeType, request
 from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
 from remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import WITHIN_S, logged, look_until
+from tests.harness.module_cluster import running
 
 pytestmark = pytest.mark.slow
 
@@ -92,19 +94,11 @@ def send_frame(body: bytes = b"never whole", opaque: int = 7) -> bytes:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    cluster = lay_out(tmp_path_factory.mktemp("bad-input"), brokers=1, settings=SETTINGS)
-
-    async def start() -> None:
-        for node in cluster.nodes:
-            await cluster.start(node.name)
-        await cluster.wait_healthy()
-        await create_topic([cluster.namesrv_address], TOPIC, queues=1)
-
-    try:
-        trio.run(start)
+    with running(
+        lay_out(tmp_path_factory.mktemp("bad-input"), brokers=1, settings=SETTINGS)
+    ) as cluster:
+        trio.run(partial(create_topic, [cluster.namesrv_address], TOPIC, queues=1))
         yield World(cluster)
-    finally:
-        trio.run(cluster.stop_all)
 
 
 @pytest.fixture(autouse=True)

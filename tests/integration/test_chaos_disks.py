@@ -734,23 +734,38 @@ async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: 
         assert (await read_all(cluster))[0] == b"before"
 
 
-async def stopped_broker(folder: Path) -> StorePaths:
-    """Return the files of a broker that has run and stopped; 40 messages are in its log."""
-    async with local_cluster(folder, brokers=1, settings=SETTINGS) as cluster:
-        await create_topic([cluster.namesrv_address], "t", queues=1)
-        async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
-            for number in range(40):
-                await producer.send(Message("t", b"%d" % number, keys=f"k{number}"))
-        store = cluster.brokers["n0"].store_path
-        assert store is not None
-        with pytest.raises(FaultError, match="stop its broker first"):
-            wipe(store)
-    return StorePaths(str(store))
+@pytest.fixture(scope="module")
+def stopped_broker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a broker that has run and stopped; 40 messages are in its log."""
+    folder = tmp_path_factory.mktemp("stopped")
+
+    async def make() -> Path:
+        async with local_cluster(folder, brokers=1, settings=SETTINGS) as cluster:
+            await create_topic([cluster.namesrv_address], "t", queues=1)
+            async with (
+                connect([cluster.namesrv_address]) as client,
+                Producer(client, "p") as producer,
+            ):
+                for number in range(40):
+                    await producer.send(Message("t", b"%d" % number, keys=f"k{number}"))
+            store = cluster.brokers["n0"].store_path
+            assert store is not None
+            with pytest.raises(FaultError, match="stop its broker first"):
+                wipe(store)
+        return store
+
+    return trio.run(make)
+
+
+@pytest.fixture
+def paths(stopped_broker: Path, tmp_path: Path) -> StorePaths:
+    """The files of a stopped broker, for this test to damage."""
+    subprocess.run(["cp", "-a", "--sparse=always", stopped_broker, tmp_path / "store"], check=True)
+    return StorePaths(str(tmp_path / "store"))
 
 
 @pytest.mark.slow
-async def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(tmp_path: Path) -> None:
-    paths = await stopped_broker(tmp_path)
+def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(paths: StorePaths) -> None:
     root = Path(paths.root)
     rng = random.Random(3)
     assert verify_store(root).problems == []
@@ -771,8 +786,7 @@ async def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(tmp_path: P
 
 
 @pytest.mark.slow
-async def test_a_flipped_bit_in_the_log_a_torn_tail_and_a_wipe_are_seen(tmp_path: Path) -> None:
-    paths = await stopped_broker(tmp_path)
+def test_a_flipped_bit_in_the_log_a_torn_tail_and_a_wipe_are_seen(paths: StorePaths) -> None:
     root = Path(paths.root)
     (segment,) = [path for path in files_at(paths, Place.SEGMENT) if written_in(path)]
     sound = segment.read_bytes()

@@ -5,7 +5,7 @@ Real processes, sockets, files and signals.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
 from commitlog.record import iter_records
-from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.local_cluster import LocalCluster, lay_out, local_cluster
 from dledger.cli.probe import ask
 from dledger.cli.topic_command import create_topic
 from remoting.protocol.bodies import KVTable
@@ -27,6 +27,7 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.local_settings import SMALL_FILES
+from tests.harness.module_cluster import heal, running
 from tests.harness.one_reign import in_one_reign
 
 pytestmark = pytest.mark.slow
@@ -37,14 +38,14 @@ EVERYBODY_IS_SLOW: dict[str, object] = {
 }
 
 
-async def pull(cluster: LocalCluster, name: str, offset: int) -> RemotingCommand:
+async def pull(cluster: LocalCluster, name: str, offset: int, topic: str = "T") -> RemotingCommand:
     """Ask one member as RocketMQ's clients do."""
     return await ask(
         cluster.brokers[name].address,
         RequestCode.PULL_MESSAGE,
         {
             "consumerGroup": "slow",
-            "topic": "T",
+            "topic": topic,
             "queueId": "0",
             "queueOffset": str(offset),
             "maxMsgNums": "4",
@@ -65,54 +66,69 @@ def broker_id(name: str) -> int:
     return int(name[1:]) + 1
 
 
-async def fill(namesrvs: list[str], count: int) -> None:
-    await create_topic(namesrvs, "T", queues=1)
+async def fill(namesrvs: list[str], count: int, topic: str = "T") -> None:
+    await create_topic(namesrvs, topic, queues=1)
+    queue = MessageQueue(topic, "broker-a", 0)
     async with connect(namesrvs) as client, Producer(client, "p") as producer:
         for number in range(count):
-            await producer.send_to(MessageQueue("T", "broker-a", 0), Message("T", b"%d" % number))
+            await producer.send_to(queue, Message(topic, b"%d" % number))
 
 
 def followers_of(cluster: LocalCluster, leader: str) -> list[str]:
     return sorted(name for name in cluster.brokers if name != leader)
 
 
-async def suggested(cluster: LocalCluster, leader: str, follower: str) -> RemotingCommand:
+async def suggested(
+    cluster: LocalCluster, leader: str, follower: str, topic: str = "T"
+) -> RemotingCommand:
     """Wait until a slow reader is sent to a follower: a leader has to hear of it first."""
     return await look_until(
-        partial(pull, cluster, leader, 0),
+        partial(pull, cluster, leader, 0, topic),
         lambda answer: answer.ext.get("suggestWhichBrokerId") == str(broker_id(follower)),
     )
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with running(lay_out(tmp_path_factory.mktemp("slow"), settings=EVERYBODY_IS_SLOW)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(shared: LocalCluster) -> AsyncIterator[LocalCluster]:
+    """Three brokers that run and take every reader for a slow one."""
+    yield shared
+    await heal(shared)
+
+
 async def test_a_slow_reader_is_sent_to_a_live_follower_and_finds_the_same_there(
-    tmp_path: Path,
+    cluster: LocalCluster,
 ) -> None:
-    async with local_cluster(tmp_path, settings=EVERYBODY_IS_SLOW) as cluster:
-        await fill([cluster.namesrv_address], 20)
+    await fill([cluster.namesrv_address], 20)
 
-        async def play(leader: str) -> str:
-            followers = followers_of(cluster, leader)
-            for follower in followers:
-                await cluster.wait_caught_up(follower)
-            first = await suggested(cluster, leader, followers[0])
-            assert (first.code, bodies(first)) == (0, [b"0", b"1", b"2", b"3"])
-            there = await pull(cluster, followers[0], 0)
-            assert (there.code, bytes(there.body)) == (0, bytes(first.body))
-            assert int(there.ext["suggestWhichBrokerId"]) == broker_id(followers[0])
-            # At its end a follower does not say that there is nothing: the leader is asked next.
-            end = await pull(cluster, followers[0], 20)
-            assert (end.code, end.ext["suggestWhichBrokerId"]) == (20, "0")
-            assert end.ext["nextBeginOffset"] == "20"
-            return followers[0]
+    async def play(leader: str) -> str:
+        followers = followers_of(cluster, leader)
+        for follower in followers:
+            await cluster.wait_caught_up(follower)
+        first = await suggested(cluster, leader, followers[0])
+        assert (first.code, bodies(first)) == (0, [b"0", b"1", b"2", b"3"])
+        there = await pull(cluster, followers[0], 0)
+        assert (there.code, bytes(there.body)) == (0, bytes(first.body))
+        assert int(there.ext["suggestWhichBrokerId"]) == broker_id(followers[0])
+        # At its end a follower does not say that there is nothing: the leader is asked next.
+        end = await pull(cluster, followers[0], 20)
+        assert (end.code, end.ext["suggestWhichBrokerId"]) == (20, "0")
+        assert end.ext["nextBeginOffset"] == "20"
+        return followers[0]
 
-        killed = await in_one_reign(cluster, play)
-        await cluster.kill(killed)
+    killed = await in_one_reign(cluster, play)
+    await cluster.kill(killed)
 
-        async def play_on(leader: str) -> None:
-            (left,) = (name for name in followers_of(cluster, leader) if name != killed)
-            await suggested(cluster, leader, left)
+    async def play_on(leader: str) -> None:
+        (left,) = (name for name in followers_of(cluster, leader) if name != killed)
+        await suggested(cluster, leader, left)
 
-        await in_one_reign(cluster, play_on)
+    await in_one_reign(cluster, play_on)
 
 
 async def served(cluster: LocalCluster) -> dict[str, int]:
@@ -124,31 +140,30 @@ async def served(cluster: LocalCluster) -> dict[str, int]:
     return found
 
 
-async def test_our_sdk_follows_the_suggestion(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=EVERYBODY_IS_SLOW) as cluster:
-        await fill([cluster.namesrv_address], 40)
+async def test_our_sdk_follows_the_suggestion(cluster: LocalCluster) -> None:
+    await fill([cluster.namesrv_address], 40, "Sdk")
 
-        async def play(leader: str) -> None:
-            for follower in cluster.brokers:
-                await cluster.wait_caught_up(follower)
-            named = followers_of(cluster, leader)[0]
-            await suggested(cluster, leader, named)
-            before = await served(cluster)
-            async with (
-                connect([cluster.namesrv_address]) as client,
-                PullConsumer(client, "slow", follower_reads=True) as consumer,
-            ):
-                (queue,) = await consumer.fetch_message_queues("T")
-                read: list[bytes] = []
-                while len(read) < 40:
-                    result = await consumer.pull(queue, len(read), max_messages=3, timeout_s=0)
-                    read += [message.body_bytes for message in result.messages]
-                assert read == [b"%d" % number for number in range(40)]
-            after = await served(cluster)
-            # The first answer is the leader's, all others come from the follower it names.
-            assert {name for name in after if after[name] > before[name]} == {leader, named}
+    async def play(leader: str) -> None:
+        for follower in cluster.brokers:
+            await cluster.wait_caught_up(follower)
+        named = followers_of(cluster, leader)[0]
+        await suggested(cluster, leader, named, "Sdk")
+        before = await served(cluster)
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            PullConsumer(client, "slow", follower_reads=True) as consumer,
+        ):
+            (queue,) = await consumer.fetch_message_queues("Sdk")
+            read: list[bytes] = []
+            while len(read) < 40:
+                result = await consumer.pull(queue, len(read), max_messages=3, timeout_s=0)
+                read += [message.body_bytes for message in result.messages]
+            assert read == [b"%d" % number for number in range(40)]
+        after = await served(cluster)
+        # The first answer is the leader's, all others come from the follower it names.
+        assert {name for name in after if after[name] > before[name]} == {leader, named}
 
-        await in_one_reign(cluster, play)
+    await in_one_reign(cluster, play)
 
 
 async def test_without_a_quorum_stored_messages_and_offsets_are_served(tmp_path: Path) -> None:

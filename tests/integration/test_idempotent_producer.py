@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from client.message import Message, MessageExt
 from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from client.route import MessageQueue
-from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S, look_until
+from tests.harness.module_cluster import running
 from tests.harness.shipped_files import ROOT
 
 pytestmark = pytest.mark.slow
@@ -118,28 +120,36 @@ async def read_all(client: ClientInstance, topic: str) -> dict[tuple[int, int], 
         return found
 
 
-async def test_killed_leaders_make_no_duplicates_and_no_unknown_sends(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("idempotent")
+    with running(lay_out(folder, settings=SETTINGS)) as cluster:
+        yield cluster
+
+
+async def test_killed_leaders_make_no_duplicates_and_no_unknown_sends(
+    cluster: LocalCluster,
+) -> None:
     told = Told()
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        namesrvs = [cluster.namesrv_address]
-        await create_topic(namesrvs, "kills", queues=QUEUES)
-        await create_topic(namesrvs, "delayed", queues=QUEUES)
-        config = ProducerConfig(send_timeout_s=60)
-        async with connect(namesrvs) as client:
-            async with Producer(client, "p", config) as producer, trio.open_nursery() as nursery:
-                await producer.send(Message("kills", b"first"))
-                for number in range(SENDERS):
-                    nursery.start_soon(send_singles, producer, number, told)
-                nursery.start_soon(send_batches, producer, told)
-                nursery.start_soon(send_delayed, producer, told)
-                await kill_leaders(cluster)
-                told.stop.set()
-            await trio.sleep(3.0)  # the last delayed ones become due, and those delivered twice
-            delayed = await look_until(
-                lambda: read_all(client, "delayed"),
-                lambda found: told.delayed <= {bytes(m.body).decode() for m in found.values()},
-            )
-            stored = await read_all(client, "kills")
+    namesrvs = [cluster.namesrv_address]
+    await create_topic(namesrvs, "kills", queues=QUEUES)
+    await create_topic(namesrvs, "delayed", queues=QUEUES)
+    config = ProducerConfig(send_timeout_s=60)
+    async with connect(namesrvs) as client:
+        async with Producer(client, "p", config) as producer, trio.open_nursery() as nursery:
+            await producer.send(Message("kills", b"first"))
+            for number in range(SENDERS):
+                nursery.start_soon(send_singles, producer, number, told)
+            nursery.start_soon(send_batches, producer, told)
+            nursery.start_soon(send_delayed, producer, told)
+            await kill_leaders(cluster)
+            told.stop.set()
+        await trio.sleep(3.0)  # the last delayed ones become due, and those delivered twice
+        delayed = await look_until(
+            lambda: read_all(client, "delayed"),
+            lambda found: told.delayed <= {bytes(m.body).decode() for m in found.values()},
+        )
+        stored = await read_all(client, "kills")
     bodies = {place: bytes(message.body).decode() for place, message in stored.items()}
     assert [key for key, count in Counter(bodies.values()).items() if count > 1] == []
     assert [key for key, place in told.stored.items() if bodies.get(place) != key] == []
@@ -156,13 +166,12 @@ async def test_killed_leaders_make_no_duplicates_and_no_unknown_sends(tmp_path: 
         assert [told.stored[key] for key in mine] == sorted(told.stored[key] for key in mine)
 
 
-async def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
+async def test_the_example_of_the_guide_runs(cluster: LocalCluster, tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        program = tmp_path / "example.py"
-        program.write_text(example.replace("127.0.0.1:9876", cluster.namesrv_address))
-        await create_topic([cluster.namesrv_address], "orders", queues=2)
-        done = await trio.run_process([sys.executable, str(program)], capture_stdout=True, cwd=ROOT)
+    program = tmp_path / "example.py"
+    program.write_text(example.replace("127.0.0.1:9876", cluster.namesrv_address))
+    await create_topic([cluster.namesrv_address], "orders", queues=2)
+    done = await trio.run_process([sys.executable, str(program)], capture_stdout=True, cwd=ROOT)
     queue_id, offset = done.stdout.split()
     assert int(queue_id) in (0, 1)
     assert int(offset) == 0

@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,12 @@ from client.message import Message
 from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
 from commitlog.errors import MQError
-from dledger.cli.local_cluster import LocalCluster, Node, free_ports, local_cluster
+from dledger.cli.local_cluster import LocalCluster, Node, free_ports, lay_out, local_cluster
 from dledger.cli.log_walk import equal_bytes, open_segments
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses, eventually
+from tests.harness.module_cluster import running
 
 pytestmark = pytest.mark.slow
 
@@ -163,35 +164,40 @@ def newcomer(cluster: LocalCluster, like: str, name: str, folder: str) -> tuple[
     return node, f"127.0.0.1:{peer_port}"
 
 
-async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        # Without retries after an unknown outcome, so that none can hide.
-        async with loaded(cluster, retry_unknown=False) as load:
-            for name in list(cluster.brokers):
-                assert await cluster.stop(name) == 0
-                await cluster.start(name)
-                await cluster.wait_caught_up(name)
-                await load.reach(len(load.acknowledged) + 1_000)
-        assert load.failed == []
-        assert load.rate >= load.calm_rate * CALM_SHARE, (load.rate, load.calm_rate)
-        assert load.largest_gap_s < 2.0
-        print(
-            f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s, no failed send,"
-            f" largest gap {load.largest_gap_s * 1000:.0f} ms"
-        )
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster of which every test leaves all members running, and none changed."""
+    with running(lay_out(tmp_path_factory.mktemp("whole"), settings=SETTINGS)) as cluster:
+        yield cluster
 
 
-async def test_leaders_restarted_one_after_the_other_fail_no_send(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        async with loaded(cluster, retry_unknown=False) as load:
-            for _ in range(4):
-                leader = await cluster.wait_leader()
-                assert await cluster.stop(leader) == 0
-                await cluster.start(leader)
-                await cluster.wait_caught_up(leader)
-                await load.reach(len(load.acknowledged) + 500)
-        assert load.failed == []
-        print(f"largest gap {load.largest_gap_s * 1000:.0f} ms at {load.rate:.0f}/s")
+async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(whole: LocalCluster) -> None:
+    # Without retries after an unknown outcome, so that none can hide.
+    async with loaded(whole, retry_unknown=False) as load:
+        for name in list(whole.brokers):
+            assert await whole.stop(name) == 0
+            await whole.start(name)
+            await whole.wait_caught_up(name)
+            await load.reach(len(load.acknowledged) + 1_000)
+    assert load.failed == []
+    assert load.rate >= load.calm_rate * CALM_SHARE, (load.rate, load.calm_rate)
+    assert load.largest_gap_s < 2.0
+    print(
+        f"{len(load.acknowledged)} acknowledged at {load.rate:.0f}/s, no failed send,"
+        f" largest gap {load.largest_gap_s * 1000:.0f} ms"
+    )
+
+
+async def test_leaders_restarted_one_after_the_other_fail_no_send(whole: LocalCluster) -> None:
+    async with loaded(whole, retry_unknown=False) as load:
+        for _ in range(4):
+            leader = await whole.wait_leader()
+            assert await whole.stop(leader) == 0
+            await whole.start(leader)
+            await whole.wait_caught_up(leader)
+            await load.reach(len(load.acknowledged) + 500)
+    assert load.failed == []
+    print(f"largest gap {load.largest_gap_s * 1000:.0f} ms at {load.rate:.0f}/s")
 
 
 async def test_a_follower_wiped_under_load_comes_back_by_itself_as_a_voter(tmp_path: Path) -> None:

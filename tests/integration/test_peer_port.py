@@ -30,6 +30,7 @@ from dledger.raft.wire import (
 )
 from remoting.protocol.codes import RequestCode
 from tests.harness.eventually import all_statuses, wait_logged
+from tests.harness.module_cluster import running
 
 pytestmark = pytest.mark.slow
 
@@ -71,18 +72,8 @@ STRANGERS: dict[str, bytes] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    cluster = lay_out(tmp_path_factory.mktemp("peer-port"), settings=SETTINGS)
-
-    async def start() -> None:
-        for node in cluster.nodes:
-            await cluster.start(node.name)
-        await cluster.wait_healthy()
-
-    try:
-        trio.run(start)
+    with running(lay_out(tmp_path_factory.mktemp("peer-port"), settings=SETTINGS)) as cluster:
         yield cluster
-    finally:
-        trio.run(cluster.stop_all)
 
 
 def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import trio
@@ -19,11 +19,12 @@ from client.errors import UnknownOutcomeError
 from client.message import Message, SendResult
 from client.producer import Producer, ProducerConfig
 from client.pull_consumer import PullConsumer
-from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.probe import cluster_info
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import eventually
 from tests.harness.local_settings import SMALL_FILES
+from tests.harness.module_cluster import heal, running
 
 pytestmark = pytest.mark.slow
 
@@ -80,113 +81,133 @@ async def kill_group(cluster: LocalCluster, group: str) -> None:
         await cluster.kill(name)
 
 
-async def test_one_group_is_killed_and_the_other_serves(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, groups=2, settings=SMALL_FILES) as cluster:
-        namesrvs = [cluster.namesrv_address]
-        assert cluster.groups == [A, B]
-        assert await create_topic(namesrvs, "both", queues=2) == [A, B]
-        assert await create_topic(namesrvs, "one", queues=4, brokers=[B]) == [B]
-        config = ProducerConfig(send_timeout_s=20, retry_unknown=False)
-        async with connect(namesrvs) as client, Producer(client, "p", config) as producer:
-            spread = await send(producer, "both", 80)
-            assert brokers_of(spread) == {A: 40, B: 40}
-            # Every queue in turn: ten in each of the two queues of either group.
-            queues = Counter(result.message_queue for result in spread.values())
-            assert sorted(queues.values()) == [20, 20, 20, 20]
-            assert brokers_of(await send(producer, "one", 8)) == {B: 8}
-
-            await kill_group(cluster, A)
-            began = trio.current_time()
-            survived = await send(producer, "both", 100)
-            # A send that waited for the dead group would take all of its time.
-            assert trio.current_time() - began < config.send_timeout_s
-            assert brokers_of(survived)[B] == 100
-
-            await only_b_is_known(cluster)
-            for name in cluster.members(A):
-                await cluster.start(name)
-            await cluster.wait_healthy()
-            both = await stored_in(client, "both")
-            assert_all_are_there({**spread, **survived}, both)
-            assert len(both) == 180
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("several-groups")
+    with running(lay_out(folder, groups=2, settings=SMALL_FILES)) as cluster:
+        yield cluster
 
 
-async def test_a_group_without_quorum_is_avoided_and_still_read(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, groups=2, settings=SMALL_FILES) as cluster:
-        namesrvs = [cluster.namesrv_address]
-        await create_topic(namesrvs, "both", queues=2)
-        async with (
-            connect(namesrvs) as client,
-            Producer(client, "p", ProducerConfig(send_timeout_s=20)) as producer,
-        ):
-            spread = await send(producer, "both", 40)
-            leader = await cluster.wait_leader(group=A)
-            others = [name for name in cluster.members(A) if name != leader]
-            for name in others:
-                await cluster.kill(name)
-            # The leader is alone. What it has appended nobody can tell about, and sending it
-            # elsewhere might store it twice; the sends after that go to the other group.
-            moved, unknown = [], 0
-            for number in range(40):
-                try:
-                    result = await producer.send(Message("both", b"moved %d" % number))
-                    moved.append(result.message_queue.broker_name)
-                except UnknownOutcomeError:
-                    unknown += 1
-            assert unknown <= 2
-            assert moved == [B] * (40 - unknown)
-
-            async def a_has_no_leader() -> bool:
-                info = await cluster_info(cluster.namesrv_address)
-                known = info.broker_addr_table.get(A)
-                return known is not None and 0 not in known.broker_addrs
-
-            await eventually("A has no leader", a_has_no_leader)
-            async with PullConsumer(client, "readers", follower_reads=True) as consumer:
-                found = {}
-                for queue in await consumer.fetch_message_queues("both"):
-                    if queue.broker_name == A:
-                        pulled = await consumer.pull(queue, 0)
-                        for message in pulled.messages:
-                            place = (A, queue.queue_id, message.queue_offset)
-                            found[place] = message.body_bytes
-            in_a = {
-                body: result
-                for body, result in spread.items()
-                if result.message_queue.broker_name == A
-            }
-            assert len(in_a) == 20
-            assert_all_are_there(in_a, found)
+@pytest.fixture
+async def cluster(shared: LocalCluster) -> AsyncIterator[LocalCluster]:
+    """Two groups, all members running and both open for messages, as the next test wants them."""
+    yield shared
+    await heal(shared)
+    dledger("broker", "add-write-perm", A, "--namesrv", shared.namesrv_address)
 
 
-async def test_a_drained_group_gets_no_messages_and_can_be_removed(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, groups=2, settings=SMALL_FILES) as cluster:
-        namesrv = cluster.namesrv_address
-        await create_topic([namesrv], "both", queues=2)
-        async with connect([namesrv]) as client, Producer(client, "p") as producer:
-            before = await send(producer, "both", 8)
-        dledger("broker", "wipe-write-perm", A, "--namesrv", namesrv)
-        # Another leader registers with a newer topic table: the group stays drained.
-        leader = await cluster.wait_leader(group=A)
-        await cluster.kill(leader)
-        await cluster.wait_leader(other_than=leader, group=A)
-        await cluster.start(leader)
-        await cluster.wait_healthy()
-        await create_topic([namesrv], "later", queues=2)
-        async with connect([namesrv]) as client, Producer(client, "p") as producer:
-            drained = await send(producer, "both", 40)
-            assert brokers_of(drained) == {B: 40}
-            assert brokers_of(await send(producer, "later", 8)) == {B: 8}
-            # What is there is read to the end meanwhile.
-            assert_all_are_there({**before, **drained}, await stored_in(client, "both"))
-        dledger("broker", "add-write-perm", A, "--namesrv", namesrv)
-        async with connect([namesrv]) as client, Producer(client, "p") as producer:
-            assert brokers_of(await send(producer, "both", 8)) == {A: 4, B: 4}
-        dledger("broker", "wipe-write-perm", A, "--namesrv", namesrv)
-        for name in cluster.members(A):
-            assert await cluster.stop(name) == 0
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """The name of a topic that only this test has."""
+    return str(request.node.name)
+
+
+async def test_one_group_is_killed_and_the_other_serves(cluster: LocalCluster, topic: str) -> None:
+    namesrvs = [cluster.namesrv_address]
+    assert cluster.groups == [A, B]
+    assert await create_topic(namesrvs, topic, queues=2) == [A, B]
+    assert await create_topic(namesrvs, f"{topic}-one", queues=4, brokers=[B]) == [B]
+    config = ProducerConfig(send_timeout_s=20, retry_unknown=False)
+    async with connect(namesrvs) as client, Producer(client, "p", config) as producer:
+        spread = await send(producer, topic, 80)
+        assert brokers_of(spread) == {A: 40, B: 40}
+        # Every queue in turn: ten in each of the two queues of either group.
+        queues = Counter(result.message_queue for result in spread.values())
+        assert sorted(queues.values()) == [20, 20, 20, 20]
+        assert brokers_of(await send(producer, f"{topic}-one", 8)) == {B: 8}
+
+        await kill_group(cluster, A)
+        began = trio.current_time()
+        survived = await send(producer, topic, 100)
+        # A send that waited for the dead group would take all of its time.
+        assert trio.current_time() - began < config.send_timeout_s
+        assert brokers_of(survived)[B] == 100
+
         await only_b_is_known(cluster)
-        async with connect([namesrv]) as client, Producer(client, "p") as producer:
-            assert brokers_of(await send(producer, "both", 8)) == {B: 8}
-            stored = await stored_in(client, "both")
-            assert {broker for broker, _, _ in stored} == {B}
+        for name in cluster.members(A):
+            await cluster.start(name)
+        await cluster.wait_healthy()
+        stored = await stored_in(client, topic)
+        assert_all_are_there({**spread, **survived}, stored)
+        assert len(stored) == 180
+
+
+async def test_a_group_without_quorum_is_avoided_and_still_read(
+    cluster: LocalCluster, topic: str
+) -> None:
+    namesrvs = [cluster.namesrv_address]
+    await create_topic(namesrvs, topic, queues=2)
+    async with (
+        connect(namesrvs) as client,
+        Producer(client, "p", ProducerConfig(send_timeout_s=20)) as producer,
+    ):
+        spread = await send(producer, topic, 40)
+        leader = await cluster.wait_leader(group=A)
+        others = [name for name in cluster.members(A) if name != leader]
+        for name in others:
+            await cluster.kill(name)
+        # The leader is alone. What it has appended nobody can tell about, and sending it
+        # elsewhere might store it twice; the sends after that go to the other group.
+        moved, unknown = [], 0
+        for number in range(40):
+            try:
+                result = await producer.send(Message(topic, b"moved %d" % number))
+                moved.append(result.message_queue.broker_name)
+            except UnknownOutcomeError:
+                unknown += 1
+        assert unknown <= 2
+        assert moved == [B] * (40 - unknown)
+
+        async def a_has_no_leader() -> bool:
+            info = await cluster_info(cluster.namesrv_address)
+            known = info.broker_addr_table.get(A)
+            return known is not None and 0 not in known.broker_addrs
+
+        await eventually("A has no leader", a_has_no_leader)
+        async with PullConsumer(client, "readers", follower_reads=True) as consumer:
+            found = {}
+            for queue in await consumer.fetch_message_queues(topic):
+                if queue.broker_name == A:
+                    pulled = await consumer.pull(queue, 0)
+                    for message in pulled.messages:
+                        place = (A, queue.queue_id, message.queue_offset)
+                        found[place] = message.body_bytes
+        in_a = {
+            body: result for body, result in spread.items() if result.message_queue.broker_name == A
+        }
+        assert len(in_a) == 20
+        assert_all_are_there(in_a, found)
+
+
+async def test_a_drained_group_gets_no_messages_and_can_be_removed(
+    cluster: LocalCluster, topic: str
+) -> None:
+    namesrv = cluster.namesrv_address
+    await create_topic([namesrv], topic, queues=2)
+    async with connect([namesrv]) as client, Producer(client, "p") as producer:
+        before = await send(producer, topic, 8)
+    dledger("broker", "wipe-write-perm", A, "--namesrv", namesrv)
+    # Another leader registers with a newer topic table: the group stays drained.
+    leader = await cluster.wait_leader(group=A)
+    await cluster.kill(leader)
+    await cluster.wait_leader(other_than=leader, group=A)
+    await cluster.start(leader)
+    await cluster.wait_healthy()
+    await create_topic([namesrv], f"{topic}-later", queues=2)
+    async with connect([namesrv]) as client, Producer(client, "p") as producer:
+        drained = await send(producer, topic, 40)
+        assert brokers_of(drained) == {B: 40}
+        assert brokers_of(await send(producer, f"{topic}-later", 8)) == {B: 8}
+        # What is there is read to the end meanwhile.
+        assert_all_are_there({**before, **drained}, await stored_in(client, topic))
+    dledger("broker", "add-write-perm", A, "--namesrv", namesrv)
+    async with connect([namesrv]) as client, Producer(client, "p") as producer:
+        assert brokers_of(await send(producer, topic, 8)) == {A: 4, B: 4}
+    dledger("broker", "wipe-write-perm", A, "--namesrv", namesrv)
+    for name in cluster.members(A):
+        assert await cluster.stop(name) == 0
+    await only_b_is_known(cluster)
+    async with connect([namesrv]) as client, Producer(client, "p") as producer:
+        assert brokers_of(await send(producer, topic, 8)) == {B: 8}
+        stored = await stored_in(client, topic)
+        assert {broker for broker, _, _ in stored} == {B}
