@@ -17,11 +17,12 @@ BENCH_OPS ?= 1000000,10000000
 export PYTHONDONTWRITEBYTECODE :=
 
 # Tests in these folders only compute: they share the processors. Those in any other folder have
-# real processes, sockets, disks and bounds on real time: one at a time, nothing beside them but
-# what is nice.
+# real processes, sockets and disks. With bounds on real time they run one at a time, nothing
+# beside them but what is nice; those that are marked side_by_side only wait, so two run at a time.
 ONLY_COMPUTE := tests/unit tests/property tests/simulation
 PYTEST := $(BIN)/python -m pytest -q
 TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
+TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
 .PHONY: setup matrix peer-fuzz check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
@@ -66,7 +67,8 @@ slow-together: setup
 	nice -n 19 $(PYTEST) -m slow --timeout 600 --durations=25 $(TOGETHER)
 
 slow-alone: setup
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and not planted" --timeout 600 --durations=25 $(ALONE)
+	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and side_by_side and not planted" --timeout 600 --durations=25 $(ALONE) $(TWO_AT_A_TIME)
+	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and not side_by_side and not planted" --timeout 600 --durations=25 $(ALONE)
 
 # The browser tests drive Debian's chromium; without one they are skipped and say so.
 chromium:

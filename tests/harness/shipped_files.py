@@ -1,14 +1,18 @@
 """The files that ship with the project, laid out for a test: own data folders, ports that are free.
 
-The ports stay as they are in the files when nobody uses them, as on a machine that just runs the
-tests; otherwise each is replaced by a free one, in the copies and in the commands.
+The ports stay as they are in the files in one process of those that run tests, when nothing else
+uses them; otherwise each is replaced by a free one, in the copies and in the commands.
 """
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import os
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +76,21 @@ def link_repository(root: Path, environment: Path) -> None:
         shutil.copy(ROOT / name, root)
 
 
+@functools.cache
+def _may_have_default_ports() -> bool:
+    """Return True in one of all processes that run now: they ask while nothing listens yet."""
+    lock = Path(tempfile.gettempdir(), f"dledger-default-ports-{os.getuid()}")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)  # held until the process ends
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    return True
+
+
 def _free(ports: list[int]) -> dict[int, int]:
-    if all(map(_is_free, ports)):
+    if _may_have_default_ports() and all(map(_is_free, ports)):
         return {port: port for port in ports}
     return dict(zip(ports, free_ports(len(ports)), strict=True))
 

@@ -32,7 +32,7 @@ from remoting.protocol.signature import Credentials
 from tests.harness.eventually import logged, look_until, wait_logged
 from tests.harness.module_cluster import running
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("access")]
 
 SMALL: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

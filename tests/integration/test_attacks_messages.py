@@ -16,7 +16,7 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.frame import FrameDecoder, encode_command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 64 << 20,

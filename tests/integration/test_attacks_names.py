@@ -29,7 +29,7 @@ from remoting.protocol.codes import RequestCode
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.local_settings import SMALL_FILES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(300)]
 
 SECOND_GROUP = "e1" * 16
 PAUSE_S = 0.01

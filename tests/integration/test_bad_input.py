@@ -41,7 +41,7 @@ from remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.module_cluster import running
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("bad-input")]
 
 TOPIC = "bad-input"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)

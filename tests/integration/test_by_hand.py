@@ -17,7 +17,7 @@ import pytest
 from remoting.java_properties import read_properties
 from tests.harness.shipped_files import ROOT, Shipped, lay_out_examples
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
 WITHIN_S = 60.0
 BIN = Path(sys.executable).parent

@@ -28,7 +28,7 @@ TOLD = {
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(400)]
 
 needs_disks = pytest.mark.skipif(loop_disk.why_not() is not None, reason=str(loop_disk.why_not()))
 

@@ -666,6 +666,7 @@ async def lost_in_cuts(
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @needs_loop
 @pytest.mark.parametrize("share", [0.0, 0.5])
 async def test_a_broker_that_flushes_first_loses_nothing_acknowledged_in_power_cuts(
@@ -676,6 +677,7 @@ async def test_a_broker_that_flushes_first_loses_nothing_acknowledged_in_power_c
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @needs_loop
 async def test_a_broker_that_flushes_later_does_lose_acknowledged_messages(
     tmp_path: Path, record_property: Callable[[str, object], None]
@@ -688,6 +690,7 @@ async def test_a_broker_that_flushes_later_does_lose_acknowledged_messages(
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @needs_strace
 async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
@@ -765,6 +768,7 @@ def paths(stopped_broker: Path, tmp_path: Path) -> StorePaths:
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(paths: StorePaths) -> None:
     root = Path(paths.root)
     rng = random.Random(3)
@@ -786,6 +790,7 @@ def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(paths: StorePaths
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 def test_a_flipped_bit_in_the_log_a_torn_tail_and_a_wipe_are_seen(paths: StorePaths) -> None:
     root = Path(paths.root)
     (segment,) = [path for path in files_at(paths, Place.SEGMENT) if written_in(path)]

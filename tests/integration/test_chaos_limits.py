@@ -39,6 +39,7 @@ BUSY_MAX = 0.6
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.side_by_side,
     pytest.mark.timeout(300),
     pytest.mark.skipif(limits.why_not() is not None, reason=str(limits.why_not())),
 ]

@@ -30,7 +30,7 @@ from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running
 from tests.harness.one_reign import in_one_reign
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("follower-reads")]
 
 EVERYBODY_IS_SLOW: dict[str, object] = {
     **SMALL_FILES,

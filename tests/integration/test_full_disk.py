@@ -264,6 +264,7 @@ async def read_all(cluster: LocalCluster) -> list[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 async def test_a_broker_on_a_full_disk_says_so_serves_reads_and_goes_on_with_space(
     tmp_path: Path, small_mount: Callable[[str], Path]
@@ -312,6 +313,7 @@ async def test_a_broker_on_a_full_disk_says_so_serves_reads_and_goes_on_with_spa
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 async def test_a_broker_without_room_for_its_first_files_does_not_start(
     tmp_path: Path, small_mount: Callable[[str], Path]
@@ -412,6 +414,7 @@ async def keep_less(cluster: LocalCluster, stored: list[bytes]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 async def test_two_full_disks_of_three_give_up_nothing_with_default_settings(
     tmp_path: Path, small_mounts: Callable[[Path, str], None]

@@ -24,7 +24,7 @@ from client.push_config import PushConfig
 from dledger.cli.main import main
 from dledger.testing.embedded_broker import EmbeddedBroker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("group-commands")]
 
 WITHIN_S = 60.0
 

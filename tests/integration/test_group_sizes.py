@@ -18,7 +18,7 @@ from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import logged, look_until
 from tests.harness.groups import running_groups
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

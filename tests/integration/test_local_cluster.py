@@ -20,7 +20,7 @@ from dledger.cli.topic_command import create_topic, queue_bounds
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.one_reign import in_one_reign
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
 SETTINGS = {
     "store.mapped_file_size_commit_log": 16 << 20,

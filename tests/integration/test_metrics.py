@@ -21,7 +21,7 @@ from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import eventually, wait_logged
 from tests.harness.metrics_page import MetricsPage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
 SENT = 50
 

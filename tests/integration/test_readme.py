@@ -25,6 +25,7 @@ SPARK = "docs/spark.md"
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @pytest.mark.timeout(300)
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     printed = run_page("README.md", tmp_path)
@@ -45,6 +46,7 @@ def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.side_by_side
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ("README.md", SPARK)])
 def test_what_other_pages_tell_to_type_works(page: str, tmp_path: Path) -> None:

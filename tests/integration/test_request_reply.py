@@ -22,7 +22,7 @@ from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

@@ -19,7 +19,7 @@ from client.transaction_producer import TransactionProducer, TransactionProducer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

@@ -20,7 +20,7 @@ from jepsen_like.chaos.runner import run_plan
 from jepsen_like.plans.plan import Kind, Plan, Step
 from jepsen_like.workloads.presets import workload_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(400)]
 
 AT_MS, FOR_MS = 2_000, 12_000
 """Three interpreters start slowly on a busy machine: the newer broker has to be up well before."""

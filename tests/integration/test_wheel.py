@@ -21,7 +21,12 @@ from tests.harness.empty_environment import make_environment
 from tests.harness.replica_folders import usual, write_folder
 from tests.harness.shipped_files import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.side_by_side,
+    pytest.mark.xdist_group("wheel"),
+    pytest.mark.timeout(300),
+]
 
 PACKAGES = (
     "client",
