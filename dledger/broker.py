@@ -66,6 +66,7 @@ from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.local_admin import LocalAdmin
 from remoting.client import RemotingClient
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
+from remoting.frame_room import FrameRoom
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.metrics.http_server import MetricsServer
 from remoting.metrics.server_metrics import Guard, ServerMetrics
@@ -341,7 +342,7 @@ async def _run_parts(
         limits=_server_limits(config),
         tls=listener_tls(config),
         after_batch=group.kick,
-        budget=_memory_budget(config, world.memory_bytes),
+        budget=_memory_budget(config, world.memory_bytes, group.peer_frames),
     )
     async with trio.open_nursery() as nursery:
         remoting = RemotingClient(
@@ -694,14 +695,15 @@ def _table_limits(config: BrokerConfig) -> TableLimits:
     )
 
 
-def _memory_budget(config: BrokerConfig, memory_bytes: int) -> MemoryBudget:
+def _memory_budget(config: BrokerConfig, memory_bytes: int, peer_frames: FrameRoom) -> MemoryBudget:
     server = config.server
     return MemoryBudget(
         BudgetLimits(
             total_bytes=budget_bytes(server.memory_budget_bytes, memory_bytes),
             unfinished_bytes=server.max_unfinished_bytes,
             max_frame_bytes=server.max_frame_bytes,
-        )
+        ),
+        peer_frames=peer_frames,
     )
 
 

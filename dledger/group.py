@@ -57,6 +57,7 @@ from dledger.state.apply import QueueUnits
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from remoting.frame_room import FrameRoom
 from remoting.seams import Clock, Executor, Network, Rng
 
 log = structlog.get_logger(__name__)
@@ -217,6 +218,11 @@ class Group:
         self._links = Links(self.node, network=network, clock=clock, rng=rng, executor=executor)
 
     # -- what others ask -------------------------------------------------------------------
+
+    @property
+    def peer_frames(self) -> FrameRoom:
+        """Memory for unfinished frames of the other members."""
+        return self._links.frames
 
     @property
     def state(self) -> StateTables:

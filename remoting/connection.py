@@ -59,6 +59,9 @@ COUNT_EVERY_BYTES: Final = 256 * 1024
 HEARTBEAT_COUNTS_S: Final = 120.0
 # How long a side that shuts down refuses what a peer in the middle of its work goes on sending.
 GOODBYE_S: Final = 1.0
+# How a stream tells that it is of no more use. An error of this machine's (EIO, ENOBUFS) is no
+# other: it ends the connection it came with.
+_BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +487,7 @@ class Connection:
             size = RECEIVE_BYTES if needed <= RECEIVE_BYTES else min(needed, MAX_RECEIVE_BYTES)
             try:
                 data = await self._stream.receive_some(size)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            except _BROKEN as error:
                 self._note_end(f"broken: {error}")
                 return False
             now = trio.current_time()
@@ -742,7 +745,7 @@ class Connection:
                 if self._is_sending:
                     self._note_end("the peer does not read")
                     return self.close("the peer does not read")
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except _BROKEN as error:
             self.close(f"broken: {error}")
 
     async def _write(self, scope: trio.CancelScope) -> None:

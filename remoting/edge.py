@@ -6,6 +6,7 @@ The only module of this package that may touch time, randomness, sockets and thr
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import socket
@@ -33,6 +34,8 @@ UNACKNOWLEDGED_TIMEOUT_MS: Final = 10_000
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 # When descriptors run out, accepting again at once would only spin.
 FD_EXHAUSTED_PAUSE_S: Final = 0.1
+# While a listener cannot accept it says so this often.
+ACCEPT_LOGGED_EVERY_S: Final = 60.0
 # Python's own 5 ms would be most of a flush's latency.
 SWITCH_INTERVAL_S: Final = 0.0005
 # Work cheaper than this runs on the event loop: a thread hand-over costs about 0.1 ms and twice
@@ -52,7 +55,6 @@ CGROUPS: Final = "/sys/fs/cgroup"
 OWN_CGROUPS: Final = "/proc/self/cgroup"
 
 _TLS_FIRST_BYTE: Final = 0x16
-_FD_ERRORS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
 # What accept(2) reports of the connection it was about to return, not of the listener.
 _GONE_ERRORS: Final = frozenset(
     (
@@ -292,21 +294,39 @@ class TcpListener:
         self._listener = listener
         self._tls = tls if tls is not None and tls.mode != "disabled" else None
         self.address = _address(listener.socket.getsockname())
+        self._failures = 0
+        self._next_line_s = -math.inf
 
     async def accept(self) -> Stream:
-        """Return the next connection; waits while the process is out of descriptors."""
+        """Return the next connection.
+
+        Waits while the process is out of descriptors, and tries again after any other error: what
+        one connection or a short lack of something does must not end the daemon.
+        """
         while True:
             try:
                 tcp = await _wrapped(await self._listener.accept())
             except OSError as error:
-                if error.errno in _GONE_ERRORS:
-                    continue
-                if error.errno not in _FD_ERRORS:
-                    raise
-                _log.warning("accept_waits", error=str(error), pause_s=FD_EXHAUSTED_PAUSE_S)
-                await trio.sleep(FD_EXHAUSTED_PAUSE_S)
+                if error.errno not in _GONE_ERRORS:
+                    self._note_failure(error)
+                    await trio.sleep(FD_EXHAUSTED_PAUSE_S)
                 continue
             return tcp if self._tls is None else _ServerStream(tcp, self._tls)
+
+    def _note_failure(self, error: OSError) -> None:
+        """Log that nothing can be accepted, once and then a line a minute."""
+        self._failures += 1
+        now_s = trio.current_time()
+        if now_s >= self._next_line_s:
+            self._next_line_s = now_s + ACCEPT_LOGGED_EVERY_S
+            _log.warning(
+                "accept_waits",
+                address=self.address,
+                error=str(error),
+                times=self._failures,
+                pause_s=FD_EXHAUSTED_PAUSE_S,
+            )
+            self._failures = 0
 
     async def aclose(self) -> None:
         """Stop listening."""

@@ -73,16 +73,21 @@ class MemoryBudget:
 
     Attributes:
         frames: Room for unfinished frames.
+        peer_frames: What unfinished frames of members hold, where a daemon has any: it counts
+            against the budget, so that new requests are refused and members are not.
         used_bytes: Requests in work and unsent answers.
         is_met: Whether new requests are refused.
         refused: Requests refused because of it, since the start.
         given_way: Connections ended because of it, since the start.
     """
 
-    def __init__(self, limits: BudgetLimits | None = None) -> None:
+    def __init__(
+        self, limits: BudgetLimits | None = None, *, peer_frames: FrameRoom | None = None
+    ) -> None:
         """Make a budget of which nothing is used."""
         self.limits = limits if limits is not None else BudgetLimits()
         self.frames = FrameRoom(self.limits.unfinished_bytes, self.limits.max_frame_bytes)
+        self.peer_frames = peer_frames
         self.used_bytes = 0
         self.is_met = False
         self.refused = 0
@@ -97,10 +102,14 @@ class MemoryBudget:
             self._holders[holder] = held
         elif before >= NOTED_BYTES:
             self._holders.pop(holder, None)
-        self.is_met = self.used_bytes >= self.limits.total_bytes
+        self.is_met = self._counted_bytes >= self.limits.total_bytes
         if self.is_met and now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_EVERY_S
             self._relieve(now_s)
+
+    @property
+    def _counted_bytes(self) -> int:
+        return self.used_bytes + (self.peer_frames.used_bytes if self.peer_frames else 0)
 
     def _relieve(self, now_s: float) -> None:
         by_address: Counter[str] = Counter()
@@ -108,7 +117,7 @@ class MemoryBudget:
             by_address[holder.peer_address[0]] += held
         unread = [one for one in self._holders if one.unread_for_s(now_s) >= UNREAD_S]
         unread.sort(key=lambda one: (by_address[one.peer_address[0]], one.unsent_bytes))
-        excess = self.used_bytes - self.limits.total_bytes
+        excess = self._counted_bytes - self.limits.total_bytes
         while unread and excess >= 0:
             holder = unread.pop()
             excess -= holder.unsent_bytes

@@ -93,7 +93,8 @@ class Listener(Protocol):
         """Host and the port really bound (useful after asking for port 0)."""
 
     async def accept(self) -> Stream:
-        """Return the next connection. Fd exhaustion is waited out, not raised."""
+        """Return the next connection. A lack of descriptors, and any other `OSError`, is waited
+        out and logged, not raised."""
 
     async def aclose(self) -> None:
         """Stop listening. Idempotent."""

@@ -20,11 +20,14 @@ import structlog
 import trio
 
 from commitlog.errors import InvariantBroken, RemoteProtocolError, StoreError
+from dledger.raft.frame_memory import FrameMemory, peer_frame_room
 from dledger.raft.identity import Hello
 from dledger.raft.introduction import CHANNELS, RECEIVE_BYTES, Caller, Introduction, frame_of
+from dledger.raft.link_faults import local_fault
 from dledger.raft.node import RaftNode
 from dledger.raft.refusals import ContradictionError, NotAMemberError, Refusals
 from dledger.raft.wire import FRAME_BYTES_MAX, HELLO_BYTES_MAX, PeerFrame, PeerFrameDecoder
+from remoting.frame_room import FrameRoom
 from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
 
 log = structlog.get_logger(__name__)
@@ -40,6 +43,9 @@ STRANGERS_MAX: Final = 64
 member gets in beside any number of others; each holds at most a hello, 4 MiB in all. Of those that
 have, there is one of each kind from each member."""
 
+LISTEN_AGAIN_S: Final = 1.0
+"""Pause between attempts to bind the peer port of a member that has served without one."""
+
 ASK_AGAIN_S: Final = 2.0
 """How often members are asked again who belongs to the group, when an unknown one calls."""
 
@@ -51,12 +57,29 @@ _STOPS = (StoreError, InvariantBroken)
 
 
 class Links:
-    """All connections of one node. `run` owns every task."""
+    """All connections of one node. `run` owns every task.
+
+    Attributes:
+        frames: Memory for unfinished frames of peers.
+    """
 
     def __init__(
-        self, node: RaftNode, *, network: Network, clock: Clock, rng: Rng, executor: Executor
+        self,
+        node: RaftNode,
+        *,
+        network: Network,
+        clock: Clock,
+        rng: Rng,
+        executor: Executor,
+        frames: FrameRoom | None = None,
     ) -> None:
+        """Prepare the links; nothing is bound yet.
+
+        Args:
+            frames: Memory for unfinished frames of peers; None: as `peer_frame_room` makes it.
+        """
         self._node = node
+        self.frames = peer_frame_room() if frames is None else frames
         self._network = network
         self._clock = clock
         self._rng = rng
@@ -93,15 +116,16 @@ class Links:
             task_status.started()
             node.contacts.links_wake.set()
             try:
+                listens = listener is not None
                 if listener is not None:
                     nursery.start_soon(self._accept_loop, listener, nursery)
                 while True:
                     await node.contacts.links_wake.wait()
                     wanted = node.roster.talked_to()
-                    if wanted and listener is None:
+                    if wanted and not listens:
                         # A single member gets company.
-                        listener = await self._network.listen(host, port, tls=tls)
-                        nursery.start_soon(self._accept_loop, listener, nursery)
+                        listens = True
+                        nursery.start_soon(self._listen_late, host, port, nursery)
                     self._dial(wanted, nursery)
             finally:
                 if listener is not None:
@@ -159,6 +183,25 @@ class Links:
 
     # -- inbound ---------------------------------------------------------------------------
 
+    async def _listen_late(self, host: str, port: int, nursery: trio.Nursery) -> None:
+        """Bind the peer port of a member that serves already: that it cannot be bound ends nothing.
+
+        Somebody else may have the port, or the process no descriptor, when a member is added.
+        """
+        tls = self._node.settings.listen_tls
+        while True:
+            try:
+                listener = await self._network.listen(host, port, tls=tls)
+                break
+            except OSError as error:
+                self._say_broken((host, port), str(error))
+                await self._clock.sleep(LISTEN_AGAIN_S)
+        try:
+            await self._accept_loop(listener, nursery)
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()
+
     async def _accept_loop(self, listener: Listener, nursery: trio.Nursery) -> None:
         while True:
             stream = await listener.accept()
@@ -181,6 +224,7 @@ class Links:
             # The caller's loop dials again; the other side's loss is its own affair.
             if (reason := _tls_failure(error)) is not None:
                 self._say_refused(stream.peer_address, reason)
+            self._note_broken(stream.peer_address, error)
         except Exception as error:
             if _is_fatal(error):
                 raise
@@ -205,6 +249,16 @@ class Links:
         times = self._refusals.note(reason, self._clock.monotonic())
         if times is not None:
             log.warning("peer_refused", peer_address=address, error=reason, times=times)
+
+    def _note_broken(self, address: tuple[str, int], error: BaseException) -> None:
+        """Say so if a connection ended because of this machine."""
+        if (fault := local_fault(error)) is not None:
+            self._say_broken(address, fault)
+
+    def _say_broken(self, address: tuple[str, int], reason: str) -> None:
+        times = self._refusals.note(f"broken: {reason}", self._clock.monotonic())
+        if times is not None:
+            log.warning("peer_link_broken", peer_address=address, error=reason, times=times)
 
     def _say_failed(self, address: tuple[str, int], error: Exception) -> None:
         what = type(error).__name__
@@ -243,13 +297,18 @@ class Links:
             older.cancel()
         self._inbound[key] = scope
         node.contacts.guest(peer, 1)
+        memory = FrameMemory(self.frames, stream.peer_address[0], scope.cancel, clock=self._clock)
         try:
             with scope:
                 sequence = self._deliver(hello, caller.epoch, 0, caller.rest)
+                await memory.note(decoder, 0, 0)
                 while data := await stream.receive_some(RECEIVE_BYTES):
                     frames = decoder.feed(memoryview(data))
                     sequence = self._deliver(hello, caller.epoch, sequence, frames)
+                    await memory.note(decoder, len(memoryview(data)), len(frames))
+            memory.check()
         finally:
+            memory.leave()
             node.contacts.guest(peer, -1)
             if self._inbound.get(key) is scope:
                 del self._inbound[key]
@@ -311,6 +370,7 @@ class Links:
                     turn += 1
                     if isinstance(error.__cause__, trio.BrokenResourceError):
                         self._say_refused((host, port), str(error))
+                    self._note_broken((host, port), error)
                 except (ValueError, OverflowError) as error:
                     # An address that cannot even be looked up: a name that is none, no port.
                     turn += 1
@@ -331,7 +391,8 @@ class Links:
                 send = self._send_control if channel == "control" else self._send_data
                 try:
                     await send(stream, peer, epoch)
-                except _GONE:
+                except _GONE as error:
+                    self._note_broken(stream.peer_address, error)
                     nursery.cancel_scope.cancel()
         finally:
             self._talking.pop((peer, channel), None)
@@ -342,8 +403,8 @@ class Links:
             while await stream.receive_some(RECEIVE_BYTES):
                 log.warning("peer_talks_back", peer_address=stream.peer_address)
                 break
-        except _GONE:
-            pass  # what ends the connection is the same either way
+        except _GONE as error:
+            self._note_broken(stream.peer_address, error)
         scope.cancel()
 
     async def _send_control(self, stream: Stream, peer: str, epoch: int) -> None:

@@ -35,6 +35,8 @@ HELLO_BYTES_MAX: Final = 64 << 10
 """Largest frame of somebody who has not introduced himself: a hello names at most a few members."""
 
 _PREFIX: Final = struct.Struct(">II")
+PREFIX_BYTES: Final = 4
+"""What a frame has before its *length* bytes."""
 _HEAD_LENGTH: Final = struct.Struct(">H")
 
 
@@ -136,6 +138,19 @@ class PeerFrameDecoder:
         self._buffer = bytearray()
         self.frame_bytes_max = frame_bytes_max
         self._broken = False
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the unfinished frame that are held."""
+        return len(self._buffer)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the whole frame of which a part is held; 0: none, or its length is not known."""
+        if len(self._buffer) < _PREFIX.size:
+            return 0
+        length, _ = _PREFIX.unpack_from(self._buffer)
+        return PREFIX_BYTES + int(length)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[PeerFrame]:
         """Take bytes as they come; return the frames that are complete now.

@@ -118,7 +118,7 @@ class MetricsServer:
         try:
             with trio.move_on_after(ANSWER_TIMEOUT_S):
                 await self._answer(stream)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             # It went away: nobody is left to be told.
             pass
         finally:

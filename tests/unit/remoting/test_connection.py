@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -502,6 +503,29 @@ async def test_call_is_unknown_when_the_connection_ends_after_it_was_sent(wire: 
         with pytest.raises(ConnectionLostError) as raised:
             await one.connection.invoke(request(1), 3)
     assert (raised.value.sent, raised.value.outcome) == (True, "unknown")
+
+
+@pytest.mark.parametrize("what", ["receive_some", "send_all"])
+async def test_an_error_of_the_machine_ends_one_connection(
+    wire: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    one = wire()
+
+    async def fail(_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.EIO, "Input/output error")
+
+    # What is received fails with the next bytes, what is sent at once.
+    monkeypatch.setattr(one.near, what, fail)
+    if what == "receive_some":
+        await one.far.send_all(asked_with(1))
+        await one.far.send_all(asked_with(2))
+    else:
+        one.connection.invoke_oneway(request(1))
+    with trio.fail_after(5):
+        await one.ended.wait()
+    with pytest.raises(ConnectionLostError, match="Input/output error"):
+        one.connection.invoke_oneway(request(1))
 
 
 async def test_call_is_not_stored_when_it_never_left(wire: Any, nursery: trio.Nursery) -> None:

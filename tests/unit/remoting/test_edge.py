@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 import trustme
@@ -215,6 +216,28 @@ async def test_listener_waits_out_a_lack_of_descriptors(
         assert accepted.local_address == listener.address
         await accepted.aclose()
     await listener.aclose()
+
+
+async def test_a_listener_that_cannot_accept_says_so_seldom_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    listener = await TcpNetwork().listen("127.0.0.1", 0)
+    failures = [errno.EMFILE] * 700 + [errno.EIO, errno.EINVAL]
+
+    async def accept(self: trio.SocketListener) -> trio.SocketStream:
+        await trio.lowlevel.checkpoint()
+        if failures:
+            raise OSError(failures.pop(0), "no")
+        raise trio.ClosedResourceError
+
+    monkeypatch.setattr(trio.SocketListener, "accept", accept)
+    with structlog.testing.capture_logs() as lines, pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
+    await listener.aclose()
+    assert failures == []
+    said = [line for line in lines if line["event"] == "accept_waits"]
+    assert [line["times"] for line in said] == [1, 600]
+    assert said[0]["address"] == listener.address
 
 
 async def test_connecting_gives_up_in_time() -> None:
