@@ -35,6 +35,7 @@ from jepsen_like.chaos.cluster import (
     name_server_names,
 )
 from jepsen_like.chaos.kernel_links import KernelLinks
+from jepsen_like.chaos.log_findings import read_logs
 from jepsen_like.chaos.namespaces import RunNetwork, entered, run_network
 from jepsen_like.chaos.proxy import LinkProxy
 from jepsen_like.chaos.real_client import RealClient
@@ -156,6 +157,8 @@ class _Run:
             finally:
                 self.recorder.close()
             self._read_replicas(cluster)
+        logs = {name: node.log_path for name, node in cluster.brokers.items()}
+        self.found += read_logs(logs)
         ran.duration_s = (time.monotonic_ns() - self.begin_ns) / 1e9
         ran.verdicts = [
             *self.found,
