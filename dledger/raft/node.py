@@ -154,7 +154,7 @@ class RaftNode:
         self.contacts = contacts = Contacts(
             settings, clock, core, journal, roster, replicator, timer, peers, doubt
         )
-        self.clocks = clocks = Clocks(clock, roster)
+        self.clocks = clocks = Clocks(clock, roster, lambda: self.journal.log.last_store_time_ms)
         self.voting = voting = Voting(
             settings,
             owner,

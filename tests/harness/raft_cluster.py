@@ -38,12 +38,13 @@ class HandClock:
     """Time that moves when told."""
 
     now_s: float = 0.0
+    skew_ms: int = 0
 
     def monotonic(self) -> float:
         return self.now_s
 
     def wall_ms(self) -> int:
-        return 1_700_000_000_000 + int(self.now_s * 1000)
+        return 1_700_000_000_000 + self.skew_ms + int(self.now_s * 1000)
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError("nothing sleeps in a cluster driven by hand")

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dledger.raft.clocks import HEARD_S, SKEW_MAX_MS, STANDS_ASIDE_S, Clocks
+from dledger.raft.clocks import AGREED_S, HEARD_S, SKEW_MAX_MS, STANDS_ASIDE_S, Clocks
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import HandClock, batch
 
@@ -45,6 +45,42 @@ def test_the_middle_date_decides(ahead: list[int], expected: int) -> None:
     assert found.are_off() == (abs(expected) > SKEW_MAX_MS)
     stamped = found.store_time_ms() - clock.wall_ms()
     assert stamped == (expected if abs(expected) > SKEW_MAX_MS else 0)
+
+
+@pytest.mark.parametrize("years", [2, -2])
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("others", [1, 3])
+def test_of_dates_that_contradict_each_other_the_log_decides(
+    years: int, is_own: bool, others: int
+) -> None:
+    """Two of two, of three while one is away, of four or five: one half says this, one that."""
+    found, clock = clocks(others + 1)
+    wrong_ms = clock.wall_ms() + years * YEAR_MS
+    right_ms = clock.wall_ms()
+    found.newest_ms = lambda: right_ms - 1000
+    if is_own:
+        clock.skew_ms = years * YEAR_MS
+    for number in range(1, others + 1):
+        agrees = 2 * number <= others
+        there_ms = wrong_ms if agrees is is_own else right_ms
+        found.note(f"n{number}", there_ms)
+    assert abs(found.store_time_ms() - right_ms) < SKEW_MAX_MS
+    assert found.are_off() is is_own
+
+
+def test_a_date_that_jumps_unheard_is_measured_by_what_was_agreed() -> None:
+    found, clock = clocks(3)
+    found.note("n1", clock.wall_ms())
+    right_ms = found.store_time_ms()
+    clock.now_s += HEARD_S + 1
+    clock.skew_ms = 2 * YEAR_MS
+    assert not found.are_known
+    assert found.store_time_ms() == right_ms + int(1000 * (HEARD_S + 1))
+    clock.now_s += AGREED_S
+    assert found.store_time_ms() == clock.wall_ms()
+    clock.now_s -= AGREED_S
+    found.begin()
+    assert found.store_time_ms() == clock.wall_ms()
 
 
 def test_dates_are_known_from_a_majority_and_not_for_ever() -> None:
