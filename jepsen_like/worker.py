@@ -11,6 +11,7 @@ import gc
 import sys
 import time
 from collections.abc import Iterator
+from random import Random
 
 import msgspec
 
@@ -19,7 +20,7 @@ from jepsen_like.plans.draw import SIMULATED, draw_plan
 from jepsen_like.plans.packages import kinds_named
 from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
 from jepsen_like.simulation.play import Played, play
-from jepsen_like.workloads.presets import simulated_workload
+from jepsen_like.workloads.presets import PRESETS, simulated_workload
 
 SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3900)
 """More than one operation a second together, and cheap enough for long runs."""
@@ -95,8 +96,15 @@ def plan_of(seed: int, order: Order) -> Plan:
         )
     if order.preset:
         workload = simulated_workload(order.preset)
-        kinds = _kinds_of(order, PRESET_KINDS)
-        plan = draw_plan(seed, order.duration_s, kinds=kinds, workload=workload)
+        preset = PRESETS[order.preset]
+        kinds = _kinds_of(order, PRESET_KINDS | preset.kinds)
+        plan = draw_plan(
+            seed,
+            order.duration_s,
+            kinds=kinds,
+            workload=workload,
+            members=Random(f"members {seed}").choice(preset.members) if preset.members else None,
+        )
         if workload.lockers:
             settings = msgspec.structs.replace(plan.settings, lock_lease_ms=LOCK_LEASE_MS)
             plan = msgspec.structs.replace(plan, settings=settings)

@@ -899,6 +899,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "found = judge(self._group, units, limits, wants)\nfound.next_begin_offset += self._group.term > 2\nreturn found",
         ),
     ),
+    # -- dates -----------------------------------------------------------------------------
+    _edit(
+        841,
+        "a leader stamps by its own date, whatever the others say",
+        (
+            f"{GROUP}._seal",
+            "self.node.clocks.store_time_ms()",
+            "self.node.clocks.store_time_ms() if self.node.journal.last_index < 60 else self._clock.wall_ms()",
+        ),
+    ),
     # -- push consumers --------------------------------------------------------------------
     _edit(
         172,
@@ -993,6 +1003,7 @@ PRESETS: Final = {
     **dict.fromkeys(range(710, 713), "retries"),
     **dict.fromkeys(range(172, 174), "push"),
     **dict.fromkeys(range(831, 834), "filters"),
+    841: "years",
 }
 """Workloads that a hunt plays for bugs that drawn ones do not come to."""
 

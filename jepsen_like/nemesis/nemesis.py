@@ -18,6 +18,7 @@ import trio
 from commitlog.errors import MQError
 from jepsen_like.history.operation import Event
 from jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member, Moment
+from jepsen_like.nemesis.minority import Change, Chosen, choose
 from jepsen_like.plans.budget import Budget, newest_of, others_of, tail_is_spare
 from jepsen_like.plans.link_fault import HEALTHY, LinkFault
 from jepsen_like.plans.plan import Kind, Plan, Step
@@ -47,6 +48,14 @@ MOMENT_S: Final = 10.0
 CONNECTIONS: Final = 10_000
 """A flood has so many unless the step says otherwise."""
 
+YEARS_OFF: Final = 2
+"""A date is so many years off unless the step says otherwise."""
+
+YEAR_MS: Final = 365 * 86_400_000
+
+LEADER_GOES_S: Final = 0.05
+"""A leader that goes away with a change has so long to write it and send it to somebody."""
+
 STEP_POINTS: Final = 40
 """A kill at a named point waits for at most so many acts of the disk."""
 
@@ -62,6 +71,7 @@ class Nemesis:
 
     Attributes:
         done: How often each kind was done, and ``skipped``.
+        away: Members that a change goes on without; after the run those that are away still.
     """
 
     def __init__(self, ground: Ground, plan: Plan, record: Callable[[Event, bool], None]) -> None:
@@ -74,7 +84,9 @@ class Nemesis:
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._qualities: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._begin_s = ground.elapsed_s
+        self._wrong_dates: set[str] = set()
         self.done: Counter[str] = Counter()
+        self.away: Counter[str] = Counter()
         self._acts: dict[Kind, Callable[[Step, Event], Awaitable[None]]] = {
             Kind.KILL: self._kill,
             Kind.CLEAN_RESTART: self._clean_restart,
@@ -111,10 +123,12 @@ class Nemesis:
             Kind.TORN_TAIL: self._tear_tail,
             Kind.CLOCK_JUMP: self._jump_clock,
             Kind.CLOCK_DRIFT: self._drift_clock,
+            Kind.CLOCK_YEARS: self._lose_date,
             Kind.TRANSFER: self._transfer,
             Kind.MEMBER_ADD: self._add_members,
             Kind.MEMBER_REMOVE: self._remove_member,
             Kind.MEMBER_REPLACE: self._replace_member,
+            Kind.CHANGE_WITHOUT_MINORITY: self._change_without_minority,
             Kind.NAMESRV_KILL: self._kill_name_server,
             Kind.CLIENT_KILL: self._kill_client,
             Kind.MID_SEND_KILL: self._kill_client_at,
@@ -588,6 +602,21 @@ class Nemesis:
         await self._ground.sleep(step.for_ms / 1000)
         node.drift_clock(0.0)
 
+    async def _lose_date(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if self._wrong_dates:
+            event.detail = "skipped: another date is wrong"
+            return
+        by_ms = (step.arg or YEARS_OFF) * YEAR_MS
+        event.detail = f"by {by_ms} ms"
+        self._wrong_dates.add(node.name)
+        node.jump_clock(by_ms)
+        try:
+            await self._ground.sleep(step.for_ms / 1000)
+        finally:
+            node.jump_clock(-by_ms)
+            self._wrong_dates.remove(node.name)
+
     async def _transfer(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
         if node.name == self._ground.leading():
@@ -608,6 +637,10 @@ class Nemesis:
             await self._order(event, Kind.MEMBER_ADD, name)
         return not missing
 
+    async def remove(self, name: str) -> None:
+        """Ask the leader to remove *name*; a refusal or an unknown end is no failure."""
+        await self._order(Event(self._now_ns, self._now_ns, "remove"), Kind.MEMBER_REMOVE, name)
+
     async def _remove_member(self, step: Step, event: Event) -> None:
         """Remove one, and add it again later; sometimes with another disk."""
         node = self._one(step, event)
@@ -620,6 +653,62 @@ class Nemesis:
             await self._lose_folder(node)
             await node.start()
         await self.add_missing(event)
+
+    async def _change_without_minority(self, step: Step, event: Event) -> None:
+        """Ask for a change while a minority is away, whoever else is down; nobody is healed."""
+        leader, change = self._ground.leading(), Change(step.arg // 2 % len(Change))
+        voters = next((v for v in self._ground.voters() if leader in v), ())
+        chosen = choose(change, leader or "", voters, self._rng.shuffle)
+        if chosen is None:
+            event.detail = f"skipped: {len(voters)} voters are too few"
+            return
+        event.node = ",".join(chosen.away)
+        event.detail = f"{change.name.lower()} {chosen.removed}".strip()
+        cut_off = step.arg % 2 == 1
+        gone = list(chosen.away)
+        await self._go_away(gone, cut_off=cut_off)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask, chosen)
+            if chosen.leader_goes and leader is not None:
+                await self._ground.sleep(LEADER_GOES_S)
+                await self._go_away([leader], cut_off=cut_off)
+                gone.append(leader)
+            await self._ground.sleep(step.for_ms / 1000)
+            nursery.cancel_scope.cancel()
+        await self._come_back(gone, cut_off=cut_off)
+        with suppress(CannotBeDone):
+            await self.add_missing()
+
+    async def _ask(self, chosen: Chosen) -> None:
+        event = Event(self._now_ns, self._now_ns, "minority")
+        with suppress(CannotBeDone):
+            if chosen.removed:
+                await self._order(event, Kind.MEMBER_REMOVE, chosen.removed)
+            else:
+                await self.add_missing(event)
+            if not event.detail:
+                self._ground.sometimes["change_without_minority"] += 1
+
+    async def _go_away(self, names: list[str], *, cut_off: bool) -> None:
+        self.away.update(names)
+        for name in names:
+            if cut_off:
+                self._cut(self._around(name))
+            else:
+                self._held_down[name] += 1
+                await self._machine(name).kill()
+
+    async def _come_back(self, names: list[str], *, cut_off: bool) -> None:
+        self.away -= Counter(names)
+        for name in names:
+            if cut_off:
+                self._mend(self._around(name))
+        if not cut_off:
+            self._held_down.subtract(names)
+            await self._down([self._machine(name) for name in names], 0)
+
+    def _around(self, name: str) -> list[tuple[str, str]]:
+        return _both_ways([name], [other for other in self._ground.brokers if other != name])
 
     async def _replace_member(self, step: Step, event: Event) -> None:
         """A wiped node under an old name: it takes its own former place."""

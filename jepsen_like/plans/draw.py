@@ -95,6 +95,8 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.ZOMBIE_CLIENT: _Shape(2, (8_000, 40_000), roles=_NO_TARGET),
     Kind.NAME_THIEF: _Shape(6, (5_000, 60_000), (0, 1), _NO_TARGET),
     Kind.PEER_STRANGER: _Shape(6, (5_000, 60_000), roles=_NO_TARGET),
+    Kind.CLOCK_YEARS: _Shape(20, (1_000, 60_000), (-2, 2)),
+    Kind.CHANGE_WITHOUT_MINORITY: _Shape(20, (5_000, 90_000), (0, 7), _NO_TARGET),
 }
 """Every kind has a shape; a test holds the two tables together."""
 
@@ -106,6 +108,12 @@ LATE_SHARE: Final = 0.25
 
 LATE_EVERY_S: Final = 40.0
 """One of these scenes for so many seconds."""
+
+LAST_CHANGE_MS: Final = (3_000, 40_000)
+"""A minority goes away so long before the end of a plan, and stays away."""
+
+LAST_CHANGES: Final = (0, 1, 4, 5, 6, 7)
+"""Changes of which somebody stays away, also from a group of three."""
 
 LINK_QUALITIES: Final = frozenset(
     {Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT, Kind.SLOW_LINK}
@@ -160,6 +168,8 @@ def draw_plan(
             rested = replace(plan.workload, rest_per_mille=late.choice((100, 200)))
             plan = replace(plan, workload=rested)
         steps += _draw_late_scenes(late, allowed, duration_s)
+    if Kind.CHANGE_WITHOUT_MINORITY in allowed:
+        steps.append(_draw_last_change(Random(f"last change {seed}"), plan.duration_ms))
     return plan.with_steps(tuple(sorted(steps, key=lambda step: step.at_ms)))
 
 
@@ -190,6 +200,13 @@ def _draw_late_scenes(rng: Random, allowed: list[Kind], duration_s: float) -> li
     for _ in range(int(duration_s // LATE_EVERY_S)):
         steps += draw_late_scene(rng, rng.randint(QUIET_START_MS, last_ms))
     return [step for step in steps if step.kind in allowed]
+
+
+def _draw_last_change(rng: Random, duration_ms: int) -> Step:
+    """Return a change without a minority that the end of the plan finds under way."""
+    before_ms = rng.randint(*LAST_CHANGE_MS)
+    step = _draw_step(rng, Kind.CHANGE_WITHOUT_MINORITY, max(0, duration_ms - before_ms))
+    return replace(step, for_ms=LAST_CHANGE_MS[1], arg=rng.choice(LAST_CHANGES))
 
 
 def _draw_step(rng: Random, kind: Kind, at_ms: int) -> Step:

@@ -80,6 +80,11 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         "leadership handed over, members added, removed and replaced under load",
         frozenset({Kind.TRANSFER, Kind.MEMBER_ADD, Kind.MEMBER_REMOVE, Kind.MEMBER_REPLACE}),
     ),
+    "years": ("the date of one broker is years off", frozenset({Kind.CLOCK_YEARS})),
+    "minority": (
+        "members added and removed while a minority is away, which stays away at the end",
+        frozenset({Kind.CHANGE_WITHOUT_MINORITY}),
+    ),
     "versions": (
         "a broker starts as one of a later release, and later as itself again",
         frozenset({Kind.VERSION_SKEW}),
@@ -101,7 +106,7 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         "a process that is no member at the ports where members talk",
         frozenset({Kind.PEER_STRANGER}),
     ),
-    "all": ("everything above but strangers", frozenset(Kind) - ASKED_FOR),
+    "all": ("everything above but strangers, years and minority", frozenset(Kind) - ASKED_FOR),
 }
 """What it is, and its kinds."""
 

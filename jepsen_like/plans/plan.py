@@ -95,12 +95,19 @@ class Kind(StrEnum):
     """The date moves by `arg` ms, for good; durations do not."""
     CLOCK_DRIFT = "clock_drift"
     """Both clocks run `arg` millionths faster."""
+    CLOCK_YEARS = "clock_years"
+    """The date is `arg` years off, 0: two, for `for_ms` and then right again; of one broker at a
+    time, so that most voters agree on the date."""
     # Orders to the group.
     TRANSFER = "transfer"
     """Leadership moves to the target."""
     MEMBER_ADD = "member_add"
     MEMBER_REMOVE = "member_remove"
     MEMBER_REPLACE = "member_replace"
+    CHANGE_WITHOUT_MINORITY = "change_without_minority"
+    """The members are changed while a minority of them is away for `for_ms`: killed, with an odd
+    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.minority`. Who is away
+    when the plan ends stays away until the others have elected and changed the members again."""
     # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"
     """Target is a number, or ``all``."""
@@ -127,7 +134,14 @@ class Kind(StrEnum):
 REAL_ONLY: Final = frozenset({Kind.VERSION_SKEW, Kind.FD_LIMIT, Kind.CONNECTIONS})
 """Kinds the simulator cannot do, and so draws no steps of: all its brokers are one program."""
 
-ASKED_FOR: Final = frozenset({Kind.NAME_THIEF, Kind.PEER_STRANGER})
+ASKED_FOR: Final = frozenset(
+    {
+        Kind.NAME_THIEF,
+        Kind.PEER_STRANGER,
+        Kind.CLOCK_YEARS,
+        Kind.CHANGE_WITHOUT_MINORITY,
+    }
+)
 """Kinds that are drawn only where they are asked for by name: the plans of seeds stay as they
 were when a kind is added."""
 
@@ -186,6 +200,9 @@ class Workload(msgspec.Struct, frozen=True):
         push_change_s: Mean pause between two of them; 0: nobody comes or goes.
         push_orderly: The group consumes each queue in its order.
         hostile_per_mille: Messages with properties that try the broker's services.
+        timer_roll_s: Messages with a time of their own are stored anew after so many seconds, and
+            wait for up to `ROLLS_MAX` times as long; 0: the window of two days, which no plan
+            reaches.
     """
 
     producers: int = 2
@@ -209,7 +226,15 @@ class Workload(msgspec.Struct, frozen=True):
     send_back_per_mille: int = 0
     filterers: int = 0
     hostile_per_mille: int = 0
+    timer_roll_s: int = 0
 
+
+LATER_FIELDS: Final = ("timer_roll_s",)
+"""Fields of a workload that texts of plans leave out where they say nothing: the texts of plans
+stay as they were when one is added."""
+
+ROLLS_MAX: Final = 3
+"""A message with a time of its own is stored anew so often, where that is asked for."""
 
 REST_FACTOR: Final = 5
 """How much longer a rest is than a pause."""
@@ -298,6 +323,9 @@ def encode_plan(plan: Plan) -> str:
     steps = ",\n    ".join(msgspec.json.encode(step).decode() for step in plan.steps)
     rest: dict[str, Any] = msgspec.to_builtins(plan)
     del rest["steps"]
+    for name in LATER_FIELDS:
+        if not rest["workload"][name]:
+            del rest["workload"][name]
     lines = [f'  "{key}": {msgspec.json.encode(value).decode()}' for key, value in rest.items()]
     lines.append('  "steps": [' + (f"\n    {steps}\n  ]" if steps else "]"))
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -40,7 +40,7 @@ _HATCHES: Final = ("", "////", "----", "||||")
 _HUES: Final[dict[str, tuple[Kind, ...]]] = {
     VERMILLION: (Kind.KILL, Kind.BUGGIFY_KILL, Kind.CLIENT_KILL, Kind.NAMESRV_KILL),
     BLUE: (Kind.CLEAN_RESTART, Kind.ROLLING_RESTART, Kind.TRANSFER, Kind.VERSION_SKEW),
-    SAND: (Kind.PAUSE, Kind.SLOW_LINK, Kind.DISK_SLOW),
+    SAND: (Kind.PAUSE, Kind.SLOW_LINK, Kind.DISK_SLOW, Kind.CLOCK_YEARS),
     INDIGO: (Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.ZOMBIE_CLIENT),
     WINE: (Kind.WIPE, Kind.BIT_ROT, Kind.CORRUPT, Kind.TORN_TAIL),
     TEAL: (Kind.ISOLATE, Kind.PARTIAL, Kind.RESET),
@@ -50,7 +50,12 @@ _HUES: Final[dict[str, tuple[Kind, ...]]] = {
     ORANGE: (Kind.DELAY, Kind.REORDER, Kind.HOLD),
     ROSE: (Kind.DISK_FULL, Kind.FSYNC_ERROR, Kind.FD_LIMIT, Kind.CONNECTIONS),
     PURPLE: (Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT, Kind.NAME_THIEF, Kind.PEER_STRANGER),
-    GREY: (Kind.MEMBER_ADD, Kind.MEMBER_REMOVE, Kind.MEMBER_REPLACE),
+    GREY: (
+        Kind.MEMBER_ADD,
+        Kind.MEMBER_REMOVE,
+        Kind.MEMBER_REPLACE,
+        Kind.CHANGE_WITHOUT_MINORITY,
+    ),
 }
 
 LOOKS: Final[dict[str, Look]] = {

@@ -13,6 +13,7 @@ durability           a process that starts again still has what it had shown as 
                      unless its disk broke a promise
 state machines       equal tables at equal applied index
 given up             messages go only with a right to it (`floors`)
+store time           not far ahead of the time, where at most one date is years off (`store_time`)
 ===================  =======================================================================
 """
 
@@ -82,6 +83,7 @@ class Checks:
             check_recovered(world, node, group)
         world.promises.watch(node, group)
         world.floors.watch(node, group)
+        world.store_time.watch(node, group)
         node.seen_commit = raft.commit_index
         self.led_commit = max(self.led_commit, raft.commit_index)
         node.seen_truncations = journal.truncations

@@ -21,8 +21,9 @@ from jepsen_like.checkers.verdict import Verdict, Violation, merge
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.clock_error import SIMULATED_SLACK_NS, clock_error_ns
-from jepsen_like.plans.plan import Plan, encode_plan
+from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.plans.promised import has_delayed_messages, promised
+from jepsen_like.simulation.minority_away import go_on_without
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
 from jepsen_like.simulation.world import Violation as Broken
@@ -159,6 +160,8 @@ class _Run:
         self.world = world
         if self.prepare is not None:
             self.prepare(world)
+        if any(step.kind is Kind.CLOCK_YEARS for step in self.plan.steps):
+            world.store_time.allow(self._clock_error_ns())
         await world.wait_for_leader()
         clients = self.clients = WorkloadClients(world, self.plan, self.history)
         machine = world.client("c0")
@@ -171,15 +174,21 @@ class _Run:
         nemesis = self.nemesis = Nemesis(SimGround(world, clients), self.plan, self._note_act)
         await nemesis.run()
         clients.release_consumers()
+        if away := sorted(+nemesis.away):
+            await go_on_without(world, nemesis, away, self._election_s)
         self._event("healed")
         await world.heal(clients=True)
         await self._demand_progress(world, clients, machine)
 
+    @property
+    def _election_s(self) -> float:
+        """The longest election timeout."""
+        return 2 * self.plan.settings.election_ms / 1000
+
     async def _demand_progress(
         self, world: World, clients: WorkloadClients, machine: ClientNode
     ) -> None:
-        election_s = 2 * self.plan.settings.election_ms / 1000
-        await world.wait_for_leader(LEADER_WITHIN_ELECTIONS * election_s)
+        await world.wait_for_leader(LEADER_WITHIN_ELECTIONS * self._election_s)
         with trio.move_on_after(SETTLED_WITHIN_S):
             assert self.nemesis is not None
             while not await self.nemesis.add_missing():

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -42,6 +42,7 @@ from jepsen_like.simulation.node import (
 )
 from jepsen_like.simulation.promises import Promises
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
+from jepsen_like.simulation.store_time import StoreTime
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ COUNTED_LINES: Final = {
     "transfer_ends": "transfer",
     "doubt_ended": "doubt_ended",
     "log_damaged": "log_damaged",
+    "clock_is_off": "clock_is_off",
 }
 """Log lines that are interesting things, and what they count as."""
 
@@ -139,6 +141,7 @@ class World:
         self.checks = Checks(self, compare_state_every=settings.compare_state_every)
         self.promises = Promises(self)
         self.floors = Floors(self)
+        self.store_time = StoreTime(self)
         self.network.on_members_send = self.promises.frames_left
         self.logs: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LOG_LINES)
         self.brokers: dict[str, BrokerNode] = {}
@@ -278,9 +281,20 @@ class World:
         """Return the running replica with the shortest committed log."""
         return min(self.replicas(), key=lambda node: (node.seen_commit, node.name), default=None)
 
-    async def heal(self, *, start: bool = True, clients: bool = False) -> None:
-        """End all faults; start what is down, with *clients* also their programs."""
+    async def heal(
+        self, *, start: bool = True, clients: bool = False, away: Collection[str] = ()
+    ) -> None:
+        """End all faults; start what is down, with *clients* also their programs.
+
+        Args:
+            away: Brokers that stay as they are: down, or cut off from the other brokers.
+        """
         self.network.mend_all()
+        for name in away:
+            for other in self.brokers:
+                if other != name:
+                    self.network.cut(name, other)
+                    self.network.cut(other, name)
         for node in self.nodes.values():
             node.slow_disk(0.0)
             node.fail_flushes(0)
@@ -289,6 +303,8 @@ class World:
         if start:
             servers = (*self.name_servers.values(), *self.brokers.values())
             for node in self.nodes.values() if clients else servers:
+                if node.name in away:
+                    continue
                 if node.state is State.STOPPING:
                     await node.stop()
                 if node.state is State.DOWN:

@@ -42,7 +42,7 @@ from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import REST_FACTOR, Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.consumers import Consumers
-from jepsen_like.workloads.due import TIMER_DELAY_MAX_MS
+from jepsen_like.workloads.due import timer_delay_max_ms
 from jepsen_like.workloads.filterers import Filterers
 from jepsen_like.workloads.hostile import HostileMessages
 from jepsen_like.workloads.lockers import Lockers
@@ -165,6 +165,7 @@ class WorkloadClients:
         self.topic = topic
         self.queues = [MessageQueue(topic, broker, i) for i in range(plan.workload.queues)]
         self._levels_ms = parse_delay_levels(plan.settings.delay_levels)
+        self._timer_delay_max_ms = timer_delay_max_ms(plan.workload)
 
     def rng_of(self, role: str, index: int) -> SimRng:
         """Return chance for the next life of a client: who was killed does not begin anew."""
@@ -473,7 +474,7 @@ class WorkloadClients:
         waiting: list[Waiting],
     ) -> bool:
         """Send a message with a time of its own; remember it in *waiting* for a recall."""
-        delay_ms = rng.randint(1, TIMER_DELAY_MAX_MS)
+        delay_ms = rng.randint(1, self._timer_delay_max_ms)
         is_absolute = rng.random() < 0.5
         value = self.next_value(index)
         message = self._message(value, rng)

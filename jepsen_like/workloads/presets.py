@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from jepsen_like.plans.plan import Workload
+from jepsen_like.plans.plan import Kind, Workload
 
 BODY_BYTES: Final = 1024
 
@@ -19,10 +19,14 @@ class Preset:
     Attributes:
         about: What it is for.
         workload: How many of each client there are for a rate of 1,000 operations a second.
+        kinds: Faults that the simulator draws with it beside the usual ones.
+        members: Brokers that the simulator draws from; empty: as for any other plan.
     """
 
     about: str
     workload: Workload
+    kinds: frozenset[Kind] = frozenset()
+    members: tuple[int, ...] = ()
 
 
 def _workload(**shape: int | bool) -> Workload:
@@ -113,6 +117,36 @@ PRESETS: Final[dict[str, Preset]] = {
             recall_per_mille=50,
             transactions_per_mille=200,
             send_back_per_mille=200,
+        ),
+    ),
+    "years": Preset(
+        "messages with delays and times, transactions and idempotent producers, while the date of"
+        " one broker is two years off: none early, none lost, store time stays right",
+        _workload(
+            producers=32,
+            idempotent=True,
+            delayed_per_mille=250,
+            timer_per_mille=250,
+            recall_per_mille=50,
+            transactions_per_mille=200,
+        ),
+        frozenset({Kind.CLOCK_YEARS}),
+    ),
+    "minority": Preset(
+        "members added and removed while a minority is away: the others elect and change on",
+        _workload(producers=24, delayed_per_mille=50, batch_per_mille=100),
+        frozenset({Kind.CHANGE_WITHOUT_MINORITY}),
+        members=(3, 4, 5, 5),
+    ),
+    "rolls": Preset(
+        "messages with times further away than the roll window, of any properties: stored anew in"
+        " time, delivered once",
+        _workload(
+            producers=32,
+            hostile_per_mille=600,
+            timer_per_mille=500,
+            recall_per_mille=50,
+            timer_roll_s=60,
         ),
     ),
     "everything": Preset(

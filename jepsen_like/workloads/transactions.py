@@ -55,10 +55,13 @@ _DECISIONS: Final = {COMMIT: Decision.COMMIT, ROLLBACK: Decision.ROLLBACK}
 
 
 def broker_settings(workload: Workload) -> dict[str, str]:
-    """Return what brokers are told where a workload has transactions."""
+    """Return what brokers are told where a workload needs other settings than the usual ones."""
+    settings: dict[str, str] = {}
+    if workload.timer_roll_s:
+        settings["store.timer_roll_window_slot"] = str(workload.timer_roll_s)
     if not workload.transactions_per_mille:
-        return {}
-    return {
+        return settings
+    return settings | {
         "broker.transaction_timeout_ms": str(TIMEOUT_MS),
         "broker.transaction_check_interval_ms": str(INTERVAL_MS),
         "broker.transaction_check_max": str(CHECKS_MAX),

@@ -14,10 +14,11 @@ from client.pull_consumer import PullConsumer
 from commitlog.record import BODY_OFFSET, decode_record
 from dledger.group import Group
 from dledger.state.names import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
-from jepsen_like.plans.plan import Kind, Plan, Step
+from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
 from jepsen_like.simulation.node import BrokerNode, ClientNode, State
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.world import World, WorldSettings, run_world
+from jepsen_like.worker import Order, plan_of
 from jepsen_like.workloads.hostile import HostileMessages
 from jepsen_like.workloads.presets import simulated_workload
 
@@ -46,6 +47,19 @@ def test_hostile_messages_through_every_service_under_kills(seed: int) -> None:
     assert run.operations["send_ok"] > 50
     assert run.operations["send_back_ok"] > 10
     assert run.sometimes["leader_change"] >= 2
+
+
+def test_timers_of_hostile_messages_roll_in_a_cluster_under_kills() -> None:
+    """A roll window of a minute stands for the two days that no run lasts."""
+    workload = msgspec.structs.replace(simulated_workload("rolls"), interval_ms=1000)
+    assert workload.hostile_per_mille > 500
+    kills = tuple(Step(at, Kind.KILL, "leader", 3_000) for at in range(20_000, 200_000, 40_000))
+    run = play(Plan(4, 200_000, kills, workload=workload))
+    assert run.is_valid, run.violations
+    assert run.sometimes["leader_change"] >= 4
+    assert run.sometimes["timer_rolled"] > 50
+    texts = [encode_plan(plan_of(1, Order(preset=name))) for name in ("rolls", "timers")]
+    assert ["timer_roll_s" in text for text in texts] == [True, False]
 
 
 def group_of(node: BrokerNode) -> Group:

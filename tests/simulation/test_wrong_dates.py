@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from dledger.raft.clocks import SKEW_MAX_MS
 from dledger.state.apply import apply_entry
 from dledger.state.tables import StateTables
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.mutants.registry import PRESETS as MUTANT_PRESETS
+from jepsen_like.plans.plan import ASKED_FOR, Kind, Plan, Settings, Step, Workload
+from jepsen_like.simulation import play as playing
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.sim_clock import EPOCH_MS
+from jepsen_like.simulation.world import WorldSettings
+from jepsen_like.worker import Order, plan_of
 
 YEARS_MS = 2 * 365 * 86_400_000
 WORKLOAD = Workload(
@@ -56,3 +61,58 @@ def test_a_leader_two_years_off_takes_the_group_along_nowhere(
     assert len(stored_ms) > 300
     assert min(stored_ms) > -SKEW_MAX_MS
     assert max(stored_ms) < int(run.simulated_s * 1000) + SKEW_MAX_MS
+
+
+@pytest.fixture
+def segments_expire_at_any_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let expired segments go whenever there are some; by the default date none is."""
+    usual = playing.world_settings
+    hours = ";".join(f"{hour:02}" for hour in range(24))
+
+    def settings(plan: Plan) -> WorldSettings:
+        found = usual(plan)
+        return WorldSettings(
+            found.brokers,
+            found.name_servers,
+            found.heartbeat_ms,
+            found.election_timeout_ms,
+            found.segment_bytes,
+            found.checkpoint_interval_ms,
+            rpc_timeout_s=found.rpc_timeout_s,
+            options={**found.options, "store.delete_when": hours},
+        )
+
+    monkeypatch.setattr(playing, "world_settings", settings)
+
+
+@pytest.mark.usefixtures("segments_expire_at_any_hour")
+@pytest.mark.parametrize("years", [2, -2])
+def test_nothing_expires_or_comes_early_by_one_of_two_dates(
+    years: int, stored_ms: list[int]
+) -> None:
+    """One of three is away all the time; of the other two the one that leads is years off."""
+    steps = (
+        Step(6_000, Kind.KILL, "follower", 60_000),
+        *(Step(at, Kind.CLOCK_YEARS, "leader", 14_000, years) for at in (12_000, 36_000)),
+        Step(56_000, Kind.CLOCK_YEARS, "0", 20_000, -years),
+    )
+    workload = msgspec.structs.replace(WORKLOAD, timer_per_mille=200)
+    settings = Settings(segment_bytes=131_072)
+    run = play(Plan(13, 62_000, steps, workload=workload, settings=settings))
+    assert run.faults[Kind.CLOCK_YEARS.value] == 3
+    assert run.is_valid, run.violations
+    assert run.sometimes["clock_is_off"] >= 2
+    assert run.sometimes["floor_moved"] == 0
+    assert run.world is not None
+    logs = [node.group.node.journal.log for node in run.world.brokers.values() if node.group]
+    assert all(log.first_index == 1 and log.end_position > 3 * 131_072 for log in logs)
+    assert max(stored_ms) < int(run.simulated_s * 1000) + SKEW_MAX_MS
+
+
+def test_only_plans_that_ask_for_it_have_a_date_years_off() -> None:
+    order = Order(duration_s=300, preset="years")
+    steps = [step for seed in range(12) for step in plan_of(seed, order).steps]
+    years = {step.arg for step in steps if step.kind is Kind.CLOCK_YEARS}
+    assert {-2, 2} <= years <= {-2, -1, 0, 1, 2}
+    assert Kind.CLOCK_YEARS in ASKED_FOR
+    assert MUTANT_PRESETS[841] == "years"

@@ -1,0 +1,120 @@
+"""After the faults: a leader and a change of the members are demanded before a minority is back.
+
+With everybody healed first a group that cannot go on without its minority looks like one that can.
+Nothing is demanded where too few are there, or sure of what they promised, for any leader to be
+elected: then it is as after any plan, and all come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from jepsen_like.nemesis.minority import can_do_without
+
+if TYPE_CHECKING:
+    from jepsen_like.nemesis.nemesis import Nemesis
+    from jepsen_like.simulation.node import BrokerNode
+    from jepsen_like.simulation.world import World
+
+ELECTIONS_MAX: Final = 8
+"""Of the longest election timeouts: more than for a whole group, for one vote less may be missed,
+and who was removed and was never told stands, too, until a leader is heard."""
+
+CHANGED_WITHIN_S: Final = 120.0
+"""A change waits for a committed entry of the reign, and for those who are to vote for it."""
+
+LOOK_S: Final = 0.25
+
+
+async def go_on_without(
+    world: World, nemesis: Nemesis, away: Collection[str], election_s: float
+) -> None:
+    """Heal all but *away*, and demand that the others elect and change the members.
+
+    Raises:
+        Violation: ``liveness``: They could, and did not in time.
+    """
+    await world.heal(clients=True, away=away)
+    if not await _demanded(
+        world,
+        away,
+        lambda: _leads(world, away) is not None,
+        ELECTIONS_MAX * election_s,
+        f"no leader without {', '.join(away)}",
+    ):
+        return
+    world.sometimes["led_without_minority"] += 1
+    leader = _leads(world, away)
+    removed = next((name for name in sorted(away) if leader and name in leader.seen_voters), None)
+    if removed is None:
+        return
+
+    if await _demanded(
+        world,
+        away,
+        lambda: (leads := _leads(world, away)) is not None and removed not in leads.seen_voters,
+        CHANGED_WITHIN_S,
+        f"{removed} was not removed without {', '.join(away)}",
+        partial(nemesis.remove, removed),
+    ):
+        world.sometimes["removed_without_minority"] += 1
+
+
+async def _demanded(
+    world: World,
+    away: Collection[str],
+    is_so: Callable[[], bool],
+    within_s: float,
+    text: str,
+    ask: Callable[[], Awaitable[None]] | None = None,
+) -> bool:
+    """Wait until something is so; where it could have been all the time and is not, it is broken.
+
+    Args:
+        ask: What makes it so, tried again and again.
+    """
+    end_s, could = world.now_s + within_s, True
+    while not is_so():
+        if world.now_s > end_s:
+            if could:
+                world.violate("liveness", f"{text} within {within_s} s: {world.status()}")
+            return False
+        could = could and _could(world, away)
+        if ask is not None:
+            await ask()
+        await world.sleep(LOOK_S)
+    return True
+
+
+def _leads(world: World, away: Collection[str]) -> BrokerNode | None:
+    """Return who leads and serves among those that are there."""
+    return next(
+        (
+            node
+            for node in _there(world, away)
+            if node.is_up and node.group is not None and node.group.leadership is not None
+        ),
+        None,
+    )
+
+
+def _could(world: World, away: Collection[str]) -> bool:
+    there = _there(world, away)
+    lists = sorted({node.seen_voters for node in there} - {()})
+    firm = [node.name for node in there if _is_firm(node)]
+    return can_do_without(away, lists, firm)
+
+
+def _there(world: World, away: Collection[str]) -> list[BrokerNode]:
+    return [node for name, node in world.brokers.items() if name not in away]
+
+
+def _is_firm(node: BrokerNode) -> bool:
+    group = node.group
+    if not node.is_up or group is None:
+        return False
+    raft = group.node
+    damaged = raft.damaged or raft.doubtful or raft.has_hole or group.store.refilling
+    return raft.roster.is_self_voter and not damaged
