@@ -1,4 +1,7 @@
-"""Consume queues: for each queue a file of 20-byte units that point into the commit log.
+"""Consume queues: for each queue its 20-byte units, which point into the commit log.
+
+A queue has files of its own, or its newest units stand with those of others in a shared file
+(`commitlog.shared_units`): they do while as many files are open as may be.
 
 Units are derived from committed entries only and can be written again at any time. How many units
 count is not recorded here: the state tables own each queue's min and max offset, so bytes at or
@@ -11,7 +14,8 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,6 +27,7 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
 )
 from commitlog.seams import Disk, DiskFile
+from commitlog.shared_units import Row, RowKind, SharedUnits, Tail
 
 UNIT_DTYPE: Final = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
@@ -43,16 +48,21 @@ NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """The process, or the machine, has no descriptor left: that says nothing about the disk."""
 
 EAGER_QUEUES: Final = 1_000
-"""Queues that are looked for when the store is opened; with more of them each is looked for when
-it is asked for, so that a start does not read a hundred thousand folders."""
+"""Queues with files that are looked for when the store is opened; with more of them each is looked
+for when it is asked for, so that a start does not read a hundred thousand folders."""
 
 FLUSH_TOGETHER: Final = 256
 """Above so many files that were not open a flush asks for all of them at once: one after the other
-would take a minute for 20,000 of them, and the next checkpoint waits for it."""
+takes a minute for 20,000 of them, and the next checkpoint waits for it."""
 
-WAITING_BYTES_MAX: Final = 8 << 20
-"""Units that wait in memory for the next flush, of queues whose file is not open. Beyond it they
-are written at once."""
+SHARED_BYTES_MAX: Final = 32 << 20
+"""Shared units in memory. Beyond it units are written into files of their queue at once."""
+
+SHARED_QUEUE_BYTES: Final = 32 << 10
+"""Shared units of one queue; with more of them it gets files of its own at the next flush."""
+
+MOVED_TOGETHER: Final = 512
+"""Queues that one flush gives files of their own: about half a second of a worker."""
 
 _NAME_DIGITS: Final = 20
 
@@ -64,16 +74,22 @@ class ConsumeQueueStore:
     """
 
     __slots__ = (
+        "_changes",
         "_dirty",
         "_dirty_folders",
         "_disk",
         "_files",
         "_last_flush",
+        "_late_folders",
+        "_long",
         "_max_open_files",
         "_queues",
+        "_queues_of",
         "_root",
-        "_waiting",
-        "_waiting_bytes",
+        "_shared",
+        "_shared_bytes",
+        "_sharing",
+        "_topics_with_files",
         "units_per_file",
     )
 
@@ -91,96 +107,150 @@ class ConsumeQueueStore:
             max_open_files: Files kept open; fewer where the process has no descriptor left.
         Raises:
             ForeignStoreError: Their files have another size.
+            CorruptStoreError: Units are lost; after `remove_all` they can be derived again.
         """
         self._disk = disk
         self._root = root
         self._max_open_files = max_open_files
         self.units_per_file = units_per_file
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._queues_of: dict[str, dict[int, ConsumeQueue]] = {}
         self._files: OrderedDict[str, DiskFile] = OrderedDict()
         self._dirty: set[str] = set()
         self._dirty_folders: set[str] = set()
         self._last_flush: ConsumeQueueFlush | None = None
-        self._waiting: dict[ConsumeQueue, None] = {}
-        self._waiting_bytes = 0
+        self._shared = SharedUnits(disk, shared_folder(root))
+        self._shared_bytes = 0
+        # Queues with shared units, those that have had some for the longest time first; and those
+        # of them that have too many.
+        self._sharing: dict[ConsumeQueue, None] = {}
+        self._long: dict[ConsumeQueue, None] = {}
+        # Changes of shared units since the last flush.
+        self._changes: list[Row] = []
+        # Topics that were deleted while a flush made files of theirs: nothing else makes any.
+        self._late_folders: set[str] = set()
+        self._topics_with_files = set(disk.list_dir(root))
         self._find()
 
     def _find(self) -> None:
-        for topic in self._disk.list_dir(self._root):
+        for topic, tails in self._shared.tails.items():
+            for queue_id, tail in tails.items():
+                self.queue(topic, queue_id)._take_shared(tail)
+        eager = 0
+        for topic in sorted(self._topics_with_files):
             for name in self._disk.list_dir(f"{self._root}/{topic}"):
                 if name.isdecimal():
                     self.queue(topic, int(name))._check()
-                if len(self._queues) >= EAGER_QUEUES:
+                    eager += 1
+                if eager >= EAGER_QUEUES:
                     return
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue; files are made when its first unit is put."""
+        """Return the queue; files are made when they are needed."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
                 raise InvariantBroken(f"topic {topic!r} cannot name a folder")
             if queue_id < 0:
                 raise InvariantBroken(f"queue id {queue_id} of {topic} is negative")
-            queue = ConsumeQueue(self, self._disk, self._root, topic, queue_id)
+            queue = ConsumeQueue(self, topic, queue_id)
             self._queues[topic, queue_id] = queue
+            self._queues_of.setdefault(topic, {})[queue_id] = queue
         return queue
 
     def queues(self) -> Sequence[ConsumeQueue]:
         """Return the queues that were asked for, or found at the start, in no special order.
 
-        Those with files are all among them while there are less than `EAGER_QUEUES`.
+        Those with shared units are all among them, those with files while there are less than
+        `EAGER_QUEUES`.
         """
         return list(self._queues.values())
 
     def delete_topic(self, topic: str) -> None:
         """Remove all queues of *topic* and their files; arrays read before stay valid."""
+        had_shared = is_moving = False
+        for queue in self._queues_of.pop(topic, {}).values():
+            del self._queues[topic, queue.queue_id]
+            had_shared |= queue._has_shared
+            is_moving |= queue._is_moving
+            queue._forget()
+        if had_shared:
+            self._changes.append(Row(RowKind.TOPIC_DELETED, topic))
+        if topic not in self._topics_with_files:
+            return
         folder = f"{self._root}/{topic}"
-        for key in [key for key in self._queues if key[0] == topic]:
-            self._queues.pop(key)._forget()
         self._dirty_folders = {
             path for path in self._dirty_folders if not f"{path}/".startswith(f"{folder}/")
         }
-        if self._disk.exists(folder):
-            self._disk.remove_tree(folder)
-            self._disk.flush_dir(self._root)
+        if is_moving:
+            self._late_folders.add(topic)
+            return
+        self._remove_folder(topic)
+
+    def _remove_folder(self, topic: str) -> None:
+        self._topics_with_files.discard(topic)
+        self._disk.remove_tree(f"{self._root}/{topic}")
+        self._disk.flush_dir(self._root)
 
     def begin_flush(self) -> ConsumeQueueFlush:
         """Return the job that makes all units put so far durable.
 
         What an earlier job did not come to is in it again.
         """
-        self._end_flush()
-        last = self._last_flush
-        if last is not None and not last.done:
-            self._dirty.update(last.paths)
-            self._dirty_folders.update(last.folders)
-        late = [part for queue in self._waiting for part in queue._begin_flush()]
+        last, self._last_flush = self._last_flush, None
+        if last is not None:
+            self._end_flush(last)
+        moves = self._begin_moves()
         job = ConsumeQueueFlush(
-            self._disk, sorted(self._dirty), sorted(self._dirty_folders), late, self.file_bytes
+            self._disk,
+            sorted(self._dirty),
+            sorted(self._dirty_folders),
+            shared=self._shared,
+            changes=self._changes,
+            moves=moves,
+            file_bytes=self.file_bytes,
         )
         self._last_flush = job
         self._dirty = set()
         self._dirty_folders = set()
+        self._changes = []
         return job
+
+    def _end_flush(self, job: ConsumeQueueFlush) -> None:
+        """Take in what *job*, which has ended, came to."""
+        if not job.done:
+            self._dirty.update(job.paths)
+            self._dirty_folders.update(job.folders)
+            self._changes = [*job.changes, *self._changes]
+        for move in job.moves:
+            move.queue._end_move(move.end if job.has_moved else None)
+        for topic in self._late_folders:
+            self._remove_folder(topic)
+        self._late_folders.clear()
+
+    def _begin_moves(self) -> list[Move]:
+        """Choose queues that get files of their own, as many as one flush is to make."""
+        chosen = list(islice(self._long, MOVED_TOGETHER))
+        if self._shared_bytes > SHARED_BYTES_MAX // 2:
+            wanted = MOVED_TOGETHER - len(chosen)
+            chosen += [queue for queue in islice(self._sharing, wanted) if queue not in self._long]
+        return [queue._begin_move() for queue in chosen]
 
     @property
     def file_bytes(self) -> int:
         """Size of a file."""
         return self.units_per_file * UNIT_BYTES
 
-    def _end_flush(self) -> None:
-        """Forget the units in memory that the last job has written."""
-        if self._last_flush is None or not self._last_flush.done:
-            return
-        for queue in [queue for queue in self._waiting if queue._end_flush()]:
-            del self._waiting[queue]
-        self._waiting_bytes = sum(queue._waiting_bytes for queue in self._waiting)
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the units that are in no file of their queue."""
+        return self._shared_bytes
 
-    def _may_wait(self, size: int) -> bool:
-        """Whether units of a file that is not open may wait in memory."""
+    def _may_share(self, size: int) -> bool:
+        """Whether units of a file that is not open may be shared ones."""
         return (
             len(self._files) >= self._max_open_files
-            and self._waiting_bytes + size <= WAITING_BYTES_MAX
+            and self._shared_bytes + size <= SHARED_BYTES_MAX
         )
 
     def flush(self) -> None:
@@ -192,7 +262,8 @@ class ConsumeQueueStore:
         self.begin_flush().run()
 
     def close(self) -> None:
-        """Give all descriptors back; what was not flushed stays in the page cache."""
+        """Give all descriptors back; what was not flushed stays in the page cache, or is lost."""
+        self._shared.close()
         while self._files:
             self._files.popitem()[1].close()
 
@@ -247,8 +318,19 @@ class ConsumeQueueStore:
             file.close()
 
 
-class Late(NamedTuple):
-    """Units that waited in memory, for one file."""
+def shared_folder(root: str) -> str:
+    """Return where the units of many queues stand together, beside their folder *root*."""
+    return f"{root}.shared"
+
+
+def remove_all(disk: Disk, root: str) -> None:
+    """Remove all there is of the queues below *root*: it is to be derived from the log."""
+    disk.remove_tree(root)
+    disk.remove_tree(shared_folder(root))
+
+
+class Part(NamedTuple):
+    """Units for one file."""
 
     path: str
     within: int
@@ -256,70 +338,73 @@ class Late(NamedTuple):
     units: bytes
 
 
-class ConsumeQueueFlush:
-    """Files to flush. `run` blocks and may be called in a worker thread, one job at a time."""
+class Move(NamedTuple):
+    """Shared units that go into files of their queue."""
 
-    __slots__ = ("_disk", "_file_bytes", "_late", "done", "folders", "forgotten", "paths")
+    queue: ConsumeQueue
+    end: int
+    """Queue offset behind the last of them."""
+    parts: Sequence[Part]
+
+
+class ConsumeQueueFlush:
+    """What is to be made durable. `run` blocks and may be called in a worker, one job at a time."""
+
+    __slots__ = (
+        "_disk",
+        "_file_bytes",
+        "_shared",
+        "changes",
+        "done",
+        "folders",
+        "has_moved",
+        "moves",
+        "paths",
+    )
 
     def __init__(
         self,
         disk: Disk,
         paths: Sequence[str],
         folders: Sequence[str],
-        late: Sequence[Late] = (),
+        *,
+        shared: SharedUnits,
+        changes: Sequence[Row] = (),
+        moves: Sequence[Move] = (),
         file_bytes: int = 0,
     ) -> None:
         self._disk = disk
-        self._late = late
+        self._shared = shared
         self._file_bytes = file_bytes
         self.paths = paths
         self.folders = folders
-        self.forgotten: set[str] = set()
-        """Paths that were removed since: nothing is written there any more."""
+        self.changes = changes
+        self.moves = moves
+        self.has_moved = False
         self.done = False
 
-    def _write_late(self) -> bool:
-        """Write what waited; tell whether all of it was."""
-        all_written, many = True, len(self._late) > FLUSH_TOGETHER
-        paths: list[str] = []
-        folders: set[str] = set()
-        for path, within, units in self._late:
-            if path in self.forgotten:
-                continue
-            folder = path.rpartition("/")[0]
-            if many:
-                self._disk.make_dir(folder, durably=False)
-            file, is_new = _opened(self._disk, path, self._file_bytes)
-            try:
-                if not file.size:
-                    all_written = False  # being made by the owner of the store, or left by a crash
-                    continue
-                if is_new and within:
-                    file.write_at(0, _fillers(within))
-                file.write_at(within * UNIT_BYTES, units)
-                if not many:
-                    file.flush()
-            finally:
-                file.close()
-            if many:
-                paths.append(path)
-                topic = folder.rpartition("/")[0]
-                folders.update((folder, topic, topic.rpartition("/")[0]) if is_new else ())
-            elif is_new:
-                self._disk.flush_dir(folder)
-        if many:
-            self._disk.flush_all(paths, sorted(folders))
-        return all_written
-
     def run(self) -> None:
-        """Flush them.
+        """Make it durable: shared units first, then files, then what has left the shared ones.
 
         Raises:
             OSError: No descriptor is left; what was not flushed is in the next job.
             DiskFullError: No space for a new file; what was not flushed is in the next job.
             FlushFailedError: The node must stop.
         """
-        all_written = self._write_late()
+        self._shared.write(self.changes)
+        self._flush_files()
+        self.done = True
+        if self.moves:
+            self._write_moves()
+            self._shared.write(
+                [
+                    Row(RowKind.FROM, move.queue.topic, move.queue.queue_id, move.end)
+                    for move in self.moves
+                ]
+            )
+            self.has_moved = True
+
+    def _flush_files(self) -> None:
         for path in self.paths:
             # Descriptors of its own: the store may close or remove a file meanwhile.
             try:
@@ -335,97 +420,199 @@ class ConsumeQueueFlush:
                 self._disk.flush_dir(folder)
             except FileNotFoundError:
                 continue  # removed with its topic
-        self.done = all_written
+
+    def _write_moves(self) -> None:
+        parts = [part for move in self.moves for part in move.parts]
+        many = len(parts) > FLUSH_TOGETHER
+        folders: set[str] = set()
+        for path, within, units in parts:
+            folder = path.rpartition("/")[0]
+            if many:
+                self._disk.make_dir(folder, durably=False)
+            file, is_new = self._opened(path)
+            try:
+                if is_new and within:
+                    file.write_at(0, _fillers(within))
+                file.write_at(within * UNIT_BYTES, units)
+                if not many:
+                    file.flush()
+            finally:
+                file.close()
+            topic = folder.rpartition("/")[0]
+            folders.update((folder, topic, topic.rpartition("/")[0]) if is_new else ())
+        if many:
+            self._disk.flush_all([part.path for part in parts], sorted(folders))
+        else:
+            for folder in sorted(folders):
+                self._disk.flush_dir(folder)
+
+    def _opened(self, path: str) -> tuple[DiskFile, bool]:
+        file, is_new = _opened(self._disk, path, self._file_bytes)
+        if not file.size:
+            file.close()
+            self._disk.unlink(path)  # left by a crash
+            return _opened(self._disk, path, self._file_bytes)
+        return file, is_new
 
 
 class ConsumeQueue:
-    """One queue. Offsets are logical: unit *n* stands at byte 20·n."""
+    """One queue. Offsets are logical: unit *n* stands at byte 20·n of its files."""
 
     __slots__ = (
-        "_begins",
-        "_disk",
-        "_folder",
-        "_leaving",
+        "_known_begins",
+        "_moving",
         "_store",
         "_tail",
+        "_wanted_min",
         "queue_id",
         "topic",
     )
 
-    def __init__(
-        self, store: ConsumeQueueStore, disk: Disk, root: str, topic: str, queue_id: int
-    ) -> None:
+    def __init__(self, store: ConsumeQueueStore, topic: str, queue_id: int) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self._store = store
-        self._disk = disk
-        self._folder = f"{root}/{topic}/{queue_id}"
-        self._begins = {
-            int(name) // UNIT_BYTES
-            for name in disk.list_dir(self._folder)
-            if len(name) == _NAME_DIGITS and name.isdecimal()
-        }
-        if self._begins:
-            # A process that was killed may have left names that no flush has reached.
-            store._dirty_folders.add(self._folder)
-        # Newest units that stand in memory only, and those before them that a flush has now.
-        self._tail = _Waiting()
-        self._leaving = _Waiting()
+        # First offsets of its files; None before anything has asked for them.
+        self._known_begins: set[int] | None = None
+        # Shared units: the newest ones, behind all that is in files.
+        self._tail: Tail | None = None
+        # Those that a flush moves into files, as they were then; None when it does not.
+        self._moving: Tail | None = None
+        self._wanted_min = 0
 
     @property
-    def _waiting_bytes(self) -> int:
-        return len(self._tail.units) + len(self._leaving.units)
+    def _folder(self) -> str:
+        return f"{self._store._root}/{self.topic}/{self.queue_id}"
 
-    def _begin_flush(self) -> list[Late]:
-        """Return all units in memory, by file; they stay until `_end_flush`."""
-        first = self._leaving.first if self._leaving.units else self._tail.first
-        units = self._leaving.units + self._tail.units
-        self._leaving, self._tail = _Waiting(first, units), _Waiting()
-        parts, done = [], 0
-        while done < len(units):
-            begin, within = self._locate(first + done // UNIT_BYTES)
-            size = min(self._store.file_bytes - within * UNIT_BYTES, len(units) - done)
-            parts.append(Late(self._path(begin), within, bytes(units[done : done + size])))
-            done += size
-        return parts
+    @property
+    def _begins(self) -> set[int]:
+        if self._known_begins is None:
+            self._known_begins = self._find_begins()
+        return self._known_begins
 
-    def _end_flush(self) -> bool:
-        """Forget what a flush has written; tell whether nothing waits any more."""
-        self._leaving = _Waiting()
-        return not self._tail.units
+    def _find_begins(self) -> set[int]:
+        store = self._store
+        if self.topic not in store._topics_with_files or self.topic in store._late_folders:
+            return set()
+        folder = self._folder
+        begins = {
+            int(name) // UNIT_BYTES
+            for name in store._disk.list_dir(folder)
+            if len(name) == _NAME_DIGITS and name.isdecimal()
+        }
+        if begins:
+            # A process that was killed may have left names that no flush has reached.
+            store._dirty_folders.add(folder)
+        return begins
 
-    def _wait(self, first: int, units: Units) -> bool:
-        """Let units wait in memory, if that is how they are to be stored."""
-        waits = self._waiting_bytes > 0
-        size = len(units) * UNIT_BYTES
-        if not waits and (
-            not self._store._may_wait(size)
-            or self._path(self._locate(first)[0]) in self._store._files
-        ):
+    # -- shared units ----------------------------------------------------------------------
+
+    @property
+    def _has_shared(self) -> bool:
+        return self._tail is not None
+
+    @property
+    def _is_moving(self) -> bool:
+        return self._moving is not None
+
+    def _take_shared(self, tail: Tail) -> None:
+        """Begin with what the shared file had when the store was opened."""
+        self._tail = Tail(tail.first, tail.units)
+        self._count(len(tail.units))
+
+    def _count(self, more: int) -> None:
+        """Note that there are *more* bytes of shared units, or less."""
+        store, tail = self._store, self._tail
+        store._shared_bytes += more
+        if tail is None or not tail.units:
+            self._tail = None
+            store._sharing.pop(self, None)
+            store._long.pop(self, None)
+            return
+        store._sharing[self] = None
+        if len(tail.units) > SHARED_QUEUE_BYTES:
+            store._long[self] = None
+
+    def _share(self, first: int, units: Units) -> bool:
+        """Let units be shared ones, if that is how they are to be stored."""
+        store, tail, size = self._store, self._tail, len(units) * UNIT_BYTES
+        if tail is None:
+            if self.topic not in store._late_folders and (
+                not store._may_share(size) or self._path(self._locate(first)[0]) in store._files
+            ):
+                return False
+            tail = Tail()
+        elif self._moving is not None or self.topic in store._late_folders:
+            if not tail.takes(first):
+                # Those of a topic of this name that was deleted since: the others may be moved.
+                self._count(-len(tail.units))
+                tail = Tail()
+        elif not tail.takes(first) or not store._may_share(size):
+            self._write_shared()
             return False
-        known = self._tail if self._tail.units else self._leaving
-        if waits and (first != known.end or not self._store._may_wait(size)):
-            self._write_waiting()
-            return False
-        if not self._tail.units:
-            self._tail = _Waiting(first, bytearray())
-        self._tail.units += np.ascontiguousarray(units, UNIT_DTYPE).tobytes()
-        end = first + len(units)
-        self._begins.update(range(self._locate(first)[0], end, self._store.units_per_file))
-        self._store._waiting[self] = None
-        self._store._waiting_bytes += size
+        before = len(tail.units)
+        data = np.ascontiguousarray(units, UNIT_DTYPE).tobytes()
+        tail.put(first, data)
+        self._tail = tail
+        self._count(len(tail.units) - before)
+        store._changes.append(Row(RowKind.UNITS, self.topic, self.queue_id, first, data))
         return True
 
-    def _write_waiting(self) -> None:
-        """Write what waits in memory, here and now; a flush that has it writes the same."""
-        for path, within, units in self._begin_flush():
-            begin = int(path.rpartition("/")[2]) // UNIT_BYTES
-            if not self._disk.exists(path):
-                self._begins.discard(begin)
-            self._put_file(begin, within, np.frombuffer(units, UNIT_DTYPE))
-        self._store._waiting_bytes -= self._waiting_bytes
-        self._store._waiting.pop(self, None)
-        self._end_flush()
+    def _write_shared(self) -> None:
+        """Write all shared units into files, here and now."""
+        tail = self._tail
+        if tail is None:
+            return
+        self._put_files(tail.first, np.frombuffer(bytes(tail.units), UNIT_DTYPE))
+        self._cut_shared_before(tail.end)
+
+    def _cut_shared_before(self, offset: int) -> None:
+        tail = self._tail
+        if tail is None or offset <= tail.first:
+            return
+        before = len(tail.units)
+        tail.cut_before(offset)
+        self._count(len(tail.units) - before)
+        self._store._changes.append(Row(RowKind.FROM, self.topic, self.queue_id, offset))
+
+    def _begin_move(self) -> Move:
+        tail = self._tail
+        if tail is None:
+            raise InvariantBroken(f"{self.topic} queue {self.queue_id} has no shared units")
+        # Found now: while a flush makes files, what is in the folder says nothing.
+        _ = self._begins
+        self._store._topics_with_files.add(self.topic)
+        self._moving = tail
+        parts = [
+            Part(self._path(begin), within, tail.within(first, first + count))
+            for first, begin, within, count in self._pieces(
+                tail.first, len(tail.units) // UNIT_BYTES
+            )
+        ]
+        return Move(self, tail.end, parts)
+
+    def _end_move(self, end: int | None) -> None:
+        """Forget the shared units before *end*, which are in files now; None: they are not."""
+        moved, self._moving = self._moving, None
+        if moved is None:
+            return  # its topic was deleted
+        self._store._long.pop(self, None)
+        if end is None:
+            self._known_begins = None  # some of its files may have been made
+        else:
+            self._begins.update(
+                begin for _, begin, _, _ in self._pieces(moved.first, end - moved.first)
+            )
+        if self._tail is moved and end is not None:
+            before = len(moved.units)
+            moved.cut_before(end)
+            self._count(len(moved.units) - before)
+        else:
+            self._count(0)
+        if self._wanted_min:
+            self.delete_before(self._wanted_min)
+
+    # -- units -----------------------------------------------------------------------------
 
     def _check(self) -> None:
         # One file tells: files of two sizes never lie side by side.
@@ -442,15 +629,22 @@ class ConsumeQueue:
         """
         if first_queue_offset < 0:
             raise InvariantBroken(f"queue offset {first_queue_offset} is negative")
-        if len(units) and self._wait(first_queue_offset, units):
-            return
-        per_file = self._store.units_per_file
-        done = 0
-        while done < len(units):
-            begin, within = self._locate(first_queue_offset + done)
-            count = min(per_file - within, len(units) - done)
-            self._put_file(begin, within, units[done : done + count])
-            done += count
+        if len(units) and not self._share(first_queue_offset, units):
+            self._put_files(first_queue_offset, units)
+
+    def _put_files(self, first: int, units: Units) -> None:
+        for offset, begin, within, count in self._pieces(first, len(units)):
+            at = offset - first
+            self._put_file(begin, within, units[at : at + count])
+
+    def _pieces(self, first: int, count: int) -> Iterable[tuple[int, int, int, int]]:
+        """Yield queue offset, first offset of the file, unit in it and number of units, by file."""
+        end = first + count
+        while first < end:
+            begin, within = self._locate(first)
+            part = min(self._store.units_per_file - within, end - first)
+            yield first, begin, within, part
+            first += part
 
     def _put_file(self, begin: int, within: int, units: Units) -> None:
         path = self._path(begin)
@@ -458,6 +652,7 @@ class ConsumeQueue:
             file = self._store._open(path)
         else:
             file = self._store._create(self._folder, path)
+            self._store._topics_with_files.add(self.topic)
             self._begins.add(begin)
             if within:
                 file.write_at(0, _fillers(within))
@@ -465,57 +660,72 @@ class ConsumeQueue:
         self._store._dirty.add(path)
 
     def read(self, first: int, count: int) -> Units:
-        """Return *count* units from *first* on.
+        """Return a read-only copy of *count* units from *first* on.
 
-        Read-only, and inside one file a view that pins it. The caller stays between the queue's
-        min and max offset; bytes outside mean nothing.
+        The caller stays between the queue's min and max offset; bytes outside mean nothing.
 
         Raises:
             OffsetOutOfRangeError: There is no file for one of them.
+            OSError: They cannot be read.
         """
         if first < 0 or count < 0:
             raise OffsetOutOfRangeError(f"{count} units at queue offset {first}")
-        per_file = self._store.units_per_file
-        parts: list[Units] = []
-        end = first + count
-        if self._waiting_bytes:
-            waiting = [item for item in (self._leaving, self._tail) if item.units]
-            late = [part for item in waiting for part in item.within(first, end)]
-            if sum(map(len, late)) == count:
-                return _joined(late)
-            # What is in files comes first; no hole can be before what waits.
-            end -= sum(map(len, late))
-        else:
-            late = []
-        while first < end:
-            begin, within = self._locate(first)
+        end, late = first + count, b""
+        if self._tail is not None:
+            late = self._tail.within(first, end)
+            # What is in files comes first; no hole can be before what is shared.
+            end -= len(late) // UNIT_BYTES
+        parts = []
+        for offset, begin, within, part in self._pieces(first, end - first):
             if begin not in self._begins:
                 raise OffsetOutOfRangeError(
-                    f"{self.topic} queue {self.queue_id} has no file for queue offset {first}"
+                    f"{self.topic} queue {self.queue_id} has no file for queue offset {offset}"
                 )
-            part = min(per_file - within, end - first)
             file = self._store._open(self._path(begin))
-            view = file.view(within * UNIT_BYTES, part * UNIT_BYTES)
-            parts.append(np.frombuffer(view, UNIT_DTYPE))
-            first += part
-        return _joined([*parts, *late])
+            # Not a view: a bad sector below that ends the process.
+            parts.append(file.read(within * UNIT_BYTES, part * UNIT_BYTES))
+        data = b"".join([*parts, late]) if parts else late
+        return np.frombuffer(data, UNIT_DTYPE)
 
     def truncate_to(self, max_offset: int) -> None:
         """Forget units at and after *max_offset*: files that hold no others are removed.
 
         In the file that stays nothing is overwritten; the state tables own the max offset.
         """
-        self._write_waiting()
+        tail = self._tail
+        if tail is not None and tail.end > max_offset:
+            before = len(tail.units)
+            tail.cut_from(max_offset)
+            self._count(len(tail.units) - before)
+            # Nothing from there on: what is put there later may stand in a file.
+            self._store._changes.append(
+                Row(RowKind.UNITS, self.topic, self.queue_id, max_offset, b"")
+            )
         for begin in [begin for begin in self._begins if begin >= max_offset]:
             self._remove(begin)
 
     def delete_before(self, min_offset: int) -> None:
-        """Remove the files that hold only units before *min_offset*."""
+        """Remove the files that hold only units before *min_offset*, and such shared units."""
+        if self._moving is not None:
+            self._wanted_min = min_offset
+            return
+        self._wanted_min = 0
+        self._cut_shared_before(min_offset)
         last = min_offset - self._store.units_per_file
-        if self._waiting_bytes and any(begin <= last for begin in self._begins):
-            self._write_waiting()
         for begin in [begin for begin in self._begins if begin <= last]:
             self._remove(begin)
+
+    def keeps_before(self, offset: int, min_offset: int) -> bool:
+        """Whether `delete_before` *offset* gives something up that *min_offset* did not."""
+        if self._tail is not None and self._tail.first < offset:
+            return True
+        per_file = self._store.units_per_file
+        return offset // per_file > min_offset // per_file
+
+    @property
+    def has_files(self) -> bool:
+        """Whether some of its units are in files of its own."""
+        return bool(self._begins)
 
     def _locate(self, queue_offset: int) -> tuple[int, int]:
         within = queue_offset % self._store.units_per_file
@@ -527,19 +737,18 @@ class ConsumeQueue:
     def _remove(self, begin: int) -> None:
         path = self._path(begin)
         self._store._drop(path)
-        self._disk.unlink(path)
+        self._store._disk.unlink(path)
         self._store._dirty_folders.add(self._folder)
         self._begins.discard(begin)
 
     def _forget(self) -> None:
-        self._store._waiting.pop(self, None)
-        self._store._waiting_bytes -= self._waiting_bytes
-        self._tail, self._leaving = _Waiting(), _Waiting()
-        if self._store._last_flush is not None:
-            self._store._last_flush.forgotten.update(map(self._path, self._begins))
-        for begin in self._begins:
+        if self._tail is not None:
+            gone, self._tail = len(self._tail.units), None
+            self._count(-gone)
+        for begin in self._known_begins or ():
             self._store._drop(self._path(begin))
-        self._begins = set()
+        self._known_begins = set()
+        self._moving = None
 
 
 def _opened(disk: Disk, path: str, size: int) -> tuple[DiskFile, bool]:
@@ -549,37 +758,6 @@ def _opened(disk: Disk, path: str, size: int) -> tuple[DiskFile, bool]:
     except FileExistsError:
         pass
     return disk.open(path), False
-
-
-class _Waiting:
-    """Units in memory, from offset *first* on."""
-
-    __slots__ = ("first", "units")
-
-    def __init__(self, first: int = 0, units: bytes | bytearray = b"") -> None:
-        self.first = first
-        self.units = units
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.units) // UNIT_BYTES
-
-    def within(self, first: int, end: int) -> list[Units]:
-        """Return a copy of the units of ``first … end - 1`` that are here."""
-        low, high = max(first, self.first), min(end, self.end)
-        if low >= high:
-            return []
-        at = (low - self.first) * UNIT_BYTES
-        taken = bytes(self.units[at : at + (high - low) * UNIT_BYTES])
-        return [np.frombuffer(taken, UNIT_DTYPE)]
-
-
-def _joined(parts: list[Units]) -> Units:
-    if len(parts) == 1:
-        return parts[0]
-    units: Units = np.concatenate(parts) if parts else np.empty(0, UNIT_DTYPE)
-    units.flags.writeable = False
-    return units
 
 
 def _fillers(count: int) -> bytes:

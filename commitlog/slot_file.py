@@ -57,6 +57,21 @@ def decode_slot(slot: Buffer) -> tuple[int, bytes] | None:
     return sequence, payload
 
 
+def newest_payload(data: bytes) -> bytes | None:
+    """Return the value in the bytes of a slot file; None when nothing was ever stored.
+
+    Raises:
+        CorruptStoreError: Neither slot is whole, and they are not simply empty.
+    """
+    slots = [decode_slot(data[at : at + SLOT_STRIDE_BYTES]) for at in (0, SLOT_STRIDE_BYTES)]
+    whole = [slot for slot in slots if slot is not None]
+    if whole:
+        return max(whole)[1]
+    if any(data):
+        raise CorruptStoreError("neither slot is whole")
+    return None
+
+
 class SlotFile:
     """One value in a file of two slots.
 

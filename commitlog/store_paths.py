@@ -4,6 +4,7 @@
 
     commitlog/<20 digits>                    segments, named by the position they start at
     consumequeue/<topic>/<queue>/<20 digits> queue units
+    consumequeue.shared/<20 digits>  end     newest units of many queues together
     index/                                   key index files
     config/                                  what operators look for there
     checkpoint  abort  lock                  as RocketMQ has them
@@ -63,6 +64,11 @@ class StorePaths:
     def consumequeue(self) -> str:
         """Folder of all queues; below it topic, then queue id."""
         return self._at("consumequeue")
+
+    @property
+    def shared_units(self) -> str:
+        """Folder of the units that are in no file of their queue."""
+        return self._at("consumequeue.shared")
 
     def consume_queue(self, topic: str, queue_id: int) -> str:
         """Return the folder of one queue. A topic has no slash in it."""

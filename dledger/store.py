@@ -24,6 +24,7 @@ from commitlog.consume_queue import (
     NO_DESCRIPTOR,
     ConsumeQueueFlush,
     ConsumeQueueStore,
+    remove_all,
 )
 from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
@@ -161,7 +162,9 @@ class ReplicaStore:
     def _begin_image(self) -> None:
         """Let the encoded tables begin with all there is; from here on they follow by cuts."""
         # Those found at the start may have files that a process which was killed has left.
-        self._begun_later = {(queue.topic, queue.queue_id) for queue in self.queues.queues()}
+        self._begun_later = {
+            (queue.topic, queue.queue_id) for queue in self.queues.queues() if queue.has_files
+        }
         self._image = Image()
         self._cuts: deque[Cut] = deque([cut_everything(self.tables)])
         self.saved_tables: tuple[int, bytes] | None = None
@@ -235,18 +238,29 @@ class ReplicaStore:
 
     def _open_derived(self) -> None:
         settings = self.settings
-        self.queues = ConsumeQueueStore(
-            self._disk,
-            self.paths.consumequeue,
-            units_per_file=settings.queue_file_units,
-            max_open_files=settings.queue_files_max,
-        )
+        self._derived_lost = False
+        try:
+            self.queues = self._open_queues()
+        except CorruptStoreError as error:
+            # All of it follows from the log: the replay begins with the first entry that is kept.
+            log.error("consume_queues_damaged", error=str(error))
+            self._remove_derived()
+            self._derived_lost = True
+            self.queues = self._open_queues()
         self.key_index = KeyIndex(
             self._disk,
             self.paths.index,
             slots=settings.index_slots,
             max_entries=settings.index_entries_max,
             utc_offset=settings.utc_offset,
+        )
+
+    def _open_queues(self) -> ConsumeQueueStore:
+        return ConsumeQueueStore(
+            self._disk,
+            self.paths.consumequeue,
+            units_per_file=self.settings.queue_file_units,
+            max_open_files=self.settings.queue_files_max,
         )
 
     def _load_tables(self) -> None:
@@ -340,11 +354,15 @@ class ReplicaStore:
     def _continue_from(self, loaded: StateTables) -> None:
         self.tables.become(loaded)
         self.derived_index = self.saved_index = loaded.applied_index
+        if self._derived_lost:
+            self.derived_index = self.log.first_index - 1
         self.restored_commit_index = max(self.restored_commit_index, loaded.applied_index)
         # Derived files may be ahead of the snapshot; they are cut back to it and grow again.
         for queue in self.queues.queues():
             bounds = loaded.queues.get((queue.topic, queue.queue_id))
             queue.truncate_to(bounds.max_offset if bounds else 0)
+            if bounds and bounds.min_offset:
+                queue.delete_before(bounds.min_offset)
         self.key_index.truncate_beyond(loaded.applied_end_position)
 
     def _refill_from(self, loaded: StateTables) -> None:
@@ -407,9 +425,12 @@ class ReplicaStore:
     def _forget_derived(self) -> None:
         self.queues.close()
         self.key_index.close()
-        self._disk.remove_tree(self.paths.consumequeue)
-        self._disk.remove_tree(self.paths.index)
+        self._remove_derived()
         self._open_derived()
+
+    def _remove_derived(self) -> None:
+        remove_all(self._disk, self.paths.consumequeue)
+        self._disk.remove_tree(self.paths.index)
 
     # -- snapshots of a leader -------------------------------------------------------------
 
@@ -487,8 +508,7 @@ class ReplicaStore:
                 low = middle + 1
             else:
                 high, position = middle, found
-        per_file = self.queues.units_per_file
-        if low // per_file > bounds.min_offset // per_file:
+        if queue.keeps_before(low, bounds.min_offset):
             self._begun_later.add((topic, queue_id))
         return low, position
 

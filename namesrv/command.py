@@ -100,6 +100,9 @@ async def run_daemon(
         ConfigError: A certificate or the key-value file cannot be used.
         OSError: The address cannot be bound.
     """
+    from remoting.edge import TrioClock
+    from remoting.garbage import GarbageCollection
+
     configure_logs(form=log_form or ("text" if sys.stderr.isatty() else "json"), level=log_level)
     log = structlog.get_logger()
     for warning in resolved.warnings:
@@ -112,6 +115,7 @@ async def run_daemon(
         failed: ConfigError | OSError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
+            nursery.start_soon(GarbageCollection(TrioClock()).run)
             try:
                 await _serve(_with_descriptors(resolved.config))
             except (ConfigError, OSError) as error:

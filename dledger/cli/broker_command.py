@@ -154,6 +154,7 @@ async def serve_process(
         local_offset_ms,
         memory_bytes,
     )
+    from remoting.garbage import GarbageCollection
 
     configure_logs(
         form=log_form or ("text" if sys.stderr.isatty() else "json"),
@@ -174,6 +175,7 @@ async def serve_process(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, signals, stop, nursery.cancel_scope)
+            nursery.start_soon(GarbageCollection(TrioClock()).run)
             await serve_broker(
                 config,
                 clock=clock or TrioClock(),

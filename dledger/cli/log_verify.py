@@ -14,7 +14,8 @@ from commitlog.entry import record_sizes
 from commitlog.errors import CorruptEntryError, CorruptRecordError, CorruptStoreError
 from commitlog.mark import Mark
 from commitlog.record import decode_record
-from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
+from commitlog.shared_units import Tails, read_tails
+from commitlog.slot_file import newest_payload
 from commitlog.store_paths import StorePaths, parse_file_name
 from dledger.cli.log_walk import LogDamageError, LogEntry, Segment, open_segments, walk
 from dledger.cli.output import CliError, ExitCode
@@ -77,7 +78,7 @@ def verify_store(root: Path) -> StoreReport:
     report.clean_stop = not Path(paths.abort).exists()
     report.commit_index = _commit_index(Path(paths.commit_mark), report)
     _check_vote(Path(paths.vote), report)
-    queues = _Queues(Path(paths.consumequeue), report)
+    queues = _Queues(Path(paths.consumequeue), _shared_tails(paths.shared_units, report), report)
     try:
         segments = open_segments(Path(paths.commitlog))
         report.segments = len(segments)
@@ -116,14 +117,10 @@ def newest_slot(path: Path) -> bytes | None:
     """
     if not path.exists():
         return None
-    data = path.read_bytes()
-    slots = [decode_slot(data[at : at + SLOT_STRIDE_BYTES]) for at in (0, SLOT_STRIDE_BYTES)]
-    whole = [slot for slot in slots if slot is not None]
-    if not whole:
-        if not any(data):
-            return None
-        raise CorruptStoreError(f"{path}: neither slot is whole")
-    return max(whole)[1]
+    try:
+        return newest_payload(path.read_bytes())
+    except CorruptStoreError as error:
+        raise CorruptStoreError(f"{path}: {error}") from error
 
 
 def _commit_index(path: Path, report: StoreReport) -> int:
@@ -142,6 +139,14 @@ def _check_vote(path: Path, report: StoreReport) -> None:
             parse_term_vote(payload)
     except CorruptStoreError as error:
         report.problem(f"vote: {error}")
+
+
+def _shared_tails(folder: str, report: StoreReport) -> Tails:
+    try:
+        return read_tails(folder, lambda path: Path(path).read_bytes())
+    except CorruptStoreError as error:
+        report.problem(f"shared units: {error}")
+        return {}
 
 
 def _count(entry: LogEntry, report: StoreReport) -> None:
@@ -192,10 +197,11 @@ def _check_rest(segments: list[Segment], report: StoreReport) -> None:
 
 
 class _Queues:
-    """Compares the units that follow from the log with those in the queue files."""
+    """Compares the units that follow from the log with those in the files of queues."""
 
-    def __init__(self, folder: Path, report: StoreReport) -> None:
+    def __init__(self, folder: Path, shared: Tails, report: StoreReport) -> None:
         self._folder = folder
+        self._shared = shared
         self._report = report
         self._waiting: dict[tuple[str, int], list[Units]] = {}
         self._first: dict[tuple[str, int], int] = {}
@@ -246,10 +252,15 @@ class _Queues:
         expected = np.concatenate(waiting)
         topic, queue_id = key
         first = self._next[key] - len(expected)
-        if not (self._folder / topic).is_dir():
+        tail = self._shared.get(topic, {}).get(queue_id)
+        if tail is None and not (self._folder / topic).is_dir():
             self._absent.add(key)
             return
         found = read_units(self._folder / topic / str(queue_id), first, len(expected))
+        if tail is not None:
+            shared = np.frombuffer(tail.within(first, first + len(found)), UNIT_DTYPE)
+            place = max(tail.first - first, 0)
+            found[place : place + len(shared)] = shared
         written = (found["size"] != 0) & (found["size"] != FILLER_SIZE)
         differs = written & (
             (found["phy_offset"] != expected["phy_offset"]) | (found["size"] != expected["size"])

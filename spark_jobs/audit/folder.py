@@ -18,6 +18,7 @@ from commitlog.errors import ConfigError, CorruptStoreError
 from commitlog.extent import Extent, Truncation
 from commitlog.log_format import LogFormat, read_format
 from commitlog.mark import Anchor, Mark, load_anchor
+from commitlog.shared_units import Tails, read_tails
 from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
 from commitlog.store_paths import StorePaths, parse_file_name
 
@@ -52,6 +53,7 @@ class ReplicaFolder:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _mapped: dict[Path, memoryview] = field(default_factory=dict)
+    _tails: Tails | None = None
 
     @property
     def paths(self) -> StorePaths:
@@ -84,6 +86,22 @@ class ReplicaFolder:
                 found = EMPTY
             self._mapped[path] = found
         return found
+
+    @property
+    def shared_tails(self) -> Tails:
+        """Units that stand in no file of their queue, by topic and queue id."""
+        if self._tails is None:
+            self._tails = self._read_tails(attempts=3 if self.running else 1)
+        return self._tails
+
+    def _read_tails(self, attempts: int) -> Tails:
+        try:
+            return read_tails(self.paths.shared_units, lambda path: Path(path).read_bytes())
+        except CorruptStoreError as error:
+            if attempts > 1:  # a broker that runs has begun a new file meanwhile
+                return self._read_tails(attempts - 1)
+            self.problems.append(str(error))
+            return {}
 
     def forget(self) -> None:
         """Give mapped files back as soon as nobody looks at them."""

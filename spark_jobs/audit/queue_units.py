@@ -160,7 +160,31 @@ def stored_units(
         at = high
     if at < end:
         parts.append((None, at, np.zeros((end - at) // UNIT_BYTES, UNIT_DTYPE)))
-    return parts
+    return _with_shared(folder, topic, queue_id, parts)
+
+
+def _with_shared(
+    folder: ReplicaFolder,
+    topic: str,
+    queue_id: int,
+    parts: list[tuple[Path | None, int, Units]],
+) -> list[tuple[Path | None, int, Units]]:
+    """Put the units that stand in the shared file over what files of the queue have there."""
+    tail = folder.shared_tails.get(topic, {}).get(queue_id)
+    if tail is None:
+        return parts
+    mixed: list[tuple[Path | None, int, Units]] = []
+    for path, byte, units in parts:
+        first = byte // UNIT_BYTES
+        shared = np.frombuffer(tail.within(first, first + len(units)), UNIT_DTYPE)
+        at = max(tail.first - first, 0) if len(shared) else len(units)
+        pieces = (
+            (path, 0, units[:at]),
+            (Path(folder.paths.shared_units), at, shared),
+            (path, at + len(shared), units[at + len(shared) :]),
+        )
+        mixed += [(place, byte + n * UNIT_BYTES, part) for place, n, part in pieces if len(part)]
+    return mixed
 
 
 def place_of(folder: ReplicaFolder, topic: str, queue_id: int, offset: int) -> tuple[Path, int]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from commitlog.consume_queue import MAX_OPEN_FILES
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.record import encode_record, pack_host
@@ -160,6 +161,7 @@ def write_folder(
     clean: bool = True,
     floor: int = 0,
     tail: bytes = b"",
+    queue_files: int = MAX_OPEN_FILES,
 ) -> Path:
     """Write a replica's folder with the broker's own store and return it.
 
@@ -168,8 +170,10 @@ def write_folder(
         clean: Whether it stopped with a checkpoint and an exact extent.
         floor: Number of whole segments it has given up at the front.
         tail: Bytes behind the last entry, as a torn write leaves them; needs *clean* off.
+        queue_files: Consume queue files that may be open; units of other queues are shared.
     """
-    store = ReplicaStore(OsDisk(), settings(root), StateTables)
+    kept = replace(settings(root), queue_files_max=queue_files)
+    store = ReplicaStore(OsDisk(), kept, StateTables)
     commit = len(frames) if commit is None else commit
     for frame in frames:
         store.log.append(frame)
@@ -197,9 +201,13 @@ def write_folder(
     return root
 
 
-def write_group(root: Path, frames: Sequence[bytes], size: int = 3) -> list[Path]:
+def write_group(
+    root: Path, frames: Sequence[bytes], size: int = 3, *, queue_files: int = MAX_OPEN_FILES
+) -> list[Path]:
     """Write equal folders of *size* replicas."""
-    return [write_folder(root / f"n{number}", frames) for number in range(size)]
+    return [
+        write_folder(root / f"n{number}", frames, queue_files=queue_files) for number in range(size)
+    ]
 
 
 def flip(path: Path, byte: int, mask: int = 0x10) -> None:

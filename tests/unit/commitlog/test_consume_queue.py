@@ -195,12 +195,13 @@ class RecordingDisk(OsDisk):
 def test_a_flush_covers_every_file_written_since_the_last_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_queue, "WAITING_BYTES_MAX", 0)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
     disk = RecordingDisk()
     store = ConsumeQueueStore(disk, str(root), 10, max_open_files=1)
     for queue_id in range(3):
         store.queue("T1", queue_id).put(0, units(0, 2))
     disk.folders.clear()
+    disk.opened.clear()
     store.flush()
     assert disk.opened == [f"T1/{queue_id}/{0:020d}" for queue_id in range(3)]
     assert disk.folders == ["T1/0", "T1/1", "T1/2"]
@@ -213,9 +214,7 @@ def test_a_flush_covers_every_file_written_since_the_last_one(
 
 
 @pytest.mark.parametrize("flushed", [0, 1, 2])
-def test_units_wait_in_memory_while_as_many_files_are_open_as_may_be(
-    root: Path, flushed: int
-) -> None:
+def test_units_are_shared_while_as_many_files_are_open_as_may_be(root: Path, flushed: int) -> None:
     disk = RecordingDisk()
     store = ConsumeQueueStore(disk, str(root), 10, max_open_files=1)
     store.queue("T1", 0).put(0, units(0, 1))
@@ -239,28 +238,31 @@ def test_units_wait_in_memory_while_as_many_files_are_open_as_may_be(
     store.close()
     again = ConsumeQueueStore(OsDisk(), str(root), 10).queue("T2", 5)
     assert again.read(7, 7).tolist() == units(7, 7).tolist()
-    assert again.read(6, 1)["size"].tolist() == [FILLER_SIZE]
+    assert files(root) == [f"T1/0/{0:020d}"]
 
 
 @pytest.mark.parametrize("together", [0, 100])
-def test_many_files_flushed_together_survive_the_power(
+def test_many_queues_moved_into_files_survive_a_power_cut(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consume_queue, "FLUSH_TOGETHER", together)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 60 * UNIT_BYTES)
     disk = CrashDisk()
     store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)
-    for queue_id in range(9):
-        store.queue("T1", queue_id).put(0, units(queue_id, 3))
+    for queue_id in range(15):
+        store.queue("T1", queue_id).put(7, units(queue_id, 4))
     store.flush()
-    store.queue("T1", 5).put(3, units(3, 1))
+    store.queue("T1", 5).put(11, units(3, 1))
     store.flush()
+    assert store.shared_bytes == UNIT_BYTES, "the rest is in files"
     left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
-    for queue_id in range(9):
-        assert left.queue("T1", queue_id).read(0, 3).tolist() == units(queue_id, 3).tolist()
-    assert left.queue("T1", 5).read(3, 1).tolist() == units(3, 1).tolist()
+    for queue_id in range(15):
+        assert left.queue("T1", queue_id).read(7, 4).tolist() == units(queue_id, 4).tolist()
+        assert left.queue("T1", queue_id).read(6, 1)["size"].tolist() == [FILLER_SIZE]
+    assert left.queue("T1", 5).read(11, 1).tolist() == units(3, 1).tolist()
 
 
-def test_a_flush_that_failed_has_what_waited_in_the_next_one(root: Path) -> None:
+def test_a_flush_that_failed_leaves_its_units_to_the_next_one(root: Path) -> None:
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
     store.queue("T1", 0).put(0, units(0, 1))
     late = store.queue("T2", 0)
@@ -273,10 +275,10 @@ def test_a_flush_that_failed_has_what_waited_in_the_next_one(root: Path) -> None
     assert again.read(0, 4).tolist() == units(0, 4).tolist()
 
 
-def test_what_waits_is_bounded_and_written_over_at_will(
+def test_shared_units_are_bounded_and_written_over_at_will(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_queue, "WAITING_BYTES_MAX", 3 * UNIT_BYTES)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 3 * UNIT_BYTES)
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
     store.queue("T1", 0).put(0, units(0, 1))
     late = store.queue("T2", 0)

@@ -23,13 +23,15 @@ from dledger.cli.output import CliError
 SEGMENT_BYTES = 64 * 1024
 
 
-def write_store(root: Path, entries: int = 40, *, skip_unit_of: int | None = None) -> StorePaths:
+def write_store(
+    root: Path, entries: int = 40, *, skip_unit_of: int | None = None, queue_files: int = 200
+) -> StorePaths:
     """Write a cleanly stopped store: one no-op, then entries of ten messages over two queues."""
     disk = OsDisk()
     paths = StorePaths(str(root))
     disk.make_dir(str(root))
     log = EntryLog.open(disk, str(root), segment_bytes=SEGMENT_BYTES, trusted=None)
-    queues = ConsumeQueueStore(disk, paths.consumequeue)
+    queues = ConsumeQueueStore(disk, paths.consumequeue, max_open_files=queue_files)
     log.append(seal_no_op(1, 0, 0, 0, 0))
     offsets = {0: 0, 1: 0}
     for number in range(2, entries + 2):
@@ -80,6 +82,25 @@ def test_a_good_folder_is_good(tmp_path: Path) -> None:
     assert (report.last_index, report.commit_index, report.last_term) == (41, 41, 1)
     assert report.segments == 1 + report.end_position // SEGMENT_BYTES
     assert main(["log", "verify", str(tmp_path / "n0")]) == 0
+
+
+def test_shared_units_are_compared_with_the_log(tmp_path: Path) -> None:
+    paths = write_store(tmp_path / "n0", queue_files=1)
+    assert not Path(paths.consume_queue("T", 1)).exists() or not list(
+        Path(paths.consume_queue("T", 1)).iterdir()
+    )
+    report = verify_store(tmp_path / "n0")
+    assert (report.problems, report.units) == ([], 400)
+    (shared,) = (path for path in Path(paths.shared_units).iterdir() if path.name.isdecimal())
+    damage(shared, 400, b"\xff")
+    first = verify_store(tmp_path / "n0").problems[0]
+    assert first == f"shared units: {shared} is damaged at byte 0"
+
+
+def test_missing_shared_units_are_found(tmp_path: Path) -> None:
+    write_store(tmp_path / "n0", queue_files=1, skip_unit_of=41)
+    (problem,) = verify_store(tmp_path / "n0").problems
+    assert problem.endswith("10 units missing from offset 190 on")
 
 
 @pytest.mark.parametrize("at", [60, 300, 5_000, 40_000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -353,6 +354,20 @@ def test_the_same_damage_on_all_is_no_equality(tmp_path: Path) -> None:
     assert report.verdict == "parted"
     assert {(f.replica, f.index) for f in report.findings} == {(str(root), 13) for root in roots}
     assert all("no replica holds it whole" in f.detail for f in report.findings)
+
+
+def test_units_that_queues_share_are_compared(tmp_path: Path) -> None:
+    roots = write_group(tmp_path, LOG.frames, queue_files=1)
+    shared = roots[0] / "consumequeue.shared" / f"{1:020d}"
+    assert b"T" in shared.read_bytes()
+    assert audit(roots).verdict == "equal"
+    data = bytearray(shared.read_bytes())
+    length = int.from_bytes(data[4:8], "big")
+    data[12 + length - 3] ^= 1  # of the tags code in the last unit, with a checksum that fits
+    data[8:12] = zlib.crc32(data[12 : 12 + length]).to_bytes(4, "big")
+    shared.write_bytes(data)
+    (finding,) = audit(roots).findings
+    assert (finding.kind, finding.count) == (QUEUE_UNIT, 1)
 
 
 def test_missing_units_count_after_a_clean_stop_only(tmp_path: Path) -> None:
