@@ -166,8 +166,16 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
 async def _serve(config: NamesrvConfig) -> None:
     from commitlog.disk import OsDisk
     from namesrv.server import serve_namesrv
-    from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork, TrioClock, memory_bytes
+    from remoting.edge import (
+        AdaptiveExecutor,
+        SystemRng,
+        TcpNetwork,
+        TrioClock,
+        give_freed_memory_back,
+        memory_bytes,
+    )
 
+    give_freed_memory_back()
     await serve_namesrv(
         config,
         clock=TrioClock(),

@@ -5,6 +5,7 @@ The only module of this package that may touch time, randomness, sockets and thr
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import os
@@ -50,6 +51,13 @@ TRIAL_LIMIT_S: Final = 0.02
 RUNS_BETWEEN_TRIALS: Final = 32
 # One thread per kind: what one kind does (flushing one disk) gains nothing from two at a time.
 THREADS_PER_KIND: Final = 1
+
+LARGE_BLOCK_BYTES: Final = 128 * 1024
+"""glibc's own bound before it begins to move it: blocks from here on are mappings of their own."""
+
+# <malloc.h>
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 
 CGROUPS: Final = "/sys/fs/cgroup"
 OWN_CGROUPS: Final = "/proc/self/cgroup"
@@ -110,6 +118,21 @@ def _text_of(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def give_freed_memory_back() -> None:
+    """Have the C library return each freed block of 128 KiB or more to the machine, at once.
+
+    glibc raises that bound by itself up to 32 MiB: what one flood of large frames took stays with
+    the process, in pieces that the next one does not fit into. With the bound fixed a large block
+    costs its page faults each time, so this is for daemons that seldom have one. Elsewhere than
+    with glibc nothing happens.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is None:
+        return
+    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        set_option(option, LARGE_BLOCK_BYTES)
 
 
 def local_offset_ms(wall_ms: int) -> int:

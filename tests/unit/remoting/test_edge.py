@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -330,3 +333,40 @@ def test_missing_files_are_configuration_errors(tmp_path: Path) -> None:
         client_tls(ca_file=missing)
     with pytest.raises(ConfigError, match="enforcing"):
         server_tls("enforcing", cert_file=None, key_file=None)
+
+
+FLOOD = """
+import re
+from pathlib import Path
+from remoting.edge import give_freed_memory_back
+
+def resident_kib():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+if {bounded}:
+    give_freed_memory_back()
+# The first large block that is freed makes the library take later ones from its heap.
+first = bytearray(b"x") * (8 << 20)
+del first
+before = resident_kib()
+frames, small = [], []
+for _ in range(20):
+    frames.append(bytearray(b"x") * (1 << 20))
+    small.append(b"x" * 50_000)
+held = resident_kib() - before
+frames.clear()
+print(held, resident_kib() - before)
+"""
+
+
+def test_freed_large_blocks_go_back_to_the_machine() -> None:
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("another C library than glibc")
+    left = {}
+    for bounded in (True, False):
+        code = FLOOD.format(bounded=bounded)
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        held, left[bounded] = map(int, said.stdout.split())
+        assert held > 18 * 1024
+    assert left[True] < 3 * 1024
+    assert left[False] > 10 * 1024, "else this test shows nothing"
