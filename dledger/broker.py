@@ -692,6 +692,10 @@ def _table_limits(config: BrokerConfig) -> TableLimits:
         topics_per_group=broker.max_topics_per_group,
         clients=broker.max_clients,
         clients_per_group=broker.max_clients_per_group,
+        topics_per_account=broker.max_topics_per_account,
+        groups_per_account=broker.max_groups_per_account,
+        group_topics_per_account=broker.max_group_topics_per_account,
+        clients_per_account=broker.max_clients_per_account,
     )
 
 

@@ -233,6 +233,21 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
             ge=10,
         ),
     ] = 10_000
+    max_topics_per_account: Annotated[
+        int,
+        _about(
+            "With `acl_enable`: topics one account made that are there, as far as this leader saw"
+            " it. Administrators are not counted.",
+            ge=10,
+        ),
+    ] = 10_000
+    max_groups_per_account: Annotated[int, _about("Consumer groups, likewise.", ge=10)] = 5_000
+    max_group_topics_per_account: Annotated[
+        int, _about("Pairs of a consumer group and a topic with offsets, likewise.", ge=10)
+    ] = 50_000
+    max_clients_per_account: Annotated[
+        int, _about("Of `max_clients`, those connected as one account, likewise.", ge=10)
+    ] = 25_000
 
 
 class ServerTable(Struct, frozen=True, kw_only=True):

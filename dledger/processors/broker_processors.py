@@ -109,7 +109,9 @@ class BrokerProcessors:
             limits=limits,
         )
         clients: ClientTable[Connection] = ClientTable(limits)
-        offsets = OffsetCommits(group, clock, interval_s=offset_interval_s, limits=limits)
+        offsets = OffsetCommits(
+            group, clock, interval_s=offset_interval_s, limits=limits, shares=topics.shares
+        )
         locks = QueueLocks(group, topics, clock, lease_s=lock_lease_s)
         throughput = Throughput(clock, group.state)
         space = DiskSpace(disk_ratio, settings.disk_warning_ratio)

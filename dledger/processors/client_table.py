@@ -5,8 +5,9 @@ Not replicated: clients tell every broker themselves, again every 30 seconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from dledger.processors.subscription import SUB_ALL, TagCodes, codes_array, is_tag_type, parse_tags
@@ -34,6 +35,8 @@ class Client(Generic[ChannelT]):
     language: str
     version: int
     last_update: float = 0.0
+    account: str = ""
+    """Whose share of the clients it counts against; empty: nobody's."""
 
 
 @dataclass(slots=True)
@@ -107,6 +110,8 @@ class ClientTable(Generic[ChannelT]):
         self._limits = limits if limits is not None else TableLimits()
         # Clients, once for each group they are in.
         self._count = 0
+        # Of these, by account; no zeros.
+        self._of_account: Counter[str] = Counter()
         self._consumers: dict[str, ConsumerGroup[ChannelT]] = {}
         self._producers: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
         # Client id → what it is, over each connection that has a producer group.
@@ -148,8 +153,7 @@ class ClientTable(Generic[ChannelT]):
         """
         group = self._consumers.get(data.group_name)
         if group is None or client.channel not in group.clients:
-            self._limits.check_clients(self._count, 0 if group is None else len(group.clients))
-            self._count += 1
+            self._join(client, 0 if group is None else len(group.clients))
         if group is None:
             group = self._consumers[data.group_name] = ConsumerGroup(
                 data.group_name, data.consume_type, data.message_model, data.consume_from_where
@@ -161,7 +165,7 @@ class ClientTable(Generic[ChannelT]):
         changed = known is None or known.client_id != client.client_id
         if changed and known is None:
             changed = not group.has_client(client.client_id)
-        group.clients[client.channel] = client
+        group.clients[client.channel] = client if known is None else _counted_as(client, known)
         self._consumers_of.setdefault(client.channel, {})[data.group_name] = None
         return _update_subscriptions(group, data.subscription_data_set) or changed
 
@@ -173,15 +177,27 @@ class ClientTable(Generic[ChannelT]):
         """
         known = self._producers.get(group, {})
         if client.channel not in known:
-            self._limits.check_clients(self._count, len(known))
-            self._count += 1
+            self._join(client, len(known))
             self._producers[group] = known
         before = known.get(client.channel)
-        known[client.channel] = client
+        known[client.channel] = client if before is None else _counted_as(client, before)
         self._producers_of.setdefault(client.channel, {})[group] = None
         if before is not None and before.client_id != client.client_id:
             self._forget(before)
         self._by_id.setdefault(client.client_id, {})[client.channel] = client
+
+    def _join(self, client: Client[ChannelT], in_group: int) -> None:
+        self._limits.check_clients(self._count, in_group)
+        if client.account:
+            self._limits.check_clients_of_account(self._of_account[client.account])
+            self._of_account[client.account] += 1
+        self._count += 1
+
+    def _left(self, client: Client[ChannelT]) -> None:
+        self._count -= 1
+        if client.account:
+            self._of_account[client.account] -= 1
+            self._of_account += Counter()  # drops zeros
 
     def unregister_consumer(self, group_name: str, channel: ChannelT) -> bool:
         """Remove a client from a consumer group; tell whether others are left to rebalance.
@@ -193,7 +209,7 @@ class ClientTable(Generic[ChannelT]):
         if group is None or gone is None:
             return False
         _drop_group(self._consumers_of, channel, group_name)
-        self._count -= 1
+        self._left(gone)
         if not group.clients:
             del self._consumers[group_name]
             return False
@@ -206,7 +222,7 @@ class ClientTable(Generic[ChannelT]):
         if clients is None or gone is None:
             return
         _drop_group(self._producers_of, channel, group_name)
-        self._count -= 1
+        self._left(gone)
         if not clients:
             del self._producers[group_name]
         if channel not in self._producers_of:
@@ -240,6 +256,11 @@ class ClientTable(Generic[ChannelT]):
             for channel, client in clients.items():
                 newest[channel] = max(newest.get(channel, client.last_update), client.last_update)
         return {channel for channel, seen in newest.items() if seen < before}
+
+
+def _counted_as(client: Client[ChannelT], before: Client[ChannelT]) -> Client[ChannelT]:
+    """Return a client that goes on counting as the account it came as."""
+    return client if client.account == before.account else replace(client, account=before.account)
 
 
 def _drop_group(groups_of: dict[ChannelT, dict[str, None]], channel: ChannelT, name: str) -> None:

@@ -26,6 +26,7 @@ from dledger.services.table_limits import (
     SUBSCRIPTIONS_PER_GROUP,
 )
 from dledger.services.waiting import wait_for
+from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.processor import Handled
@@ -155,6 +156,7 @@ class ClientsProcessor:
             command.language,
             command.version,
             now,
+            limited_account(connection),
         )
         try:
             _check_names(data)

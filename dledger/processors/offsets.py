@@ -22,6 +22,7 @@ from dledger.processors.refusal import RefusedError, failed_proposal, not_leader
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import QueueLocks
+from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.command import RemotingCommand, response_to
@@ -175,7 +176,8 @@ class OffsetsProcessor:
                 f"queueId[{header.queue_id}] is illegal, {header.topic} has "
                 f"{config.queue_nums} queues",
             )
-        self._offsets.check_room(header.consumer_group, header.topic)
+        account = limited_account(connection)
+        self._offsets.check_room(header.consumer_group, header.topic, account)
         key = (header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         shows_token = check_lock_token(self._locks, command, key[:3])
         if command.ext.get("sync") not in (True, "true"):

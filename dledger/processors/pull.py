@@ -49,6 +49,7 @@ from dledger.services.throughput import Throughput
 from dledger.services.waiting import wait_for
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.topic_config import PERM_READ
+from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode
@@ -216,10 +217,10 @@ class PullProcessor:
         self._check_queue(topic, header.queue_id, leading)
         codes, wants = self._wanted(header)
         if leading and self._topics.subscription_group(group_name) is None:
-            self._known_groups.make_known(group_name)
+            self._known_groups.make_known(group_name, limited_account(connection))
         shows_token = check_lock_token(self._locks, command, (group_name, topic, header.queue_id))
         if header.sys_flag & FLAG_COMMIT_OFFSET and header.commit_offset >= 0 and leading:
-            self._offsets.check_room(group_name, topic)
+            self._offsets.check_room(group_name, topic, limited_account(connection))
             commit = (group_name, topic, header.queue_id, header.commit_offset)
             if shows_token:
                 self._offsets.commit_now(*commit, lambda _: None)

@@ -61,6 +61,7 @@ from dledger.state.names import RETRY_PREFIX, SCHEDULE_TOPIC
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, state_record
 from dledger.state.topic_config import PERM_WRITE, TopicConfig
+from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED, Handled
@@ -147,7 +148,7 @@ class SendProcessor:
                 return self._repeat(connection, command, header, first, sent)
         if self._space.is_full:
             raise self._space.full_error()
-        destination = self._destination(header, command)
+        destination = self._destination(header, command, limited_account(connection))
         timed: TimedSend | None = None
         if header.batch:
             records = self._encode_batch(connection, command, header, destination)
@@ -193,7 +194,9 @@ class SendProcessor:
             response.ext["transactionId"] = transaction_id
         return response
 
-    def _destination(self, header: SendMessageHeader, command: RemotingCommand) -> _Destination:
+    def _destination(
+        self, header: SendMessageHeader, command: RemotingCommand, account: str
+    ) -> _Destination:
         if not self._settings.broker_permission & PERM_WRITE:
             raise RefusedError(
                 Condition.NO_PERMISSION,
@@ -205,7 +208,7 @@ class SendProcessor:
         create: TopicConfig | None = None
         if config is None:
             config = create = self._topics.to_create(
-                topic, header.default_topic, header.default_topic_queue_nums
+                topic, header.default_topic, header.default_topic_queue_nums, account
             )
             if config is None:
                 raise RefusedError(

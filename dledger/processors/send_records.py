@@ -57,6 +57,7 @@ from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
 from dledger.state.topic_config import PERM_WRITE, TopicConfig
+from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED, Handled
@@ -137,11 +138,12 @@ class SendRecordsProcessor:
                 return self._repeat(connection, command, first, runs, records, sizes)
         if self._space.is_full:
             raise self._space.full_error()
+        account = limited_account(connection)
         create: dict[str, TopicConfig] = {}
         refused: dict[int, RefusedError] = {}
         for number, run in enumerate(runs):
             try:
-                self._check_run(run, default_queue_nums, create)
+                self._check_run(run, default_queue_nums, create, account)
             except RefusedError as error:
                 refused[number] = error
         if _may_be_marked(records, runs):
@@ -228,12 +230,14 @@ class SendRecordsProcessor:
 
         return tell
 
-    def _check_run(self, run: Run, default_queue_nums: int, create: dict[str, TopicConfig]) -> None:
+    def _check_run(
+        self, run: Run, default_queue_nums: int, create: dict[str, TopicConfig], account: str
+    ) -> None:
         config = create.get(run.topic) or self._topics.config(run.topic)
         check_sendable(run.topic)
         if config is None:
             config = self._topics.to_create(
-                run.topic, AUTO_CREATE_TOPIC_KEY_TOPIC, default_queue_nums
+                run.topic, AUTO_CREATE_TOPIC_KEY_TOPIC, default_queue_nums, account
             )
             if config is None:
                 raise RefusedError(

@@ -24,18 +24,21 @@ class KnownGroups:
         self._group = group
         self._topics = topics
 
-    def make_known(self, name: str) -> None:
+    def make_known(self, name: str, account: str = "") -> None:
         """Propose what is missing of a consumer group; does nothing where this node is no leader.
 
         What cannot be proposed now is tried again with the next use; until then the group works
         with defaults.
+
+        Args:
+            account: The group counts as this one's; empty: as nobody's.
         """
         if self._group.leadership is None:
             return
         changes: list[StateChange] = []
         notes: list[OnDone] = []
         try:
-            group_change = self._topics.group_to_create(name)
+            group_change = self._topics.group_to_create(name, account)
             if group_change is not None:
                 changes.append(group_change)
             topic_change = self._topics.retry_topic_to_create(name)

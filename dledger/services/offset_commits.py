@@ -16,6 +16,7 @@ import trio
 from commitlog.errors import DiskFullError
 from dledger.errors import NotLeaderError, PendingFullError
 from dledger.group_api import BrokerGroup, Proposed
+from dledger.services.account_shares import AccountShares, Made
 from dledger.services.table_limits import TableLimits
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
 from remoting.seams import Clock
@@ -57,9 +58,11 @@ class OffsetCommits:
         *,
         interval_s: float = 1.0,
         limits: TableLimits | None = None,
+        shares: AccountShares | None = None,
     ) -> None:
         self._group = group
         self._limits = limits if limits is not None else TableLimits()
+        self._shares = shares if shares is not None else AccountShares(group, self._limits)
         self._clock = clock
         self.interval_s = interval_s
         self._dirty: dict[OffsetSlot, int] = {}
@@ -82,16 +85,20 @@ class OffsetCommits:
                 del self._in_flight[slot]
         return self._group.state.consumer_offset(group, topic, queue_id)
 
-    def check_room(self, group: str, topic: str) -> None:
+    def check_room(self, group: str, topic: str, account: str = "") -> None:
         """Let a consumer group have offsets in a topic.
 
+        Args:
+            account: They count as this one's; empty: as nobody's.
         Raises:
-            TableFullError: It has none there, and there are as many as may be; nothing was stored.
+            TableFullError: It has none there, and there are as many as may be, or as the account
+                may make; nothing was stored.
         """
         state = self._group.state
         if (group, topic) not in state.consumer_offsets:
             of_group = len(state.topics_of.get(group, ()))
             self._limits.check_group_topics(len(state.consumer_offsets), of_group)
+            self._shares.make(Made.GROUP_TOPIC, account, group, topic)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Take an offset for the next flush."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.services.account_shares import AccountShares, Made
 from dledger.services.table_limits import TableLimits
 from dledger.state.names import DLQ_PREFIX, RETRY_PREFIX
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange
@@ -120,6 +121,7 @@ class TopicView:
     ) -> None:
         self._group = group
         self.limits = limits if limits is not None else TableLimits()
+        self.shares = AccountShares(group, self.limits)
         self.auto_create_topic_enable = auto_create_topic_enable
         self.auto_create_group_enable = auto_create_group_enable
         self.pending: PendingConfigs[TopicConfig] = PendingConfigs(group, self._applied_topic)
@@ -159,20 +161,23 @@ class TopicView:
         return self.pending.is_deleting(topic)
 
     def to_create(
-        self, topic: str, default_topic: str, default_topic_queue_nums: int
+        self, topic: str, default_topic: str, default_topic_queue_nums: int, account: str = ""
     ) -> TopicConfig | None:
         """Return the configuration a missing topic gets at its first send, or None for refusal.
 
         ``%RETRY%`` and ``%DLQ%`` topics get one queue. Others inherit from *default_topic* when
         that exists with the inherit permission.
 
+        Args:
+            account: It counts as this one's; empty: as nobody's.
         Raises:
-            TableFullError: There are as many topics as may be.
+            TableFullError: There are as many topics as may be, or as the account may make.
         """
         if self.is_deleting(topic):
             return None
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             self.check_room()
+            self.shares.make(Made.TOPIC, account, topic)
             return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
         if not self.auto_create_topic_enable:
             return None
@@ -180,6 +185,7 @@ class TopicView:
         if default is None or not default.inherited:
             return None
         self.check_room()
+        self.shares.make(Made.TOPIC, account, topic)
         queues = max(1, min(default_topic_queue_nums, default.write_queue_nums))
         return TopicConfig(
             topic,
@@ -200,15 +206,18 @@ class TopicView:
             return SubscriptionGroupConfig(group)
         return known
 
-    def group_to_create(self, group: str) -> SubscriptionGroupsChange | None:
+    def group_to_create(self, group: str, account: str = "") -> SubscriptionGroupsChange | None:
         """Return the change that makes a consumer group known; None if it is, or may not be.
 
+        Args:
+            account: As `to_create`.
         Raises:
-            TableFullError: There are as many groups as may be.
+            TableFullError: There are as many groups as may be, or as the account may make.
         """
         if not self.auto_create_group_enable or self.subscription_group(group) is not None:
             return None
         self.check_room_for_groups()
+        self.shares.make(Made.GROUP, account, group)
         return SubscriptionGroupsChange(put=(SubscriptionGroupConfig(group),))
 
     def retry_topic_to_create(self, group: str) -> TopicsChange | None:

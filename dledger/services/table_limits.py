@@ -33,6 +33,10 @@ class TableLimits:
         topics_per_group: Of these, pairs of one group.
         clients: Connected clients; one counts once for each group it is in.
         clients_per_group: Of these, clients of one group.
+        topics_per_account: Of the topics, those one account made; see `AccountShares`.
+        groups_per_account: Likewise of the groups.
+        group_topics_per_account: Likewise of the pairs of a group and a topic.
+        clients_per_account: Of the clients, those connected as one account.
     """
 
     topics: int = 50_000
@@ -41,6 +45,10 @@ class TableLimits:
     topics_per_group: int = 20_000
     clients: int = 100_000
     clients_per_group: int = 10_000
+    topics_per_account: int = 10_000
+    groups_per_account: int = 5_000
+    group_topics_per_account: int = 50_000
+    clients_per_account: int = 25_000
 
     def check_topics(self, there: int, more: int = 1) -> None:
         """Let *more* topics be made where *there* are so many.
@@ -83,6 +91,44 @@ class TableLimits:
             self.clients_per_group,
             "clients of this group",
             "max_clients_per_group",
+            "close clients",
+        )
+
+    def check_topics_of_account(self, made: int) -> None:
+        """Let an account make one more topic; as `check_topics`."""
+        limit = self.topics_per_account
+        _check(made, 1, limit, "topics of this account", "max_topics_per_account", "delete topics")
+
+    def check_groups_of_account(self, made: int) -> None:
+        """Let an account make one more consumer group; as `check_topics`."""
+        _check(
+            made,
+            1,
+            self.groups_per_account,
+            "consumer groups of this account",
+            "max_groups_per_account",
+            "delete groups",
+        )
+
+    def check_group_topics_of_account(self, made: int) -> None:
+        """Let an account commit an offset where a group has none; as `check_topics`."""
+        _check(
+            made,
+            1,
+            self.group_topics_per_account,
+            "topics with offsets of groups, made by this account,",
+            "max_group_topics_per_account",
+            "delete groups with their offsets",
+        )
+
+    def check_clients_of_account(self, there: int) -> None:
+        """Let an account's client join a group; as `check_topics`."""
+        _check(
+            there,
+            1,
+            self.clients_per_account,
+            "clients of this account",
+            "max_clients_per_account",
             "close clients",
         )
 

@@ -51,6 +51,9 @@ _FRESHNESS: Final = "signature freshness"
 _ADMITTED: Final = "admitted account"
 """Attribute of a connection: whose rights counted for the request that is handled now."""
 
+_LIMITED: Final = "limited account"
+"""Attribute of a connection: the same, empty where it is an administrator's."""
+
 _log = get_logger(__name__)
 
 
@@ -61,6 +64,15 @@ def admitted_account(connection: Connection) -> str:
     named no account.
     """
     account: str = connection.attributes.get(_ADMITTED, "")
+    return account
+
+
+def limited_account(connection: Connection) -> str:
+    """Return the account that answers for what the request makes; as `admitted_account`.
+
+    Empty: also for an administrator, who makes things for others.
+    """
+    account: str = connection.attributes.get(_LIMITED, "")
     return account
 
 
@@ -123,6 +135,7 @@ class AccessGate:
     def _admit(self, connection: Connection, command: RemotingCommand, rule: Rule) -> None:
         account = self._account(connection, command)
         connection.attributes[_ADMITTED] = account.access_key
+        connection.attributes[_LIMITED] = "" if account.is_admin else account.access_key
         if rule.admin and not account.is_admin:
             raise AccessRefusedError(
                 f"Need admin permission for request code={command.code},"

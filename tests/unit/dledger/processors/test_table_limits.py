@@ -12,11 +12,18 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import (
     CreateTopicHeader,
+    PullMessageHeader,
     SendMessageHeader,
     UpdateConsumerOffsetHeader,
 )
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+
+SUBSCRIBES = 4
+"""Flag of a pull that brings its subscription."""
+
+LIMITED = "limited account"
+"""What the gate notes on a connection."""
 
 LIMITS = TableLimits(
     topics=3, groups=2, group_topics=3, topics_per_group=2, clients=4, clients_per_group=3
@@ -34,14 +41,28 @@ def create(broker: Broker, topic: str) -> RemotingCommand:
     return broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "order": "false"})
 
 
-def send(broker: Broker, topic: str) -> RemotingCommand:
+def send(broker: Broker, topic: str, connection: FakeConnection | None = None) -> RemotingCommand:
     header = SendMessageHeader("p", topic, "TBW102", 1, 0, 0, 1, 0, "")
-    return broker.call(RequestCode.SEND_MESSAGE, header.encode(), b"body")
+    return broker.call(RequestCode.SEND_MESSAGE, header.encode(), b"body", connection=connection)
 
 
-def commit(broker: Broker, group: str, topic: str, offset: int = 1) -> RemotingCommand:
+def commit(
+    broker: Broker,
+    group: str,
+    topic: str,
+    offset: int = 1,
+    connection: FakeConnection | None = None,
+) -> RemotingCommand:
     header = UpdateConsumerOffsetHeader(group, topic, 0, offset)
-    return broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**header.encode(), "sync": "true"})
+    ext = {**header.encode(), "sync": "true"}
+    return broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext, connection=connection)
+
+
+def pull(broker: Broker, group: str, connection: FakeConnection) -> RemotingCommand:
+    header = PullMessageHeader(group, "T", 0, 0, 32, SUBSCRIBES, 0, 0, 0, subscription="*")
+    answer = broker.call(RequestCode.PULL_MESSAGE, header.encode(), connection=connection)
+    broker.group.settle()
+    return answer
 
 
 def beat(broker: Broker, connection: FakeConnection, *groups: str) -> RemotingCommand:
@@ -137,6 +158,73 @@ def test_producers_count_as_clients(broker: Broker) -> None:
     assert_refused(produce(second, "p", "q"), "max_clients")
     first.close()
     assert produce(second, "p", "q").code == 0
+
+
+# ------------------------------------------------------------------------------ of an account
+
+OF_ACCOUNT = TableLimits(
+    topics_per_account=2, groups_per_account=1, group_topics_per_account=2, clients_per_account=3
+)
+
+
+def connected_as(account: str) -> FakeConnection:
+    """Return the connection of a client whose requests an account answers for."""
+    return FakeConnection(attributes={LIMITED: account})
+
+
+@pytest.fixture
+def checking(group: FakeGroup, clock: ManualClock) -> Broker:
+    return Broker(group, clock, limits=OF_ACCOUNT)
+
+
+def test_an_account_makes_so_many_topics_and_others_theirs(checking: Broker) -> None:
+    broker, orders = checking, connected_as("orders")
+    assert [send(broker, f"T{number}", orders).code for number in range(2)] == [0, 0]
+    before = broker.group.log.last_index
+    assert_refused(send(broker, "T2", orders), "max_topics_per_account")
+    assert broker.group.log.last_index == before
+    assert send(broker, "T1", orders).code == 0, "it is there"
+    assert send(broker, "T2", connected_as("billing")).code == 0
+    assert [send(broker, f"N{number}").code for number in range(3)] == [0, 0, 0], "no account"
+    assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T0"}).code == 0
+    assert send(broker, "T3", connected_as("orders")).code == 0, "a deleted one is not counted"
+    assert_refused(send(broker, "T4", orders), "max_topics_per_account")
+
+
+def test_a_group_too_many_of_an_account_works_with_defaults(checking: Broker) -> None:
+    broker, orders = checking, connected_as("orders")
+    broker.make_topic("T", 1)
+    for name in ("g0", "g1", "g0", "g1"):
+        assert pull(broker, name, orders).code in (0, 19, 20)
+    assert pull(broker, "h0", connected_as("billing")).code in (0, 19, 20)
+    assert set(broker.group.state.subscription_groups) == {"g0", "h0"}
+
+
+def test_offsets_of_an_account_are_bounded_over_its_groups(checking: Broker) -> None:
+    broker, orders = checking, connected_as("orders")
+    for number in range(3):
+        create(broker, f"T{number}")
+    assert commit(broker, "g", "T0", 1, orders).code == 0
+    assert commit(broker, "h", "T0", 1, orders).code == 0
+    assert_refused(commit(broker, "h", "T1", 1, orders), "max_group_topics_per_account")
+    assert commit(broker, "g", "T0", 2, orders).code == 0, "it has offsets there"
+    assert commit(broker, "h", "T1", 1, connected_as("billing")).code == 0
+    assert commit(broker, "i", "T2", 1).code == 0, "no account"
+
+
+def test_clients_of_an_account_are_bounded_and_their_places_come_back(checking: Broker) -> None:
+    broker = checking
+    clients = [connected_as("orders") for _ in range(4)]
+    assert [beat(broker, one, "g").code for one in clients[:3]] == [0, 0, 0]
+    assert_refused(beat(broker, clients[3], "g"), "max_clients_per_account")
+    assert beat(broker, clients[0], "g").code == 0, "it is in the group"
+    assert beat(broker, connected_as("billing"), "g").code == 0
+    assert beat(broker, FakeConnection(), "g").code == 0, "no account"
+    clients[0].attributes[LIMITED] = "billing"
+    assert beat(broker, clients[0], "g").code == 0
+    clients[0].close()
+    assert beat(broker, clients[3], "g").code == 0
+    assert_refused(beat(broker, connected_as("orders"), "g"), "max_clients_per_account")
 
 
 def test_defaults_hold_what_large_clusters_have() -> None:

@@ -13,7 +13,7 @@ import structlog.testing
 from commitlog.disk import OsDisk
 from remoting.access.account_store import AccountStore
 from remoting.access.accounts import Permission, Right
-from remoting.access.gate import AccessGate, admitted_account
+from remoting.access.gate import AccessGate, admitted_account, limited_account
 from remoting.access.rules import ADMIN, SIGNED, Rule
 from remoting.errors import AccessRefusedError, BadRequestError
 from remoting.processor import Limiter, ProcessorTable
@@ -98,6 +98,20 @@ PREFIX = "org.apache.rocketmq.acl.common.AclException: "
 def test_a_signed_request_reaches_its_handler(gate: AccessGate) -> None:
     command = signed(FREE, "producer-1")
     assert called(gate, command) == ("", [command])
+
+
+def test_an_account_answers_for_what_it_makes_an_administrator_does_not(gate: AccessGate) -> None:
+    found = {}
+
+    def handler(connection: Any, asked: RemotingCommand) -> RemotingCommand:
+        found[asked.ext["AccessKey"]] = (admitted_account(connection), limited_account(connection))
+        return response_to(asked)
+
+    connection: Any = SimpleNamespace(peer_address=("10.1.1.1", 1), attributes={})
+    guarded = gate.guard(FREE, handler)
+    for who in ("producer-1", "admin-1"):
+        guarded(connection, signed(FREE, who))
+    assert found == {"producer-1": ("producer-1", "producer-1"), "admin-1": ("admin-1", "")}
 
 
 @pytest.mark.parametrize(
