@@ -2,24 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from jepsen_like.checkers import push_group
-from jepsen_like.checkers.verdict import Verdict, checked
+from jepsen_like.checkers import consumer_offsets, delayed, push_group
+from jepsen_like.checkers.all_checks import Settings, check_source
+from jepsen_like.checkers.kernel.source import Source
+from jepsen_like.checkers.verdict import Verdict, Violation, checked, digest_of, merge
 from jepsen_like.history.parquet import FOLDER, SUMMARY, Ingested, ingest, read_summary
 from jepsen_like.history.run_files import PUSH_RECORD
 from jepsen_like.plans.plan import Plan, decode_plan
-from jepsen_like.plans.promised import promised
-from spark_jobs.checks.everything import Settings, check_source
-from spark_jobs.checks.outcome import Outcome, outcome_of
-from spark_jobs.checks.source import Source
+from jepsen_like.plans.promised import has_delayed_messages, promised
 
-Engine = Literal["local", "spark", "windows"]
+Engine = Literal["local", "spark"]
 NO_END: Final = "the run did not end: it has no result.json"
+
+
+class Outcome(msgspec.Struct):
+    """The answer of `dledger check`.
+
+    Attributes:
+        verdict: valid, invalid or unknown.
+        reason: Why it is unknown.
+        operations: Rows that were judged.
+        anomalies: One object each: checker, name, where, what, witnesses.
+        seconds: How long it took.
+        digest: Of everything found; equal for every engine and every split.
+        verdicts: One per checker.
+    """
+
+    verdict: str
+    reason: str
+    operations: int
+    anomalies: list[dict[str, Any]]
+    seconds: float
+    digest: str
+    verdicts: list[Verdict]
+
+
+def outcome_of(
+    verdicts: Sequence[Verdict],
+    kept: Sequence[Verdict],
+    counts: Ingested,
+    plan: Plan | None,
+    seconds: float,
+) -> Outcome:
+    """Return the answer.
+
+    Args:
+        verdicts: Of the checks.
+        kept: Verdicts of the run itself, which no history holds.
+        counts: What became of the records; those that could not be read make it no pass.
+        plan: Of the run, where there was one.
+        seconds: How long it took.
+    """
+    every = [*kept, *verdicts]
+    if counts.lost_records:
+        reason = f"{counts.lost_records} records of the history could not be read"
+        every.append(Verdict("ingest", "unknown", reason=reason))
+    workload = None if plan is None else plan.workload
+    has_delayed = workload is not None and has_delayed_messages(workload)
+    left_out = {
+        delayed.NAME: not has_delayed,
+        consumer_offsets.NAME: workload is None or not workload.consumers,
+    }
+    merged = merge(
+        verdict
+        for verdict in every
+        if not (verdict.validity == "unknown" and left_out.get(verdict.checker))
+    )
+    return Outcome(
+        merged.validity,
+        merged.reason,
+        counts.ops,
+        [_anomaly(violation) for violation in merged.violations],
+        round(seconds, 3),
+        digest_of(verdicts),
+        every,
+    )
+
+
+def _anomaly(violation: Violation) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(violation)
+    return row
 
 
 def judge_run(
@@ -28,7 +96,7 @@ def judge_run(
     now_s: Callable[[], float],
     *,
     master: str = "",
-    tell: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
     on_rows: Callable[[int], object] = lambda _: None,
     late_max_ns: int | None = None,
 ) -> Outcome:
@@ -38,11 +106,11 @@ def judge_run(
 
     Args:
         folder: A run, or a folder of tables.
-        engine: local: numpy in this process, without a JVM; windows: see `WindowsSource`.
+        engine: local: numpy in this process, without a JVM; spark: a task for each queue.
         now_s: Seconds of any clock that only goes forward.
         master: Of Spark; empty: this machine.
-        tell: Told what is looked at now.
-        on_rows: Told how many rows were judged, by the local engine.
+        report: Called with what is judged now.
+        on_rows: Called with the number of rows judged, by the local engine.
         late_max_ns: How late a delayed message may come, which no plan says; None: any.
 
     Raises:
@@ -52,11 +120,11 @@ def judge_run(
         OSError: A file cannot be read or written.
     """
     begin_s = now_s()
-    parquet = tables_of(folder, tell)
+    parquet = tables_of(folder, report)
     counts = read_summary(parquet)
     plan = plan_of(folder, counts)
     settings = settings_of(folder, plan, late_max_ns)
-    verdicts = check_source(_source(parquet, engine, master, on_rows), settings, tell)
+    verdicts = check_source(_source(parquet, engine, master, on_rows), settings, report)
     verdicts += push_groups(parquet)
     kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
     return outcome_of(verdicts, kept, counts, plan, now_s() - begin_s)
@@ -70,15 +138,10 @@ def _source(parquet: Path, engine: Engine, master: str, on_rows: Callable[[int],
     from spark_jobs.engines.session import open_session
     from spark_jobs.engines.spark import SparkSource
 
-    session = open_session(master)
-    if engine == "windows":
-        from spark_jobs.engines.windows_source import WindowsSource
-
-        return WindowsSource(session, str(parquet.resolve()))
-    return SparkSource(session, str(parquet.resolve()))
+    return SparkSource(open_session(master), str(parquet.resolve()))
 
 
-def tables_of(folder: Path, tell: Callable[[str], object] = lambda _: None) -> Path:
+def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:
     """Return the folder of tables of a run; make them where they are not whole.
 
     Raises:
@@ -88,7 +151,7 @@ def tables_of(folder: Path, tell: Callable[[str], object] = lambda _: None) -> P
         return folder
     parquet = folder / FOLDER
     if not (parquet / SUMMARY).is_file() or is_older(parquet, folder / "history"):
-        tell("records become tables")
+        report("records become tables")
         ingest(folder)
     return parquet
 
@@ -134,10 +197,10 @@ def push_groups(parquet: Path) -> list[Verdict]:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Return what a run said of itself when it was over; nothing if it did not end."""
+    """Return the result that a run left; nothing if it did not end."""
     path = folder / "result.json"
-    told: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
-    return told
+    result: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    return result
 
 
 def kept_verdicts(folder: Path, judged: set[str]) -> list[Verdict]:

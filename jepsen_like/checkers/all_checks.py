@@ -1,6 +1,18 @@
-"""Every checker over one history."""
+"""The one list of checks, and all of them over one source: the same verdicts, the same digest.
+
+A source is an engine over tables, or the rows of a history in memory. The log of each queue, the
+multiset algebra, replicas, committed offsets and what is given back are judged in columns; the
+other promises row by row, over the rows that they look at.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
 
 from jepsen_like.checkers import (
     batches,
@@ -17,8 +29,78 @@ from jepsen_like.checkers import (
     total_queue,
     transactions,
 )
-from jepsen_like.checkers.verdict import Verdict, checked
-from jepsen_like.history.operation import F, History
+from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, transactions_of
+from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
+from jepsen_like.checkers.kernel.home import Home
+from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
+from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
+from jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
+from jepsen_like.history.columns import EVENTS, OPS, NodeKind, history_of, operations_of, table_of
+from jepsen_like.history.operation import (
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaRead,
+    ReplicaState,
+    RunHeader,
+)
+
+ROWS_MAX: Final = 3_000_000
+"""Rows that a check which cannot be split may want; about 3 GB as objects."""
+ROW_WISE: Final = tuple(
+    int(f)
+    for f in (
+        F.COMMIT,
+        F.FETCH_COMMIT,
+        F.LOCK,
+        F.UNLOCK,
+        F.HALF,
+        F.END_TRANSACTION,
+        F.CHECK,
+        F.RECALL,
+    )
+)
+REST: Final = Want(
+    among=(("f", ROW_WISE),),
+    other_than=(("token", NOTHING), ("due_ns", NOTHING), ("group", "")),
+)
+"""All that is judged row by row, but for what pulls found."""
+SHARED: Final = Want(other_than=(("parent_op_id", "op_id"),))
+"""Rows that are not their own logical operation: later attempts, messages of a batch."""
+_RETRIES: Final = tuple(int(f) for f in sorted(retries.OPERATIONS))
+GIVEN_BACK: Final = Want((("f", _RETRIES),))
+"""What consumers gave back, and what was found of it."""
+SENDS: Final = Want((("f", (int(F.SEND),)),))
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the run promised.
+
+    Attributes:
+        settled: Faults were over, everything was drained and every replica read; None: if a replica
+            was read.
+        clock_error_ns: How far a broker's clock may have been ahead.
+        lease_ns: How long brokers let the lock of a queue last.
+        check_interval_ns: How long after the decision of a transaction a check may still arrive.
+        checks_max: How often a producer may be asked about one transaction.
+        immunity_ns: For how long a half message is not asked about.
+        late_max_ns: How late a delayed message may come, time without a leader included; None: as
+            late as it likes.
+        idempotent: Producers are idempotent: what each sends stays in order.
+        rows_max: Rows that a check which cannot be split may want.
+    """
+
+    settled: bool | None = None
+    clock_error_ns: int = 0
+    lease_ns: int = locks.LEASE_NS
+    check_interval_ns: int = transactions.CHECK_INTERVAL_NS
+    checks_max: int = transactions.CHECKS_MAX
+    immunity_ns: int = 0
+    late_max_ns: int | None = None
+    idempotent: bool = False
+    rows_max: int = ROWS_MAX
 
 
 def check_everything(
@@ -33,68 +115,334 @@ def check_everything(
     late_max_ns: int | None = None,
     idempotent: bool = False,
 ) -> list[Verdict]:
+    """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
+
+    A history with a number that no column can hold is unknown, with that reason.
+    """
+    settings = Settings(
+        settled,
+        clock_error_ns,
+        lease_ns,
+        check_interval_ns,
+        checks_max,
+        immunity_ns,
+        late_max_ns,
+        idempotent,
+    )
+    try:
+        source = MemorySource(history)
+    except (OverflowError, ValueError, TypeError) as error:
+        return [Verdict("rows", "unknown", reason=f"{type(error).__name__}: {error}")]
+    return check_source(source, settings)
+
+
+def check_source(
+    source: Source,
+    settings: Settings | None = None,
+    progress: Callable[[str], object] = lambda _: None,
+) -> list[Verdict]:
     """Return one verdict per checker.
 
-    Batches, polls, locks and transactions are judged only where a history has such operations:
-    there is no verdict of theirs otherwise, as there was nothing to promise.
+    A checker of operations that a history does not have gives no verdict: nothing was promised.
 
     Args:
-        settled: Faults were over, everything was drained and every replica read.
-        clock_error_ns: How far a broker's clock may have been ahead.
-        lease_ns: How long brokers let the lock of a queue last.
-        check_interval_ns: How long after the decision of a transaction a check may still arrive.
-        checks_max: How often a producer may be asked about one transaction.
-        immunity_ns: For how long a half message is not asked about.
-        late_max_ns: How late a delayed message may come, time without a leader included; None: as
-            late as it likes.
-        idempotent: Producers are idempotent: what each sends stays in order.
+        progress: Called with what is judged now.
     """
-    operations = history.operations
-    verdicts = [
-        checked(queue_log.NAME, lambda: queue_log.check_history(operations)),
-        checked(consumer_offsets.NAME, lambda: consumer_offsets.check_history(operations)),
-        checked(
-            delayed.NAME,
-            lambda: delayed.check_history(
-                history, clock_error_ns=clock_error_ns, drained=settled, late_max_ns=late_max_ns
-            ),
-        ),
-        checked(replicas.NAME, lambda: replicas.check_history(history, settled=settled)),
-    ]
-    if batches.batches_of(operations):
-        verdicts.append(checked(batches.NAME, lambda: batches.check_history(history)))
-    if polls.polls_of(operations):
-        verdicts.append(checked(polls.NAME, lambda: polls.check_history(operations)))
-    if any(op.f in retries.OPERATIONS for op in operations):
-        verdicts.append(
-            checked(retries.NAME, lambda: retries.check_history(operations, drained=settled))
-        )
-    if any(op.f in locks.OPERATIONS for op in operations):
-        verdicts.append(
-            checked(
-                locks.NAME,
-                lambda: locks.check_history(
-                    operations, lease_ns=lease_ns, clock_error_ns=clock_error_ns
-                ),
+    return _Check(source, settings or Settings(), progress).run()
+
+
+class _Check:
+    def __init__(
+        self, source: Source, settings: Settings, progress: Callable[[str], object]
+    ) -> None:
+        self.source = source
+        self.settings = settings
+        self.progress = progress
+        rows = source.nodes().to_pylist()
+        reads = [row for row in rows if row["kind"] == NodeKind.READ]
+        self.heads = [
+            ReplicaRead(row["at_ns"], row["node"], row["topic"], row["queue"], row["min_off"], ())
+            for row in reads
+        ]
+        self.messages = sum(row["cnt"] for row in reads)
+        self.states = [
+            ReplicaState(
+                row["at_ns"], row["node"], row["applied_index"], row["chain"] % (1 << 64),
+                row["tables"],
             )
+            for row in rows
+            if row["kind"] == NodeKind.STATE
+        ]  # fmt: skip
+        self.replicas = replicas_of(self.heads)
+        self.settled = bool(self.heads) if settings.settled is None else settings.settled
+        self.rest: list[Operation] = []
+        self.offsets = OPS.empty_table()
+        self.appends: dict[Queue, tuple[Operation, ...]] = {}
+        self.reports: list[QueueReport] = []
+
+    def run(self) -> list[Verdict]:
+        """Judge everything; a check that breaks is unknown, with its reason."""
+        self.source.prepare((REST, SHARED, GIVEN_BACK, filters.PULLS))
+        self.progress("operations")
+        read = checked("rows", self._read)
+        if not read.is_valid:
+            return [read]
+        for one in transactions_of(self.rest).values():
+            op = one.as_append()
+            if op is not None and op.topic and op.queue != NOTHING:
+                queue = (op.topic, op.queue)
+                self.appends[queue] = (*self.appends.get(queue, ()), op)
+        self.progress("queues")
+        reports = self.source.queues(self.appends, self.replicas)
+        self.reports = sorted(reports, key=lambda report: report.key)
+        verdicts = (_verdict(name, check, self) for name, check in CHECKS.items())
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _read(self) -> Verdict:
+        """Read all rows that are judged row by row, but for what pulls found.
+
+        Commits and reads of offsets are judged in columns, unless a subscribed consumer polled;
+        what was given back always is.
+        """
+        rows = self.source.ops(REST, self.settings.rows_max)
+        f = rows.column("f").to_numpy()
+        of_offsets = (f == F.COMMIT) | (f == F.FETCH_COMMIT)
+        self.offsets = rows.filter(pa.array(of_offsets))
+        plain = np.isin(f, _RETRIES)
+        if not (f == F.PULL).any():
+            plain |= of_offsets & (rows.column("token").to_numpy() == NOTHING)
+        rows = rows.filter(pa.array(~plain))
+        self.rest = operations_of(rows, self.source.obs(Want(), 0))
+        return Verdict("rows", "valid")
+
+    # -- in columns ------------------------------------------------------------------------
+
+    def queue_log(self) -> Verdict:
+        judged = [
+            report
+            for report in self.reports
+            if report.topic not in SYSTEM_TOPICS
+            and (report.judged.rows or report.key in self.appends)
+        ]
+        found: list[Violation] = []
+        for report in judged:
+            if not report.judged.is_valid:
+                self.progress(f"witnesses in {report.topic}/{report.queue}")
+                found += self._named(report)
+        return queue_log.verdict_of((report.judged for report in judged), found)
+
+    def _named(self, report: QueueReport) -> list[Violation]:
+        wanted = queue_log.wanted_by(report.judged)
+        among = (
+            ("off", wanted.offs),
+            ("value", wanted.values),
+            ("op_id", wanted.op_ids),
+            ("call_ns", wanted.calls),
+            ("ret_ns", wanted.rets),
         )
-    if any(op.f in half_messages.OPERATIONS for op in operations):
-        verdicts.append(
-            checked(
-                transactions.NAME,
-                lambda: transactions.check_history(
-                    history,
-                    drained=settled,
-                    check_interval_ns=check_interval_ns,
-                    checks_max=checks_max,
-                    immunity_ns=max(immunity_ns - clock_error_ns, 0),
-                ),
+        rows_max = self.settings.rows_max
+        ops = self.source.ops(Want(among, queue=report.key), rows_max)
+        obs = self.source.obs(Want((("value", wanted.values),), queue=report.key), rows_max)
+        return queue_log.name_violations(
+            report.judged,
+            table_to_numpy(ops, OPS_COLUMNS),
+            table_to_numpy(obs, OBS_COLUMNS),
+            f"{report.topic}/{report.queue}",
+            self.appends.get(report.key, ()),
+        )
+
+    def consumer_offsets(self) -> Verdict:
+        return consumer_offsets.check_table(self.offsets)
+
+    def total_queue(self) -> Verdict | None:
+        if not self.settled:
+            return None
+        if not self.heads:
+            return judge(total_queue.NAME, (), {}, looked_at=0)
+        algebra = total_queue.add_up((report.key, report.home) for report in self.reports)
+        values = tuple(sorted({v for named in algebra.named.values() for v in named}))
+        sends: dict[int, Operation] = {}
+        if values:
+            for op in self._ops(Want((("value", values),))):
+                if op.f == F.SEND:
+                    sends[op.value] = op
+            sends |= {op.value: op for ops in self.appends.values() for op in ops}
+        return total_queue.total_verdict(algebra, sends, self.replicas.names[self.replicas.chosen])
+
+    def replicas_(self) -> Verdict:
+        found = replicas.check_heads(self.states, self.heads, settled=self.settled)
+        at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.heads}
+        homes = [(r.key, r.home) for r in self.reports if r.home.lost or r.home.differ]
+        acked = self._acked_at(homes)
+        found += replicas.held_violations(homes, self.replicas.names, at_ns, acked)
+        return replicas.verdict_of(found, self.states, self.heads, self.messages)
+
+    def _acked_at(self, homes: list[tuple[Queue, Home]]) -> dict[tuple[str, int, int], Operation]:
+        acked: dict[tuple[str, int, int], Operation] = {}
+        for queue, home in homes:
+            values = tuple(value for _, value, _, _ in home.lost)
+            for op in self._ops(Want((("value", values),), queue=queue)):
+                if op.f == F.SEND and op.outcome == Outcome.OK:
+                    acked[*queue, op.value] = op
+        return acked
+
+    def retries(self) -> Verdict | None:
+        rows = self.source.ops(GIVEN_BACK, self.settings.rows_max)
+        return retries.check_table(rows, drained=self.settled) if rows.num_rows else None
+
+    def filters(self) -> Verdict | None:
+        if not self.settled:
+            return None
+        return filters.check_source(self.source, self.settings.rows_max)
+
+    def producer_order(self) -> Verdict | None:
+        if not self.settings.idempotent:
+            return None
+        rows_max = self.settings.rows_max
+        self.progress("the order of producers")
+        lines = producer_order.Lines(self.source.ops(SENDS, rows_max))
+        return lines.check(self.source.obs(Want((("value", lines.open_values()),)), rows_max))
+
+    # -- row by row ------------------------------------------------------------------------
+
+    def delayed(self) -> Verdict:
+        settings = self.settings
+        sends = [op for op in self.rest if op.f == F.SEND and op.due_ns != NOTHING]
+        rows = [*sends, *_of(self.rest, F.RECALL)]
+        history = self._sighted(rows, {op.value for op in sends})
+        if settings.late_max_ns is not None:
+            history.operations += self._late_reads(history)
+        return delayed.check_history(
+            history,
+            clock_error_ns=settings.clock_error_ns,
+            drained=self.settled,
+            late_max_ns=settings.late_max_ns,
+        )
+
+    def _late_reads(self, history: History) -> list[Operation]:
+        """Return the reads that prove most of the places where delayed messages were seen."""
+        places: dict[Queue, set[int]] = {}
+        for op in _of(history.operations, F.PULL):
+            places.setdefault((op.topic, op.queue), set()).add(op.off)
+        for read in history.replica_reads:
+            if read.values:
+                places.setdefault((read.topic, read.queue), set()).add(read.min_off)
+        reads: list[Operation] = []
+        for queue, offs in sorted(places.items()):
+            self.progress(f"reads of {queue[0]}/{queue[1]}")
+            rows = self.source.ops(
+                Want((("f", delayed.READS),), queue=queue), self.settings.rows_max
             )
+            reads += delayed.latest_before(rows, offs)
+        return reads
+
+    def batches(self) -> Verdict | None:
+        """Judge over everything: a batch concerns all that was seen of its queue."""
+        shared = self._ops(SHARED)
+        parents = tuple(sorted({op.parent_op_id for op in shared}))
+        if not parents or not batches.batches_of(self._ops(Want((("parent_op_id", parents),)))):
+            return None
+        rows_max = self.settings.rows_max
+        everything = Want(other_than=(("op_id", NOTHING - 1),))
+        tables = (self.source.ops(everything, rows_max), self.source.obs(everything, rows_max))
+        history = history_of(*tables, table_of(EVENTS, {}), self.source.nodes())
+        return batches.check_history(history)
+
+    def polls(self) -> Verdict | None:
+        return polls.check_history(self.rest) if polls.polls_of(self.rest) else None
+
+    def locks(self) -> Verdict | None:
+        if not any(op.f in locks.OPERATIONS for op in self.rest):
+            return None
+        settings = self.settings
+        return locks.check_history(
+            self.rest, lease_ns=settings.lease_ns, clock_error_ns=settings.clock_error_ns
         )
-    if settled and any(op.f == F.FILTERED for op in operations):
-        verdicts.append(checked(filters.NAME, lambda: filters.check_history(history)))
-    if idempotent:
-        verdicts.append(checked(producer_order.NAME, lambda: producer_order.check_history(history)))
-    if settled:
-        verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
-    return verdicts
+
+    def transactions(self) -> Verdict | None:
+        rows = _of(self.rest, *half_messages.OPERATIONS)
+        if not rows:
+            return None
+        settings = self.settings
+        return transactions.check_history(
+            self._sighted(rows, set(transactions_of(rows))),
+            drained=self.settled,
+            check_interval_ns=settings.check_interval_ns,
+            checks_max=settings.checks_max,
+            immunity_ns=max(settings.immunity_ns - settings.clock_error_ns, 0),
+        )
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def _ops(self, want: Want) -> list[Operation]:
+        """Return rows without what they found."""
+        rows = self.source.ops(want, self.settings.rows_max)
+        return operations_of(rows, self.source.obs(Want(), 0))
+
+    def _sighted(self, rows: list[Operation], values: set[int]) -> History:
+        """Return a history of *rows* and of every look at one of *values*, each on its own."""
+        history = History(RunHeader(""), list(rows), replica_reads=list(self.heads))
+        if not values:
+            return history
+        rows_max = self.settings.rows_max
+        want = Want((("value", tuple(sorted(values))),))
+        looks = self.source.obs(want, rows_max).to_pylist()
+        ids = tuple(sorted({look["op_id"] for look in looks} - {NOTHING}))
+        by_id = {op.op_id: op for op in self._ops(Want((("op_id", ids),)))}
+        at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.heads}
+        looks.sort(key=lambda look: (look["op_id"], look["replica"], look["queue"], look["off"]))
+        for look in looks:
+            place = (look["topic"], look["queue"])
+            values_seen = (look["value"],)
+            if look["op_id"] == NOTHING:
+                when = at_ns[(look["replica"], *place)]
+                history.replica_reads.append(
+                    ReplicaRead(when, look["replica"], *place, look["off"], values_seen)
+                )
+            elif look["op_id"] in by_id:
+                pull = by_id[look["op_id"]]
+                history.operations.append(
+                    msgspec.structs.replace(pull, off=look["off"], cnt=1, values=values_seen)
+                )
+        return history
+
+
+CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
+    queue_log.NAME: _Check.queue_log,
+    consumer_offsets.NAME: _Check.consumer_offsets,
+    delayed.NAME: _Check.delayed,
+    replicas.NAME: _Check.replicas_,
+    batches.NAME: _Check.batches,
+    polls.NAME: _Check.polls,
+    retries.NAME: _Check.retries,
+    locks.NAME: _Check.locks,
+    transactions.NAME: _Check.transactions,
+    filters.NAME: _Check.filters,
+    producer_order.NAME: _Check.producer_order,
+    total_queue.NAME: _Check.total_queue,
+}
+"""Every check of a history, by the name of its checker. None: nothing of its kind was promised.
+
+A push group leaves a record of its own, beside the history; see `push_group`.
+"""
+
+
+def _verdict(name: str, check: Callable[[_Check], Verdict | None], run: _Check) -> Verdict | None:
+    nothing = Verdict(name, "valid")
+    verdict = checked(name, lambda: check(run) or nothing)
+    return None if verdict is nothing else verdict
+
+
+def _of(rows: Iterable[Operation], *fs: F) -> list[Operation]:
+    return [op for op in rows if op.f in fs]
+
+
+def replicas_of(heads: list[ReplicaRead]) -> Replicas:
+    """Return which replicas were read, from the heads of the reads."""
+    names = tuple(sorted({head.node for head in heads}))
+    number = {name: at for at, name in enumerate(names)}
+    begins: dict[Queue, tuple[tuple[int, int], ...]] = {}
+    for head in heads:
+        key = (head.topic, head.queue)
+        begins[key] = (*begins.get(key, ()), (number[head.node], head.min_off))
+    return Replicas(names, begins, number[heads[0].node] if heads else NOTHING)

@@ -16,9 +16,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
 
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.columns import OBS, operations_of
 from jepsen_like.history.operation import (
     NOTHING,
     F,
@@ -41,6 +45,9 @@ TOO_LATE_EARLY: Final = "recall refused before its time"
 DELIVERED_ERROR = "AlreadyDeliveredError"
 """What a recall ends with that comes too late."""
 REPORTED_MAX: Final = 8
+
+READS: Final = (int(F.PULL), int(F.MAX_OFFSET))
+"""Operations that prove where a queue ended."""
 
 _Place = tuple[str, int, int]
 
@@ -207,3 +214,31 @@ def _lost(
         for value, op in sends.items()
         if op.outcome == Outcome.OK and value not in seen and (op.topic, op.queue) not in cut
     ][:REPORTED_MAX]
+
+
+def latest_before(rows: Any, offs: Iterable[int]) -> list[Operation]:
+    """Return, of reads that saw a queue end at an offset or before, the one called last.
+
+    Args:
+        rows: A table of reads of one queue.
+        offs: The offsets; what no read proves of one is left out.
+    """
+    columns = {
+        name: rows.column(name).to_numpy()
+        for name in ("op_id", "outcome", "level", "call_ns", "max_off")
+    }
+    proves = np.flatnonzero(
+        (columns["outcome"] == Outcome.OK)
+        & (columns["level"] == Level.LINEARIZABLE)
+        & (columns["max_off"] != NOTHING)
+    )
+    op_id, call, end = (columns[name][proves] for name in ("op_id", "call_ns", "max_off"))
+    order = np.argsort(end, kind="stable")
+    by_call = np.lexsort((op_id, call))
+    rank = np.empty(len(proves), dtype=np.int64)
+    rank[by_call] = np.arange(len(proves))
+    last = np.maximum.accumulate(rank[order])
+    wanted = np.unique(np.fromiter(offs, np.int64))
+    place = np.searchsorted(end[order], wanted, side="right")
+    chosen = np.unique(proves[by_call[last[place[place > 0] - 1]]])
+    return operations_of(rows.take(pa.array(chosen)), OBS.empty_table())

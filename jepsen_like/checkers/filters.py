@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from jepsen_like.checkers.kernel.source import Queue, Source, Want
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import hash_range
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome
+from jepsen_like.history.columns import hash_range, operations_of, replica_reads_of
+from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 
 NAME: Final = "filters"
 
@@ -79,7 +80,36 @@ FILTERS: Final[tuple[Filter, ...]] = (
 )
 """A row names one by its place here."""
 
-_Queue = tuple[str, int]
+PULLS: Final = Want((("f", (int(F.FILTERED),)),))
+"""The rows of filtered pulls."""
+
+
+def check_source(source: Source, rows_max: int) -> Verdict | None:
+    """Return the verdict over the filtered pulls of a source; None where there are none.
+
+    Raises:
+        TooManyRowsError: A queue holds more than *rows_max*, or there are so many pulls.
+    """
+    pulls = operations_of(source.ops(PULLS, rows_max), source.obs(Want(), 0))
+    if not pulls:
+        return None
+    by_queue: dict[Queue, list[Operation]] = {}
+    for op in pulls:
+        by_queue.setdefault((op.topic, op.queue), []).append(op)
+    counts = {"pulls": 0, "messages": 0}
+    found: list[Violation] = []
+    for queue, rows in sorted(by_queue.items()):
+        held = source.obs(Want((("op_id", (NOTHING,)),), queue=queue), rows_max)
+        reads = [
+            read
+            for read in replica_reads_of(source.nodes(), held)
+            if (read.topic, read.queue) == queue
+        ]
+        said = check_history(History(RunHeader(""), rows, replica_reads=reads))
+        found += said.violations
+        counts = {name: count + said.counts[name] for name, count in counts.items()}
+    found.sort(key=lambda violation: violation.operations)
+    return judge(NAME, found[:REPORTED_MAX], counts, looked_at=counts["messages"])
 
 
 def check_history(history: History) -> Verdict:
@@ -106,10 +136,10 @@ def check_history(history: History) -> Verdict:
     return judge(NAME, found[:REPORTED_MAX], counts, looked_at=passed)
 
 
-def _there(history: History) -> dict[_Queue, tuple[int, tuple[int, ...]]]:
+def _there(history: History) -> dict[Queue, tuple[int, tuple[int, ...]]]:
     """Return the first offset and the values of every queue, as the longest replica has them."""
-    there: dict[_Queue, tuple[int, tuple[int, ...]]] = {}
-    pieces: dict[tuple[str, _Queue], list[tuple[int, tuple[int, ...]]]] = {}
+    there: dict[Queue, tuple[int, tuple[int, ...]]] = {}
+    pieces: dict[tuple[str, Queue], list[tuple[int, tuple[int, ...]]]] = {}
     for read in history.replica_reads:
         key = (read.node, (read.topic, read.queue))
         pieces.setdefault(key, []).append((read.min_off, read.values))

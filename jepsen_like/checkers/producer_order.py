@@ -8,11 +8,16 @@ a value name the producer. Delayed messages come when they are due and are left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+
+from jepsen_like.checkers.kernel.facts import I64
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import CLIENT_BITS, NOTHING, F, History, Operation, Outcome
+from jepsen_like.history.columns import OBS, operations_of
+from jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, Operation, Outcome
 
 NAME: Final = "producer_order"
 
@@ -20,33 +25,108 @@ OVERTAKEN: Final = "a later send overtook an earlier one"
 REPORTED_MAX: Final = 8
 """Violations reported; one bug makes many."""
 
-_Queue = tuple[str, int]
+_NUMBERS: Final = ("op_id", "outcome", "queue", "off", "value", "due_ns")
+Seen = Mapping[tuple[str, int, int], int]
+"""Topic, queue and value: the lowest offset at which it was seen."""
 
 
-def check_history(history: History) -> Verdict:
-    """Return the verdict over every producer and queue of a history."""
-    sends = [op for op in history.operations if op.f == F.SEND and op.due_ns == NOTHING]
-    places = _places(history)
-    lines: dict[tuple[_Queue, int], list[Operation]] = {}
-    for op in sends:
-        queue = (op.topic, op.queue)
-        if op.value in places.get(queue, ()):
-            lines.setdefault((queue, op.value >> CLIENT_BITS), []).append(op)
-    violations: list[Violation] = []
-    stored = 0
-    for (queue, _), line in sorted(lines.items()):
-        line.sort(key=lambda op: op.value)
-        stored += len(line)
-        there = places[queue]
-        highest = line[0]
-        for op in line[1:]:
-            if there[op.value] > there[highest.value]:
-                highest = op
-            elif len(violations) < REPORTED_MAX:
-                places_of_both = (there[highest.value], there[op.value])
-                violations.append(overtaken(highest, op, places_of_both))
-    counts = {"producers": len({producer for _, producer in lines}), "stored": stored}
-    return judge(NAME, violations, counts, looked_at=stored)
+class Lines:
+    """Sends that are not delayed.
+
+    Args:
+        rows: A table of sends.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows.filter(pa.array(rows.column("due_ns").to_numpy() == NOTHING))
+        self._columns = {name: self._rows.column(name).to_numpy() for name in _NUMBERS}
+        acked = (self._columns["outcome"] == Outcome.OK) & (self._columns["off"] != NOTHING)
+        self._place = np.where(acked, self._columns["off"], NEVER)
+
+    def open_values(self) -> tuple[int, ...]:
+        """Return the values of sends whose place no acknowledgement says."""
+        return tuple(np.unique(self._columns["value"][self._place == NEVER]).tolist())
+
+    def check(self, looks: Any) -> Verdict:
+        """Return the verdict.
+
+        Args:
+            looks: Rows of `obs` with the values of `open_values`.
+        """
+        self._find(_seen(looks))
+        queues = self._queue_ranks()
+        value, op_id = self._columns["value"], self._columns["op_id"]
+        place = _lowest(queues, value, self._place)
+        stored = np.flatnonzero(place != NEVER)
+        stored = stored[np.lexsort((op_id[stored], value[stored], queues[stored]))]
+        producer = value[stored] >> CLIENT_BITS
+        changes = (np.diff(queues[stored]) != 0) | (np.diff(producer) != 0)
+        found: list[Violation] = []
+        for line in np.split(stored, np.flatnonzero(changes) + 1) if len(stored) else ():
+            left = REPORTED_MAX - len(found)
+            pairs = _overtaken(place[line])[:left] if left else ()
+            found += [self._violation(line[highest], line[at], place) for highest, at in pairs]
+        counts = {"producers": len(np.unique(producer)), "stored": len(stored)}
+        return judge(NAME, found, counts, looked_at=len(stored))
+
+    def _find(self, seen: Seen) -> None:
+        topics = self._rows.column("topic").combine_chunks()
+        words, codes = topics.dictionary.to_pylist(), topics.indices.to_numpy()
+        queue, value = self._columns["queue"], self._columns["value"]
+        for at in np.flatnonzero(self._place == NEVER).tolist():
+            key = (words[codes[at]], int(queue[at]), int(value[at]))
+            self._place[at] = seen.get(key, NEVER)
+
+    def _queue_ranks(self) -> I64:
+        """Return for each row the rank of its queue, by topic and number."""
+        topics = self._rows.column("topic").combine_chunks()
+        words = topics.dictionary.to_pylist()
+        rank = np.zeros(len(words) + 1, dtype=np.int64)
+        rank[np.array(sorted(range(len(words)), key=words.__getitem__), np.int64)] = range(
+            len(words)
+        )
+        queue = self._columns["queue"].astype(np.int64)
+        keys: I64 = rank[topics.indices.to_numpy()] * (1 << 32) + queue
+        return keys
+
+    def _violation(self, highest: int, at: int, place: I64) -> Violation:
+        first, second = (self._operation(row) for row in (highest, at))
+        return overtaken(first, second, (int(place[highest]), int(place[at])))
+
+    def _operation(self, row: int) -> Operation:
+        (op,) = operations_of(self._rows.take(pa.array([row])), OBS.empty_table())
+        return op
+
+
+def _seen(looks: Any) -> dict[tuple[str, int, int], int]:
+    seen: dict[tuple[str, int, int], int] = {}
+    columns = (looks.column(name).to_pylist() for name in ("topic", "queue", "value", "off"))
+    for topic, queue, value, off in zip(*columns, strict=True):
+        key = (topic, queue, value)
+        seen[key] = min(off, seen.get(key, NEVER))
+    return seen
+
+
+def _lowest(queues: I64, value: I64, place: I64) -> I64:
+    """Return for each row the lowest place of its value in its queue."""
+    if not len(place):
+        return place
+    order = np.lexsort((value, queues))
+    is_first = (np.diff(value[order]) != 0) | (np.diff(queues[order]) != 0)
+    begins = np.flatnonzero(np.concatenate(([True], is_first)))
+    lengths = np.diff(np.append(begins, len(order)))
+    lowest = np.empty_like(place)
+    lowest[order] = np.repeat(np.minimum.reduceat(place[order], begins), lengths)
+    return lowest
+
+
+def _overtaken(place: I64) -> list[tuple[int, int]]:
+    """Return the rows of a line that stand before an earlier one, each after the furthest."""
+    furthest = np.maximum.accumulate(place)
+    at = np.flatnonzero(place[1:] <= furthest[:-1]) + 1
+    is_new = np.concatenate(([True], place[1:] > furthest[:-1]))
+    holder = np.maximum.accumulate(np.where(is_new, np.arange(len(place)), 0))
+    return [(int(holder[row - 1]), int(row)) for row in at]
 
 
 def overtaken(highest: Operation, op: Operation, places: tuple[int, int]) -> Violation:
@@ -63,35 +143,3 @@ def overtaken(highest: Operation, op: Operation, places: tuple[int, int]) -> Vio
         (highest.op_id, op.op_id),
         at_ns=op.call_ns,
     )
-
-
-def _places(history: History) -> dict[_Queue, dict[int, int]]:
-    """Return where each value of a queue was acknowledged, or seen where nobody was told.
-
-    Of several places the lowest, so that the order of the rows decides nothing.
-    """
-    acked: dict[_Queue, dict[int, int]] = {}
-    seen: dict[_Queue, dict[int, int]] = {}
-    for op in history.operations:
-        is_told = op.f == F.SEND and op.outcome == Outcome.OK and op.due_ns == NOTHING
-        if is_told and op.off != NOTHING:
-            _note(acked.setdefault((op.topic, op.queue), {}), op.value, op.off)
-    for queue, offset, value in _sightings(history):
-        _note(seen.setdefault(queue, {}), value, offset)
-    queues = acked.keys() | seen.keys()
-    return {queue: seen.get(queue, {}) | acked.get(queue, {}) for queue in queues}
-
-
-def _note(places: dict[int, int], value: int, offset: int) -> None:
-    places[value] = min(offset, places.get(value, offset))
-
-
-def _sightings(history: History) -> Iterator[tuple[_Queue, int, int]]:
-    for op in history.operations:
-        if op.f == F.PULL and op.outcome == Outcome.OK:
-            for place, value in enumerate(op.values):
-                yield (op.topic, op.queue), op.off + place, value
-    for read in history.replica_reads:
-        for place, value in enumerate(read.values):
-            if value != NOTHING:
-                yield (read.topic, read.queue), read.min_off + place, value

@@ -12,25 +12,35 @@ A half message counts as a send that happened between the first call of a commit
 acknowledgement of one; see `half_messages`. Queues that the broker writes by itself are left out.
 Equal stamps overlap, so the comparison is strict.
 
+`kernel` decides; here the rows of its suspects are read again and violations get their names.
+
 Spec: the argument is written out in docs/simulation.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, transactions_of
+from jepsen_like.checkers.kernel.facts import (
+    I64,
+    OBS_COLUMNS,
+    OPS_COLUMNS,
+    REPORTED_MAX,
+    Columns,
+    Flags,
+)
+from jepsen_like.checkers.kernel.judge import Judged, TimePair, judge_queue
+from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
+from jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
 
 NAME: Final = "queue_log"
-REPORTED_MAX: Final = 8
-"""Violations reported per kind and queue; one bug makes thousands."""
 
 SEND_INVERTED: Final = "send order inverted"
 STALE_READ: Final = "stale read"
@@ -44,13 +54,19 @@ BY_NOBODY: Final = "slot written by nobody"
 SELF_CONTRADICTION: Final = "read contradicts itself"
 MIN_WENT_BACK: Final = "min offset went back"
 
-_MINUS: Final = -(1 << 63)
-I64 = npt.NDArray[np.int64]
+
+_BY_BOUNDS: Final = {
+    (True, True): SEND_INVERTED,
+    (False, True): STALE_READ,
+    (False, False): NON_MONOTONIC,
+    (True, False): FROM_THE_FUTURE,
+}
+"""By: a send set the lower bound, a send set the upper one."""
 
 
 @dataclass(slots=True)
 class QueueColumns:
-    """The operations on one queue as columns; what the kernel works on.
+    """The operations on one queue as columns; what names are given from.
 
     Sends: `send_off` is `NOTHING` for an unknown offset and `send_ret` `NEVER` for an unknown
     outcome; `send_failed` marks certain failures. Reads: `found_off`/`found_count` say which
@@ -76,94 +92,262 @@ class QueueColumns:
     seen_value: I64
 
 
-def columns_of(operations: Iterable[Operation], *, queue: tuple[str, int]) -> QueueColumns:
-    """Return the columns of *queue* from rows; rows of other queues are ignored."""
-    return _columns(_by_queue(operations).get(queue, ()))
+class Wanted(msgspec.Struct, frozen=True):
+    """Rows that may be witnesses: any that has one of these.
+
+    Attributes:
+        offs: Acknowledged at one of these offsets.
+        values: Sent, or seen, one of these values.
+        op_ids: Is one of these.
+        calls: Was called at one of these instants.
+        rets: Returned at one of these instants.
+    """
+
+    offs: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+    op_ids: tuple[int, ...] = ()
+    calls: tuple[int, ...] = ()
+    rets: tuple[int, ...] = ()
+
+    def ops(self, ops: Columns) -> Flags:
+        """Return which rows of `ops` are wanted."""
+        send = ops["f"] == F.SEND
+        rows: Flags = send & (np.isin(ops["off"], self.offs) | np.isin(ops["value"], self.values))
+        rows |= np.isin(ops["op_id"], self.op_ids)
+        rows |= np.isin(ops["call_ns"], self.calls) | np.isin(ops["ret_ns"], self.rets)
+        return rows
+
+    def obs(self, obs: Columns) -> Flags:
+        """Return which rows of `obs` are wanted."""
+        rows: Flags = (obs["op_id"] != NOTHING) & np.isin(obs["value"], self.values)
+        return rows
 
 
-def _by_queue(operations: Iterable[Operation]) -> dict[tuple[str, int], list[Operation]]:
-    """Return the rows of each queue; of a transaction, the append it may have led to."""
-    rows = list(operations)
-    appends = (one.as_append() for one in transactions_of(rows).values())
-    by_queue: dict[tuple[str, int], list[Operation]] = {}
-    for op in (*(op for op in rows if op.f in _QUEUE_OPERATIONS), *appends):
-        if op is not None and op.topic and op.queue != NOTHING and op.topic not in SYSTEM_TOPICS:
-            by_queue.setdefault((op.topic, op.queue), []).append(op)
-    return by_queue
-
-
-def _columns(operations: Iterable[Operation]) -> QueueColumns:
-    sends: list[tuple[int, int, int, int, int, bool]] = []
-    reads: list[tuple[int, int, int, int, int, int]] = []
-    seen: list[tuple[int, int, int]] = []
-    for op in operations:
-        if op.f == F.SEND:
-            if op.outcome == Outcome.OK and op.off != NOTHING:
-                row = (op.op_id, op.call_ns, op.ret_ns, op.off, op.value, False)
-            else:
-                failed = op.outcome == Outcome.FAIL
-                row = (op.op_id, op.call_ns, NEVER, NOTHING, op.value, failed)
-            sends.append(row)
-        elif op.f == F.END_TRANSACTION:
-            failed = op.outcome == Outcome.FAIL
-            sends.append((op.op_id, op.call_ns, op.ret_ns, NOTHING, op.value, failed))
-        elif op.f in (F.PULL, F.MAX_OFFSET) and op.outcome == Outcome.OK:
-            count = len(op.values) if op.f == F.PULL else 0
-            for place, value in enumerate(op.values):
-                seen.append((op.op_id, op.off + place, value))
-            if op.level == Level.LINEARIZABLE:
-                reads.append((op.op_id, op.call_ns, op.ret_ns, op.off, count, op.max_off))
-    send = np.array(sends, dtype=np.int64).reshape(-1, 6)
-    read = np.array(reads, dtype=np.int64).reshape(-1, 6)
-    look = np.array(seen, dtype=np.int64).reshape(-1, 3)
-    return QueueColumns(
-        send_id=send[:, 0],
-        send_call=send[:, 1],
-        send_ret=send[:, 2],
-        send_off=send[:, 3],
-        send_value=send[:, 4],
-        send_failed=send[:, 5].astype(np.bool_),
-        read_id=read[:, 0],
-        read_call=read[:, 1],
-        read_ret=read[:, 2],
-        found_off=read[:, 3],
-        found_count=read[:, 4],
-        end=read[:, 5],
-        seen_id=look[:, 0],
-        seen_off=look[:, 1],
-        seen_value=look[:, 2],
+def wanted_by(said: Judged) -> Wanted:
+    """Return which rows name what *said* found."""
+    pairs = said.pairs
+    return Wanted(
+        said.offs,
+        said.values,
+        (*said.reads_wrong, *said.pulls_wrong),
+        tuple(sorted({pair.low_ns for pair in pairs})),
+        tuple(sorted({pair.high_ns for pair in pairs})),
     )
 
 
-def check_queue(columns: QueueColumns, subject: str = "") -> list[Violation]:
-    """Return the violations of one queue; empty means linearizable.
+def name_violations(
+    said: Judged,
+    ops: Columns,
+    obs: Columns,
+    subject: str,
+    appends: tuple[Operation, ...] = (),
+) -> list[Violation]:
+    """Return the violations of a queue.
 
-    Values first: when they disagree, times would only blame innocent operations, so the list then
-    has the disagreements alone.
+    Args:
+        said: What its facts said.
+        ops: Its rows that `wanted_by` wants, more do no harm.
+        obs: Likewise.
+        subject: Topic and queue.
+        appends: What transactions appended, see `half_messages`.
     """
-    found = [*check_reads(columns, subject), *check_values(columns, subject)]
+    ops = _in_order(ops)
+    found = _wrong_values(said, ops, obs, subject, appends)
     if found:
-        return found
-    return _check_times(columns, subject)
+        pass
+    elif said.length > said.attempts:
+        text = (
+            f"the queue has {said.length} messages, but only {said.attempts} sends can have "
+            "succeeded"
+        )
+        who = () if said.beyond == NOTHING else (said.beyond,)
+        found = [Violation(BY_NOBODY, subject, text, who)]
+    else:
+        found = [_time(pair, ops, subject) for pair in said.pairs]
+    return found + [
+        Violation(
+            MIN_WENT_BACK,
+            subject,
+            f"the first offset kept was {best} and is {low} for a later read",
+            (first, then),
+            at_ns=call,
+        )
+        for first, then, best, low, call in said.lows
+    ]
 
 
-def check_history(operations: Iterable[Operation]) -> Verdict:
-    """Return the verdict over every queue of a history: linearizability is local to a queue."""
-    by_queue = _by_queue(operations)
-    violations: list[Violation] = []
-    facts = sends = reads = 0
-    for (topic, queue_id), rows in sorted(by_queue.items()):
-        columns = _columns(rows)
-        sends += len(columns.send_id)
-        reads += len(columns.read_id)
-        facts += int(np.count_nonzero(columns.send_off != NOTHING)) + len(columns.read_id)
-        violations += check_queue(columns, f"{topic}/{queue_id}")
-        violations += _check_min_offsets(rows, f"{topic}/{queue_id}")
-    counts = {"queues": len(by_queue), "sends": sends, "reads": reads}
-    return judge(NAME, violations, counts, looked_at=facts)
+def _in_order(ops: Columns) -> Columns:
+    of_queue = np.isin(ops["f"], (F.SEND, F.PULL, F.MAX_OFFSET))
+    rows = np.flatnonzero(of_queue)
+    rows = rows[np.argsort(ops["op_id"][rows], kind="stable")]
+    return {name: column[rows] for name, column in ops.items()}
 
 
-_QUEUE_OPERATIONS = frozenset({F.SEND, F.PULL, F.MAX_OFFSET, F.MIN_OFFSET})
+def _wrong_values(
+    said: Judged, ops: Columns, obs: Columns, subject: str, appends: tuple[Operation, ...]
+) -> list[Violation]:
+    if not (said.offs or said.values or said.reads_wrong or said.pulls_wrong):
+        return []
+    columns = _columns(said, ops, obs, appends)
+    return [
+        *check_reads(columns, subject),
+        *check_values(columns, subject),
+        *_by_hash(said, ops, subject),
+    ]
+
+
+def _columns(
+    said: Judged, ops: Columns, obs: Columns, appends: tuple[Operation, ...]
+) -> QueueColumns:
+    send = ops["f"] == F.SEND
+    ok = ops["outcome"] == Outcome.OK
+    acked = send & ok & (ops["off"] != NOTHING)
+    suspect = np.isin(ops["off"], said.offs) & acked | np.isin(ops["value"], said.values) & send
+    sends = np.flatnonzero(suspect)
+    more = [op for op in appends if op.value in said.values]
+    reads = np.flatnonzero(np.isin(ops["op_id"], said.reads_wrong))
+    seen = np.flatnonzero(np.isin(obs["value"], said.values) & (obs["op_id"] != NOTHING))
+    seen = seen[np.lexsort((obs["off"][seen], obs["op_id"][seen]))]
+
+    def both(name: str, added: list[int]) -> I64:
+        return np.concatenate((ops[name][sends], np.array(added, dtype=np.int64)))
+
+    off = np.where(acked[sends], ops["off"][sends], NOTHING)
+    failed = ops["outcome"][sends] == Outcome.FAIL
+    late = [op.outcome == Outcome.FAIL for op in more]
+    return QueueColumns(
+        send_id=both("op_id", [op.op_id for op in more]),
+        send_call=both("call_ns", [op.call_ns for op in more]),
+        send_ret=both("ret_ns", [op.ret_ns for op in more]),
+        send_off=np.concatenate((off, np.full(len(more), NOTHING, dtype=np.int64))),
+        send_value=both("value", [op.value for op in more]),
+        send_failed=np.concatenate((failed, np.array(late, dtype=np.bool_))),
+        read_id=ops["op_id"][reads],
+        read_call=ops["call_ns"][reads],
+        read_ret=ops["ret_ns"][reads],
+        found_off=ops["off"][reads],
+        found_count=np.where(ops["f"][reads] == F.PULL, ops["cnt"][reads], 0),
+        end=ops["max_off"][reads],
+        seen_id=obs["op_id"][seen],
+        seen_off=obs["off"][seen],
+        seen_value=obs["value"][seen],
+    )
+
+
+def _by_hash(said: Judged, ops: Columns, subject: str) -> list[Violation]:
+    rows = np.flatnonzero(np.isin(ops["op_id"], said.pulls_wrong))[:REPORTED_MAX]
+    return [
+        Violation(
+            INCONSISTENT_OFFSETS,
+            subject,
+            f"offsets {ops['off'][at]} … {ops['off'][at] + ops['cnt'][at] - 1} held other values "
+            "for this pull than for everybody else, by their hash",
+            (int(ops["op_id"][at]),),
+            at_ns=int(ops["ret_ns"][at]),
+        )
+        for at in rows.tolist()
+    ]
+
+
+def _time(pair: TimePair, ops: Columns, subject: str) -> Violation:
+    """Name the two operations that set the bounds of *pair*."""
+    low = Bound(pair.low_ns, pair.low, *_low(pair, ops))
+    high = Bound(pair.high_ns, pair.high, *_high(pair, ops))
+    return time_violation(subject, low, high)
+
+
+def _low(pair: TimePair, ops: Columns) -> tuple[int, bool]:
+    ok = ops["outcome"] == Outcome.OK
+    then = ops["call_ns"] == pair.low_ns
+    sends = ops["op_id"][(ops["f"] == F.SEND) & ok & (ops["off"] == pair.low) & then].tolist()
+    if pair.low_op != NOTHING and not pair.is_filler:
+        sends.append(pair.low_op)
+    if sends:
+        return min(sends), True
+    if pair.is_filler:
+        return pair.low_op, True
+    reads = _current(ops) & then & (ops["max_off"] == pair.low)
+    return int(ops["op_id"][reads].min()), False
+
+
+def _high(pair: TimePair, ops: Columns) -> tuple[int, bool]:
+    ok = ops["outcome"] == Outcome.OK
+    then = ops["ret_ns"] == pair.high_ns
+    sends = ops["op_id"][(ops["f"] == F.SEND) & ok & (ops["off"] == pair.high) & then].tolist()
+    if pair.high_op != NOTHING:
+        sends.append(pair.high_op)
+    if sends:
+        return min(sends), True
+    found = (ops["f"] == F.PULL) & (ops["cnt"] > 0) & (ops["off"] + ops["cnt"] - 1 == pair.high)
+    reads = _current(ops) & then & (found | (ops["max_off"] == pair.high + 1))
+    return int(ops["op_id"][reads].min()), False
+
+
+def _current(ops: Columns) -> Flags:
+    read = (ops["f"] == F.PULL) | (ops["f"] == F.MAX_OFFSET)
+    ok = ops["outcome"] == Outcome.OK
+    current: Flags = read & ok & (ops["level"] == Level.LINEARIZABLE)
+    return current
+
+
+class Bound(msgspec.Struct, array_like=True, frozen=True):
+    """A time, the offset it bounds, and the operation that proves it."""
+
+    ns: int
+    off: int = NOTHING
+    op_id: int = NOTHING
+    is_send: bool = False
+
+
+def time_violation(subject: str, low: Bound, high: Bound) -> Violation:
+    """Return that an append had certainly not happened after it, or a later one, had."""
+    low_text = (
+        f"the send of offset {low.off} was called"
+        if low.is_send
+        else f"a read missed offset {low.off}"
+    )
+    high_text = (
+        f"the send of offset {high.off} had returned"
+        if high.is_send
+        else f"a read had found offset {high.off}"
+    )
+    late_us = (low.ns - high.ns) / 1000
+    return Violation(
+        _BY_BOUNDS[low.is_send, high.is_send],
+        subject,
+        f"{low_text} {late_us:,.1f} µs after {high_text}",
+        (low.op_id, high.op_id),
+        at_ns=low.ns,
+    )
+
+
+def contradiction(subject: str, bounds: tuple[int, int, int], op_id: int, at_ns: int) -> Violation:
+    """Return that a read found an offset at or beyond its own end, or a negative one.
+
+    Args:
+        bounds: The first offset found, the one after the last, the end that the answer names.
+    """
+    first, after, end = bounds
+    text = f"found offsets {first} … {after - 1} and says the queue ends at {end}"
+    return Violation(SELF_CONTRADICTION, subject, text, (op_id,), at_ns=at_ns)
+
+
+def two_values(subject: str, off: int, values: tuple[int, int], ids: tuple[int, int]) -> Violation:
+    """Return that one offset holds two values."""
+    text = f"offset {off} holds value {values[0]} and value {values[1]}"
+    return Violation(INCONSISTENT_OFFSETS, subject, text, ids)
+
+
+def two_places(subject: str, value: int, offs: tuple[int, int], ids: tuple[int, int]) -> Violation:
+    """Return that one value is at two offsets."""
+    text = f"value {value} is at offset {offs[0]} and at offset {offs[1]}"
+    return Violation(DUPLICATE, subject, text, ids)
+
+
+def aborted_read(subject: str, off: int, value: int, ids: tuple[int, ...]) -> Violation:
+    """Return that an offset holds what certainly was not stored."""
+    text = f"offset {off} holds value {value}, whose send certainly failed"
+    return Violation(ABORTED_READ, subject, text, ids)
 
 
 def check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
@@ -173,13 +357,11 @@ def check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
     wrong |= (columns.found_count > 0) & (columns.found_off < 0)
     wrong |= columns.end < NOTHING
     return [
-        Violation(
-            SELF_CONTRADICTION,
+        contradiction(
             subject,
-            f"found offsets {columns.found_off[at]} … {last[at] - 1} and says the queue ends at "
-            f"{columns.end[at]}",
-            (int(columns.read_id[at]),),
-            at_ns=int(columns.read_ret[at]),
+            (columns.found_off[at], last[at], columns.end[at]),
+            int(columns.read_id[at]),
+            int(columns.read_ret[at]),
         )
         for at in np.flatnonzero(wrong)[:REPORTED_MAX].tolist()
     ]
@@ -192,21 +374,11 @@ def check_values(columns: QueueColumns, subject: str) -> list[Violation]:
     value = np.concatenate((columns.send_value[acked], columns.seen_value))
     who = np.concatenate((columns.send_id[acked], columns.seen_id))
     found = [
-        Violation(
-            INCONSISTENT_OFFSETS,
-            subject,
-            f"offset {off[a]} holds value {value[a]} and value {value[b]}",
-            (int(who[a]), int(who[b])),
-        )
+        two_values(subject, off[a], (value[a], value[b]), (int(who[a]), int(who[b])))
         for a, b in _disagreements(off, value)
     ]
     found += [
-        Violation(
-            DUPLICATE,
-            subject,
-            f"value {value[a]} is at offset {off[a]} and at offset {off[b]}",
-            (int(who[a]), int(who[b])),
-        )
+        two_places(subject, value[a], (off[a], off[b]), (int(who[a]), int(who[b])))
         for a, b in _disagreements(value, off)
     ]
     order = np.argsort(columns.send_value, kind="stable")
@@ -228,11 +400,10 @@ def check_values(columns: QueueColumns, subject: str) -> list[Violation]:
     aborted = known.copy()
     aborted[known] = columns.send_failed[order[place[known]]]
     found += [
-        Violation(
-            ABORTED_READ,
+        aborted_read(
             subject,
-            f"offset {columns.seen_off[at]} holds value {columns.seen_value[at]}, whose send "
-            "certainly failed",
+            columns.seen_off[at],
+            columns.seen_value[at],
             (int(columns.send_id[order[place[at]]]), int(columns.seen_id[at])),
         )
         for at in _first_of_each(columns.seen_value, aborted)
@@ -256,157 +427,34 @@ def _first_of_each(value: I64, wanted: npt.NDArray[np.bool_]) -> list[int]:
     return places
 
 
-def _bind(columns: QueueColumns) -> tuple[I64, npt.NDArray[np.bool_]]:
-    """Return the offset of each send, reads taken into account, and which are still unbound."""
-    off = columns.send_off.copy()
-    if len(columns.seen_value) and len(off):
-        values, first = np.unique(columns.seen_value, return_index=True)
-        place = np.minimum(np.searchsorted(values, columns.send_value), len(values) - 1)
-        hit = (values[place] == columns.send_value) & (off == NOTHING) & ~columns.send_failed
-        off[hit] = columns.seen_off[first[place[hit]]]
-    return off, (off == NOTHING) & ~columns.send_failed
+def check_tables(
+    ops: Any, obs: Any, subject: str = "", appends: Sequence[Operation] = ()
+) -> tuple[Judged, list[Violation]]:
+    """Return the judgement and the violations of one queue whose tables are in memory."""
+    rows, seen = table_to_numpy(ops, OPS_COLUMNS), table_to_numpy(obs, OBS_COLUMNS)
+    said = judge_queue(gather([rows], [seen], appends))
+    if said.is_valid:
+        return said, []
+    return said, name_violations(said, rows, seen, subject, tuple(appends))
 
 
-def _check_times(columns: QueueColumns, subject: str) -> list[Violation]:
-    send_off, unbound = _bind(columns)
-    bound = send_off != NOTHING
-    reads_found = columns.found_count > 0
-    reads_end = columns.end != NOTHING
-    length = 0
-    for offsets in (
-        send_off[bound] + 1,
-        columns.seen_off + 1,
-        (columns.found_off + columns.found_count)[reads_found],
-        columns.end[reads_end],
-    ):
-        if len(offsets):
-            length = max(length, int(offsets.max()))
-    attempts = int(np.count_nonzero(bound)) + int(np.count_nonzero(unbound))
-    if length > attempts:
-        return _nobody(columns, send_off, attempts, length, subject)
-
-    lo = np.full(length + 1, _MINUS, dtype=np.int64)
-    hi = np.full(length + 1, NEVER, dtype=np.int64)
-    np.maximum.at(lo, send_off[bound], columns.send_call[bound])
-    np.minimum.at(hi, send_off[bound], columns.send_ret[bound])
-    # Of a range found only its last offset matters: the suffix minimum carries it down.
-    last_found = (columns.found_off + columns.found_count - 1)[reads_found]
-    np.minimum.at(hi, last_found, columns.read_ret[reads_found])
-    np.maximum.at(lo, columns.end[reads_end], columns.read_call[reads_end])
-    not_empty = columns.end > 0
-    np.minimum.at(hi, columns.end[not_empty] - 1, columns.read_ret[not_empty])
-
-    filled = np.zeros(length, dtype=np.bool_)
-    filled[send_off[bound]] = True
-    gaps = np.flatnonzero(~filled)
-    spare = np.flatnonzero(unbound)
-    spare = spare[np.argsort(columns.send_call[spare], kind="stable")][: len(gaps)]
-    np.maximum.at(lo, gaps, columns.send_call[spare])
-
-    earliest = np.maximum.accumulate(lo)
-    latest = np.minimum.accumulate(hi[::-1])[::-1]
-    bad = np.flatnonzero(earliest > latest)
-    found: list[Violation] = []
-    filler = dict(zip(gaps.tolist(), spare.tolist(), strict=True))
-    explained = NOTHING
-    for at in bad.tolist():
-        if at <= explained:
-            continue
-        i = int(np.argmax(lo[: at + 1]))
-        j = at + int(np.argmin(hi[at:]))
-        found.append(_witness(columns, send_off, filler, i, j, int(lo[i]), int(hi[j]), subject))
-        explained = j
-        if len(found) == REPORTED_MAX:
-            break
-    return found
-
-
-def _witness(
-    columns: QueueColumns,
-    send_off: I64,
-    filler: dict[int, int],
-    i: int,
-    j: int,
-    lo: int,
-    hi: int,
-    subject: str,
-) -> Violation:
-    """Name the two operations that set lo[i] and hi[j], and with them the anomaly."""
-    low_send = np.flatnonzero((send_off == i) & (columns.send_call == lo))
-    low_is_send = len(low_send) > 0 or (i in filler and int(columns.send_call[filler[i]]) == lo)
-    if len(low_send):
-        low = int(columns.send_id[low_send[0]])
-    elif low_is_send:
-        low = int(columns.send_id[filler[i]])
-    else:
-        missed = np.flatnonzero((columns.end == i) & (columns.read_call == lo))
-        low = int(columns.read_id[missed[0]])
-    high_send = np.flatnonzero((send_off == j) & (columns.send_ret == hi))
-    if len(high_send):
-        high = int(columns.send_id[high_send[0]])
-    else:
-        last = columns.found_off + columns.found_count - 1
-        hit = (columns.found_count > 0) & (last == j) | (columns.end == j + 1)
-        high = int(columns.read_id[np.flatnonzero(hit & (columns.read_ret == hi))[0]])
-    high_is_send = len(high_send) > 0
-    low_text = f"the send of offset {i} was called" if low_is_send else f"a read missed offset {i}"
-    high_text = (
-        f"the send of offset {j} had returned" if high_is_send else f"a read had found offset {j}"
-    )
-    name = {
-        (True, True): SEND_INVERTED,
-        (False, True): STALE_READ,
-        (False, False): NON_MONOTONIC,
-        (True, False): FROM_THE_FUTURE,
-    }[low_is_send, high_is_send]
-    late_us = (lo - hi) / 1000
-    return Violation(
-        name, subject, f"{low_text} {late_us:,.1f} µs after {high_text}", (low, high), at_ns=lo
-    )
-
-
-def _nobody(
-    columns: QueueColumns, send_off: I64, attempts: int, length: int, subject: str
-) -> list[Violation]:
-    """The queue is longer than there were sends that may have succeeded."""
-    ends = np.concatenate(
-        (columns.end, columns.found_off + columns.found_count, columns.send_off + 1)
-    )
-    ids = np.concatenate((columns.read_id, columns.read_id, columns.send_id))
-    who = int(ids[int(np.argmax(ends))]) if len(ends) else NOTHING
-    return [
-        Violation(
-            BY_NOBODY,
-            subject,
-            f"the queue has {length} messages, but only {attempts} sends can have succeeded",
-            () if who == NOTHING else (who,),
+def verdict_of(judged: Iterable[Judged], violations: Iterable[Violation]) -> Verdict:
+    """Return the verdict over all queues: linearizability is local to a queue."""
+    every = list(judged)
+    counts = {
+        "queues": len(every),
+        "sends": sum(said.sends for said in every),
+        "reads": sum(said.reads for said in every),
+    }
+    facts = sum(said.acked + said.reads for said in every)
+    verdict = judge(NAME, violations, counts, looked_at=facts)
+    unproved = sum(said.unproved for said in every)
+    if verdict.is_valid and unproved:
+        return Verdict(
+            NAME,
+            "unknown",
+            (),
+            counts,
+            f"{unproved} pulls kept as a hash hold messages that no other read saw",
         )
-    ]
-
-
-def _check_min_offsets(operations: Iterable[Operation], subject: str) -> list[Violation]:
-    """The first offset kept never goes back in real time."""
-    facts = sorted(
-        (op.ret_ns, op.call_ns, op.min_off, op.op_id)
-        for op in operations
-        if op.outcome == Outcome.OK and op.min_off != NOTHING and op.level == Level.LINEARIZABLE
-    )
-    calls = sorted((call, low, op_id) for _, call, low, op_id in facts)
-    found: list[Violation] = []
-    best, best_id, at = NOTHING, NOTHING, 0
-    for call, low, op_id in calls:
-        while at < len(facts) and facts[at][0] < call:
-            if facts[at][2] > best:
-                best, best_id = facts[at][2], facts[at][3]
-            at += 1
-        if low < best and len(found) < REPORTED_MAX:
-            found.append(
-                Violation(
-                    MIN_WENT_BACK,
-                    subject,
-                    f"the first offset kept was {best} and is {low} for a later read",
-                    (best_id, op_id),
-                    at_ns=call,
-                )
-            )
-    return found
+    return verdict

@@ -7,11 +7,13 @@ acknowledged send is on every replica at the offset its acknowledgement said.
 
 from __future__ import annotations
 
-from operator import itemgetter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from jepsen_like.checkers.kernel.home import Home
+from jepsen_like.checkers.kernel.source import Queue
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, ReplicaRead
+from jepsen_like.history.operation import NOTHING, Operation, ReplicaRead, ReplicaState
 
 NAME: Final = "replicas"
 
@@ -24,28 +26,34 @@ LOST: Final = "acknowledged message lost"
 REPORTED_MAX: Final = 8
 
 
-def check_history(history: History, *, settled: bool = True) -> Verdict:
-    """Return the verdict over what the replicas held at the end.
+def check_heads(
+    states: list[ReplicaState], heads: list[ReplicaRead], *, settled: bool
+) -> list[Violation]:
+    """Return what the checksums and the list of queues of each replica show.
 
     Args:
+        states: What replicas said of themselves.
+        heads: Which queues were read from them; their values are not looked at.
         settled: Faults were over and replicas had their time, so all must have applied the same.
     """
-    found = [*_check_states(history, settled=settled), *_check_queues(history.replica_reads)]
-    found += _check_acknowledged(history)
-    if settled:
-        found += _check_complete(history)
-    reads = history.replica_reads
+    found = _check_states(states, settled=settled)
+    return [*found, *_check_complete(states, heads)] if settled else found
+
+
+def verdict_of(
+    found: list[Violation], states: list[ReplicaState], heads: list[ReplicaRead], messages: int
+) -> Verdict:
+    """Return the verdict; *messages* is how many the replicas hold."""
     counts = {
-        "replicas": len({state.node for state in history.replica_states}),
-        "queues": len({(read.topic, read.queue) for read in reads}),
-        "messages": sum(len(read.values) for read in reads),
+        "replicas": len({state.node for state in states}),
+        "queues": len({(head.topic, head.queue) for head in heads}),
+        "messages": messages,
     }
-    return judge(NAME, found, counts, looked_at=len(reads) + len(history.replica_states))
+    return judge(NAME, found, counts, looked_at=len(heads) + len(states))
 
 
-def _check_states(history: History, *, settled: bool) -> list[Violation]:
+def _check_states(states: list[ReplicaState], *, settled: bool) -> list[Violation]:
     found: list[Violation] = []
-    states = history.replica_states
     by_index: dict[int, list[int]] = {}
     for at, state in enumerate(states):
         by_index.setdefault(state.applied_index, []).append(at)
@@ -70,36 +78,11 @@ def _check_states(history: History, *, settled: bool) -> list[Violation]:
     return found[:REPORTED_MAX]
 
 
-def _check_queues(reads: list[ReplicaRead]) -> list[Violation]:
-    found: list[Violation] = []
-    first: dict[tuple[str, int], ReplicaRead] = {}
-    for read in reads:
-        known = first.setdefault((read.topic, read.queue), read)
-        if known is read:
-            continue
-        begin = max(known.min_off, read.min_off)
-        end = min(known.min_off + len(known.values), read.min_off + len(read.values))
-        ours = known.values[begin - known.min_off : end - known.min_off]
-        theirs = read.values[begin - read.min_off : end - read.min_off]
-        if begin < end and ours != theirs:
-            off = next(at for at in range(len(ours)) if ours[at] != theirs[at])
-            found.append(
-                Violation(
-                    QUEUES_DIFFER,
-                    f"{read.topic}/{read.queue}",
-                    f"offset {begin + off} holds {ours[off]} on {known.node} and {theirs[off]} "
-                    f"on {read.node}",
-                    at_ns=read.at_ns,
-                )
-            )
-    return found[:REPORTED_MAX]
-
-
-def _check_complete(history: History) -> list[Violation]:
+def _check_complete(states: list[ReplicaState], heads: list[ReplicaRead]) -> list[Violation]:
     """A queue that one replica has, all have."""
-    nodes = {state.node for state in history.replica_states}
+    nodes = {state.node for state in states}
     have: dict[tuple[str, int], set[str]] = {}
-    for read in history.replica_reads:
+    for read in heads:
         have.setdefault((read.topic, read.queue), set()).add(read.node)
     return [
         Violation(MISSING, f"{topic}/{queue}", f"{', '.join(sorted(nodes - there))} lacks it")
@@ -108,25 +91,33 @@ def _check_complete(history: History) -> list[Violation]:
     ][:REPORTED_MAX]
 
 
-def _check_acknowledged(history: History) -> list[Violation]:
-    """Every acknowledged send stands where the acknowledgement said, on every replica."""
-    by_queue: dict[tuple[str, int], list[ReplicaRead]] = {}
-    for read in history.replica_reads:
-        by_queue.setdefault((read.topic, read.queue), []).append(read)
-    lost: list[tuple[tuple[str, int, int, int], Operation, str, int | None]] = []
-    for op in history.operations:
-        if op.f != F.SEND or op.outcome != Outcome.OK or op.off == NOTHING:
-            continue
-        for read in by_queue.get((op.topic, op.queue), ()):
-            place = op.off - read.min_off
-            if place < 0:
-                continue  # retention took it
-            here = read.values[place] if place < len(read.values) else None
-            if here != op.value:
-                lost.append(((op.topic, op.queue, op.off, op.value), op, read.node, here))
-                break
-    lost.sort(key=itemgetter(0))
-    return [lost_violation(op, node, here) for _, op, node, here in lost[:REPORTED_MAX]]
+def held_violations(
+    homes: Iterable[tuple[Queue, Home]],
+    names: Sequence[str],
+    at_ns: Mapping[tuple[str, str, int], int],
+    acked: Mapping[tuple[str, int, int], Operation],
+) -> list[Violation]:
+    """Return what replicas hold otherwise than each other, or than was acknowledged.
+
+    Args:
+        homes: By queue.
+        names: Of the replicas, by number.
+        at_ns: When a queue of a replica was read: by node, topic, queue.
+        acked: The sends in question, acknowledged: by topic, queue, value.
+    """
+    differ: list[Violation] = []
+    lost: list[Violation] = []
+    for (topic, queue), home in sorted(homes, key=lambda pair: pair[0]):
+        subject = f"{topic}/{queue}"
+        for off, ours, theirs, known, other in home.differ:
+            text = f"offset {off} holds {ours} on {names[known]} and {theirs} on {names[other]}"
+            when = at_ns[names[other], topic, queue]
+            differ.append(Violation(QUEUES_DIFFER, subject, text, at_ns=when))
+        for _, value, replica, here in home.lost:
+            op = acked[topic, queue, value]
+            shown = None if here < NOTHING else here
+            lost.append(lost_violation(op, names[replica], shown))
+    return [*differ[:REPORTED_MAX], *lost[:REPORTED_MAX]]
 
 
 def lost_violation(op: Operation, node: str, here: int | None) -> Violation:

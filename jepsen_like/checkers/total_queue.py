@@ -2,17 +2,24 @@
 
 lost = acknowledged and not there; unexpected = there and never attempted; duplicated = there more
 than once; recovered = there although the acknowledgement never came. A committed half message was
-sent by its commit. Queues that the broker writes by itself are left out.
+sent by its commit. Queues that the broker writes by itself are left out. What is held at its own
+offset is only counted, in `kernel.home`; values of the rest are compared across queues.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, sends_of
+import msgspec
+import numpy as np
+
+from jepsen_like.checkers.half_messages import SYSTEM_TOPICS
+from jepsen_like.checkers.kernel.facts import I64
+from jepsen_like.checkers.kernel.home import Home
+from jepsen_like.checkers.kernel.source import Queue
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, History, Outcome
+from jepsen_like.history.operation import Operation, Outcome
 
 NAME: Final = "total_queue"
 
@@ -23,65 +30,79 @@ FAILED_BUT_THERE: Final = "failed message stored"
 REPORTED_MAX: Final = 8
 
 
-def check_history(history: History, *, node: str | None = None) -> Verdict:
-    """Return the verdict over what one replica held at the end.
+class Algebra(msgspec.Struct):
+    """The sums over all queues, and the values to name."""
+
+    counts: dict[str, int]
+    named: dict[str, tuple[int, ...]]
+    how_many: dict[str, int]
+
+
+def add_up(homes: Iterable[tuple[Queue, Home]]) -> Algebra:
+    """Return the algebra over all queues that clients write to."""
+    every = [(queue, home) for queue, home in homes if queue[0] not in SYSTEM_TOPICS]
+
+    def joined(name: str, kind: type = np.int64) -> I64:
+        return np.concatenate(
+            [np.zeros(0, kind), *(np.frombuffer(getattr(h, name), kind) for _, h in every)]
+        ).astype(np.int64)
+
+    away, strange, echo = joined("away"), joined("strange"), joined("echo")
+    spare, outcome = joined("spare"), joined("spare_outcome", np.int8)
+    strangers, times = np.unique(strange, return_counts=True)
+    lost = np.setdiff1d(away, strangers)
+    sent_away = np.intersect1d(strangers, np.concatenate((away, echo)))
+    unexpected = np.setdiff1d(np.setdiff1d(strangers, spare), sent_away)
+    doubled = np.union1d(strangers[times > 1], np.intersect1d(strangers, echo))
+    failed = np.intersect1d(strangers, spare[outcome == Outcome.FAIL])
+    unknown = np.unique(spare[outcome == Outcome.INFO])
+    recovered = len(np.intersect1d(unknown, strangers))
+    spare_ok = int(np.count_nonzero(outcome == Outcome.OK))
+    sent = sum(home.sent for _, home in every)
+    counts = {
+        "attempted": sent + len(spare),
+        "acknowledged": sent + spare_ok,
+        "removed": sum(home.removed for _, home in every) + spare_ok,
+        "unknown": len(unknown),
+        "recovered": recovered,
+        "vanished": len(unknown) - recovered,
+        "there": sum(home.there for _, home in every),
+    }
+    kinds = {
+        LOST: lost,
+        UNEXPECTED: unexpected,
+        DUPLICATED: doubled,
+        FAILED_BUT_THERE: failed,
+    }
+    named = {name: tuple(values[:REPORTED_MAX].tolist()) for name, values in kinds.items()}
+    return Algebra(counts, named, {name: len(values) for name, values in kinds.items()})
+
+
+_SAYS: Final = {
+    LOST: "was acknowledged and is not there",
+    UNEXPECTED: "is there and was never sent",
+    DUPLICATED: "is there more than once",
+    FAILED_BUT_THERE: "is there, but its send certainly failed",
+}
+
+
+def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str) -> Verdict:
+    """Return the verdict.
 
     Args:
-        node: Which replica; None: the first one read.
+        algebra: See `add_up`.
+        sends: What sent each named value, where somebody did.
+        chosen: The replica whose messages counted.
     """
-    reads = history.replica_reads
-    if not reads:
-        return judge(NAME, (), {}, looked_at=0)
-    chosen = node or reads[0].node
-    there: Counter[int] = Counter()
-    for read in reads:
-        if read.node == chosen and read.topic not in SYSTEM_TOPICS:
-            there.update(value for value in read.values if value != NOTHING)
-    first_kept = {(r.topic, r.queue): r.min_off for r in reads if r.node == chosen}
-    sends = {op.value: op for op in sends_of(history.operations)}
-    acked = {value for value, op in sends.items() if op.outcome == Outcome.OK}
-    # What retention removed is not lost; without an offset of its own nobody can tell.
-    removed = {
-        value
-        for value in acked
-        if sends[value].off < first_kept.get((sends[value].topic, sends[value].queue), 0)
-    }
-    unknown = {value for value, op in sends.items() if op.outcome == Outcome.INFO}
-    kinds = (
-        (LOST, sorted(acked - removed - there.keys()), "was acknowledged and is not there"),
-        (UNEXPECTED, sorted(there.keys() - sends.keys()), "is there and was never sent"),
-        (
-            DUPLICATED,
-            sorted(value for value, count in there.items() if count > 1),
-            "is there more than once",
-        ),
-        (
-            FAILED_BUT_THERE,
-            sorted(there.keys() & (sends.keys() - acked - unknown)),
-            "is there, but its send certainly failed",
-        ),
-    )
-    found: list[Violation] = []
-    for name, values, says in kinds:
-        for value in values[:REPORTED_MAX]:
-            op = sends.get(value)
-            witnesses = () if op is None else (op.op_id,)
-            found.append(
-                Violation(
-                    name,
-                    chosen if op is None else f"{op.topic}/{op.queue}",
-                    f"value {value} {says} ({len(values)} like it)",
-                    witnesses,
-                    at_ns=0 if op is None else op.call_ns,
-                )
-            )
-    counts = {
-        "attempted": len(sends),
-        "acknowledged": len(acked),
-        "removed": len(removed),
-        "unknown": len(unknown),
-        "recovered": len(unknown & there.keys()),
-        "vanished": len(unknown - there.keys()),
-        "there": there.total(),
-    }
-    return judge(NAME, found, counts, looked_at=len(acked))
+    found = [
+        Violation(
+            name,
+            chosen if value not in sends else f"{sends[value].topic}/{sends[value].queue}",
+            f"value {value} {_SAYS[name]} ({algebra.how_many[name]} like it)",
+            () if value not in sends else (sends[value].op_id,),
+            at_ns=0 if value not in sends else sends[value].call_ns,
+        )
+        for name, values in algebra.named.items()
+        for value in values
+    ]
+    return judge(NAME, found, algebra.counts, looked_at=algebra.counts["acknowledged"])

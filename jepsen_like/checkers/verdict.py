@@ -1,10 +1,11 @@
-"""What a checker says: valid, invalid or unknown, and for each violation its witnesses.
+"""What a checker returns: valid, invalid or unknown, and for each violation its witnesses.
 
 Unknown is no pass: a checker that saw nothing, or broke, has proved nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -21,7 +22,7 @@ class Violation(msgspec.Struct, frozen=True):
         subject: Where, e.g. ``orders/3``.
         detail: One sentence a person can act on.
         operations: Op ids of the witnesses, as few as prove it.
-        checker: Who says so.
+        checker: Name of the checker that found it.
         at_ns: When it showed, on the history's clock.
     """
 
@@ -73,10 +74,10 @@ def judge(
 
 
 def checked(checker: str, run: Callable[[], Verdict]) -> Verdict:
-    """Return what *run* says; unknown, with the error, when it breaks."""
+    """Return the verdict of *run*; unknown, with the error, when it breaks."""
     try:
         return run()
-    except Exception as error:  # noqa: BLE001  # a checker that breaks proves nothing, and says so
+    except Exception as error:  # noqa: BLE001  # a checker that breaks proves nothing: its verdict is unknown, with the error
         return Verdict(checker, "unknown", reason=f"{type(error).__name__}: {error}")
 
 
@@ -99,3 +100,20 @@ def merge(verdicts: Iterable[Verdict], *, name: str = "all") -> Verdict:
         counts,
         "; ".join(f"{v.checker}: {v.reason}" for v in every if v.reason),
     )
+
+
+def digest_of(verdicts: Iterable[Verdict]) -> str:
+    """Return a hash of everything that was found; equal for every engine and every split."""
+    found = [
+        {
+            "checker": verdict.checker,
+            "validity": verdict.validity,
+            "counts": dict(sorted(verdict.counts.items())),
+            "violations": sorted(
+                [v.name, v.subject, v.detail, list(v.operations), v.at_ns]
+                for v in verdict.violations
+            ),
+        }
+        for verdict in sorted(verdicts, key=lambda verdict: verdict.checker)
+    ]
+    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()

@@ -168,10 +168,12 @@ def ops_table(run_id: str, operations: Sequence[Operation]) -> Any:
 
 
 def obs_table(run_id: str, operations: Iterable[Operation], reads: Iterable[ReplicaRead]) -> Any:
-    """Return `obs`: what pulls found, then what the final reads found."""
+    """Return `obs`: what pulls found that had an answer, then what the final reads found."""
     columns: dict[str, list[Any]] = {name: [] for name in OBS.names if name != "run_id"}
     rows: list[tuple[int, str, str, int, int, tuple[int, ...]]] = [
-        (op.op_id, "", op.topic, op.queue, op.off, op.values) for op in operations if op.values
+        (op.op_id, "", op.topic, op.queue, op.off, op.values)
+        for op in operations
+        if op.values and op.outcome == Outcome.OK
     ]
     rows += [(NOTHING, r.node, r.topic, r.queue, r.min_off, r.values) for r in reads]
     for op_id, replica, topic, queue, off, values in rows:

@@ -15,9 +15,9 @@ import numpy as np
 from cyclopts import Parameter
 
 from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
-from spark_jobs.checks.queue_facts import Columns
-from spark_jobs.checks.queue_judge import judge_queue
-from spark_jobs.checks.queue_log import gather
+from jepsen_like.checkers.kernel.facts import Columns
+from jepsen_like.checkers.kernel.judge import judge_queue
+from jepsen_like.checkers.kernel.tables import gather
 from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
 from spark_jobs.generate.queue_stream import QueueStream
 from spark_jobs.kept_memory import keep_memory

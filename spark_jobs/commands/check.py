@@ -9,14 +9,13 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter, validators
 
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.cli.output import ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
-from spark_jobs.checks.outcome import Outcome
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder
 from spark_jobs.commands.progress import progress
 from spark_jobs.kept_memory import keep_memory
 from spark_jobs.live import follow as live
-from spark_jobs.run import Engine, judge_run, records
+from spark_jobs.run import Engine, Outcome, judge_run, records
 
 EXIT: Final = {"valid": ExitCode.OK, "invalid": ExitCode.FAILED}
 UNKNOWN_EXIT: Final = 2
@@ -29,11 +28,7 @@ def check(
     /,
     *,
     engine: Annotated[
-        Engine,
-        Parameter(
-            help="local: numpy in this process; spark: as --master says; windows: with Spark, the "
-            "log check a second time, in DataFrames alone."
-        ),
+        Engine, Parameter(help="local: numpy in this process; spark: a task for each queue.")
     ] = "local",
     master: Annotated[str, Parameter(help="Spark's URL; empty: the cores of this machine.")] = "",
     follow: Annotated[
@@ -54,7 +49,7 @@ def check(
     folder = run_folder(name, store)
     if follow:
         follow_run(folder, engine, master)
-    tell = note if engine != "local" or output != "json" else _silent
+    report = note if engine != "local" or output != "json" else _silent
     with progress("operations", records(folder)) as on_rows:
         keep_memory()
         outcome = judge_run(
@@ -62,7 +57,7 @@ def check(
             engine,
             time.monotonic,
             master=master,
-            tell=tell,
+            report=report,
             on_rows=on_rows,
             late_max_ns=None if late_max_ms is None else late_max_ms * 1_000_000,
         )
@@ -71,10 +66,9 @@ def check(
 
 
 def follow_run(folder: Path, engine: Engine, master: str) -> None:
-    """Say what is wrong as soon as it is, until the run has left its result.
+    """Print what is wrong as soon as it is, until the run has left its result.
 
     Raises:
-        CliError: This engine follows nothing.
         NoHistoryError: There is no history yet.
     """
 
@@ -82,48 +76,46 @@ def follow_run(folder: Path, engine: Engine, master: str) -> None:
         return (folder / "result.json").is_file()
 
     if engine == "local":
-        live.follow(folder, _tell, time.sleep, is_over)
-    elif engine == "spark":
+        live.follow(folder, _print_progress, time.sleep, is_over)
+    else:
         from spark_jobs.engines.session import open_session
         from spark_jobs.engines.stream import follow_with_spark
 
-        follow_with_spark(open_session(master), folder, _tell_queues, time.sleep, is_over)
-    else:
-        raise CliError(f"--engine {engine} does not --follow", exit_code=ExitCode.USAGE)
+        follow_with_spark(open_session(master), folder, _print_queues, time.sleep, is_over)
 
 
-def _tell(progress: live.Progress) -> None:
-    _tell_violations(progress.violations)
+def _print_progress(progress: live.Progress) -> None:
+    _print_violations(progress.violations)
     note(
         f"{progress.operations:,} operations judged, {progress.open:,} open, "
         f"{progress.in_flight:,} offsets in flight, {progress.pending:,} sends pending"
     )
 
 
-def _tell_queues(found: list[Any]) -> None:
+def _print_queues(found: list[Any]) -> None:
     for queue in found:
-        _tell_violations(queue.violations)
+        _print_violations(queue.violations)
     rows, flying = (sum(getattr(q, name) for q in found) for name in ("rows", "in_flight"))
     note(f"{len(found)} queues: {rows:,} operations judged, {flying:,} offsets in flight")
 
 
-def _tell_violations(violations: list[Violation]) -> None:
+def _print_violations(violations: list[Violation]) -> None:
     for one in violations:
         note(f"INVALID: {one.name} in {one.subject}: {one.detail}, operations {one.operations}")
 
 
 def _silent(_: str) -> None:
-    """Say nothing: a program listens."""
+    """Print nothing: a program reads the output."""
 
 
 def show(outcome: Outcome, output: str) -> None:
     """Print an outcome for people or for programs."""
-    told: dict[str, Any] = msgspec.to_builtins(outcome)
+    answer: dict[str, Any] = msgspec.to_builtins(outcome)
     if output == "json":
-        print_json(told)
+        print_json(answer)
         return
     names = ("verdict", "reason", "operations", "seconds", "digest")
-    print_table("Check", ["what", "value"], [[n, told[n]] for n in names if told[n] != ""])
+    print_table("Check", ["what", "value"], [[n, answer[n]] for n in names if answer[n] != ""])
     print_table(
         "Checks",
         ["checker", "verdict", "violations", "looked at"],

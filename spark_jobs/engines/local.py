@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import or_
@@ -15,22 +15,18 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from jepsen_like.checkers.kernel.facts import OBS_COLUMNS
+from jepsen_like.checkers.kernel.source import (
+    Queue,
+    QueueReport,
+    Replicas,
+    TooManyRowsError,
+    Want,
+)
+from jepsen_like.checkers.kernel.tables import Batch, Gathered
 from jepsen_like.history.columns import OBS, OPS
 from jepsen_like.history.operation import Operation
 from jepsen_like.history.parquet import read_summary
-from spark_jobs.checks.queue_facts import (
-    OBS_COLUMNS,
-    OPS_COLUMNS,
-    QUEUE_OPERATIONS,
-    Columns,
-    Flags,
-    QueueFacts,
-    distinct,
-)
-from spark_jobs.checks.queue_log import spares_of
-from spark_jobs.checks.queue_task import report_of
-from spark_jobs.checks.source import Queue, QueueReport, Replicas, TooManyRowsError, Want
-from spark_jobs.engines.batches import Batch, constants
 
 BATCH_ROWS: Final = 1 << 17
 """Rows decoded at once: the memory of one batch is used again for the next but two."""
@@ -45,7 +41,8 @@ _SCAN: Final[dict[str, Any]] = {
     # A row group that is fetched whole takes new memory for each; files are on this machine.
     "fragment_scan_options": ds.ParquetFragmentScanOptions(pre_buffer=False),
 }
-_LOW: Final = 0xFFFFFFFF
+WORD_MAX: Final = 48
+"""Characters of a word whose statistics are believed: some writers cut longer ones."""
 
 
 class LocalSource:
@@ -53,7 +50,7 @@ class LocalSource:
 
     Args:
         parquet: The folder.
-        on_rows: Told how many rows of `ops` are judged.
+        on_rows: Called with the number of rows of `ops` that are judged.
 
     Raises:
         NoHistoryError: It is not whole.
@@ -67,7 +64,7 @@ class LocalSource:
         self._on_rows = on_rows
         self._wants: tuple[Want, ...] = ()
         self._met: dict[Want, list[Any]] = {}
-        self._facts: dict[Queue, QueueFacts] | None = None
+        self._gathered: Gathered | None = None
 
     def prepare(self, wants: tuple[Want, ...]) -> None:
         """Collect these rows in the one scan of `ops`."""
@@ -81,7 +78,8 @@ class LocalSource:
         """Return rows of `ops`."""
         if want not in self._wants:
             return _rows(self._ops, want, rows_max)
-        self._scan()
+        if want not in self._met:
+            self._scan()
         met = self._met[want]
         if sum(batch.num_rows for batch in met) > rows_max:
             raise TooManyRowsError(rows_max)
@@ -95,95 +93,62 @@ class LocalSource:
         self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas
     ) -> list[QueueReport]:
         """Judge every queue; all facts of all queues are in memory until then."""
-        every = self._scan()
-        self._facts = None  # they are used up
+        gathered = self._scan()
+        self._gathered = None  # its facts are used up
         same = constants(self._obs)
         names = [name for name in ("topic", "queue", *OBS_COLUMNS) if name not in same]
         for batch in self._obs.to_batches(columns=names, **_SCAN):
-            for queue, rows in split(Batch(batch, same, OBS), OBS_COLUMNS, replicas):
-                if queue[1] >= 0:
-                    every.setdefault(queue, QueueFacts()).add_obs(rows)
-        for queue, added in appends.items():
-            every.setdefault(queue, QueueFacts()).add_spares(spares_of(added))
+            gathered.add_obs(Batch(batch, same, OBS), replicas)
         with ThreadPoolExecutor(JUDGES) as pool:
-            reports = pool.map(
-                lambda queue: report_of(queue, every.pop(queue), replicas), sorted(every)
-            )
-            return list(reports)
+            return gathered.reports(appends, replicas, pool.map)
 
-    def _scan(self) -> dict[Queue, QueueFacts]:
+    def _scan(self) -> Gathered:
         """Read `ops` once: facts of queues, and rows that were announced."""
-        if self._facts is not None:
-            return self._facts
-        self._facts, self._met = {}, {want: [] for want in self._wants}
+        if self._gathered is not None:
+            return self._gathered
+        self._gathered, self._met = Gathered(), {want: [] for want in self._wants}
         done = 0
         same = constants(self._ops)
         names = [name for name in OPS.names if name not in same]
-        for batch in self._ops.to_batches(columns=names, **_SCAN):
-            table = Batch(batch, same, OPS)
+        for read in self._ops.to_batches(columns=names, **_SCAN):
+            batch = Batch(read, same, OPS)
             for want, met in self._met.items():
-                rows = np.flatnonzero(_meets(table, want))
+                rows = np.flatnonzero(batch.meets(want))
                 if len(rows):
-                    met.append(table.rows(rows))
-            for queue, columns in split(table, OPS_COLUMNS):
-                if queue[0] and queue[1] >= 0:
-                    self._add(queue, columns)
+                    met.append(batch.rows(rows))
+            self._gathered.add_ops(batch)
             done += batch.num_rows
             self._on_rows(done)
-        return self._facts
-
-    def _add(self, queue: Queue, columns: Columns) -> None:
-        assert self._facts is not None
-        if queue in self._facts or (columns["f"] <= max(QUEUE_OPERATIONS)).any():
-            self._facts.setdefault(queue, QueueFacts()).add_ops(columns)
+        return self._gathered
 
 
-def _meets(batch: Batch, want: Want) -> Flags:
-    """Return which rows of a batch are wanted."""
-    met = np.zeros(batch.num_rows, dtype=np.bool_)
-    for name, values in want.among:
-        met |= np.isin(batch.numbers(name), values)
-    for name, value in want.other_than:
-        if isinstance(value, str) and value in OPS.names:
-            met |= batch.numbers(name) != batch.numbers(value)
-        elif name in batch.same:
-            met |= batch.same[name] != value
-        elif isinstance(value, str):
-            words, codes = batch.words(name)
-            met |= np.array([word != value for word in words], np.bool_)[codes]
-        else:
-            met |= batch.numbers(name) != value
-    return met
+def constants(dataset: Any) -> dict[str, int | str]:
+    """Return columns that have one value in all files, as the statistics of the files say it."""
+    same: dict[str, int | str] | None = None
+    for fragment in dataset.get_fragments():
+        told = fragment.metadata
+        for group in range(told.num_row_groups):
+            here = _of_group(told.row_group(group))
+            if same is None:
+                same = here
+            else:
+                same = {name: value for name, value in same.items() if here.get(name) == value}
+    same = same or {}
+    # An engine counts the rows of a batch: something is left to read.
+    return {name: value for name, value in same.items() if name != "op_id"}
 
 
-def split(
-    batch: Batch, names: tuple[str, ...], replicas: Replicas | None = None
-) -> Iterator[tuple[Queue, Columns]]:
-    """Yield the rows of each queue of a batch, as numpy."""
-    if not batch.num_rows:
-        return
-    words, codes = batch.words("topic")
-    queues = batch.numbers("queue")
-    columns = {
-        name: _numbers(*batch.words(name), replicas) if name == "replica" else batch.numbers(name)
-        for name in names
-    }
-    if codes[0] == codes.min() == codes.max() and queues[0] == queues.min() == queues.max():
-        yield (words[int(codes[0])], int(queues[0])), columns
-        return
-    keys = codes.astype(np.int64) << 32 | (queues.astype(np.int64) & _LOW)
-    for key in distinct(keys):
-        rows = np.flatnonzero(keys == key)
-        queue = (words[key >> 32], int(queues[rows[0]]))
-        yield queue, {name: column[rows] for name, column in columns.items()}
-
-
-def _numbers(words: list[str], codes: Any, replicas: Replicas | None) -> Any:
-    """Return each replica as its number."""
-    names = () if replicas is None else replicas.names
-    known = {name: number for number, name in enumerate(names)}
-    told = np.array([known.get(word, -1) for word in words], dtype=np.int64)
-    return told[codes] if len(told) else np.zeros(len(codes), dtype=np.int64)
+def _of_group(group: Any) -> dict[str, int | str]:
+    found: dict[str, int | str] = {}
+    for at in range(group.num_columns):
+        column = group.column(at)
+        told = column.statistics
+        if told is None or not told.has_min_max or told.null_count or told.min != told.max:
+            continue
+        value = told.min
+        if isinstance(value, int) or (isinstance(value, str) and len(value) <= WORD_MAX):
+            found[column.path_in_schema] = value
+    return found
 
 
 def _rows(table: Any, want: Want, rows_max: int) -> Any:

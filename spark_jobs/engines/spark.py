@@ -17,21 +17,30 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StructField, StructType
 
+from jepsen_like.checkers.kernel.chunks import Answer, Ask
+from jepsen_like.checkers.kernel.cut import (
+    CHUNK_OFFSETS,
+    ChunkReport,
+    answer_of,
+    chunk_report_of,
+    judge_cut,
+    obs_routes,
+    report_of,
+    routes,
+)
+from jepsen_like.checkers.kernel.facts import (
+    I64,
+    OBS_COLUMNS,
+    OPS_COLUMNS,
+    SUSPECTS_MAX,
+    QueueFacts,
+    Spares,
+)
+from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, TooManyRowsError, Want
+from jepsen_like.checkers.kernel.tables import spares_of
 from jepsen_like.history.columns import OBS, OPS
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.history.parquet import read_summary
-from spark_jobs.checks.queue_chunk import SUSPECTS_MAX, Answer, Ask
-from spark_jobs.checks.queue_cut import (
-    CHUNK_OFFSETS,
-    ChunkReport,
-    judge_cut,
-    obs_routes,
-    routes,
-)
-from spark_jobs.checks.queue_facts import I64, OBS_COLUMNS, OPS_COLUMNS, QueueFacts, Spares
-from spark_jobs.checks.queue_log import spares_of
-from spark_jobs.checks.queue_task import answer_of, chunk_report_of, report_of
-from spark_jobs.checks.source import Queue, QueueReport, Replicas, TooManyRowsError, Want
 
 LOOK: Final = 100
 """In the column `f`: the row is one of `obs`."""

@@ -18,10 +18,10 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+from jepsen_like.checkers.queue_watch import QueueWatch
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import Operation
 from spark_jobs.live.follow import INTERVAL_S, by_queue
-from spark_jobs.live.queue_watch import QueueWatch
 from spark_jobs.live.tail import Tail
 
 FORMAT: Final = "dledger_run"

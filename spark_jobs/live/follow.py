@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from jepsen_like.checkers.half_messages import SYSTEM_TOPICS
+from jepsen_like.checkers.queue_watch import QueueWatch
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NOTHING, Operation
-from spark_jobs.live.queue_watch import QueueWatch
 from spark_jobs.live.tail import Batch, Tail
 
 INTERVAL_S: Final = 0.5

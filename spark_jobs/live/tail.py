@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from jepsen_like.checkers.kernel.facts import NOT_YET
 from jepsen_like.history.operation import NEVER, Operation, Outcome
 from jepsen_like.history.parquet import NoHistoryError
 from jepsen_like.history.sequence import iter_rows
-from spark_jobs.checks.queue_facts import NOT_YET
 
 BATCH_BYTES: Final = 1 << 22
 """Bytes of a file read at once; the rest of a longer one comes with the next batch."""

@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 SOURCE: Final = Path(__file__).with_name("check_a_history.py")
 NOTEBOOK: Final = SOURCE.with_suffix(".ipynb")
 TIMEOUT_S: Final = 300
-"""For one cell: two engines of Spark on a busy machine."""
+"""For one cell: Spark on a busy machine."""
 
 
 def notebook_of(source: str) -> Any:

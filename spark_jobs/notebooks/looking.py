@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from jepsen_like.checkers.kernel.facts import OPS_COLUMNS
+from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.columns import NODES, OBS, OPS, NodeKind, history_of
 from jepsen_like.history.operation import NEVER, F, Outcome
@@ -30,8 +32,6 @@ from jepsen_like.report.series import (
     rates_of,
     span_of,
 )
-from spark_jobs.checks.queue_facts import OPS_COLUMNS
-from spark_jobs.checks.queue_log import gather, table_to_numpy
 from spark_jobs.notebooks import more_pictures
 from spark_jobs.notebooks.more_pictures import Bounds
 

@@ -11,12 +11,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from jepsen_like.checkers.kernel.facts import NOT_YET
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from jepsen_like.report.canvas import Canvas, canvas, draw_bands, save, time_axis
 from jepsen_like.report.colours import BAD, DOUBT, FAINT, GOOD
 from jepsen_like.report.pictures import Pictures
 from jepsen_like.report.series import NS, Columns
-from spark_jobs.checks.queue_facts import NOT_YET
 
 I64 = npt.NDArray[np.int64]
 

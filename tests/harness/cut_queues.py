@@ -7,13 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jepsen_like.checkers.kernel.chunks import Answer, Ask
+from jepsen_like.checkers.kernel.cut import (
+    ChunkReport,
+    answer_of,
+    chunk_report_of,
+    judge_cut,
+    obs_routes,
+    routes,
+)
+from jepsen_like.checkers.kernel.facts import I64, Columns, QueueFacts
+from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
+from jepsen_like.checkers.kernel.tables import spares_of
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from spark_jobs.checks.queue_chunk import Answer, Ask
-from spark_jobs.checks.queue_cut import ChunkReport, judge_cut, obs_routes, routes
-from spark_jobs.checks.queue_facts import I64, Columns, QueueFacts
-from spark_jobs.checks.queue_log import spares_of
-from spark_jobs.checks.queue_task import answer_of, chunk_report_of
-from spark_jobs.checks.source import Queue, QueueReport, Replicas
 
 
 class CutTables:

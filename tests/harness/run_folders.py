@@ -11,6 +11,7 @@ import cbor2
 import msgspec
 
 from jepsen_like.checkers import queue_log
+from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, merge
 from jepsen_like.history.operation import NEVER, Event, F, History, Operation, Outcome, RunHeader
 from jepsen_like.history.sequence import encode_history
@@ -57,9 +58,9 @@ def make_run(
     history.operations = _operations(rng, operations, duration_s, outages)
     if stale_read:
         _make_stale(history.operations)
-    verdict = queue_log.check_history(history.operations)
+    verdicts = [v for v in check_everything(history) if v.checker == queue_log.NAME]
     failover_ms = [(end - begin) * 1000 for begin, end in outages]
-    return MadeRun(history, [verdict], failover_ms, outages)
+    return MadeRun(history, verdicts, failover_ms, outages)
 
 
 def _ns(at_s: float) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from jepsen_like import checkers
-from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers import push_group
+from jepsen_like.checkers.all_checks import CHECKS, check_everything
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import History
 from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupted
@@ -75,6 +76,14 @@ def test_every_anomaly_a_checker_can_name_is_in_the_documentation() -> None:
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     kinds = [kind for named in anomalies().values() for kind in named.values()]
     assert [(checker, name) for checker, name in kinds if name not in rows.get(checker, "")] == []
+
+
+def test_documented_checkers_are_the_one_list_of_checks() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/simulation.md").read_text(encoding="utf-8")
+    table = page[page.index("| checker | decides |") :].split("\n\n")[0]
+    documented = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
+    assert documented == {*CHECKS, push_group.NAME}
+    assert {name for named in anomalies().values() for name, _ in named.values()} == documented
 
 
 def alarms(history: History, *, settled: bool = True) -> list[Violation]:

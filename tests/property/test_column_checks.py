@@ -1,4 +1,4 @@
-"""Checks over tables say what the row-wise checkers say over rows, for every kind of anomaly."""
+"""Checks over tables and over rows in memory find what the row-wise edition finds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from jepsen_like.checkers import consumer_offsets
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.checkers.all_checks import Settings, check_everything, check_source
+from jepsen_like.checkers.consumer_offsets import check_table
+from jepsen_like.checkers.verdict import Verdict, digest_of
 from jepsen_like.history.columns import ops_table
 from jepsen_like.history.operation import History
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.checks.everything import Settings, check_source, digest_of
-from spark_jobs.checks.registers import check_offsets
 from spark_jobs.engines.local import LocalSource
 from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupted
+from tests.harness.judged import told
 from tests.harness.offset_histories import random_history as random_register
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.oracles.all_checks import check_row_wise
 
 pytestmark = pytest.mark.slow
 
@@ -34,29 +35,18 @@ def by_columns(history: History, folder: Path) -> list[Verdict]:
     return check_source(LocalSource(folder), Settings(late_max_ns=LATE_MAX_NS))
 
 
-def told(verdicts: list[Verdict]) -> dict[str, object]:
-    """Return everything that verdicts say, in an order of its own."""
-    return {
-        verdict.checker: (
-            verdict.validity,
-            verdict.counts,
-            sorted(
-                (v.name, v.subject, v.detail, v.at_ns, v.operations) for v in verdict.violations
-            ),
-        )
-        for verdict in verdicts
-    }
-
-
 @pytest.mark.parametrize("seed", range(CLEAN))
 def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: Path) -> None:
     history = clean_history(seed)
     found = by_columns(history, tmp_path / "whole")
-    assert told(found) == told(check_everything(history, late_max_ns=LATE_MAX_NS))
+    expected = check_row_wise(history, late_max_ns=LATE_MAX_NS)
+    assert told(found) == told(expected)
+    assert told(check_everything(history, late_max_ns=LATE_MAX_NS)) == told(expected)
     assert "invalid" not in {verdict.validity for verdict in found}, found
     cut = interrupted(history)
-    expected = check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS)
+    expected = check_row_wise(cut, settled=False, late_max_ns=LATE_MAX_NS)
     assert told(by_columns(cut, tmp_path / "cut")) == told(expected)
+    assert told(check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS)) == told(expected)
 
 
 @pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
@@ -68,10 +58,11 @@ def test_planted_anomalies_get_the_same_violations(kind: tuple[str, str], tmp_pa
             PLANTERS[kind](Scene(history, seed))
         except InapplicableError:
             continue
-        expected = check_everything(
-            history, settled=bool(history.replica_reads), late_max_ns=LATE_MAX_NS
-        )
+        settled = bool(history.replica_reads)
+        expected = check_row_wise(history, settled=settled, late_max_ns=LATE_MAX_NS)
         found = by_columns(history, tmp_path / str(seed))
+        assert told(found) == told(expected), f"{kind} in clean_history({seed})"
+        found = check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS)
         assert told(found) == told(expected), f"{kind} in clean_history({seed})"
         assert any(v.name == kind[1] for verdict in found for v in verdict.violations)
         planted += 1
@@ -94,7 +85,7 @@ def test_random_registers_are_judged_as_row_by_row() -> None:
     for seed in range(3_000):
         rows = random_register(random.Random(seed), 9, ascending=False)
         expected = consumer_offsets.check_history(rows)
-        found = check_offsets(ops_table("r", rows))
+        found = check_table(ops_table("r", rows))
         where = f"random_register(random.Random({seed}), 9): {rows}"
         assert told([found]) == told([expected]), where
         judged[found.validity] += 1

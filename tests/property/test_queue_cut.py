@@ -8,16 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from jepsen_like.checkers.all_checks import replicas_of
 from jepsen_like.checkers.half_messages import transactions_of
+from jepsen_like.checkers.kernel.cut import report_of
+from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, Columns
+from jepsen_like.checkers.kernel.home import Home
+from jepsen_like.checkers.kernel.judge import Judged
+from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
+from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from jepsen_like.checkers.total_queue import add_up
 from jepsen_like.history.columns import obs_table, ops_table
 from jepsen_like.history.operation import NOTHING, F, History, Outcome, RunHeader
-from spark_jobs.checks.everything import replicas_of
-from spark_jobs.checks.home import Home, add_up
-from spark_jobs.checks.queue_facts import OBS_COLUMNS, OPS_COLUMNS, Columns
-from spark_jobs.checks.queue_judge import Judged
-from spark_jobs.checks.queue_log import gather, table_to_numpy
-from spark_jobs.checks.queue_task import report_of
-from spark_jobs.checks.source import Queue, QueueReport, Replicas
 from spark_jobs.generate.plant import planter_named
 from spark_jobs.generate.queue_stream import Block, QueueStream
 from tests.harness.clean_histories import TOPIC as CLEAN_TOPIC

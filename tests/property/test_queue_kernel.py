@@ -9,17 +9,18 @@ import pytest
 
 from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.half_messages import transactions_of
+from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, REPORTED_MAX, repeated
+from jepsen_like.checkers.kernel.judge import Judged, judge_queue
+from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from jepsen_like.checkers.queue_log import check_tables, name_violations, wanted_by
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.columns import hash_range, obs_table, ops_table
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
-from spark_jobs.checks.queue_facts import OBS_COLUMNS, OPS_COLUMNS, repeated
-from spark_jobs.checks.queue_judge import Judged, judge_queue
-from spark_jobs.checks.queue_log import check_tables, gather, table_to_numpy
-from spark_jobs.checks.queue_witness import name_violations, wanted_by
 from tests.harness.clean_histories import TOPIC as CLEAN_TOPIC
 from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+from tests.oracles import queue_log as row_log
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +31,9 @@ SEARCHED = 300
 
 
 def row_wise(operations: list[Operation], queue: tuple[str, int]) -> list[Violation]:
-    rows = queue_log._by_queue(operations).get(queue, [])
-    found = queue_log.check_queue(queue_log._columns(rows), SUBJECT)
-    return [*found, *queue_log._check_min_offsets(rows, SUBJECT)]
+    rows = row_log._by_queue(operations).get(queue, [])
+    found = row_log.check_queue(row_log._columns(rows), SUBJECT)
+    return [*found, *row_log._check_min_offsets(rows, SUBJECT)]
 
 
 def cut(rng: random.Random, size: int) -> list[list[int]]:
@@ -83,7 +84,7 @@ def test_random_histories_get_the_verdict_of_the_row_wise_checker(block: int) ->
         where = f"random_history(random.Random({seed})): {operations}"
         assert said.is_valid == (not expected), where
         assert {v.name for v in found} == {v.name for v in expected}, f"{where}: {found}"
-        if len(expected) < queue_log.REPORTED_MAX and not said.lows:
+        if len(expected) < REPORTED_MAX and not said.lows:
             assert comparable(found) == comparable(expected), where
         agreed[said.is_valid] += 1
         if seed % RANDOM < SEARCHED and seed % 4:
@@ -179,7 +180,7 @@ def test_facts_merge_in_the_middle_of_a_queue_that_outgrows_its_room() -> None:
     ops["call_ns"][late], ops["ret_ns"][late] = 20_000, NEVER - 1
     said = judge_queue(gather(parts, []))
     assert {pair.low for pair in said.pairs} == {1_000}
-    assert [pair.high for pair in said.pairs] == list(range(1_001, 1_001 + queue_log.REPORTED_MAX))
+    assert [pair.high for pair in said.pairs] == list(range(1_001, 1_001 + REPORTED_MAX))
 
 
 def test_repeated_values_are_found_with_dense_counters_and_without() -> None:

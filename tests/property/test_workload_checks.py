@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 
 from jepsen_like.checkers import delayed, filters, producer_order, retries
-from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.all_checks import Settings, check_everything, check_source
+from jepsen_like.checkers.delayed import latest_before
+from jepsen_like.checkers.producer_order import Lines
+from jepsen_like.checkers.retries import OPERATIONS, check_table
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.columns import OBS, obs_table, ops_table
 from jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.checks.everything import Settings, check_source
-from spark_jobs.checks.given_back import OPERATIONS, check_given_back
-from spark_jobs.checks.late_reads import latest_before
-from spark_jobs.checks.producer_lines import Lines
 from spark_jobs.engines.local import LocalSource
+from tests.harness.judged import told
 from tests.harness.workload_histories import MAKERS, MS, given_back, idempotent
-from tests.property.test_column_checks import told
+from tests.oracles import producer_order as by_rows
+from tests.oracles.all_checks import check_row_wise
 
 WHOLE = 12
 """Histories of each workload that go through files and all checks."""
@@ -37,9 +38,10 @@ NAMES = {
 
 
 def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
-    """Return what the runner's checkers say of a history, and what is said of its tables."""
-    settled = bool(history.replica_reads)
-    expected = check_everything(history, settled=settled, idempotent=True, late_max_ns=LATE_MAX_NS)
+    """Return what the row-wise edition says of a history, and what is said of its tables."""
+    promised = {"settled": bool(history.replica_reads), "idempotent": True}
+    expected = check_row_wise(history, late_max_ns=LATE_MAX_NS, **promised)
+    assert told(check_everything(history, late_max_ns=LATE_MAX_NS, **promised)) == told(expected)
     folder.mkdir()
     obs = write_history(folder, history, "r")
     write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
@@ -69,7 +71,7 @@ def test_what_was_given_back_is_judged_as_row_by_row() -> None:
         random.Random(seed).shuffle(rows)
         for drained in (True, False):
             expected = retries.check_history(history.operations, drained=drained)
-            found = check_given_back(ops_table("r", rows), drained=drained)
+            found = check_table(ops_table("r", rows), drained=drained)
             assert told([found]) == told([expected]), f"given_back({seed}), {drained}"
         whole = retries.check_history(history.operations)
         judged.update([whole.validity, *(violation.name for violation in whole.violations)])
@@ -85,7 +87,7 @@ def test_no_more_of_what_was_given_back_is_named_than_by_the_checker() -> None:
         op.value, op.status = 49 - value, 0
         rows.append(op)
     expected = retries.check_history(rows)
-    found = check_given_back(ops_table("r", rows[::-1]), drained=True)
+    found = check_table(ops_table("r", rows[::-1]), drained=True)
     assert found == expected
     assert [v.operations for v in found.violations] == [(n,) for n in range(retries.REPORTED_MAX)]
     assert found.counts["acknowledged"] == 50
@@ -95,7 +97,7 @@ def test_lines_of_producers_are_judged_as_row_by_row() -> None:
     judged: Counter[str] = Counter()
     for seed in range(DRAWN):
         history = idempotent(seed, (0.0, 0.05, 0.5)[seed % 3])
-        expected = producer_order.check_history(history)
+        expected = by_rows.check_history(history)
         sends = [op for op in history.operations if op.f == F.SEND]
         random.Random(seed).shuffle(sends)
         lines = Lines(ops_table("r", sends))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.parquet import FOLDER
 from jepsen_like.history.sequence import encode_history
@@ -15,7 +14,8 @@ from jepsen_like.simulation.play import Played, play
 from jepsen_like.worker import Order, plan_of
 from jepsen_like.workloads.presets import PRESETS
 from spark_jobs.run import judge_run
-from tests.property.test_column_checks import told
+from tests.harness.judged import told
+from tests.oracles.all_checks import check_row_wise
 
 SEED = 3
 JUDGED_BY_ITSELF = {
@@ -45,7 +45,7 @@ def test_a_played_workload_is_judged_again_as_by_the_runner(preset: str, tmp_pat
     plan = plan_of(SEED, Order(duration_s=90.0, preset=preset))
     played = play(plan)
     history = played.history
-    expected = check_everything(history, settled=bool(history.replica_reads), **promised(plan))
+    expected = check_row_wise(history, settled=bool(history.replica_reads), **promised(plan))
     folder = run_of(tmp_path / "run", played)
     found = without_run(judge_run(folder, "local", lambda: 0.0).verdicts)
     assert told(found) == told(expected)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.sequence import read_history
 from jepsen_like.plans.plan import decode_plan
 from jepsen_like.plans.promised import promised
 from spark_jobs.run import judge_run
+from tests.oracles.all_checks import check_row_wise
 from tests.spark.test_against_the_runner import named
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,7 +51,7 @@ def test_a_planted_bug_is_judged_as_by_the_runner(number: int, tmp_path: Path) -
     history, torn = read_history(file.read_bytes())
     assert not torn
     (tmp_path / "plan.json").write_text(history.header.plan)
-    expected = check_everything(
+    expected = check_row_wise(
         history,
         settled=bool(history.replica_reads),
         **promised(decode_plan(history.header.plan)),

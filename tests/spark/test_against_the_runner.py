@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.all_checks import check_source
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.operation import History, Operation, RunHeader
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from jepsen_like.history.sequence import encode_history
-from spark_jobs.checks.everything import check_source
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.run import judge_run
 from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Planted, Scene
 from tests.harness.queue_histories import is_linearizable, random_history
+from tests.oracles import queue_log as row_log
+from tests.oracles.all_checks import check_row_wise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +89,7 @@ def test_planted_anomalies_are_judged_as_by_the_runner(
         (folder / "history").mkdir(parents=True)
         (folder / "history" / "runner.cbor").write_bytes(encode_history(history))
         outcome = judge_run(folder, "local", lambda: 0.0)
-        expected = check_everything(history, settled=bool(history.replica_reads))
+        expected = check_row_wise(history, settled=bool(history.replica_reads))
         where = f"{kind} in clean_history({seed})"
         assert outcome.verdict == "invalid", where
         assert named(outcome.verdicts) == named(expected), where
@@ -111,13 +112,13 @@ def test_a_thousand_random_histories_are_judged_as_by_the_runner_and_by_search(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     from spark_jobs.engines.spark import SparkSource
-    from spark_jobs.engines.windows_source import WindowsSource
+    from tests.oracles.windows import WindowsSource
 
     queues = merged(RANDOM)
     history = History(RunHeader("r"), [op for rows in queues for op in rows])
     obs = write_history(tmp_path, history, "r")
     write_summary(tmp_path, Ingested(ops=len(history.operations), obs=obs))
-    expected = queue_log.check_history(history.operations)
+    expected = row_log.check_history(history.operations)
     wrong = {violation.subject for violation in expected.violations}
     assert RANDOM // 5 < len(wrong) < RANDOM * 4 // 5
     for number, rows in enumerate(queues):

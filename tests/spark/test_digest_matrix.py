@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jepsen_like.checkers.all_checks import check_source
+from jepsen_like.checkers.verdict import digest_of
 from jepsen_like.history.operation import F, History, Operation, RunHeader
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.checks.everything import check_source, digest_of
 from spark_jobs.generate.history import Shape, generate
 from tests.harness.queue_histories import random_history
 from tests.harness.shipped_files import ROOT
@@ -53,7 +54,7 @@ def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0)
     from pyspark.sql import functions as sf
 
     from spark_jobs.engines.spark import SparkSource
-    from spark_jobs.engines.windows_source import WindowsSource
+    from tests.oracles.windows import WindowsSource
 
     source = SparkSource(spark, str(folder))
     if edition == "chunks":

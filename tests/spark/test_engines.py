@@ -19,21 +19,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.checkers.all_checks import Settings, check_source
+from jepsen_like.checkers.queue_log import check_tables
+from jepsen_like.checkers.verdict import Verdict, digest_of
 from jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
 from jepsen_like.history.operation import Operation
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.checks.everything import Settings, check_source, digest_of
-from spark_jobs.checks.outcome import Outcome
-from spark_jobs.checks.queue_log import check_tables
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape, generate
+from spark_jobs.run import Outcome
 from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
 from tests.harness.queue_histories import random_history
 from tests.harness.shipped_files import ROOT
 from tests.harness.workload_histories import MAKERS, MS
+from tests.oracles.all_checks import check_row_wise
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,14 +66,14 @@ def many_kinds(folder: Path) -> Path:
             continue
         obs = write_history(folder, history, "r")
         write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
-        expected = {v.name for verdict in check_everything(history) for v in verdict.violations}
+        expected = {v.name for verdict in check_row_wise(history) for v in verdict.violations}
         assert {queue_log.STALE_READ, "two holders at once"} <= expected
         return folder
     pytest.fail("no history takes both")
 
 
 def windows_digest(spark: SparkSession, parquet: Path) -> str:
-    from spark_jobs.engines.windows_source import WindowsSource
+    from tests.oracles.windows import WindowsSource
 
     return digest_of(check_source(WindowsSource(spark, str(parquet))))
 
@@ -100,7 +100,7 @@ def test_all_engines_say_the_same_of_what_is_given_back_recalled_and_in_order(
         assert any(verdict.violations for verdict in local), workload
         again = check_source(SparkSource(spark, str(folder)), settings)
         assert digest_of(again) == digest_of(local), workload
-        expected = check_everything(history, idempotent=True, late_max_ns=3 * MS)
+        expected = check_row_wise(history, idempotent=True, late_max_ns=3 * MS)
         assert witnesses(again) == witnesses(expected), workload
 
 
@@ -188,7 +188,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def test_windows_and_kernel_contradict_each_other_nowhere(spark: SparkSession) -> None:
-    from spark_jobs.engines.windows import Contradictions, contradictions
+    from tests.oracles.windows import Contradictions, contradictions
 
     queues = random_queues(WINDOWED)
     found = contradictions(*frames(spark, [op for rows in queues for op in rows]))
@@ -212,7 +212,7 @@ def test_windows_and_kernel_contradict_each_other_nowhere(spark: SparkSession) -
 
 def test_no_frame_of_the_windows_is_without_an_end(spark: SparkSession) -> None:
     """Such a frame is computed anew for each row: minutes for a million of them."""
-    from spark_jobs.engines.windows import bad_offsets
+    from tests.oracles.windows import bad_offsets
 
     frame = bad_offsets(*frames(spark, random_queues(1)[0]))
     text = plan_of(frame.explain)

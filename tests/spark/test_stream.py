@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jepsen_like.checkers.all_checks import check_source
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.parquet import ingest
-from spark_jobs.checks.everything import check_source
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape
 from spark_jobs.live.follow import LiveCheck

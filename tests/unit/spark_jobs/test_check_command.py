@@ -12,7 +12,7 @@ import pytest
 
 from dledger.cli.main import main
 from jepsen_like.checkers import delayed, push_group, queue_log, transactions
-from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.all_checks import Settings, check_source
 from jepsen_like.checkers.push_group import Consumed, PushRecord, check_record, encode_record
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
@@ -22,12 +22,12 @@ from jepsen_like.history.sequence import encode_history
 from jepsen_like.plans.plan import Plan, Workload, encode_plan
 from jepsen_like.plans.plan import Settings as Configured
 from jepsen_like.plans.promised import CHECKS_MAX, promised
-from spark_jobs.checks.everything import Settings, check_source
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.run import NO_END, judge_run, settings_of
 from tests.harness.clean_histories import clean_history
 from tests.harness.workload_histories import recalled
+from tests.oracles.all_checks import check_row_wise
 
 
 def check(capsys: pytest.CaptureFixture[str], run: Path) -> tuple[int, dict[str, Any]]:
@@ -153,7 +153,7 @@ def test_a_run_is_held_to_what_its_plan_promises(tmp_path: Path) -> None:
     (folder / "runner.cbor").write_bytes(encode_history(history))
     expected = [
         (v.name, v.operations)
-        for verdict in check_everything(history, settled=False, **promised(PLAN))
+        for verdict in check_row_wise(history, settled=False, **promised(PLAN))
         for v in verdict.violations
     ]
     assert expected == [(transactions.CHECKED_OFTEN, (0, CHECKS_MAX + 1))]

@@ -10,15 +10,15 @@ import pytest
 
 from dledger.cli.main import main
 from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.queue_watch import VALUES_KEPT, QueueWatch
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NEVER, F, History, Operation, Outcome, RunHeader
 from spark_jobs.generate.history import Shape
 from spark_jobs.live.follow import LiveCheck, Progress, follow
-from spark_jobs.live.queue_watch import VALUES_KEPT, QueueWatch
 from spark_jobs.live.tail import GIVEN_UP_NS, Tail
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, as_called, writes
+from tests.oracles.all_checks import check_row_wise
 
 CLIENTS = 20
 WRITES = 60
@@ -52,7 +52,7 @@ def test_an_anomaly_is_told_in_the_batch_that_completes_it(plant: str, tmp_path:
     assert 0 < batch < WRITES - 1
     # Two bytes of a write may come with the next one.
     assert batch - complete[0] in (0, 1)
-    offline = check_everything(History(RunHeader("r"), history.operations))
+    offline = check_row_wise(History(RunHeader("r"), history.operations))
     assert {v.name for verdict in offline for v in verdict.violations} == {made.plant}
 
 
@@ -172,5 +172,3 @@ def test_the_command_follows_and_then_judges_the_whole(
     assert f"INVALID: {made.plant} in orders/0" in told.err
     outcome = json.loads(told.out)
     assert [anomaly["name"] for anomaly in outcome["anomalies"]] == [made.plant]
-    assert main(["check", str(run.folder), "--follow", "--engine", "windows"]) == 2
-    assert "does not --follow" in capsys.readouterr().err

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.producer_order import OVERTAKEN, check_history
+from jepsen_like.checkers.producer_order import NAME, OVERTAKEN
+from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
@@ -15,6 +16,11 @@ from jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
+from tests.harness.judged import judged
+
+
+def check_history(history: History) -> Verdict:
+    return judged(NAME, history, settled=bool(history.replica_reads), idempotent=True)
 
 
 def send(

@@ -7,13 +7,23 @@ import random
 import pytest
 
 from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.queue_log import check_history, check_queue, columns_of
-from jepsen_like.checkers.verdict import checked, merge
+from jepsen_like.checkers.kernel.facts import REPORTED_MAX
+from jepsen_like.checkers.queue_log import check_tables
+from jepsen_like.checkers.verdict import Verdict, checked, merge
+from jepsen_like.history.columns import obs_table, ops_table
 from jepsen_like.history.operation import NEVER, F, Level, Operation, Outcome
+from tests.harness.judged import judged
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+from tests.oracles.queue_log import check_queue, columns_of
 
 FAST_BLOCK = 3_000
 SLOW_BLOCK = 50_000
+BY_KERNEL = 8
+"""Every so many-th history is judged in columns as well; `test_queue_kernel` judges more."""
+
+
+def check_history(operations: list[Operation]) -> Verdict:
+    return judged(queue_log.NAME, operations)
 
 
 def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
@@ -28,6 +38,9 @@ def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
             f"seed {seed}, history {number}: exhaustive search says {truth}, "
             f"the checker {violations}\n" + "\n".join(map(str, operations))
         )
+        if number % BY_KERNEL == 0:
+            tables = (ops_table("r", operations), obs_table("r", operations, ()))
+            assert check_tables(*tables)[0].is_valid == truth, f"seed {seed}, history {number}"
         verdicts[not truth] += 1
         ids = {op.op_id for op in operations}
         assert all(set(violation.operations) <= ids for violation in violations)
@@ -154,6 +167,12 @@ def test_a_local_read_proves_values_and_no_times() -> None:
     assert check_history([send(0, 0, 0, 10), wrong]).validity == "invalid"
 
 
+def test_values_of_a_pull_without_an_answer_prove_nothing() -> None:
+    pending = pull(1, 0, (777,), 1, 20, NEVER)
+    pending.outcome = INFO
+    assert check_history([send(0, 0, 0, 10), pending]).is_valid
+
+
 def test_queues_are_judged_apart() -> None:
     other = send(1, 0, 20, 30)
     other.queue = 1
@@ -185,4 +204,4 @@ def test_an_absurd_offset_costs_no_memory() -> None:
 def test_many_violations_are_reported_a_few_at_a_time() -> None:
     operations = [send(at, 999 - at, at * 10, at * 10 + 5) for at in range(1000)]
     verdict = check_history(operations)
-    assert 1 <= len(verdict.violations) <= queue_log.REPORTED_MAX
+    assert 1 <= len(verdict.violations) <= REPORTED_MAX

@@ -17,6 +17,7 @@ from jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
+from tests.harness.judged import judged
 
 OK, INFO, FAIL = Outcome
 
@@ -139,7 +140,7 @@ def test_what_was_given_up_is_not_lost_and_not_unexpected() -> None:
     made = history(half(0, 0, 10), *asked, there)
     made.replica_reads.append(ReplicaRead(10_000_000_000_000, "n0", DISCARD_TOPIC, 0, 0, (100,)))
     assert transactions.check_history(made).is_valid
-    assert not total_queue.check_history(made).violations
+    assert not judged(total_queue.NAME, made).violations
     made.operations.remove(there)
     made.replica_reads[-1].values = ()
     assert [v.name for v in transactions.check_history(made).violations] == [transactions.DROPPED]
@@ -147,13 +148,13 @@ def test_what_was_given_up_is_not_lost_and_not_unexpected() -> None:
 
 def test_the_queue_sees_a_commit_between_its_call_and_its_return() -> None:
     rows = [half(0, 0, 10), end(1, 20, 30), pull(2, 40, 50, 100)]
-    assert queue_log.check_history(rows).is_valid
+    assert judged(queue_log.NAME, rows).is_valid
     missed = pull(3, 31, 32, end=0)
-    stale = queue_log.check_history([*rows, missed])
+    stale = judged(queue_log.NAME, [*rows, missed])
     assert [(v.name, v.operations) for v in stale.violations] == [(queue_log.STALE_READ, (3, 1))]
     missed.call_ns = 30
-    assert queue_log.check_history([*rows, missed]).is_valid
-    early = queue_log.check_history([*rows, pull(4, 15, 19, 100)])
+    assert judged(queue_log.NAME, [*rows, missed]).is_valid
+    early = judged(queue_log.NAME, [*rows, pull(4, 15, 19, 100)])
     assert [(v.name, v.operations) for v in early.violations] == [
         (queue_log.FROM_THE_FUTURE, (1, 4))
     ]
@@ -161,8 +162,8 @@ def test_the_queue_sees_a_commit_between_its_call_and_its_return() -> None:
 
 def test_a_half_message_nobody_committed_explains_no_gap() -> None:
     rows = [half(0, 0, 10), pull(1, 20, 30, end=1)]
-    assert [v.name for v in queue_log.check_history(rows).violations] == [queue_log.BY_NOBODY]
-    assert queue_log.check_history([*rows, end(2, 20, 30, INFO)]).is_valid
+    assert [v.name for v in judged(queue_log.NAME, rows).violations] == [queue_log.BY_NOBODY]
+    assert judged(queue_log.NAME, [*rows, end(2, 20, 30, INFO)]).is_valid
 
 
 def test_there_is_no_verdict_where_nothing_was_promised() -> None:

@@ -20,6 +20,7 @@ from jepsen_like.history.operation import (
     ReplicaState,
     RunHeader,
 )
+from tests.harness.judged import judged
 
 NODES = ("n0", "n1", "n2")
 
@@ -148,19 +149,19 @@ def cut_queue(history: History) -> None:
 def test_a_planted_replica_anomaly_is_found(plant: Callable[[History], None], name: str) -> None:
     history = clean_history()
     plant(history)
-    assert names(replicas.check_history(history)) == {name}
+    assert names(judged(replicas.NAME, history)) == {name}
 
 
 def test_a_replica_that_began_later_is_compared_where_both_hold() -> None:
     history = clean_history()
     history.replica_reads[2] = ReplicaRead(2_000, "n1", "t", 0, 1, (101,))
-    assert replicas.check_history(history).is_valid
+    assert judged(replicas.NAME, history).is_valid
 
 
 def test_replicas_may_differ_in_progress_while_faults_go_on() -> None:
     history = clean_history()
     behind(history)
-    assert replicas.check_history(history, settled=False).is_valid
+    assert judged(replicas.NAME, history, settled=False).is_valid
 
 
 def drop_acked(history: History) -> None:
@@ -200,13 +201,13 @@ def test_a_planted_multiset_anomaly_is_found(
 ) -> None:
     history = clean_history()
     plant(history)
-    assert names(total_queue.check_history(history)) == found
+    assert names(judged(total_queue.NAME, history)) == found
 
 
 def test_without_a_final_read_nothing_is_proved() -> None:
     history = msgspec.structs.replace(clean_history(), replica_reads=[], replica_states=[])
-    assert total_queue.check_history(history).validity == "unknown"
-    assert replicas.check_history(history).validity == "unknown"
+    assert judged(total_queue.NAME, history).validity == "unknown"
+    assert judged(replicas.NAME, history).validity == "unknown"
 
 
 def test_what_retention_removed_is_not_lost() -> None:
@@ -214,7 +215,7 @@ def test_what_retention_removed_is_not_lost() -> None:
     del history.operations[5]  # the pull that saw the delayed one
     for read in history.replica_reads:
         read.min_off, read.values = len(read.values), ()
-    assert replicas.check_history(history).is_valid
+    assert judged(replicas.NAME, history).is_valid
     assert delayed.check_history(history).is_valid
-    assert total_queue.check_history(history).is_valid
-    assert total_queue.check_history(history).counts["removed"] == 2
+    assert judged(total_queue.NAME, history).is_valid
+    assert judged(total_queue.NAME, history).counts["removed"] == 2

@@ -12,10 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.queue_log import REPORTED_MAX
-from jepsen_like.history.operation import NEVER, NOTHING
-from spark_jobs.checks.queue_chunk import (
-    SUSPECTS_MAX,
+from jepsen_like.checkers.kernel.chunks import (
     Answer,
     Ask,
     Bound,
@@ -36,7 +33,17 @@ from spark_jobs.checks.queue_chunk import (
     spares_in,
     unpack,
 )
-from spark_jobs.checks.queue_facts import I64, NOT_YET, Flags, QueueFacts, Spares, repeated
+from jepsen_like.checkers.kernel.facts import (
+    I64,
+    NOT_YET,
+    REPORTED_MAX,
+    SUSPECTS_MAX,
+    Flags,
+    QueueFacts,
+    Spares,
+    repeated,
+)
+from jepsen_like.history.operation import NEVER, NOTHING
 
 LookAgain = Callable[[Sequence[Ask]], Sequence[Answer]]
 """Given what to ask of each chunk, in their order: their answers, in any."""

@@ -1,11 +1,12 @@
 """One queue watched while a run goes on: what its rows prove, and no more of it than is needed.
 
-An offset is closed once it was there before the earliest call still open: whoever misses it from
-now on reads something stale, whatever else is known. So of closed offsets one upper bound and one
+An offset is closed once it was there before the earliest call still open: a read that
+misses it from now on is stale, whatever else is known. So of closed offsets one upper bound and one
 lower bound stay, and of the others their facts: what is kept is what is in flight, not the past.
 
-What it says is always true. What it may miss, the check of the whole run finds: values told again
-after they were forgotten, values nobody sent, first offsets that go back, transactions.
+What it reports is always true. What it may miss, the check of the whole run finds: values read
+again after they were forgotten, values that no client sent, first offsets that go back,
+transactions. The rule for times is the kernel's, over ranks instead of offsets.
 """
 
 from __future__ import annotations
@@ -14,33 +15,25 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
+import numpy as np
 
-from jepsen_like.checkers import queue_log
+from jepsen_like.checkers.kernel.chunks import Ask, clashes_of
+from jepsen_like.checkers.kernel.facts import NOT_YET, REPORTED_MAX
+from jepsen_like.checkers.queue_log import (
+    Bound,
+    aborted_read,
+    contradiction,
+    time_violation,
+    two_places,
+    two_values,
+)
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
-from spark_jobs.checks.queue_facts import NOT_YET
 
 VALUES_KEPT: Final = 4096
 """Settled offsets whose values are still known; a consumer further behind is judged later."""
 UNKNOWN_KEPT: Final = 4096
 """Sends without an answer, and failed ones, that are waited for; the oldest are given up."""
-
-_NAMES: Final = {
-    (True, True): queue_log.SEND_INVERTED,
-    (False, True): queue_log.STALE_READ,
-    (False, False): queue_log.NON_MONOTONIC,
-    (True, False): queue_log.FROM_THE_FUTURE,
-}
-
-
-class Bound(msgspec.Struct, array_like=True, frozen=True):
-    """A time, the offset it is about, who proved it."""
-
-    ns: int
-    off: int = NOTHING
-    op_id: int = NOTHING
-    is_send: bool = False
-
 
 NO_LOW: Final = Bound(NOT_YET)
 NO_HIGH: Final = Bound(NEVER)
@@ -54,11 +47,11 @@ class QueueWatch(msgspec.Struct):
         low: Greatest lower bound of a closed offset.
         high: Upper bound of the last closed offset.
         lows, highs: Bounds of the other offsets.
-        values: Value of each offset that is remembered, and who told it.
+        values: Value of each offset that is remembered, and the operation that showed it.
         places: Offset of each of those values.
         unknown: Sends without an answer by value: call, operation.
         failed: Failed sends by value.
-        told: Witnesses of what was reported.
+        reported: Witnesses of what was reported.
         rows: Operations taken.
     """
 
@@ -72,7 +65,7 @@ class QueueWatch(msgspec.Struct):
     places: dict[int, int] = {}
     unknown: dict[int, tuple[int, int]] = {}
     failed: dict[int, int] = {}
-    told: dict[str, list[tuple[int, ...]]] = {}
+    reported: dict[str, list[tuple[int, ...]]] = {}
     rows: int = 0
 
     @property
@@ -82,7 +75,7 @@ class QueueWatch(msgspec.Struct):
 
     @property
     def pending(self) -> int:
-        """Sends of which nobody knows whether they happened."""
+        """Sends with an unknown outcome."""
         return len(self.unknown)
 
     @property
@@ -94,7 +87,7 @@ class QueueWatch(msgspec.Struct):
         return sum(len(its) for its in kept)
 
     def take(self, rows: Iterable[Operation], horizon_ns: int) -> list[Violation]:
-        """Take rows that have ended, and return what is wrong by now and was not told before.
+        """Take rows that have ended; return what is wrong by now and was not reported before.
 
         Args:
             rows: In any order; a row that still is open must not be among them.
@@ -135,9 +128,8 @@ class QueueWatch(msgspec.Struct):
         last = op.off + count
         wrong = count > 0 and (op.off < 0 or (op.max_off != NOTHING and last > op.max_off))
         if wrong or op.max_off < NOTHING:
-            text = f"found offsets {op.off} … {last - 1} and says the queue ends at {op.max_off}"
-            name = queue_log.SELF_CONTRADICTION
-            return [Violation(name, self.subject, text, (op.op_id,), at_ns=op.ret_ns)]
+            bounds = (op.off, last, op.max_off)
+            return [contradiction(self.subject, bounds, op.op_id, op.ret_ns)]
         found: list[Violation] = []
         for off, value in enumerate(op.values, op.off):
             found += self._value(off, value, op.op_id)
@@ -159,13 +151,10 @@ class QueueWatch(msgspec.Struct):
         place = self.places.get(value, off)
         found: list[Violation] = []
         if known != value:
-            text = f"offset {off} holds value {known} and value {value}"
-            name = queue_log.INCONSISTENT_OFFSETS
-            found.append(Violation(name, self.subject, text, (who, op_id)))
+            found.append(two_values(self.subject, off, (known, value), (who, op_id)))
         if place != off:
-            text = f"value {value} is at offset {place} and at offset {off}"
             who = self.values[place][1]
-            found.append(Violation(queue_log.DUPLICATE, self.subject, text, (who, op_id)))
+            found.append(two_places(self.subject, value, (place, off), (who, op_id)))
         if off >= self.front - VALUES_KEPT and not found:
             self.values.setdefault(off, (value, op_id))
             self.places.setdefault(value, off)
@@ -176,9 +165,8 @@ class QueueWatch(msgspec.Struct):
         self._low(Bound(call_ns, off, op_id, is_send=True))
 
     def _aborted(self, value: int, off: int) -> Violation:
-        text = f"offset {off} holds value {value}, whose send certainly failed"
         who = (self.failed[value], self.values[off][1]) if off in self.values else ()
-        return Violation(queue_log.ABORTED_READ, self.subject, text, who)
+        return aborted_read(self.subject, off, value, who)
 
     def _low(self, bound: Bound) -> None:
         if bound.ns > self.lows.get(bound.off, NO_LOW).ns:
@@ -192,42 +180,27 @@ class QueueWatch(msgspec.Struct):
 
     def _clashes(self) -> list[Violation]:
         """Return bounds that contradict each other, one for each upper bound."""
-        offs = sorted(self.lows.keys() | self.highs.keys())
-        highs: list[Bound] = []
-        high = NO_HIGH
-        for off in reversed(offs):
-            if off < self.front and self.high.ns <= high.ns and self.high.off >= off:
-                high = self.high
-            its = self.highs.get(off, NO_HIGH)
-            high = its if its.ns <= high.ns else high
-            highs.append(high)
-        found: list[Violation] = []
-        low, done = NO_LOW, NOTHING
-        for off, high in zip(offs, reversed(highs), strict=True):
-            if self.low.off <= off and self.low.ns > low.ns:
-                low = self.low
-            its = self.lows.get(off, NO_LOW)
-            low = its if its.ns > low.ns else low
-            if low.ns > high.ns and off > done:
-                found.append(self._named(low, high))
-                done = high.off
-        return found
+        lows = self._with(self.low, self.lows, NO_LOW)
+        highs = self._with(self.high, self.highs, NO_HIGH)
+        offs = sorted(lows.keys() | highs.keys())
+        lo = np.array([lows.get(off, NO_LOW).ns for off in offs], dtype=np.int64)
+        hi = np.array([highs.get(off, NO_HIGH).ns for off in offs], dtype=np.int64)
+        return [
+            time_violation(self.subject, lows[offs[clash.low]], highs[offs[clash.high]])
+            for clash in clashes_of(lo, hi, 0, Ask())
+        ]
 
-    def _named(self, low: Bound, high: Bound) -> Violation:
-        missed = "the send of" if low.is_send else "a read missed"
-        was_called = " was called" if low.is_send else ""
-        there = "the send of" if high.is_send else "a read had found"
-        returned = " had returned" if high.is_send else ""
-        late_us = (low.ns - high.ns) / 1000
-        text = (
-            f"{missed} offset {low.off}{was_called} {late_us:,.1f} µs after {there} offset "
-            f"{high.off}{returned}"
-        )
-        name = _NAMES[low.is_send, high.is_send]
-        return Violation(name, self.subject, text, (low.op_id, high.op_id), at_ns=low.ns)
+    @staticmethod
+    def _with(closed: Bound, bounds: dict[int, Bound], none: Bound) -> dict[int, Bound]:
+        """Return the bounds by offset, that of the closed offsets among them."""
+        if closed == none:
+            return bounds
+        known = bounds.get(closed.off, none)
+        is_closer = known != none and (known.ns > closed.ns) == (none.ns < 0)
+        return {**bounds, closed.off: known if is_closer else closed}
 
     def _close(self, horizon_ns: int) -> None:
-        """Forget what nobody can contradict any more without contradicting what is kept."""
+        """Forget what no row can contradict any more without contradicting what is kept."""
         closed = [bound for bound in self.highs.values() if bound.ns < horizon_ns]
         last = max(closed, key=lambda bound: bound.off, default=NO_HIGH)
         if last.off >= self.front:
@@ -242,11 +215,11 @@ class QueueWatch(msgspec.Struct):
             self.places.pop(value, None)
 
     def _is_new(self, violation: Violation) -> bool:
-        """Tell each pair once, and of each kind a few."""
-        told = self.told.setdefault(violation.name, [])
-        if len(told) >= queue_log.REPORTED_MAX or violation.operations in told:
+        """Whether the pair is new, and of its kind not too many are reported."""
+        reported = self.reported.setdefault(violation.name, [])
+        if len(reported) >= REPORTED_MAX or violation.operations in reported:
             return False
-        told.append(violation.operations)
+        reported.append(violation.operations)
         return True
 
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from jepsen_like.checkers.kernel.home import Home
+from jepsen_like.checkers.kernel.judge import Judged
 from jepsen_like.history.operation import Operation
-from spark_jobs.checks.home import Home
-from spark_jobs.checks.queue_judge import Judged
 
 Queue = tuple[str, int]
 

@@ -7,21 +7,13 @@ there, is few, and is compared across queues by its values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers import replicas, total_queue
-from jepsen_like.checkers.half_messages import SYSTEM_TOPICS
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, Operation, Outcome
-from spark_jobs.checks.queue_facts import I64, Flags, QueueFacts
-
-Queue = tuple[str, int]
-SUSPECTS_MAX: Final = 64
-"""Offsets named at most."""
+from jepsen_like.checkers.kernel.facts import I64, SUSPECTS_MAX, Flags, QueueFacts
+from jepsen_like.history.operation import NOTHING
 
 
 class Home(msgspec.Struct):
@@ -215,112 +207,3 @@ def _differ(
             a, b = left[wrong[0]], right[wrong[0]]
             found.append((int(ours_off[a]), (int(ours[a]), int(value[b]), known, other)))
     return tuple(found)
-
-
-class Algebra(msgspec.Struct):
-    """The sums over all queues, and the values to name."""
-
-    counts: dict[str, int]
-    named: dict[str, tuple[int, ...]]
-    how_many: dict[str, int]
-
-
-def add_up(homes: Iterable[tuple[Queue, Home]]) -> Algebra:
-    """Return the algebra over all queues that clients write to."""
-    every = [(queue, home) for queue, home in homes if queue[0] not in SYSTEM_TOPICS]
-
-    def joined(name: str, kind: type = np.int64) -> I64:
-        return np.concatenate(
-            [np.zeros(0, kind), *(np.frombuffer(getattr(h, name), kind) for _, h in every)]
-        ).astype(np.int64)
-
-    away, strange, echo = joined("away"), joined("strange"), joined("echo")
-    spare, outcome = joined("spare"), joined("spare_outcome", np.int8)
-    strangers, times = np.unique(strange, return_counts=True)
-    lost = np.setdiff1d(away, strangers)
-    sent_away = np.intersect1d(strangers, np.concatenate((away, echo)))
-    unexpected = np.setdiff1d(np.setdiff1d(strangers, spare), sent_away)
-    doubled = np.union1d(strangers[times > 1], np.intersect1d(strangers, echo))
-    failed = np.intersect1d(strangers, spare[outcome == Outcome.FAIL])
-    unknown = np.unique(spare[outcome == Outcome.INFO])
-    recovered = len(np.intersect1d(unknown, strangers))
-    spare_ok = int(np.count_nonzero(outcome == Outcome.OK))
-    sent = sum(home.sent for _, home in every)
-    counts = {
-        "attempted": sent + len(spare),
-        "acknowledged": sent + spare_ok,
-        "removed": sum(home.removed for _, home in every) + spare_ok,
-        "unknown": len(unknown),
-        "recovered": recovered,
-        "vanished": len(unknown) - recovered,
-        "there": sum(home.there for _, home in every),
-    }
-    kinds = {
-        total_queue.LOST: lost,
-        total_queue.UNEXPECTED: unexpected,
-        total_queue.DUPLICATED: doubled,
-        total_queue.FAILED_BUT_THERE: failed,
-    }
-    named = {
-        name: tuple(values[: total_queue.REPORTED_MAX].tolist()) for name, values in kinds.items()
-    }
-    return Algebra(counts, named, {name: len(values) for name, values in kinds.items()})
-
-
-_SAYS: Final = {
-    total_queue.LOST: "was acknowledged and is not there",
-    total_queue.UNEXPECTED: "is there and was never sent",
-    total_queue.DUPLICATED: "is there more than once",
-    total_queue.FAILED_BUT_THERE: "is there, but its send certainly failed",
-}
-
-
-def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str) -> Verdict:
-    """Return the verdict of total_queue.
-
-    Args:
-        algebra: See `add_up`.
-        sends: What sent each named value, where somebody did.
-        chosen: The replica whose messages counted.
-    """
-    found = [
-        Violation(
-            name,
-            chosen if value not in sends else f"{sends[value].topic}/{sends[value].queue}",
-            f"value {value} {_SAYS[name]} ({algebra.how_many[name]} like it)",
-            () if value not in sends else (sends[value].op_id,),
-            at_ns=0 if value not in sends else sends[value].call_ns,
-        )
-        for name, values in algebra.named.items()
-        for value in values
-    ]
-    return judge(total_queue.NAME, found, algebra.counts, looked_at=algebra.counts["acknowledged"])
-
-
-def replica_violations(
-    homes: Iterable[tuple[Queue, Home]],
-    names: Sequence[str],
-    at_ns: Mapping[tuple[str, str, int], int],
-    acked: Mapping[tuple[str, int, int], Operation],
-) -> list[Violation]:
-    """Return what replicas hold otherwise than each other, or than was acknowledged.
-
-    Args:
-        homes: By queue.
-        names: Of the replicas, by number.
-        at_ns: When a queue of a replica was read: by node, topic, queue.
-        acked: The sends in question, acknowledged: by topic, queue, value.
-    """
-    differ: list[Violation] = []
-    lost: list[Violation] = []
-    for (topic, queue), home in sorted(homes, key=lambda pair: pair[0]):
-        subject = f"{topic}/{queue}"
-        for off, ours, theirs, known, other in home.differ:
-            text = f"offset {off} holds {ours} on {names[known]} and {theirs} on {names[other]}"
-            when = at_ns[names[other], topic, queue]
-            differ.append(Violation(replicas.QUEUES_DIFFER, subject, text, at_ns=when))
-        for _, value, replica, here in home.lost:
-            op = acked[topic, queue, value]
-            shown = None if here < NOTHING else here
-            lost.append(replicas.lost_violation(op, names[replica], shown))
-    return [*differ[: replicas.REPORTED_MAX], *lost[: replicas.REPORTED_MAX]]

@@ -13,12 +13,28 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 
+from jepsen_like.checkers.kernel.chunks import (
+    Answer,
+    Ask,
+    Chunk,
+    chunk_of,
+    look_again,
+    pack,
+    spares_in,
+    unpack,
+)
+from jepsen_like.checkers.kernel.facts import (
+    I64,
+    SUSPECTS_MAX,
+    Columns,
+    QueueFacts,
+    Spares,
+    anchors,
+)
+from jepsen_like.checkers.kernel.home import Home, echo_of, home_of, join_homes
+from jepsen_like.checkers.kernel.judge import Judged, attempts_of, judge_chunks, judge_queue
+from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
 from jepsen_like.history.operation import F, Level, Outcome
-from spark_jobs.checks.home import Home, join_homes
-from spark_jobs.checks.queue_chunk import SUSPECTS_MAX, Answer, Ask, Chunk, pack, spares_in, unpack
-from spark_jobs.checks.queue_facts import I64, Columns, Spares, anchors
-from spark_jobs.checks.queue_judge import Judged, attempts_of, judge_chunks
-from spark_jobs.checks.source import Queue, QueueReport, Replicas
 
 CHUNK_OFFSETS: Final = 1 << 22
 """Offsets of a chunk: 100 MB of facts."""
@@ -49,6 +65,35 @@ class Passes(Protocol):
             added: Values of sends that no row tells of.
         """
         ...
+
+
+def report_of(queue: Queue, facts: QueueFacts, replicas: Replicas) -> QueueReport:
+    """Judge one queue whose facts are complete; they are used up by it."""
+    begins = replicas.begins.get(queue, ())
+    facts.settle()
+    home = home_of(facts, dict(begins), replicas.chosen, [replica for replica, _ in begins])
+    return QueueReport(*queue, judge_queue(facts), home)
+
+
+def chunk_report_of(
+    queue: Queue, facts: QueueFacts, replicas: Replicas, limit: int | None
+) -> ChunkReport:
+    """Return what one chunk says in pass one. Its facts are used up by it."""
+    begins = replicas.begins.get(queue, ())
+    facts.open(limit)
+    home = home_of(facts, dict(begins), replicas.chosen, [replica for replica, _ in begins])
+    home.spare = home.spare_outcome = b""
+    return ChunkReport(chunk_of(facts), home)
+
+
+def answer_of(facts: QueueFacts, replicas: Replicas, ask: Ask, limit: int | None) -> Answer:
+    """Return what one chunk answers in pass two. Its facts are used up by it."""
+    facts.open(limit)
+    answer = look_again(facts, ask)
+    if ask.strange:
+        among = np.frombuffer(ask.strange, dtype=np.int64)
+        answer.echo = echo_of(facts, replicas.chosen, among).tobytes()
+    return answer
 
 
 def judge_cut(

@@ -5,7 +5,7 @@ which it certainly had, and its value. All three are merged, never ordered, so t
 in any order and cut anywhere. 24 bytes per offset, and some for every send without an offset and
 every pull with a hash.
 
-Facts may be those of one chunk of offsets: `queue_routes` says which rows such a one has to get.
+Facts may be those of one chunk of offsets: `cut.routes` chooses the rows that a chunk needs.
 
 Spec: the argument for the times stands in `jepsen_like/checkers/queue_log.py`.
 """
@@ -33,10 +33,16 @@ OBS_COLUMNS: Final = ("op_id", "replica", "off", "value")
 """What `add_obs` reads; `replica` as a number."""
 QUEUE_OPERATIONS: Final = (F.SEND, F.PULL, F.MAX_OFFSET, F.MIN_OFFSET)
 
+REPORTED_MAX: Final = 8
+"""Violations reported per kind and queue; one bug makes thousands."""
+SUSPECTS_MAX: Final = 64
+"""Offsets or values of each kind that are read again; of each anomaly 8 are reported."""
 NOT_YET: Final = -(1 << 63)
 """No bound below."""
-ROOM_MIN: Final = 1 << 16
-"""Offsets there is room for at first."""
+ROOM_MIN: Final = 1 << 10
+"""Offsets there is room for at first; it doubles."""
+SPARSE_MIN: Final = 1 << 16
+"""Counters so far apart are sorted only where they are fewer than an eighth of that."""
 STRIDE_ROWS: Final = 1 << 15
 """Rows taken at once: what is computed of them stays in a processor's cache, and in memory that
 the process has; on a virtual machine new memory costs more than the work done in it."""
@@ -410,7 +416,7 @@ def repeated(values: I64) -> I64:
     counters = values & ((1 << CLIENT_BITS) - 1)
     low = int(counters.min())
     span = int(counters.max()) - low + 1
-    if span <= 8 * len(values) + ROOM_MIN:
+    if span <= 8 * len(values) + SPARSE_MIN:
         met = np.zeros(span, dtype=np.bool_)
         met[counters - low] = True
         if np.count_nonzero(met) == len(values):

@@ -7,18 +7,22 @@ that is not cut is one chunk, so there is one way to judge.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.queue_log import REPORTED_MAX
+from jepsen_like.checkers.kernel.facts import (
+    I64,
+    NOT_YET,
+    REPORTED_MAX,
+    STRIDE_ROWS,
+    SUSPECTS_MAX,
+    QueueFacts,
+    Spares,
+)
+from jepsen_like.checkers.kernel.hashes import compare_hashes
 from jepsen_like.history.operation import NEVER, NOTHING
-from spark_jobs.checks.queue_facts import I64, NOT_YET, STRIDE_ROWS, QueueFacts, Spares
-from spark_jobs.checks.queue_hashes import compare_hashes
-
-SUSPECTS_MAX: Final = 64
-"""Offsets or values of each kind that are looked at again; of each anomaly 8 are reported."""
 
 Kind = TypeVar("Kind", bound=Any)
 Bound = tuple[int, int]

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jepsen_like.checkers.kernel.facts import I64, STRIDE_ROWS, Flags, Pulls, QueueFacts
 from jepsen_like.history.columns import mix
 from jepsen_like.history.operation import NOTHING
-from spark_jobs.checks.queue_facts import I64, STRIDE_ROWS, Flags, Pulls, QueueFacts
 
 
 class Compared(NamedTuple):

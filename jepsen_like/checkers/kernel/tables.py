@@ -1,0 +1,277 @@
+"""The edge of the kernel: rows in memory become columns, and batches of columns become facts.
+
+An engine gives batches of both tables to `Gathered`; `MemorySource` is the engine of a history that
+is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from jepsen_like.checkers.kernel.cut import report_of
+from jepsen_like.checkers.kernel.facts import (
+    OBS_COLUMNS,
+    OPS_COLUMNS,
+    QUEUE_OPERATIONS,
+    Columns,
+    Flags,
+    QueueFacts,
+    Spares,
+    distinct,
+)
+from jepsen_like.checkers.kernel.source import (
+    Queue,
+    QueueReport,
+    Replicas,
+    TooManyRowsError,
+    Want,
+)
+from jepsen_like.history.columns import OBS, OPS, nodes_table, obs_table, ops_table
+from jepsen_like.history.operation import History, Operation
+
+_LOW: Final = 0xFFFFFFFF
+Each = Callable[[Callable[[Queue], QueueReport], Iterable[Queue]], Iterable[QueueReport]]
+"""What `map` does; an engine may do it in several threads."""
+
+
+class Batch:
+    """Rows of a table, as numpy or as Arrow.
+
+    Args:
+        batch: The columns that were decoded.
+        same: Columns that have one value in all rows, and were not decoded.
+        schema: Of the table.
+    """
+
+    def __init__(self, batch: Any, same: Mapping[str, int | str], schema: Any) -> None:
+        self._batch, self.same, self._schema = batch, same, schema
+        self.num_rows: int = batch.num_rows
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """Return a column; without a copy where it was decoded, without memory where it was not."""
+        if name in self.same:
+            kind = self._schema.field(name).type.to_pandas_dtype()
+            return np.broadcast_to(np.asarray(self.same[name], dtype=kind), self.num_rows)
+        column: npt.NDArray[Any] = self._batch.column(name).to_numpy()
+        return column
+
+    def words(self, name: str) -> tuple[list[str], npt.NDArray[Any]]:
+        """Return the different words of a column, and for each row which one it has."""
+        if name in self.same:
+            return [str(self.same[name])], np.broadcast_to(np.int32(0), self.num_rows)
+        column = self._batch.column(name)
+        return column.dictionary.to_pylist(), column.indices.to_numpy()
+
+    def meets(self, want: Want) -> Flags:
+        """Return which rows are wanted."""
+        met = np.zeros(self.num_rows, dtype=np.bool_)
+        for name, values in want.among:
+            met |= np.isin(self.numbers(name), values)
+        for name, value in want.other_than:
+            if isinstance(value, str) and value in self._schema.names:
+                met |= self.numbers(name) != self.numbers(value)
+            elif name in self.same:
+                met |= self.same[name] != value
+            elif isinstance(value, str):
+                met |= ~self._is_word(name, value)
+            else:
+                met |= self.numbers(name) != value
+        if want.queue is not None:
+            met &= self._is_word("topic", want.queue[0])
+            met &= self.numbers("queue") == want.queue[1]
+        return met
+
+    def _is_word(self, name: str, word: str) -> Flags:
+        words, codes = self.words(name)
+        is_it: Flags = np.array([*(one == word for one in words), False], np.bool_)[codes]
+        return is_it
+
+    def rows(self, rows: npt.NDArray[np.int64]) -> Any:
+        """Return some rows with all columns of the schema."""
+        taken = self._batch.take(pa.array(rows))
+        columns = [
+            self._repeated(field, len(rows))
+            if field.name in self.same
+            else taken.column(field.name)
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _repeated(self, field: Any, count: int) -> Any:
+        value = self.same[field.name]
+        if pa.types.is_dictionary(field.type):
+            codes = pa.array(np.zeros(count, dtype=np.int32))
+            return pa.DictionaryArray.from_arrays(codes, pa.array([value]))
+        return pa.array(np.full(count, value), field.type)
+
+    def by_queue(
+        self, names: tuple[str, ...], replicas: Replicas | None = None
+    ) -> Iterator[tuple[Queue, Columns]]:
+        """Yield the rows of each queue as numpy; replicas as their numbers."""
+        if not self.num_rows:
+            return
+        words, codes = self.words("topic")
+        queues = self.numbers("queue")
+        columns = {
+            name: _numbers(*self.words(name), replicas) if name == "replica" else self.numbers(name)
+            for name in names
+        }
+        if codes[0] == codes.min() == codes.max() and queues[0] == queues.min() == queues.max():
+            yield (words[int(codes[0])], int(queues[0])), columns
+            return
+        keys = codes.astype(np.int64) << 32 | (queues.astype(np.int64) & _LOW)
+        for key in distinct(keys):
+            rows = np.flatnonzero(keys == key)
+            queue = (words[key >> 32], int(queues[rows[0]]))
+            yield queue, {name: column[rows] for name, column in columns.items()}
+
+
+def _numbers(words: list[str], codes: Any, replicas: Replicas | None) -> Any:
+    """Return each replica as its number."""
+    names = () if replicas is None else replicas.names
+    known = {name: number for number, name in enumerate(names)}
+    numbers = np.array([known.get(word, -1) for word in words], dtype=np.int64)
+    return numbers[codes] if len(numbers) else np.zeros(len(codes), dtype=np.int64)
+
+
+class Gathered:
+    """Facts of every queue that clients used, from batches in any order."""
+
+    def __init__(self) -> None:
+        self._facts: dict[Queue, QueueFacts] = {}
+
+    def add_ops(self, batch: Batch) -> None:
+        """Add rows of `ops`; a queue that no operation on queues names has no facts."""
+        for queue, columns in batch.by_queue(OPS_COLUMNS):
+            if not queue[0] or queue[1] < 0:
+                continue
+            if queue in self._facts or (columns["f"] <= max(QUEUE_OPERATIONS)).any():
+                self._facts.setdefault(queue, QueueFacts()).add_ops(columns)
+
+    def add_obs(self, batch: Batch, replicas: Replicas) -> None:
+        """Add rows of `obs`."""
+        for queue, columns in batch.by_queue(OBS_COLUMNS, replicas):
+            if queue[1] >= 0:
+                self._facts.setdefault(queue, QueueFacts()).add_obs(columns)
+
+    def reports(
+        self,
+        appends: Mapping[Queue, tuple[Operation, ...]],
+        replicas: Replicas,
+        each: Each = map,
+    ) -> list[QueueReport]:
+        """Judge every queue. The facts are used up.
+
+        Args:
+            appends: What transactions appended, by queue.
+            replicas: Which were read.
+            each: Calls the judgement of each queue.
+        """
+        facts = self._facts
+        for queue, added in appends.items():
+            facts.setdefault(queue, QueueFacts()).add_spares(spares_of(added))
+        return list(each(lambda queue: report_of(queue, facts.pop(queue), replicas), sorted(facts)))
+
+
+class MemorySource:
+    """The rows of a history as a `Source`."""
+
+    def __init__(self, history: History) -> None:
+        run_id = history.header.run_id
+        operations = [_counted(op) for op in history.operations]
+        self._nodes = nodes_table(run_id, history.replica_states, history.replica_reads)
+        self._ops = _batches(ops_table(run_id, operations), OPS)
+        self._obs = _batches(obs_table(run_id, operations, history.replica_reads), OBS)
+
+    def prepare(self, wants: tuple[Want, ...]) -> None:
+        """Do nothing: all rows are in memory."""
+
+    def nodes(self) -> Any:
+        """Return the table `nodes`."""
+        return self._nodes
+
+    def ops(self, want: Want, rows_max: int) -> Any:
+        """Return rows of `ops`."""
+        return _wanted(self._ops, OPS, want, rows_max)
+
+    def obs(self, want: Want, rows_max: int) -> Any:
+        """Return rows of `obs`."""
+        return _wanted(self._obs, OBS, want, rows_max)
+
+    def queues(
+        self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas
+    ) -> list[QueueReport]:
+        """Judge every queue, one after the other."""
+        gathered = Gathered()
+        for batch in self._ops:
+            gathered.add_ops(batch)
+        for batch in self._obs:
+            gathered.add_obs(batch, replicas)
+        return gathered.reports(appends, replicas)
+
+
+def _counted(op: Operation) -> Operation:
+    """Return *op* with the number of its values: tables count on it, rows in memory may not."""
+    if not op.values or op.cnt == len(op.values):
+        return op
+    return msgspec.structs.replace(op, cnt=len(op.values))
+
+
+def _batches(table: Any, schema: Any) -> list[Batch]:
+    return [Batch(batch, {}, schema) for batch in table.to_batches()]
+
+
+def _wanted(batches: Iterable[Batch], schema: Any, want: Want, rows_max: int) -> Any:
+    met = [(batch, np.flatnonzero(batch.meets(want))) for batch in batches]
+    found = pa.Table.from_batches([batch.rows(rows) for batch, rows in met if len(rows)], schema)
+    if found.num_rows > rows_max:
+        raise TooManyRowsError(rows_max)
+    return found
+
+
+def table_to_numpy(table: Any, names: Sequence[str]) -> Columns:
+    """Return columns of a table."""
+    columns = {name: table.column(name) for name in names}
+    return {
+        name: codes_of(column) if name == "replica" else column.to_numpy()
+        for name, column in columns.items()
+    }
+
+
+def codes_of(words: Any) -> npt.NDArray[np.int64]:
+    """Return a number for each word of a column: its place among the different ones, sorted."""
+    every = np.array(words.cast(pa.string()).to_pylist(), dtype=object)
+    return np.unique(every, return_inverse=True)[1].astype(np.int64)
+
+
+def gather(
+    ops: Iterable[Columns], obs: Iterable[Columns], appends: Sequence[Operation] = ()
+) -> QueueFacts:
+    """Return the facts of one queue.
+
+    Args:
+        ops: Its rows of `ops`, in any order and cut anywhere.
+        obs: Its rows of `obs`, likewise.
+        appends: What transactions appended to it, see `half_messages`.
+    """
+    facts = QueueFacts()
+    for batch in ops:
+        facts.add_ops(batch)
+    for batch in obs:
+        facts.add_obs(batch)
+    if appends:
+        facts.add_spares(spares_of(appends))
+    return facts
+
+
+def spares_of(appends: Sequence[Operation]) -> Spares:
+    """Return what transactions appended as sends without an offset."""
+    rows = [(op.op_id, op.call_ns, op.ret_ns, op.value, op.outcome) for op in appends]
+    numbers = np.array(rows, dtype=np.int64).reshape(-1, 5)
+    return Spares(*(numbers[:, at] for at in range(5)))

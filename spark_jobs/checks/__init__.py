@@ -1,1 +1,0 @@
-"""What is decided over columns. Pure: no Spark, no files."""

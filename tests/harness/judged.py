@@ -1,0 +1,35 @@
+"""One verdict of a history in memory, given by the kernel and by the row-wise edition alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.operation import History, Operation, RunHeader
+from tests.oracles.all_checks import check_row_wise
+
+
+def told(verdicts: Iterable[Verdict]) -> dict[str, object]:
+    """Return everything that verdicts say, in an order of its own."""
+    return {
+        verdict.checker: (
+            verdict.validity,
+            verdict.counts,
+            sorted(
+                (v.name, v.subject, v.detail, v.at_ns, v.operations) for v in verdict.violations
+            ),
+        )
+        for verdict in verdicts
+    }
+
+
+def judged(checker: str, history: History | Iterable[Operation], **settings: Any) -> Verdict:
+    """Return the verdict of *checker*; both editions must say the same."""
+    if not isinstance(history, History):
+        history = History(RunHeader("r"), list(history))
+    (found,) = [v for v in check_everything(history, **settings) if v.checker == checker]
+    (other,) = [v for v in check_row_wise(history, **settings) if v.checker == checker]
+    assert told([found]) == told([other])
+    return found

@@ -1,0 +1,82 @@
+"""Every promise judged row by row, without the columns: what the kernel has to say as well."""
+
+from __future__ import annotations
+
+from jepsen_like.checkers import (
+    batches,
+    consumer_offsets,
+    delayed,
+    filters,
+    half_messages,
+    locks,
+    polls,
+    retries,
+    transactions,
+)
+from jepsen_like.checkers.verdict import Verdict, checked
+from jepsen_like.history.operation import F, History
+from tests.oracles import producer_order, queue_log, replicas, total_queue
+
+
+def check_row_wise(
+    history: History,
+    *,
+    settled: bool = True,
+    clock_error_ns: int = 0,
+    lease_ns: int = locks.LEASE_NS,
+    check_interval_ns: int = transactions.CHECK_INTERVAL_NS,
+    checks_max: int = transactions.CHECKS_MAX,
+    immunity_ns: int = 0,
+    late_max_ns: int | None = None,
+    idempotent: bool = False,
+) -> list[Verdict]:
+    """Return one verdict per checker; arguments as of `jepsen_like.checkers.all_checks`."""
+    operations = history.operations
+    verdicts = [
+        checked(queue_log.NAME, lambda: queue_log.check_history(operations)),
+        checked(consumer_offsets.NAME, lambda: consumer_offsets.check_history(operations)),
+        checked(
+            delayed.NAME,
+            lambda: delayed.check_history(
+                history, clock_error_ns=clock_error_ns, drained=settled, late_max_ns=late_max_ns
+            ),
+        ),
+        checked(replicas.NAME, lambda: replicas.check_history(history, settled=settled)),
+    ]
+    if batches.batches_of(operations):
+        verdicts.append(checked(batches.NAME, lambda: batches.check_history(history)))
+    if polls.polls_of(operations):
+        verdicts.append(checked(polls.NAME, lambda: polls.check_history(operations)))
+    if any(op.f in retries.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(retries.NAME, lambda: retries.check_history(operations, drained=settled))
+        )
+    if any(op.f in locks.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(
+                locks.NAME,
+                lambda: locks.check_history(
+                    operations, lease_ns=lease_ns, clock_error_ns=clock_error_ns
+                ),
+            )
+        )
+    if any(op.f in half_messages.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(
+                transactions.NAME,
+                lambda: transactions.check_history(
+                    history,
+                    drained=settled,
+                    check_interval_ns=check_interval_ns,
+                    checks_max=checks_max,
+                    immunity_ns=max(immunity_ns - clock_error_ns, 0),
+                ),
+            )
+        )
+    if settled and any(op.f == F.FILTERED for op in operations):
+        verdicts.append(checked(filters.NAME, lambda: filters.check_history(history)))
+    if idempotent:
+        verdicts.append(checked(producer_order.NAME, lambda: producer_order.check_history(history)))
+    if settled:
+        verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
+    return verdicts

@@ -1,0 +1,83 @@
+"""Multiset algebra over everything sent and everything there, with counters of values."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, sends_of
+from jepsen_like.checkers.total_queue import (
+    DUPLICATED,
+    FAILED_BUT_THERE,
+    LOST,
+    NAME,
+    REPORTED_MAX,
+    UNEXPECTED,
+)
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import NOTHING, History, Outcome
+
+__all__ = ["NAME", "check_history"]
+
+
+def check_history(history: History, *, node: str | None = None) -> Verdict:
+    """Return the verdict over what one replica held at the end.
+
+    Args:
+        node: Which replica; None: the first one read.
+    """
+    reads = history.replica_reads
+    if not reads:
+        return judge(NAME, (), {}, looked_at=0)
+    chosen = node or reads[0].node
+    there: Counter[int] = Counter()
+    for read in reads:
+        if read.node == chosen and read.topic not in SYSTEM_TOPICS:
+            there.update(value for value in read.values if value != NOTHING)
+    first_kept = {(r.topic, r.queue): r.min_off for r in reads if r.node == chosen}
+    sends = {op.value: op for op in sends_of(history.operations)}
+    acked = {value for value, op in sends.items() if op.outcome == Outcome.OK}
+    # What retention removed is not lost; a send without an offset proves nothing.
+    removed = {
+        value
+        for value in acked
+        if sends[value].off < first_kept.get((sends[value].topic, sends[value].queue), 0)
+    }
+    unknown = {value for value, op in sends.items() if op.outcome == Outcome.INFO}
+    kinds = (
+        (LOST, sorted(acked - removed - there.keys()), "was acknowledged and is not there"),
+        (UNEXPECTED, sorted(there.keys() - sends.keys()), "is there and was never sent"),
+        (
+            DUPLICATED,
+            sorted(value for value, count in there.items() if count > 1),
+            "is there more than once",
+        ),
+        (
+            FAILED_BUT_THERE,
+            sorted(there.keys() & (sends.keys() - acked - unknown)),
+            "is there, but its send certainly failed",
+        ),
+    )
+    found: list[Violation] = []
+    for name, values, text in kinds:
+        for value in values[:REPORTED_MAX]:
+            op = sends.get(value)
+            witnesses = () if op is None else (op.op_id,)
+            found.append(
+                Violation(
+                    name,
+                    chosen if op is None else f"{op.topic}/{op.queue}",
+                    f"value {value} {text} ({len(values)} like it)",
+                    witnesses,
+                    at_ns=0 if op is None else op.call_ns,
+                )
+            )
+    counts = {
+        "attempted": len(sends),
+        "acknowledged": len(acked),
+        "removed": len(removed),
+        "unknown": len(unknown),
+        "recovered": len(unknown & there.keys()),
+        "vanished": len(unknown - there.keys()),
+        "there": there.total(),
+    }
+    return judge(NAME, found, counts, looked_at=len(acked))
