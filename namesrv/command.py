@@ -111,11 +111,12 @@ async def run_daemon(
         "settings",
         **{name: f"{value} ({source})" for name, value, source in resolved.changed_settings()},
     )
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    garbage = GarbageCollection(TrioClock())
+    with garbage.in_charge(), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         failed: ConfigError | OSError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
-            nursery.start_soon(GarbageCollection(TrioClock()).run)
+            nursery.start_soon(garbage.run)
             try:
                 await _serve(_with_descriptors(resolved.config))
             except (ConfigError, OSError) as error:

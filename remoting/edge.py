@@ -48,6 +48,14 @@ DURATION_WEIGHT: Final = 0.2
 # Work that looks slower than this in a thread is never tried inline: a trial stops everything else.
 TRIAL_LIMIT_S: Final = 0.02
 # So that trials of work that stays slow cost the event loop about 3 % of its flushes.
+STALL_S = 0.02
+"""Inline work that takes longer has held up everything else: a file system that is busy with other
+files makes a flush of this one wait."""
+
+RUNS_AFTER_STALL = 500
+"""Runs in a thread after such a one: at a thousand flushes a second half a second, at ten a
+minute."""
+
 RUNS_BETWEEN_TRIALS: Final = 32
 # One thread per kind: what one kind does (flushing one disk) gains nothing from two at a time.
 THREADS_PER_KIND: Final = 1
@@ -423,14 +431,19 @@ class _Measured:
     inline_s: float | None = None
     threaded_s: float | None = None
     runs_since_inline: int = 0
+    # Runs that go to a thread whatever they take.
+    runs_in_threads: int = 0
 
     def note_inline(self, took_s: float, inline_limit_s: float) -> None:
         self.runs_since_inline = 0
+        if took_s > STALL_S:
+            self.runs_in_threads = RUNS_AFTER_STALL
         tried = self.inline_s is None or self.inline_s >= inline_limit_s
         self.inline_s = took_s if tried else _moved(self.inline_s, took_s)
 
     def note_threaded(self, took_s: float, inline_limit_s: float) -> None:
         self.runs_since_inline += 1
+        self.runs_in_threads = max(self.runs_in_threads - 1, 0)
         self.threaded_s = _moved(self.threaded_s, took_s)
         if took_s < inline_limit_s:  # waiting for the interpreter included: it is cheap for sure
             self.inline_s = took_s
@@ -448,7 +461,7 @@ class AdaptiveExecutor:
     durations. In a thread a duration contains the wait for the interpreter, which under load is
     much longer than the work: so from time to time work that does not look very slow is tried
     inline, and a disk that has become fast is noticed. The first run of a kind goes to a thread:
-    nothing is known yet.
+    nothing is known yet. After one that has held up the loop the next ones do, too.
     """
 
     def __init__(self, *, inline_limit_s: float = INLINE_LIMIT_S) -> None:
@@ -469,6 +482,8 @@ class AdaptiveExecutor:
         measured = self._kinds.get(kind)
         if measured is None or measured.threaded_s is None or measured.limiter.borrowed_tokens:
             # Inline work must not overtake, nor run beside, work of its kind that is in a thread.
+            return False
+        if measured.runs_in_threads:
             return False
         if measured.inline_s is not None and measured.inline_s < self._inline_limit_s:
             return True

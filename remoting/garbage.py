@@ -47,7 +47,8 @@ class GarbageCollection:
         self._full_at = clock.monotonic()
 
     @contextmanager
-    def _in_charge(self) -> Iterator[None]:
+    def in_charge(self) -> Iterator[None]:
+        """Leave old objects to `run` while the block runs: what it reads at its start, too."""
         young, middle, old = gc.get_threshold()
         gc.set_threshold(young, middle, NEVER)
         try:
@@ -57,11 +58,10 @@ class GarbageCollection:
             gc.unfreeze()
 
     async def run(self) -> None:
-        """Look once a second, for ever; on cancellation the interpreter collects as before."""
-        with self._in_charge():
-            while True:
-                self.look()
-                await self._clock.sleep(LOOK_INTERVAL_S)
+        """Look once a second, for ever. To be called within `in_charge`."""
+        while True:
+            self.look()
+            await self._clock.sleep(LOOK_INTERVAL_S)
 
     def look(self) -> None:
         """Collect what became garbage among new objects, if there are enough of them."""

@@ -172,10 +172,11 @@ async def serve_process(
     config, shares = _share_descriptors(await _with_addresses(config))
     await check_ports(config, TcpNetwork())
     stop = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    garbage = GarbageCollection(TrioClock())
+    with garbage.in_charge(), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, signals, stop, nursery.cancel_scope)
-            nursery.start_soon(GarbageCollection(TrioClock()).run)
+            nursery.start_soon(garbage.run)
             await serve_broker(
                 config,
                 clock=clock or TrioClock(),

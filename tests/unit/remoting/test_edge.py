@@ -22,6 +22,7 @@ import trustme
 from commitlog.errors import ConfigError
 from remoting.client import RemotingClient
 from remoting.edge import (
+    RUNS_AFTER_STALL,
     AdaptiveExecutor,
     SystemRng,
     TcpNetwork,
@@ -122,6 +123,21 @@ async def test_slow_work_is_tried_inline_now_and_then(monkeypatch: pytest.Monkey
     for _ in range(80):
         await executor.run(work, kind="flush")
     assert "".join(where).endswith("i" * 10)
+
+
+async def test_work_that_held_up_the_loop_stays_in_threads_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = Measured(monkeypatch)
+    executor = AdaptiveExecutor()
+    for seconds in (0, 0, 0.1):
+        await executor.run(work.taking(seconds), kind="flush")
+    here = threading.get_ident()
+    assert [ident == here for ident in work.where] == [False, True, True]
+    for _ in range(RUNS_AFTER_STALL + 1):
+        await executor.run(work.taking(0), kind="flush")
+    inline = [ident == here for ident in work.where[3:]]
+    assert inline == [False] * RUNS_AFTER_STALL + [True]
 
 
 async def test_very_slow_work_is_never_tried_inline(monkeypatch: pytest.MonkeyPatch) -> None:

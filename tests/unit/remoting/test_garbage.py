@@ -48,7 +48,7 @@ def collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[GarbageCollection]:
     monkeypatch.setattr(garbage, "OBJECTS_MIN", 1)
     gc.collect()
     collection = GarbageCollection(Clock())  # type: ignore[arg-type]  # two methods will do
-    with collection._in_charge():
+    with collection.in_charge():
         yield collection
     gc.collect()
 
@@ -98,14 +98,24 @@ def test_garbage_among_new_objects_is_collected(collection: GarbageCollection) -
     assert is_gone()
 
 
-async def test_garbage_collection_gives_the_interpreter_its_part_back() -> None:
-    before = gc.get_threshold()
+async def test_garbage_collection_looks_every_second(collection: GarbageCollection) -> None:
+    new = cycle()
+    is_gone = watched(new)
+    del new
+    survivors(10)
     async with trio.open_nursery() as nursery:
-        clock = Clock()
-        nursery.start_soon(GarbageCollection(clock).run)  # type: ignore[arg-type]  # see above
-        await clock.sleeps.wait()
+        nursery.start_soon(collection.run)
+        await collection._clock.sleeps.wait()  # type: ignore[attr-defined]  # the clock above
+        nursery.cancel_scope.cancel()
+    assert is_gone()
+    assert gc.get_freeze_count() > 0
+
+
+def test_garbage_collection_gives_the_interpreter_its_part_back() -> None:
+    before = gc.get_threshold()
+    with GarbageCollection(Clock()).in_charge():  # type: ignore[arg-type]  # see above
         assert gc.get_threshold()[:2] == before[:2]
         assert gc.get_threshold()[2] > before[2]
-        nursery.cancel_scope.cancel()
+        gc.freeze()
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
