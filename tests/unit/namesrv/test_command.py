@@ -41,7 +41,7 @@ def test_a_bad_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
     file.write_text("listenPort=9999\nlistenprot=1\n")
     done = run("-c", str(file))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {file}: unknown setting 'listenprot'\n"
+    assert done.stderr == f"error: {file}:2: unknown setting 'listenprot'\n"
 
 
 @pytest.mark.slow
