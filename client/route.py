@@ -6,7 +6,7 @@ Spec: remoting fact sheet section 5.1; producers use only brokers that have an i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -147,12 +147,10 @@ class RouteTable:
             if old == route:
                 return False
             known = {queue: queue for queue in (*old.publish_queues, *old.subscribe_queues)}
-            route = TopicRoute(
-                route.topic,
-                tuple(known.get(q, q) for q in route.publish_queues),
-                tuple(known.get(q, q) for q in route.subscribe_queues),
-                route.addresses,
-                route.order_conf,
+            route = replace(
+                route,
+                publish_queues=tuple(known.get(q, q) for q in route.publish_queues),
+                subscribe_queues=tuple(known.get(q, q) for q in route.subscribe_queues),
             )
         self._routes[route.topic] = route
         return True

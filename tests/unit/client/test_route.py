@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from client.route import MessageQueue, RouteTable, TopicRoute, parse_address_list
 from remoting.protocol.bodies import BrokerData, QueueData, TopicRouteData
 
@@ -58,6 +60,17 @@ def test_the_table_keeps_the_queue_objects_in_use() -> None:
     assert list(table.brokers()) == [("a", 0, "a:2")]
     table.forget("T")
     assert table.topics() == []
+
+
+def test_route_table_keeps_all_of_a_changed_route() -> None:
+    table = RouteTable()
+    table.put(TopicRoute.from_data("T", _data(("a", {0: "a:1"}, 6))))
+    changed = TopicRoute.from_data("T", _data(("a", {0: "a:2"}, 6)))
+    changed = replace(changed, order_conf="a:4")
+    assert table.put(changed)
+    assert table.get("T") == changed
+    assert changed.clusters == ("c",)
+    assert not table.put(changed), "equal routes are no news"
 
 
 def test_queues_are_equal_by_content_and_ordered() -> None:
