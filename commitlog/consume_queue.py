@@ -83,6 +83,7 @@ class ConsumeQueueStore:
         "_late_folders",
         "_long",
         "_max_open_files",
+        "_on_unreadable",
         "_queues",
         "_queues_of",
         "_root",
@@ -100,17 +101,20 @@ class ConsumeQueueStore:
         units_per_file: int = UNITS_PER_FILE,
         *,
         max_open_files: int = MAX_OPEN_FILES,
+        on_unreadable: Callable[[str, OSError], None] = lambda _path, _error: None,
     ) -> None:
         """Find the queues below *root*.
 
         Args:
             max_open_files: Files kept open; fewer where the process has no descriptor left.
+            on_unreadable: Called with the path of a file that cannot be read, and why.
         Raises:
             ForeignStoreError: Their files have another size.
             CorruptStoreError: Units are lost; after `remove_all` they can be derived again.
         """
         self._disk = disk
         self._root = root
+        self._on_unreadable = on_unreadable
         self._max_open_files = max_open_files
         self.units_per_file = units_per_file
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -682,8 +686,12 @@ class ConsumeQueue:
                     f"{self.topic} queue {self.queue_id} has no file for queue offset {offset}"
                 )
             file = self._store._open(self._path(begin))
-            # Not a view: a bad sector below that ends the process.
-            parts.append(file.read(within * UNIT_BYTES, part * UNIT_BYTES))
+            try:
+                # Not a view: a bad sector below that ends the process.
+                parts.append(file.read(within * UNIT_BYTES, part * UNIT_BYTES))
+            except OSError as error:
+                self._store._on_unreadable(file.path, error)
+                raise
         data = b"".join([*parts, late]) if parts else late
         return np.frombuffer(data, UNIT_DTYPE)
 

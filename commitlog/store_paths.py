@@ -15,6 +15,7 @@
         vote  commit_mark                    slot files of the consensus layer
         identity  snapshot/                  this replica's name; local snapshots of the tables
         doubt                                why promises of this replica may be lost
+        derived_lost                         queues and key index are derived from the log again
         install  installation                a leader's snapshot that is taken in; how far that is
 
 Spec: docs/formats.md.
@@ -142,6 +143,11 @@ class StorePaths:
     def identity(self) -> str:
         """Cluster, group and incarnation of this replica."""
         return self._at("raft", "identity")
+
+    @property
+    def derived_lost(self) -> str:
+        """While it is there, queues and key index are to be derived from the log again."""
+        return self._at("raft", "derived_lost")
 
     @property
     def doubt(self) -> str:

@@ -239,13 +239,17 @@ class ReplicaStore:
     def _open_derived(self) -> None:
         settings = self.settings
         self._derived_lost = False
-        try:
-            self.queues = self._open_queues()
-        except CorruptStoreError as error:
-            # All of it follows from the log: the replay begins with the first entry that is kept.
-            log.error("consume_queues_damaged", error=str(error))
+        # All of it follows from the log: the replay begins with the first entry that is kept.
+        self._derives_again = self._disk.exists(self.paths.derived_lost)
+        if self._derives_again:
             self._remove_derived()
-            self._derived_lost = True
+        try:
+            self.queues: ConsumeQueueStore = self._open_queues()
+        except CorruptStoreError as error:
+            log.error("consume_queues_damaged", error=str(error))
+            self._note_derived_lost()
+            self._derives_again = True
+            self._remove_derived()
             self.queues = self._open_queues()
         self.key_index = KeyIndex(
             self._disk,
@@ -261,7 +265,23 @@ class ReplicaStore:
             self.paths.consumequeue,
             units_per_file=self.settings.queue_file_units,
             max_open_files=self.settings.queue_files_max,
+            on_unreadable=self._on_unreadable,
         )
+
+    def _on_unreadable(self, path: str, error: OSError) -> None:
+        if not self._derived_lost:
+            log.error(
+                "consume_queue_unreadable",
+                path=path,
+                error=str(error),
+                next_step="restart this broker: it derives its queues from the log again",
+            )
+            self._derived_lost = True
+            self._note_derived_lost()
+
+    def _note_derived_lost(self) -> None:
+        """Write down that queues are lost, until a checkpoint has them again."""
+        self._disk.replace(self.paths.derived_lost, b"queues\n")
 
     def _load_tables(self) -> None:
         own = self._decoded_file(self.paths.snapshot)
@@ -354,7 +374,7 @@ class ReplicaStore:
     def _continue_from(self, loaded: StateTables) -> None:
         self.tables.become(loaded)
         self.derived_index = self.saved_index = loaded.applied_index
-        if self._derived_lost:
+        if self._derives_again:
             self.derived_index = self.log.first_index - 1
         self.restored_commit_index = max(self.restored_commit_index, loaded.applied_index)
         # Derived files may be ahead of the snapshot; they are cut back to it and grow again.
@@ -653,6 +673,8 @@ class ReplicaStore:
         self._cuts.append(take_cut(tables))
         return Checkpointing(
             store=self,
+            # Not when one was lost since: that is for the next start.
+            has_derived=self._derives_again and not self._derived_lost,
             mark=mark,
             index=tables.applied_index,
             floor=tables.floor,
@@ -727,6 +749,8 @@ class Checkpointing:
     floor: Anchor
     flushes: tuple[ConsumeQueueFlush, KeyIndexFlush]
     checkpoint: Checkpoint
+    has_derived: bool = False
+    """Whether it has queues and keys that were lost before this start."""
 
     @property
     def kind(self) -> str:
@@ -760,6 +784,10 @@ class Checkpointing:
         store.saved_tables = (self.index, tables)
         store._saved = (self.mark.index, self.index)
         store._end_installation()
+        if self.has_derived:
+            store._derives_again = False
+            store._disk.unlink(store.paths.derived_lost)
+            store._disk.flush_dir(store.paths.raft)
 
 
 def _check_numbers(tables: StateTables) -> None:

@@ -10,6 +10,7 @@ import pytest
 from commitlog.disk import OsDisk
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from tests.harness.crash_disk import CrashDisk
 from tests.harness.replica_folders import Writer, flip, settings, usual, write_folder
 
 
@@ -58,6 +59,71 @@ def test_lost_shared_units_are_derived_from_the_log(tmp_path: Path, log: Writer,
     assert store.replayed == len(log.frames)
     assert units(store) == wanted
     assert not store.damaged
+    store.close(clean=True)
+
+
+def test_a_power_cut_while_queues_are_derived_again_loses_none(tmp_path: Path, log: Writer) -> None:
+    disk = CrashDisk()
+    kept = replace(settings(Path("/n0")), queue_files_max=1)
+
+    def started(power_cut: bool = False) -> ReplicaStore:
+        nonlocal disk
+        if power_cut:
+            disk = disk.power_cut(lambda: False)
+        return ReplicaStore(disk, kept, StateTables)
+
+    store = started()
+    for frame in log.frames:
+        store.log.append(frame)
+    store.log.flush()
+    for index in range(1, len(log.frames) + 1):
+        store.apply(index)
+    checkpoint(store)
+    wanted = units(store)
+    shared = next(path for path in disk.files if ".shared/0" in path)
+    disk.files[shared].content[300] ^= 1
+
+    assert started(power_cut=True).replayed == len(log.frames)
+    store = started(power_cut=True)
+    assert store.replayed == len(log.frames), "what was derived was on no disk"
+    assert units(store) == wanted
+    log.no_op()
+    store.log.append(log.frames[-1])
+    store.log.flush()
+    store.apply(len(log.frames))
+    checkpoint(store)
+    store = started(power_cut=True)
+    assert store.replayed == 0
+    assert units(store) == wanted
+
+
+def checkpoint(store: ReplicaStore) -> None:
+    taken = store.begin_checkpoint(store.log.last_index)
+    assert taken is not None
+    taken.write()
+
+
+def test_a_queue_file_that_cannot_be_read_is_derived_at_the_next_start(
+    tmp_path: Path, log: Writer
+) -> None:
+    disk = CrashDisk()
+    kept = replace(settings(Path("/n0")), queue_files_max=200)
+    store = ReplicaStore(disk, kept, StateTables)
+    for frame in log.frames:
+        store.log.append(frame)
+    store.log.flush()
+    for index in range(1, len(log.frames) + 1):
+        store.apply(index)
+    checkpoint(store)
+    wanted, key = units(store), max(store.tables.queues)
+    path = next(path for path in disk.files if f"/consumequeue/{key[0]}/{key[1]}/" in path)
+    disk.files[path].unreadable.append((0, 512))
+    with pytest.raises(OSError, match="nput/output"):
+        units(store)
+    store.close(clean=True)
+    store = ReplicaStore(disk, kept, StateTables)
+    assert store.replayed == len(log.frames)
+    assert units(store) == wanted
     store.close(clean=True)
 
 
