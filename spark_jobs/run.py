@@ -98,6 +98,7 @@ def judge_run(
     master: str = "",
     report: Callable[[str], object] = lambda _: None,
     on_rows: Callable[[int], object] = lambda _: None,
+    on_spark: Callable[[Any], object] = lambda _: None,
     late_max_ns: int | None = None,
 ) -> Outcome:
     """Judge the run in *folder*; its tables are made first where they are missing.
@@ -111,6 +112,7 @@ def judge_run(
         master: Of Spark; empty: this machine.
         report: Called with what is judged now.
         on_rows: Called with the number of rows judged, by the local engine.
+        on_spark: Called with Spark's status tracker when its session is there.
         late_max_ns: How late a delayed message may come, which no plan says; None: any.
 
     Raises:
@@ -124,13 +126,20 @@ def judge_run(
     counts = read_summary(parquet)
     plan = plan_of(folder, counts)
     settings = settings_of(folder, plan, late_max_ns)
-    verdicts = check_source(_source(parquet, engine, master, on_rows), settings, report)
+    source = _source(parquet, engine, master, on_rows, on_spark)
+    verdicts = check_source(source, settings, report)
     verdicts += push_groups(parquet)
     kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
     return outcome_of(verdicts, kept, counts, plan, now_s() - begin_s)
 
 
-def _source(parquet: Path, engine: Engine, master: str, on_rows: Callable[[int], object]) -> Source:
+def _source(
+    parquet: Path,
+    engine: Engine,
+    master: str,
+    on_rows: Callable[[int], object],
+    on_spark: Callable[[Any], object],
+) -> Source:
     if engine == "local":
         from spark_jobs.engines.local import LocalSource
 
@@ -138,7 +147,9 @@ def _source(parquet: Path, engine: Engine, master: str, on_rows: Callable[[int],
     from spark_jobs.engines.session import open_session
     from spark_jobs.engines.spark import SparkSource
 
-    return SparkSource(open_session(master), str(parquet.resolve()))
+    session = open_session(master)
+    on_spark(session.sparkContext.statusTracker())
+    return SparkSource(session, str(parquet.resolve()))
 
 
 def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:

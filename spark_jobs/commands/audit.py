@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from cyclopts import Parameter
 
-from dledger.cli.output import CliError, ExitCode, Output, print_json, print_table
+from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
 from spark_jobs.audit.finding import Report
 from spark_jobs.audit.run import audit as audit_folders
 from spark_jobs.commands.progress import progress
+from spark_jobs.commands.task_lines import task_lines
 
 EXIT: Final = {"equal": ExitCode.OK, "parted": ExitCode.FAILED}
 UNKNOWN_EXIT: Final = 2
@@ -35,12 +37,17 @@ def audit(
     if len(folders) < 2:
         raise CliError("name at least two data folders of one group", exit_code=ExitCode.USAGE)
     doer = None
-    if engine == "spark":
-        from spark_jobs.engines.audit import SparkDoer
-        from spark_jobs.engines.session import open_session
+    with (
+        progress("segments", 0) as on_done,
+        nullcontext() if engine == "local" else task_lines(note) as on_spark,
+    ):
+        if on_spark is not None:
+            from spark_jobs.engines.audit import SparkDoer
+            from spark_jobs.engines.session import open_session
 
-        doer = SparkDoer(open_session(master))
-    with progress("segments", 0) as on_done:
+            session = open_session(master)
+            on_spark(session.sparkContext.statusTracker())
+            doer = SparkDoer(session)
         report = audit_folders([folder.resolve() for folder in folders], doer, on_done)
     show(report, output)
     return EXIT.get(report.verdict, UNKNOWN_EXIT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,6 +14,7 @@ from dledger.cli.output import ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder
 from spark_jobs.commands.progress import progress
+from spark_jobs.commands.task_lines import task_lines
 from spark_jobs.kept_memory import keep_memory
 from spark_jobs.live import follow as live
 from spark_jobs.run import Engine, Outcome, judge_run, records
@@ -50,7 +52,10 @@ def check(
     if follow:
         follow_run(folder, engine, master)
     report = note if engine != "local" or output != "json" else _silent
-    with progress("operations", records(folder)) as on_rows:
+    with (
+        progress("operations", records(folder)) as on_rows,
+        nullcontext() if engine == "local" else task_lines(note) as on_spark,
+    ):
         keep_memory()
         outcome = judge_run(
             folder,
@@ -59,6 +64,7 @@ def check(
             master=master,
             report=report,
             on_rows=on_rows,
+            on_spark=on_spark or _silent,
             late_max_ns=None if late_max_ms is None else late_max_ms * 1_000_000,
         )
     show(outcome, output)
@@ -104,7 +110,7 @@ def _print_violations(violations: list[Violation]) -> None:
         note(f"INVALID: {one.name} in {one.subject}: {one.detail}, operations {one.operations}")
 
 
-def _silent(_: str) -> None:
+def _silent(_: object) -> None:
     """Print nothing: a program reads the output."""
 
 
