@@ -19,6 +19,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
@@ -30,6 +31,8 @@ TOP_IN: Final = 0.14
 BOTTOM_IN: Final = 0.5
 LEGEND_ROW_IN: Final = 0.185
 LEGEND_BELOW_COLUMNS: Final = 2
+LEGEND_MARGIN_IN: Final = 0.05
+"""Between a legend and the bottom of its picture, at least."""
 PNG_DPI: Final = 130
 
 BAND_ALPHA: Final = 0.16
@@ -205,17 +208,28 @@ def patch_of(kind: str) -> Patch:
 
 
 def draw_legend(made: Canvas) -> None:
-    """Put the legend to the right of the plot, at its top, or below it where it is narrow."""
+    """Put the legend to the right of the plot, at its top, or below it where it is narrow.
+
+    A picture that is too low for it grows at its bottom: how many lines a legend in columns has is
+    known only when it is drawn.
+    """
     if not made.entries:
         return
-    handles = [handle for handle, _ in made.entries]
-    labels = [label for _, label in made.entries]
+    legend = _legend(made)
+    missing_in = LEGEND_MARGIN_IN - legend.get_window_extent().y0 / made.figure.dpi
+    if missing_in > 0:
+        legend.remove()
+        _grow(made, missing_in)
+        _legend(made)
+
+
+def _legend(made: Canvas) -> Legend:
     layout = made.layout
     right = (layout.width_in - layout.right_in + 0.12) / layout.width_in
     top = 1 - TOP_IN / made.figure.get_figheight()
-    made.figure.legend(
-        handles,
-        labels,
+    return made.figure.legend(
+        [handle for handle, _ in made.entries],
+        [label for _, label in made.entries],
         loc="upper left",
         bbox_to_anchor=(right, top) if layout.is_wide else (0.02, made.legend_top),
         ncols=1 if layout.is_wide else LEGEND_BELOW_COLUMNS,
@@ -224,6 +238,18 @@ def draw_legend(made: Canvas) -> None:
         handlelength=1.5,
         labelspacing=0.35,
     )
+
+
+def _grow(made: Canvas, more_in: float) -> None:
+    """Make a figure higher; what is in it keeps its size and its distance from the top."""
+    before_in = made.figure.get_figheight()
+    after_in = before_in + more_in
+    made.figure.set_figheight(after_in)
+    for axes in made.axes:
+        box = axes.get_position()
+        bottom, height = box.y0 * before_in + more_in, box.height * before_in
+        axes.set_position((box.x0, bottom / after_in, box.width, height / after_in))
+    made.legend_top = (made.legend_top * before_in + more_in) / after_in
 
 
 def save(made: Canvas, folder: Path) -> str:

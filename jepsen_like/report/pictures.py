@@ -59,6 +59,10 @@ BAR_IN: Final = 0.03
 MARK_IN: Final = 0.055
 """Least width of an operation in the order picture."""
 
+TAG_IN: Final = 0.42
+"""Height of the name of a witness with the line that leads to it: so much room is above and below
+the highest and the lowest of them."""
+
 HISTOGRAM_BINS_MAX: Final = 24
 
 FINAL_READ_RATIO: Final = 2.0
@@ -177,13 +181,16 @@ class Pictures:
             if reign.term < 0:
                 continue
             needs_in = len(str(reign.term)) * TERM_CHAR_IN + 0.06
+            term = str(reign.term)
             if (reign.end_s - reign.begin_s) * in_per_s >= needs_in:
-                at_s, colour, side = (reign.begin_s + reign.end_s) / 2, "white", "center"
+                at_s = (reign.begin_s + reign.end_s) / 2
+                axes.text(at_s, lane, term, color="white", ha="center", va="center", fontsize=8)
             elif (next_s - reign.end_s) * in_per_s >= needs_in + 0.05:
-                at_s, colour, side = reign.end_s + 0.04 / in_per_s, INK, "left"
-            else:
-                continue
-            axes.text(at_s, lane, str(reign.term), color=colour, ha=side, va="center", fontsize=8)
+                # On paper of its own: bars of silence and the end of all faults may be behind it.
+                axes.text(
+                    reign.end_s + 0.04 / in_per_s, lane, term, color=INK, va="center", fontsize=8,
+                    bbox={"facecolor": "white", "alpha": 0.85, "pad": 0.8, "lw": 0}, zorder=4,
+                )  # fmt: skip
 
     def lag(self, lag: Mapping[str, F64]) -> str:
         """Draw by how many entries each node was behind, on a logarithmic scale from 0."""
@@ -291,7 +298,8 @@ class Pictures:
                 offsets = str(mark.low) + (f" to {mark.high}" if mark.high > mark.low else "")
                 handle = Line2D([], [], ls="", marker=f"${name}$", color=BAD, markersize=7)
                 made.entries.append((handle, f"{mark.says}\n{offsets} (op {mark.op.op_id})"))
-        axes.set_ylim(low, high)
+        room = (high - low) * TAG_IN / axes.get_window_extent().height * made.figure.dpi
+        axes.set_ylim(low - room, high + room)
         axes.set_xlim(low_s - 3 * least[0], high_s + 3 * least[0])
         axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
