@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter
 
 from jepsen_like.report.colours import FAINT, INK, look_of
 from jepsen_like.report.series import Span
-from jepsen_like.report.wording import clock_text, kind_text
+from jepsen_like.report.wording import clock_text, kind_lines
 
 TOP_IN: Final = 0.14
 BOTTOM_IN: Final = 0.5
@@ -198,7 +198,7 @@ def draw_bands(made: Canvas, bands: Mapping[str, Sequence[tuple[float, float]]])
                     lw=0,
                     zorder=0.6,
                 )
-    made.entries += [(patch_of(kind), kind_text(kind)) for kind in bands]
+    made.entries += [(patch_of(kind), kind_lines(kind)) for kind in bands]
 
 
 def patch_of(kind: str) -> Patch:

@@ -45,7 +45,7 @@ from jepsen_like.report.series import (
     Span,
     percentile,
 )
-from jepsen_like.report.wording import kind_text
+from jepsen_like.report.wording import kind_lines
 
 LANE_IN: Final = 0.3
 """Height of a node or a fault kind in the pictures that have one row for each."""
@@ -261,7 +261,7 @@ class Pictures:
                 edgecolor="white",
                 lw=0.4,
             )
-        _lanes(axes, [kind_text(kind) for kind in kinds])
+        _lanes(axes, [kind_lines(kind) for kind in kinds])
         counts = [sum(fault.kind == kind for fault in self.faults) for kind in kinds]
         for lane, count in enumerate(counts if self.layout.is_wide else ()):
             axes.annotate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,6 +15,9 @@ PROOF_OF_ALL: Final = frozenset({"total_queue", "replicas"})
 
 VALUES_SHOWN: Final = 4
 """Of a pull; the rest is in the history."""
+
+KIND_CHARACTERS: Final = 16
+"""Of a line: beside a plot there is no room for more."""
 
 QUOTED_MAX: Final = 2
 """Witnesses in the first sentence; the table has all."""
@@ -117,6 +121,11 @@ def clock_text(at_s: float) -> str:
 def kind_text(kind: str) -> str:
     """Return *kind* as people write it."""
     return kind.replace("_", " ")
+
+
+def kind_lines(kind: str) -> str:
+    """Return *kind* as it stands in a picture: on two lines where it is long."""
+    return textwrap.fill(kind_text(kind), KIND_CHARACTERS)
 
 
 def duration_text(seconds: float) -> str:

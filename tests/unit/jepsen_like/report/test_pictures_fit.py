@@ -9,10 +9,13 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from msgspec import structs
 
+from jepsen_like.plans.plan import Kind
 from jepsen_like.report import canvas
 from jepsen_like.report.canvas import Canvas
 from jepsen_like.report.run_report import report
+from jepsen_like.report.wording import kind_text
 from tests.harness.run_folders import make_run, write_run
 
 TOUCH_PX = 2.0
@@ -82,6 +85,11 @@ def test_texts_of_all_pictures_are_whole(
 
     monkeypatch.setattr(canvas, "draw_legend", checked)
     made = make_run(operations=3_000, duration_s=duration_s, faults=faults, stale_read=True)
+    longest = max(Kind, key=lambda kind: len(kind_text(kind.value)))
+    made.history.events = [
+        structs.replace(event, kind=longest.value) if event.kind == "isolate" else event
+        for event in made.history.events
+    ]
     report(write_run(tmp_path / "run", made, duration_s=duration_s))
     assert {"order-1", "order-1-narrow", "leader", "faults-narrow", "latency-narrow"} <= seen
     assert found == []
