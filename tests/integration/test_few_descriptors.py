@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import trio
 
+from client.client_instance import ClientInstance
 from client.connect import connect
 from client.message import Message
 from client.producer import Producer
 from client.pull_consumer import PullConsumer
+from client.route import MessageQueue
 from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.log_verify import verify_store
 from dledger.cli.topic_command import create_topic
 
 pytestmark = pytest.mark.slow
@@ -63,14 +68,43 @@ async def test_more_queues_than_descriptors_and_clients_that_take_the_rest(
                 await producer.send_to(queue, Message("t", b"second"))
             assert not ended(cluster)
             assert max(descriptors(cluster)) <= OPEN_FILES
-            async with PullConsumer(client, "c") as consumer:
-                found = [
-                    bytes(message.body)
-                    async for _, result in consumer.drain(queues)
-                    for message in result.messages
-                ]
+            found = await read_all(client, queues)
             for stream in idle:
                 await stream.aclose()
-        assert sorted(found) == [b"first"] * QUEUES + [b"second"] * QUEUES
-        assert not ended(cluster)
-        assert await cluster.leader() == leader.name
+            assert sorted(found) == [b"first"] * QUEUES + [b"second"] * QUEUES
+            assert not ended(cluster)
+            assert await cluster.leader() == leader.name
+
+            # Most queues share a file: what is in it survives every process.
+            await cluster.kill(leader.name)
+            await cluster.wait_leader(other_than=leader.name)
+            for queue in queues:
+                await producer.send_to(queue, Message("t", b"third"))
+            await cluster.start(leader.name)
+            await cluster.wait_caught_up(leader.name)
+            for name in cluster.brokers:
+                await cluster.stop(name)
+            for name in cluster.brokers:
+                assert verify_store(folder_of(cluster, name)).problems == []
+                shared = folder_of(cluster, name) / "consumequeue.shared"
+                assert any(path.name.isdecimal() for path in shared.iterdir())
+                await cluster.start(name)
+            await cluster.wait_healthy()
+            assert Counter(await read_all(client, queues)) == dict.fromkeys(
+                (b"first", b"second", b"third"), QUEUES
+            )
+
+
+async def read_all(client: ClientInstance, queues: Sequence[MessageQueue]) -> list[bytes]:
+    async with PullConsumer(client, "c") as consumer:
+        return [
+            bytes(message.body)
+            async for _, result in consumer.drain(queues)
+            for message in result.messages
+        ]
+
+
+def folder_of(cluster: LocalCluster, name: str) -> Path:
+    folder = cluster.brokers[name].store_path
+    assert folder is not None
+    return folder
