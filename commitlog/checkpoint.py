@@ -13,7 +13,7 @@ import struct
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from commitlog.seams import Disk, DiskFile
+from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 
 CHECKPOINT_BYTES: Final = 4096
 SAFETY_MARGIN_MS: Final = 3000
@@ -57,11 +57,16 @@ class CheckpointFile:
         self._file: DiskFile | None = None
 
     def load(self) -> Checkpoint:
-        """Return what is stored; all zero when there is no checkpoint or it is cut short."""
+        """Return what is stored; all zero when there is none, or none that can be read."""
         file = self._open()
         if file is None:
             return Checkpoint()
-        return Checkpoint(*_FIELDS.unpack(file.view(0, _FIELDS.size)))
+        try:
+            return Checkpoint(*_FIELDS.unpack(file.read(0, _FIELDS.size)))
+        except OSError as error:
+            if error.errno not in CANNOT_BE_READ:
+                raise
+            return Checkpoint()
 
     def store(self, checkpoint: Checkpoint) -> None:
         """Write and flush *checkpoint*. Its 40 bytes lie in one sector, so they change together.

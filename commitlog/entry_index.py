@@ -6,19 +6,22 @@ Unit, 32 bytes, big-endian::
 
 `crc` covers the index (i64) and the unit before it, so a unit that a power cut lost, or that
 stands at the wrong place, is told from a good one. Everything here can be rebuilt from the
-segments. Files are named by the Raft index of their first unit; unit 0 is unused.
+segments. Files are named by the Raft index of their first unit; unit 0 is unused. They are read,
+not mapped: units on a bad sector are as good as lost.
 
 Spec: docs/formats.md, section 6.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
 import zlib
+from contextlib import suppress
 from typing import Final
 
 from commitlog.errors import CorruptStoreError, DiskFullError
-from commitlog.seams import Disk, DiskFile
+from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 from commitlog.store_paths import StorePaths, parse_file_name
 
 UNIT_BYTES: Final = 32
@@ -27,6 +30,15 @@ DEFAULT_UNITS_PER_FILE: Final = 262_144
 
 RECENT_UNITS: Final = 1024
 """Units kept in memory, a power of two: more than what is ever in flight between replicas."""
+
+PAGE_UNITS: Final = 4096 // UNIT_BYTES
+"""Units that a disk takes without having to read anything first."""
+
+KEPT_PAGES: Final = 64
+"""Pages of older units kept in memory: looking for an entry reads few of them again and again."""
+
+SECTOR_BYTES: Final = 512
+"""What of such a page may still be given back."""
 
 _MASK: Final = RECENT_UNITS - 1
 _BODY: Final = struct.Struct(">qqQI")
@@ -43,7 +55,7 @@ def encode_unit(index: int, position: int, term: int, chain: int, size: int) -> 
     return body + zlib.crc32(body, zlib.crc32(_INDEX.pack(index))).to_bytes(4, "big")
 
 
-def decode_unit(index: int, data: memoryview) -> Unit | None:
+def decode_unit(index: int, data: bytes | memoryview) -> Unit | None:
     """Return the unit of *index*, or None when these bytes are not it."""
     position, term, chain, size, crc = _UNIT.unpack(data)
     if zlib.crc32(data[: _BODY.size], zlib.crc32(_INDEX.pack(index))) != crc:
@@ -54,7 +66,11 @@ def decode_unit(index: int, data: memoryview) -> Unit | None:
 class EntryIndex:
     """The unit files of one log, and the newest units in memory.
 
-    `unit` is O(1). `flush` may run in a worker thread; everything else belongs to one thread.
+    `unit` is O(1). `flush` and `stored` may run in a worker thread; everything else belongs to one
+    thread.
+
+    Attributes:
+        pages_lost: Pages that the disk did not give back since the start.
     """
 
     def __init__(self, disk: Disk, paths: StorePaths, units_per_file: int) -> None:
@@ -62,7 +78,12 @@ class EntryIndex:
         self._paths = paths
         self._units_per_file = units_per_file
         self._files: dict[int, DiskFile] = {}
-        self._views: dict[int, memoryview] = {}
+        self._unreadable: set[int] = set()
+        """First index of each page that the disk does not give back, until it is written."""
+        self.pages_lost = 0
+        self._pages: dict[int, tuple[int, bytes]] = {}
+        self._generation = 0
+        """Raised after units that had been written were changed."""
         self._dirty: set[int] = set()
         self._new_names = False
         self._recent: list[Unit] = [(0, 0, 0, 0)] * RECENT_UNITS
@@ -136,18 +157,82 @@ class EntryIndex:
             self._dirty.add(base)
             first += len(part) // UNIT_BYTES
             view = view[len(part) :]
+        self._generation += 1
 
     def stored(self, index: int) -> Unit | None:
         """Return the unit on file, or None when there is none that is whole."""
-        base = self._base(index)
-        view = self._views.get(base)
-        if view is None:
-            file = self._files.get(base)
-            if file is None:
-                return None
-            view = self._views[base] = file.view(0, file.size)
-        at = (index - base) * UNIT_BYTES
-        return decode_unit(index, view[at : at + UNIT_BYTES])
+        base = index - index % self._units_per_file
+        page = index - (index - base) % PAGE_UNITS
+        at = (index - page) * UNIT_BYTES
+        kept = self._pages.get(page)
+        if kept is not None and kept[0] == self._generation:
+            return decode_unit(index, kept[1][at : at + UNIT_BYTES])
+        file = self._files.get(base)
+        if file is None:
+            return None
+        try:
+            if page + PAGE_UNITS <= self._recent_last and (
+                whole := self._read_page(file, page, (page - base) * UNIT_BYTES)
+            ):
+                return decode_unit(index, whole[at : at + UNIT_BYTES])
+            data = file.read((index - base) * UNIT_BYTES, UNIT_BYTES)
+        except OSError as error:
+            if error.errno not in CANNOT_BE_READ:
+                raise
+            if error.errno != errno.EBADF and page not in self._unreadable:
+                self._unreadable.add(page)
+                self.pages_lost += 1
+            return None
+        return decode_unit(index, data)
+
+    def _read_page(self, file: DiskFile, page: int, at: int) -> bytes | None:
+        """Read a page whose units have all been written, and keep it; None when it cannot be read.
+
+        A copy is good until one of its units changes, which raises the generation: taken before
+        the read, it tells a copy that another thread made of bytes that were about to change.
+        """
+        generation = self._generation
+        try:
+            data = file.read(at, min(PAGE_UNITS * UNIT_BYTES, file.size - at))
+        except OSError:
+            return None  # the unit that is asked for may be on another sector
+        if len(self._pages) >= KEPT_PAGES:
+            self._pages.clear()
+        self._pages[page] = (generation, data)
+        return data
+
+    def renew(self, index: int) -> range:
+        """Write the page of *index* anew if the disk does not give it back, to be filled again.
+
+        Returns:
+            The indexes whose units are to be restored: of the whole page then, else this one.
+        """
+        page = index - index % self._units_per_file % PAGE_UNITS
+        if page not in self._unreadable:
+            return range(index, index + 1)
+        units = range(page, min(page + PAGE_UNITS, self._base(index) + self._units_per_file))
+        known = range(max(self._recent_first, units.start), min(self._recent_last, units[-1]) + 1)
+        content = self._readable_part(self._files[self._base(index)], page, len(units))
+        for at in known:
+            unit = encode_unit(at, *self._recent[at & _MASK])
+            content[(at - page) * UNIT_BYTES : (at + 1 - page) * UNIT_BYTES] = unit
+        self.put_bulk(page, content)
+        self._unreadable.discard(page)
+        return units
+
+    def _readable_part(self, file: DiskFile, page: int, count: int) -> bytearray:
+        content = bytearray(count * UNIT_BYTES)
+        start = (page - self._base(page)) * UNIT_BYTES
+        for at in range(0, len(content), SECTOR_BYTES):
+            with suppress(OSError):  # what is not given back stays zero
+                part = content[at : at + SECTOR_BYTES]
+                content[at : at + len(part)] = file.read(start + at, len(part))
+        return content
+
+    def renew_unreadable(self) -> None:
+        """Write all pages anew that the disk did not give back; their units are to be put."""
+        for page in sorted(self._unreadable):
+            self.renew(page)
 
     def unit(self, index: int) -> Unit:
         """Return (position, term, chain, size) of an entry that is in the log.
@@ -179,13 +264,14 @@ class EntryIndex:
         """Forget the units above *last*; what is on file is written over later."""
         self._recent_last = last
         self._recent_first = min(self._recent_first, last + 1)
+        self._generation += 1
 
     def drop_before(self, first: int) -> None:
         """Remove the files that hold only units below *first*; durable with the next flush."""
         for base in sorted(base for base in self._files if base + self._units_per_file <= first):
             file = self._files.pop(base)
-            self._views.pop(base, None)
             self._dirty.discard(base)
+            self._generation += 1
             file.close()
             self._disk.unlink(file.path)
             self._new_names = True
@@ -206,7 +292,7 @@ class EntryIndex:
 
     def close(self) -> None:
         """Give the descriptors back. Idempotent."""
-        self._views.clear()
+        self._generation += 1
         for file in self._files.values():
             file.close()
         self._files.clear()

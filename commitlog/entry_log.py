@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -54,13 +54,16 @@ from commitlog.segment import (
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 
-__all__ = ["Anchor", "EntryLog", "FlushTicket", "Mark", "RecoveryReport"]
+__all__ = ["Anchor", "Drop", "EntryLog", "FlushTicket", "Mark", "RecoveryReport"]
 
 EXTENT_WINDOW_BYTES: Final = 64 << 20
 """How far ahead the extent is noted: what recovery reads at most behind the last entry."""
 
 RESIDENT_BYTES: Final = 256 << 20
 """Of what this process wrote itself, so much at the end of the log is taken to be in memory."""
+
+PAGE_BYTES: Final = 4096
+"""What a disk takes without having to read the rest of it."""
 
 _FRAME_BEGIN: Final = struct.Struct(">IIq")
 _RECORD_BEGIN: Final = struct.Struct(">II")
@@ -116,6 +119,35 @@ class FlushTicket:
                 f"flush up to entry {self.last_index} failed: {error}"
             ) from error
         self.done = True
+
+
+class Drop:
+    """Segments that retention removes; made by `EntryLog.plan_drop`.
+
+    `note` and `remove` may be called in a worker thread.
+    """
+
+    __slots__ = ("_disk", "_paths", "anchor", "segments", "size_bytes")
+
+    def __init__(self, disk: Disk, paths: StorePaths, anchor: Anchor) -> None:
+        self._disk = disk
+        self._paths = paths
+        self.anchor = anchor
+        self.segments: list[Segment] = []
+        self.size_bytes = 0
+
+    def note(self) -> None:
+        """Note durably where the log begins. Blocking.
+
+        Raises:
+            DiskFullError: Nothing changed.
+            FlushFailedError: Either begin may be there after a crash.
+        """
+        store_anchor(self._disk, self._paths.anchor, self.anchor)
+
+    def remove(self) -> None:
+        """Remove the files, durably. Blocking: a large file takes its time."""
+        drop_segments(self._disk, self._paths, self.segments)
 
 
 class EntryLog:
@@ -450,6 +482,11 @@ class EntryLog:
 
     # -- damage ----------------------------------------------------------------------------
 
+    @property
+    def index_pages_lost(self) -> int:
+        """Pages of the entry index that the disk did not give back since the start."""
+        return self._index.pages_lost
+
     def stored_unit(self, index: int) -> Unit | None:
         """Return (position, term, chain, size) from file, None when the unit is damaged.
 
@@ -480,15 +517,18 @@ class EntryLog:
     def restore_unit(self, index: int) -> bool:
         """Make the index unit of entry *index* anew from its frame; tell whether it is there now.
 
-        Units before it that are missing are restored, too.
+        Units before it that are missing are restored, too, and all of a page that the disk does
+        not give back.
         """
-        before = index - 1
+        # A page that the disk does not give back is written as a whole: some units of it are gone.
+        units = self._index.renew(index)
+        before = units.start - 1
         while before >= self.first_index and self._index.stored(before) is None:
-            before -= 1
-        for wanted in range(before + 1, index + 1):
+            before = self._index.renew(before).start - 1
+        for wanted in range(max(before + 1, self.first_index), min(units[-1], self.last_index) + 1):
             if self._index.stored(wanted) is None and not self._restore_unit(wanted):
-                return False
-        return True
+                break
+        return self._index.stored(index) is not None
 
     def _places_of(self, index: int) -> tuple[int, ...]:
         """Where entry *index* may stand, by the one before it."""
@@ -544,8 +584,17 @@ class EntryLog:
     def rewrite(self, frame: Buffer) -> EntryHeader:
         """Write another replica's copy of a damaged entry over it; durable after the next flush.
 
+        Raises: As `accept` and `write_copies`.
+        """
+        header = self.accept(frame)
+        self.write_copies([(header, frame)])
+        return header
+
+    def accept(self, frame: Buffer) -> EntryHeader:
+        """Compare another replica's copy of a damaged entry with what is known of it here.
+
         Entries are put right in ascending order: without its own unit, one is known by the chain
-        of the entry before it.
+        of the entry before it. Its unit is there afterwards; `write_copies` is to follow.
 
         Raises:
             CorruptEntryError: The copy is damaged, or is not the entry that stood here. Nothing
@@ -573,11 +622,49 @@ class EntryLog:
         segment = self._segments[segment_base(header.position, self._segment_bytes)]
         if view.nbytes != header.size or header.end_position + BLANK_BYTES > segment.end:
             raise CorruptEntryError(f"the copy of entry {index} does not fit its place")
-        segment.write(header.position, view)
-        self._dirty[segment.base] = segment
         if unit is None:
             self._put_unit(header)
         return header
+
+    def write_copies(self, copies: Sequence[tuple[EntryHeader, Buffer]]) -> None:
+        """Write accepted copies, in ascending order; durable after the next flush.
+
+        Those that follow each other are one write: a page that the disk does not give back can
+        only be written as a whole.
+
+        Raises:
+            DiskFullError: A copy-on-write file system had no space.
+            OSError: The rest of a page cannot be read: entries beside these are damaged, too.
+        """
+        runs: list[tuple[EntryHeader, list[Buffer]]] = []
+        for header, frame in copies:
+            if runs and self._continues(runs[-1][0], header):
+                runs[-1] = (header, [*runs[-1][1], frame])
+            else:
+                runs.append((header, [frame]))
+        for last, frames in runs:
+            segment = self._segments[segment_base(last.position, self._segment_bytes)]
+            data = b"".join(frames)
+            rest = self._rest_of_page(segment, last)
+            segment.write(last.end_position - len(data), data + rest)
+            self._dirty[segment.base] = segment
+
+    def _continues(self, before: EntryHeader, header: EntryHeader) -> bool:
+        return before.end_position == header.position and header.position % self._segment_bytes != 0
+
+    def _rest_of_page(self, segment: Segment, last: EntryHeader) -> bytes:
+        """Return what stands between the end of an entry and the end of the page.
+
+        Nothing when that is another entry's, or not known.
+        """
+        end = last.end_position
+        size = min(-end % PAGE_BYTES, segment.end - end)
+        if end == self.end_position:
+            return bytes(size)
+        following = self._index.stored(last.index + 1)
+        if following is None or following[0] < segment.end:
+            return b""
+        return encode_blank(segment.end - end).ljust(size, b"\0")[:size]
 
     # -- appending -------------------------------------------------------------------------
 
@@ -921,41 +1008,60 @@ class EntryLog:
     def drop_before(self, anchor: Anchor) -> int:
         """Forget everything before *anchor*, whole segments only; return the bytes given back.
 
-        The anchor is durable before the first file goes; a crash in between is finished at the
-        next open. Views handed out stay valid. Blocking. Does nothing while `reserve_next` runs.
+        Blocking; `plan_drop` tells how to do it in steps. Does nothing while `reserve_next` runs.
+
+        Raises: As `plan_drop` and `Drop.note`.
+        """
+        if not self._claim.take():
+            return 0  # space is being allocated right now; the caller comes again
+        try:
+            drop = self.plan_drop(anchor)
+            if drop is None:
+                return 0
+            drop.note()
+            self.detach(drop)
+            drop.remove()
+        finally:
+            self._claim.give_back()
+        return drop.size_bytes
+
+    def plan_drop(self, anchor: Anchor) -> Drop | None:
+        """Return how to forget everything before *anchor*; None when there is nothing to do.
+
+        `Drop.note`, `detach` and `Drop.remove` follow, in this order, beside no `reserve_next`. A
+        crash between any two of them is finished at the next open. Views handed out stay valid.
 
         Args:
             anchor: From `anchor_at`, at the first entry of a segment.
         Raises:
             InvariantBroken: The anchor is not of this log, or not durable here. Nothing changed.
-            DiskFullError: Nothing changed.
+            FlushFailedError: The log is poisoned. Nothing changed.
         """
         if self._health.failure is not None or self._closed:
             raise self._refusal()
         if anchor.first_index <= self.first_index:
-            return 0
+            return None
         if anchor.first_index > self.durable_index or anchor != self.anchor_at(anchor.first_index):
             raise InvariantBroken(
                 f"retention up to entry {anchor.first_index} of a log that is durable up to "
                 f"{self.durable_index}"
             )
-        if not self._claim.take():
-            return 0  # space is being allocated right now; the caller comes again
-        try:
-            store_anchor(self._disk, self._paths.anchor, anchor)
-            self._anchor = anchor
-            self.first_index = anchor.first_index
-            self.first_position = anchor.position
-            self.damaged.drop_outside(self.first_index, self.last_index)
-            base = segment_base(anchor.position, self._segment_bytes)
-            dropped = [self._segments.pop(key) for key in sorted(self._segments) if key < base]
-            for segment in dropped:
-                self._dirty.pop(segment.base, None)
-            drop_segments(self._disk, self._paths, dropped)
-            self._index.drop_before(anchor.first_index)
-        finally:
-            self._claim.give_back()
-        return len(dropped) * self._segment_bytes
+        return Drop(self._disk, self._paths, anchor)
+
+    def detach(self, drop: Drop) -> None:
+        """Begin with the anchor that *drop* has noted; what stands before it is not read again."""
+        anchor = drop.anchor
+        self._anchor = anchor
+        self.first_index = anchor.first_index
+        self.first_position = anchor.position
+        self.damaged.drop_outside(self.first_index, self.last_index)
+        base = segment_base(anchor.position, self._segment_bytes)
+        dropped = [self._segments.pop(key) for key in sorted(self._segments) if key < base]
+        for segment in dropped:
+            self._dirty.pop(segment.base, None)
+        drop.segments = dropped
+        drop.size_bytes = len(dropped) * self._segment_bytes
+        self._index.drop_before(anchor.first_index)
 
     @staticmethod
     def begin_anew(disk: Disk, root: str, anchor: Anchor) -> None:
@@ -968,6 +1074,11 @@ class EntryLog:
             DiskFullError, FlushFailedError: Doing it again is safe.
         """
         paths = StorePaths(root)
+        # First what gives space back.
+        for folder in (paths.commitlog, paths.entry_index):
+            for name in disk.list_dir(folder):
+                disk.unlink(f"{folder}/{name}")
+            disk.flush_dir(folder)
         for path, payload in (
             (paths.truncation, b""),
             (paths.extent, Extent(anchor.position, anchor.mark, exact=False).encode()),
@@ -977,10 +1088,6 @@ class EntryLog:
             slots.store(payload)
             slots.close()
         store_anchor(disk, paths.anchor, anchor)
-        for folder in (paths.commitlog, paths.entry_index):
-            for name in disk.list_dir(folder):
-                disk.unlink(f"{folder}/{name}")
-            disk.flush_dir(folder)
 
     def close(self, *, clean: bool = True) -> None:
         """Give all files back. Idempotent; views handed out stay valid.

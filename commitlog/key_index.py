@@ -1,35 +1,39 @@
 """The key index: RocketMQ's hash files from ``topic#key`` to positions in the commit log.
 
-A file is a header, a table of slots and entries; a slot holds the number of its newest entry and
-each entry the number of the one before it in the same slot.
+Everything above the newest position that is flushed is put again from the log. Putting is
+idempotent for whole Raft entries: positions at or below the newest one indexed are skipped. So the
+files hold the keys of all of the log up to some position, whatever happens.
 
-What a file counts as its own is what its header says, and the header becomes durable after the
-entries it counts. Everything later is put again from the log. Putting is idempotent for whole
-Raft entries: positions at or below the newest one indexed are skipped.
+A file that the disk does not give back is given up, with those after it: the index ends at an
+earlier position then, and its owner puts the keys of entries from there on again. Until that has
+come to its end a mark is missing on the disk, so that a restart does not forget it.
 
 Spec: docs/formats.md, section 4.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.errors import CorruptStoreError, ForeignStoreError
+from commitlog.errors import ForeignStoreError
 from commitlog.java_hash import index_key_hash
-from commitlog.seams import Disk, DiskFile, UtcOffset, utc
-
-HEADER_BYTES: Final = 40
-SLOT_BYTES: Final = 4
-ENTRY_DTYPE: Final = np.dtype(
-    [("key_hash", ">i4"), ("phy_offset", ">i8"), ("time_diff_s", ">i4"), ("previous", ">i4")]
+from commitlog.key_index_file import (
+    ENTRY_BYTES,
+    ENTRY_DTYPE,
+    HEADER_BYTES,
+    MAX_TIME_DIFF_S,
+    PLAIN_ENTRIES,
+    SLOT_BYTES,
+    FileFlush,
+    IndexFile,
 )
-ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
+from commitlog.seams import CANNOT_BE_READ, Disk, UtcOffset, utc
 
 SLOTS_PER_FILE: Final = 5_000_000
 ENTRIES_PER_FILE: Final = 20_000_000
@@ -38,32 +42,29 @@ ENTRIES_PER_FILE: Final = 20_000_000
 MAX_QUERY_RESULTS: Final = 64
 """RocketMQ's maxMsgsNumBatch."""
 
-MAX_TIME_DIFF_S: Final = 0x7FFFFFFF
-
 MS_PER_ENTRY_TIME: Final = 1000
 """An entry's time is the begin of its second, counted from its file's first: who wants all from a
 time on asks for less than one of these before it."""
 
-_SLOTS_PER_PAGE: Final = 1024
-"""Slots in one page of 4 KiB: what is written again when one of them changes."""
-
-_PAGES_PER_WRITE: Final = 64
-"""Pages that a flush copies in one go: 256 KiB, a fraction of a millisecond."""
-
-_REBUILD_ENTRIES: Final = 1 << 20
-"""Entries looked at in one go when the slot table is rebuilt: 20 MB of the file at a time."""
-
-_HEADER: Final = struct.Struct(">qqqqii")
-_ENTRY: Final = struct.Struct(">iqii")
-
-PLAIN_ENTRIES: Final = 8
-"""Up to here one entry after the other is cheaper than starting numpy (measured)."""
-_SLOT: Final = struct.Struct(">i")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_NAME_MS: Final = 253_402_300_799_999
 _NAME_LENGTH: Final = 17
 
-_Entries = npt.NDArray[Any]
+__all__ = [
+    "ENTRIES_PER_FILE",
+    "ENTRY_BYTES",
+    "ENTRY_DTYPE",
+    "HEADER_BYTES",
+    "MAX_QUERY_RESULTS",
+    "MAX_TIME_DIFF_S",
+    "MS_PER_ENTRY_TIME",
+    "PLAIN_ENTRIES",
+    "SLOTS_PER_FILE",
+    "SLOT_BYTES",
+    "KeyIndex",
+    "KeyIndexFlush",
+    "file_name",
+]
 
 
 def file_name(time_ms: int, utc_offset: UtcOffset = utc) -> str:
@@ -73,236 +74,33 @@ def file_name(time_ms: int, utc_offset: UtcOffset = utc) -> str:
     return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
 
 
-class _Header(NamedTuple):
-    begin_timestamp_ms: int = 0
-    end_timestamp_ms: int = 0
-    begin_phy_offset: int = 0
-    end_phy_offset: int = 0
-    used_slots: int = 0
-    next_entry: int = 1
-
-
-class _IndexFile:
-    __slots__ = (
-        "_capacity",
-        "_dirty_pages",
-        "_entries_at",
-        "_slots",
-        "_table",
-        "changed",
-        "file",
-        "header",
-        "path",
-        "slots_in_file",
-    )
-
-    def __init__(self, path: str, file: DiskFile, slots: int, capacity: int) -> None:
-        self.path = path
-        self.file = file
-        self.header = _Header()
-        self._slots = slots
-        self._capacity = capacity
-        self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
-        # Kept while the file takes entries and until its slots are in the file.
-        self._table: npt.NDArray[np.int32] | None = None
-        self._dirty_pages = np.zeros(-(-slots // _SLOTS_PER_PAGE), np.bool_)
-        self.changed = False
-        # Whether the file's own slots may be believed: not while its newest entries are on their
-        # way, and not after a crash, which may leave slots ahead of the header.
-        self.slots_in_file = False
-
-    @property
-    def room(self) -> int:
-        return self._capacity - self.header.next_entry
-
-    def load_header(self) -> bool:
-        """Read the header; False when nothing was ever flushed to this file."""
-        header = _Header(*_HEADER.unpack(self.file.view(0, HEADER_BYTES)))
-        if header.next_entry == 0:
-            return False
-        if not 1 <= header.next_entry <= self._capacity:
-            raise CorruptStoreError(
-                f"{self.path} claims {header.next_entry} entries of {self._capacity}: remove the "
-                "folder, it is derived from the log"
-            )
-        self.header = header
-        return True
-
-    def table(self) -> npt.NDArray[np.int32]:
-        if self._table is None:
-            self._table = self._rebuild()
-        return self._table
-
-    def _rebuild(self) -> npt.NDArray[np.int32]:
-        table = np.zeros(self._slots, np.int32)
-        for first in range(1, self.header.next_entry, _REBUILD_ENTRIES):
-            last = min(first + _REBUILD_ENTRIES, self.header.next_entry)
-            hashes = self.entries(first, last)["key_hash"].astype(np.int32)
-            # Numbers grow along the file, so the greatest of a slot is its newest.
-            np.maximum.at(table, hashes % self._slots, np.arange(first, last, dtype=np.int32))
-        return table
-
-    def entries(self, first: int, last: int) -> _Entries:
-        view = self.file.view(self._entries_at + first * ENTRY_BYTES, (last - first) * ENTRY_BYTES)
-        return np.frombuffer(view, ENTRY_DTYPE)
-
-    def append(
-        self,
-        hashes: npt.NDArray[np.int32],
-        phy_offsets: npt.NDArray[np.int64],
-        store_times: npt.NDArray[np.int64],
-    ) -> None:
-        count = len(hashes)
-        if count <= PLAIN_ENTRIES:
-            self._append_plain(hashes.tolist(), phy_offsets.tolist(), store_times.tolist())
-            return
-        header = self.header
-        first = header.next_entry
-        table = self.table()
-        begin_ms = int(store_times[0]) if first == 1 else header.begin_timestamp_ms
-        begin_phy = int(phy_offsets[0]) if first == 1 else header.begin_phy_offset
-
-        slots = hashes % np.int32(self._slots)
-        order = np.argsort(slots, kind="stable")
-        sorted_slots = slots[order]
-        numbers = order.astype(np.int32) + np.int32(first)
-        opens = np.ones(count, np.bool_)
-        np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=opens[1:])
-        before = table[sorted_slots]
-        newly_used = int(np.count_nonzero(opens & (before == 0)))
-        # Within the bulk an entry follows its neighbour of the same slot, else the table's.
-        before[1:] = np.where(opens[1:], before[1:], numbers[:-1])
-        previous = np.empty(count, np.int32)
-        previous[order] = before
-
-        entries = np.empty(count, ENTRY_DTYPE)
-        entries["key_hash"] = hashes
-        entries["phy_offset"] = phy_offsets
-        entries["time_diff_s"] = np.clip((store_times - begin_ms) // 1000, 0, MAX_TIME_DIFF_S)
-        entries["previous"] = previous
-        self.file.write_at(self._entries_at + first * ENTRY_BYTES, entries.tobytes())
-
-        closes = np.ones(count, np.bool_)
-        closes[:-1] = opens[1:]
-        table[sorted_slots[closes]] = numbers[closes]
-        self._dirty_pages[slots // _SLOTS_PER_PAGE] = True
-        self.header = _Header(
-            begin_ms,
-            int(store_times[-1]),
-            begin_phy,
-            int(phy_offsets[-1]),
-            header.used_slots + newly_used,
-            first + count,
-        )
-        self.changed = True
-        self.slots_in_file = False
-
-    def _append_plain(
-        self, hashes: list[int], phy_offsets: list[int], store_times: list[int]
-    ) -> None:
-        header = self.header
-        number = first = header.next_entry
-        table = self.table()
-        begin_ms = store_times[0] if first == 1 else header.begin_timestamp_ms
-        begin_phy = phy_offsets[0] if first == 1 else header.begin_phy_offset
-        used_slots, parts = header.used_slots, []
-        for key_hash, phy_offset, store_time in zip(hashes, phy_offsets, store_times, strict=True):
-            slot = key_hash % self._slots
-            previous = int(table[slot])
-            used_slots += previous == 0
-            seconds = min(max((store_time - begin_ms) // 1000, 0), MAX_TIME_DIFF_S)
-            parts.append(_ENTRY.pack(key_hash, phy_offset, seconds, previous))
-            table[slot] = number
-            self._dirty_pages[slot // _SLOTS_PER_PAGE] = True
-            number += 1
-        self.file.write_at(self._entries_at + first * ENTRY_BYTES, b"".join(parts))
-        self.header = _Header(
-            begin_ms, store_times[-1], begin_phy, phy_offsets[-1], used_slots, number
-        )
-        self.changed = True
-        self.slots_in_file = False
-
-    def truncate(self, phy_offset: int) -> None:
-        """Forget entries at or after *phy_offset*; the first one is known to be before it."""
-        offsets = self.entries(1, self.header.next_entry)["phy_offset"]
-        kept = int(np.searchsorted(offsets, phy_offset))
-        if not kept:
-            raise CorruptStoreError(f"entries of {self.path} are not in log order")
-        last = self.entries(kept, kept + 1)[0]
-        begin_ms = self.header.begin_timestamp_ms
-        self.header = self.header._replace(
-            end_timestamp_ms=begin_ms + int(last["time_diff_s"]) * 1000,
-            end_phy_offset=int(last["phy_offset"]),
-            next_entry=kept + 1,
-        )
-        self._table = self._rebuild()
-        self._dirty_pages[:] = True
-        self.header = self.header._replace(used_slots=int(np.count_nonzero(self._table)))
-        self.changed = True
-        self.slots_in_file = False
-
-    def walk(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
-        """Yield positions of *key_hash*, newest entry first, and None for every other entry."""
-        header = self.header
-        slot = key_hash % self._slots
-        if not self.slots_in_file:
-            number = int(self.table()[slot])
-        else:
-            at = HEADER_BYTES + slot * SLOT_BYTES
-            (number,) = _SLOT.unpack(self.file.view(at, SLOT_BYTES))
-        above = header.next_entry
-        # Chains only go down; a link that does not is damage and ends the walk.
-        while 0 < number < above:
-            view = self.file.view(self._entries_at + number * ENTRY_BYTES, ENTRY_BYTES)
-            entry_hash, phy_offset, time_diff_s, previous = _ENTRY.unpack(view)
-            time_ms = header.begin_timestamp_ms + time_diff_s * 1000
-            matches = entry_hash == key_hash and begin_ms <= time_ms <= end_ms
-            yield phy_offset if matches else None
-            if time_diff_s < 0 or time_ms < begin_ms:
-                break
-            above, number = number, previous
-
-    def begin_flush(self) -> _FileFlush:
-        self.changed = False
-        pages: list[tuple[int, npt.NDArray[np.int32]]] = []
-        if self._table is not None:
-            for first, last in _stretches(np.flatnonzero(self._dirty_pages)):
-                for page in range(first, last, _PAGES_PER_WRITE):
-                    end = min(page + _PAGES_PER_WRITE, last)
-                    # Views: the job copies them. A slot that changes meanwhile is ahead of the
-                    # header, as one may be after a crash, and its page is in the next job.
-                    slots = self._table[page * _SLOTS_PER_PAGE : end * _SLOTS_PER_PAGE]
-                    pages.append((HEADER_BYTES + page * _SLOTS_PER_PAGE * SLOT_BYTES, slots))
-            self._dirty_pages[:] = False
-        return _FileFlush(self.path, pages, _HEADER.pack(*self.header))
-
-    def flush_again(self) -> None:
-        """Write everything once more: the last job did not come to its end."""
-        self.changed = True
-        self._dirty_pages[:] = self._table is not None
-
-    def drop_table(self) -> None:
-        """Answer from the file from now on: it is full and its slots were flushed."""
-        self._table = None
-        self.slots_in_file = True
-
-
-class _FileFlush(NamedTuple):
-    path: str
-    pages: list[tuple[int, npt.NDArray[np.int32]]]
-    header: bytes
-
-
 class KeyIndexFlush:
-    """Index files to flush. `run` blocks and may be called in a worker thread, one at a time."""
+    """Index files to flush. `run` blocks and may be called in a worker thread, one at a time.
 
-    __slots__ = ("_disk", "_files", "_folder", "done")
+    Attributes:
+        done: Whether `run` came to its end.
+        unreadable: Files that could not be written, as the disk does not give back the rest of a
+            page. They are to be given up.
+    """
 
-    def __init__(self, disk: Disk, folder: str | None, files: Sequence[_FileFlush]) -> None:
+    __slots__ = ("_disk", "_files", "_folder", "_mark", "_set_mark", "done", "unreadable")
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str | None,
+        files: Sequence[FileFlush],
+        mark: str | None,
+        *,
+        set_mark: bool,
+    ) -> None:
         self._disk = disk
         self._folder = folder
         self._files = files
+        self._mark = mark
+        self._set_mark = set_mark
         self.done = False
+        self.unreadable: list[str] = []
 
     def run(self) -> None:
         """Flush entries and slots, then the header that counts them.
@@ -311,23 +109,41 @@ class KeyIndexFlush:
             FlushFailedError: The node must stop.
             DiskFullError: Some slots are not in the file; the next job writes them again.
         """
-        for path, pages, header in self._files:
-            # Descriptors of its own: a file may be removed meanwhile.
+        for flush in self._files:
             try:
-                file = self._disk.open(path)
+                self._write(flush)
             except FileNotFoundError:
                 continue
-            try:
-                for at, slots in pages:
-                    file.write_at(at, slots.astype(">i4").tobytes())
-                file.flush()
-                file.write_at(0, header)
-                file.flush()
-            finally:
-                file.close()
+            except OSError as error:
+                if error.errno not in CANNOT_BE_READ:
+                    raise
+                self.unreadable.append(flush.path)
         if self._folder is not None:
             self._disk.flush_dir(self._folder)
+        if self._mark is not None and self.unreadable:
+            # Before a checkpoint claims these keys.
+            _remove_mark(self._disk, self._mark)
+        elif self._mark is not None and self._set_mark:
+            self._disk.replace(self._mark, b"")
         self.done = True
+
+    def _write(self, flush: FileFlush) -> None:
+        # Descriptors of its own: a file may be removed meanwhile.
+        file = self._disk.open(flush.path)
+        try:
+            for at, slots in flush.pages:
+                file.write_at(at, slots.astype(">i4").tobytes())
+            file.flush()
+            file.write_at(0, flush.header)
+            file.flush()
+        finally:
+            file.close()
+
+
+def _remove_mark(disk: Disk, mark: str) -> None:
+    if disk.exists(mark):
+        disk.unlink(mark)
+        disk.flush_dir(posixpath.dirname(mark))
 
 
 class KeyIndex:
@@ -339,20 +155,33 @@ class KeyIndex:
         slots: Slots in a file.
         max_entries: Entry numbers in a file; it takes one entry less.
         utc_offset: Local time, for names of files.
+        mark: Path of a file that is there while no key is missing; None: the owner takes the index
+            for whole, whatever happens to it.
+    Attributes:
+        is_behind: Whether keys of the log above `end_phy_offset` may be missing: the owner puts
+            them, then flushes with `begin_completion`.
+        files_lost: Files given up since the start because the disk did not give them back.
+        on_unreadable: Called with the path of a file that is to be given up, and why.
     Raises:
         ForeignStoreError: A file has another size than these settings give.
         CorruptStoreError: A file's header cannot be right.
     """
 
     __slots__ = (
+        "_completing",
         "_disk",
         "_files",
         "_last_flush",
+        "_mark",
         "_max_entries",
         "_names_changed",
         "_root",
         "_slots",
+        "_unreadable",
         "_utc_offset",
+        "files_lost",
+        "is_behind",
+        "on_unreadable",
     )
 
     def __init__(
@@ -362,6 +191,7 @@ class KeyIndex:
         slots: int = SLOTS_PER_FILE,
         max_entries: int = ENTRIES_PER_FILE,
         utc_offset: UtcOffset = utc,
+        mark: str | None = None,
     ) -> None:
         self._disk = disk
         self._root = root
@@ -370,10 +200,19 @@ class KeyIndex:
         self._utc_offset = utc_offset
         self._names_changed = False
         self._last_flush: KeyIndexFlush | None = None
-        self._files: list[_IndexFile] = []
+        self._files: list[IndexFile] = []
+        self._mark = mark
+        self._unreadable: set[str] = set()
+        self._completing = False
+        self.is_behind = mark is not None and not disk.exists(mark)
+        self.files_lost = 0
+        self.on_unreadable: Callable[[str, str], object] = lambda _path, _why: None
         for name in disk.list_dir(root):
             if len(name) == _NAME_LENGTH and name.isdecimal():
                 self._load(f"{root}/{name}")
+        if mark is not None and not self._files:
+            self.is_behind = True  # the folder may have been removed while nobody looked
+        self.give_up_unreadable()
         for index_file in self._files[:-1]:
             index_file.slots_in_file = True
         # A process that was killed may have left names that no flush has reached.
@@ -392,8 +231,13 @@ class KeyIndex:
                 f"{path} has {file.size} bytes in place of {self._file_bytes}: made with other "
                 "numbers of slots or entries"
             )
-        index_file = _IndexFile(path, file, self._slots, self._max_entries)
-        if index_file.load_header():
+        index_file = IndexFile(path, file, self._slots, self._max_entries)
+        try:
+            has_entries = index_file.load_header()
+        except OSError as error:
+            self._note_unreadable(path, error)
+            has_entries = True
+        if has_entries:
             self._files.append(index_file)
         else:
             # Made shortly before a crash: nothing in it was ever flushed.
@@ -430,6 +274,10 @@ class KeyIndex:
         Raises:
             DiskFullError: What was added before a new file was needed stays.
         """
+        self._note_last_flush()
+        if self._unreadable:
+            self.give_up_unreadable()
+            return
         if self._files:
             done = int(np.searchsorted(phy_offsets, self.end_phy_offset, side="right"))
         else:
@@ -439,7 +287,12 @@ class KeyIndex:
                 self._roll(int(store_times[done]))
             current = self._files[-1]
             part = slice(done, done + current.room)
-            current.append(hashes[part], phy_offsets[part], store_times[part])
+            try:
+                current.append(hashes[part], phy_offsets[part], store_times[part])
+            except OSError as error:
+                self._note_unreadable(current.path, error)
+                self.give_up_unreadable()
+                return
             done = part.stop
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[int]:
@@ -472,11 +325,16 @@ class KeyIndex:
         key_hash = index_key_hash(topic, key)
         for file in reversed(list(self._files)):
             header = file.header
+            if file.path in self._unreadable:
+                continue
             if begin_ms <= header.end_timestamp_ms and header.begin_timestamp_ms <= end_ms:
-                for position in file.walk(key_hash, begin_ms, end_ms):
-                    yield position
-                    if file not in self._files:
-                        return
+                try:
+                    for position in file.walk(key_hash, begin_ms, end_ms):
+                        yield position
+                        if file not in self._files:
+                            return
+                except OSError as error:
+                    self._note_unreadable(file.path, error)
             if header.begin_timestamp_ms < begin_ms:
                 break
 
@@ -485,7 +343,71 @@ class KeyIndex:
         while self._files and self._files[-1].header.begin_phy_offset >= phy_offset:
             self._remove(self._files.pop())
         if self._files and self._files[-1].header.end_phy_offset >= phy_offset:
-            self._files[-1].truncate(phy_offset)
+            try:
+                self._files[-1].truncate(phy_offset)
+            except OSError as error:
+                self._note_unreadable(self._files[-1].path, error)
+                self.give_up_unreadable()
+
+    def prepare(self) -> None:
+        """Make the slot table of the file that takes entries, which reads all of them. Blocking.
+
+        Without it the first `put_bulk` does.
+        """
+        if self._files and self._files[-1].room > 0:
+            try:
+                self._files[-1].table()
+            except OSError as error:
+                self._note_unreadable(self._files[-1].path, error)
+                self.give_up_unreadable()
+
+    # -- what the disk does not give back ----------------------------------------------------
+
+    def _note_unreadable(self, path: str, error: OSError) -> None:
+        if error.errno not in CANNOT_BE_READ:
+            raise error
+        self._give_up_later(path, str(error))
+
+    def _give_up_later(self, path: str, why: str) -> None:
+        if path not in self._unreadable:
+            self._unreadable.add(path)
+            self.is_behind = self._mark is not None
+            self.on_unreadable(path, why)
+
+    def _note_last_flush(self) -> None:
+        last = self._last_flush
+        if last is not None and last.unreadable:
+            for path in last.unreadable:
+                self._give_up_later(path, "a page of it cannot be read")
+            last.unreadable = []
+
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether files are to be given up: what is put is not taken meanwhile."""
+        return bool(self._unreadable)
+
+    def give_up_unreadable(self) -> bool:
+        """Remove files that cannot be read, and those after them; tell whether there were any.
+
+        `is_behind` holds then, durably, before the first file goes. Blocking. Does nothing while a
+        job of `begin_completion` runs.
+
+        Raises:
+            FlushFailedError: The node must stop.
+        """
+        if self._completing:
+            return False
+        bad = [at for at, file in enumerate(self._files) if file.path in self._unreadable]
+        self._unreadable.clear()
+        if not bad:
+            return False
+        self.is_behind = self._mark is not None
+        if self._mark is not None:
+            _remove_mark(self._disk, self._mark)
+        self.files_lost += len(bad)
+        while len(self._files) > bad[0]:
+            self._remove(self._files.pop())
+        return True
 
     def delete_before(self, phy_offset: int) -> None:
         """Remove files that only point before byte *phy_offset*, the first one kept in the log."""
@@ -494,6 +416,25 @@ class KeyIndex:
 
     def begin_flush(self) -> KeyIndexFlush:
         """Return the job that makes everything put so far durable. Run one before the next."""
+        return self._begin_flush(set_mark=False)
+
+    def begin_completion(self) -> KeyIndexFlush:
+        """Return such a job that also notes, durably, that no key is missing any more.
+
+        `end_completion` follows when it was run.
+        """
+        self._completing = True
+        return self._begin_flush(set_mark=True)
+
+    def end_completion(self, job: KeyIndexFlush) -> None:
+        """Take note that *job* was run, or has failed."""
+        self._completing = False
+        self._note_last_flush()
+        self.is_behind = bool(self._unreadable) or not job.done
+        self.give_up_unreadable()
+
+    def _begin_flush(self, *, set_mark: bool) -> KeyIndexFlush:
+        self._note_last_flush()
         last = self._last_flush
         for file in self._files:
             if last is not None and not last.done:
@@ -503,8 +444,9 @@ class KeyIndex:
         folder = self._root if self._names_changed or (last and not last.done) else None
         self._names_changed = False
         files = [file.begin_flush() for file in self._files if file.changed]
-        self._last_flush = KeyIndexFlush(self._disk, folder, files)
-        return self._last_flush
+        job = KeyIndexFlush(self._disk, folder, files, self._mark, set_mark=set_mark)
+        self._last_flush = job
+        return job
 
     def flush(self) -> None:
         """Make everything put so far durable.
@@ -531,9 +473,9 @@ class KeyIndex:
         path = f"{self._root}/{name}"
         file = self._disk.create(path, self._file_bytes, reserve=False)
         self._names_changed = True
-        self._files.append(_IndexFile(path, file, self._slots, self._max_entries))
+        self._files.append(IndexFile(path, file, self._slots, self._max_entries))
 
-    def _remove(self, file: _IndexFile) -> None:
+    def _remove(self, file: IndexFile) -> None:
         file.file.close()
         self._disk.unlink(file.path)
         self._names_changed = True
@@ -542,12 +484,3 @@ class KeyIndex:
 def _name_ms(name: str) -> int:
     moment = datetime.strptime(name[:14] + "+0000", "%Y%m%d%H%M%S%z")
     return (moment - _EPOCH) // timedelta(milliseconds=1) + int(name[14:])
-
-
-def _stretches(pages: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    if not len(pages):
-        return []
-    breaks = np.flatnonzero(np.diff(pages) > 1)
-    firsts = [int(pages[0]), *pages[breaks + 1].tolist()]
-    lasts = [*(pages[breaks] + 1).tolist(), int(pages[-1]) + 1]
-    return list(zip(firsts, lasts, strict=True))

@@ -288,6 +288,7 @@ class Recovery:
                         raise DamagedLogError(damage)
                     # The walk from the beginning meets it again, and cuts there.
         self.report.index_rebuilt = bool(self._segments)
+        self._entry_index.renew_unreadable()
         return begin
 
     def _holds(self, mark: Mark) -> bool:

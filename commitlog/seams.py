@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from typing_extensions import Buffer
+
+CANNOT_BE_READ: Final = frozenset({errno.EIO, errno.EBADF, errno.ENODATA})
+"""What `DiskFile.read` says of a bad sector, as file systems report it; or of a closed file."""
 
 UtcOffset = Callable[[int], int]
 """Wall time in ms to the milliseconds that local time is ahead of UTC then."""
@@ -32,6 +36,7 @@ class DiskFile(Protocol):
 
         Raises:
             DiskFullError: No space. What was at these bytes is undefined, the rest untouched.
+            OSError: The rest of a page cannot be read; whole pages of 4 KiB need no rest.
         """
 
     def view(self, offset: int, size: int) -> memoryview:

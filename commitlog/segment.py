@@ -9,13 +9,12 @@ Spec: docs/formats.md, section 5.
 
 from __future__ import annotations
 
-import errno
 import struct
 from collections.abc import Iterator
 from typing import Final
 
 from commitlog.record import BLANK_MAGIC
-from commitlog.seams import DiskFile
+from commitlog.seams import CANNOT_BE_READ, DiskFile
 
 DEFAULT_SEGMENT_BYTES: Final = 1 << 30
 """RocketMQ's mappedFileSizeCommitLog."""
@@ -31,9 +30,6 @@ ZERO_CHUNK_BYTES: Final = 1 << 20
 
 UNREADABLE: Final = b"\xff"
 """Stands for each byte that the disk does not give back."""
-
-_CANNOT_BE_READ: Final = frozenset({errno.EIO, errno.EBADF, errno.ENODATA})
-"""A bad sector, as file systems report it; or a segment that was dropped a moment ago."""
 
 _ZEROS: Final = bytes(ZERO_CHUNK_BYTES)
 _BLANK: Final = struct.Struct(">iI")
@@ -98,7 +94,7 @@ class Segment:
         try:
             return self.file.read(at, size)
         except OSError as error:
-            if error.errno not in _CANNOT_BE_READ:
+            if error.errno not in CANNOT_BE_READ:
                 raise
             return UNREADABLE * size
 

@@ -26,7 +26,7 @@ from commitlog.errors import (
     InvariantBroken,
     MQError,
 )
-from commitlog.seams import Disk, DiskFile
+from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 
 SLOT_MAGIC: Final = 0xD1ED5107
 SLOT_HEADER_BYTES: Final = 20
@@ -114,7 +114,7 @@ class SlotFile:
     def _discard_short(self, file: DiskFile) -> None:
         # A crash while the file was made leaves it short and empty.
         try:
-            empty = not any(file.view(0, file.size))
+            empty = not any(file.read(0, file.size))
         finally:
             file.close()
         if not empty:
@@ -122,7 +122,7 @@ class SlotFile:
         self._disk.unlink(self._path)
 
     def _choose(self, file: DiskFile) -> None:
-        slots = [bytes(file.view(i * self._stride, self._slot_bytes)) for i in range(2)]
+        slots = [self._read(file, i) for i in range(2)]
         whole = [(decoded, i) for i, slot in enumerate(slots) if (decoded := decode_slot(slot))]
         if whole:
             (self._sequence, self._value), self._slot = max(whole)
@@ -130,6 +130,14 @@ class SlotFile:
         elif slots[1].strip(b"\0"):
             # Slot 1 holds something only after slot 0 was whole.
             raise CorruptStoreError(f"neither slot of {self._path} is whole")
+
+    def _read(self, file: DiskFile, slot: int) -> bytes:
+        try:
+            return file.read(slot * self._stride, self._slot_bytes)
+        except OSError as error:
+            if error.errno not in CANNOT_BE_READ:
+                raise
+            return b"\xff"  # no slot looks like this
 
     def store(self, payload: Buffer) -> None:
         """Make *payload* the value, durably. Blocks for one flush.

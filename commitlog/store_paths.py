@@ -81,6 +81,11 @@ class StorePaths:
         return self._at("index")
 
     @property
+    def key_index_mark(self) -> str:
+        """There while the key index lacks no key that a checkpoint covers."""
+        return self._at("raft", "keyindex")
+
+    @property
     def checkpoint(self) -> str:
         """The checkpoint file."""
         return self._at("checkpoint")

@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch
+from commitlog.entry_log import EntryLog
 from commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
@@ -51,12 +52,13 @@ from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
 from dledger.services.fence import STOPS_NODE, fenced
+from dledger.services.key_index_repair import KeyIndexRepair
 from dledger.services.scrub import ScrubService
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import QueueUnits
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
-from dledger.store import ReplicaStore
+from dledger.store import ReplicaStore, goes_on_after
 from remoting.frame_room import FrameRoom
 from remoting.seams import Clock, Executor, Network, Rng
 
@@ -70,6 +72,10 @@ SPACE_RETRY_S: Final = 1.0
 
 FLUSH_POLL_S: Final = 0.001
 """How often the end of a flush is looked for before a snapshot replaces the log; rare."""
+
+INSTALL: Final = "install"
+DROP: Final = "drop"
+"""Names under which the executor measures taking in a snapshot, and removing segments."""
 
 APPLY_AFTER_TURNS: Final = 2
 """Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
@@ -214,7 +220,14 @@ class Group:
             bytes_per_s=settings.scrub_bytes_per_s,
         )
         self.scrub.on_config_repaired = self._on_repaired
-        store.log.on_unreadable = self.scrub.suspect_bytes
+        store.log.on_unreadable = self._on_unreadable
+        self._key_index_repair = KeyIndexRepair(
+            store,
+            clock=clock,
+            executor=executor,
+            lock=self._store_lock,
+            can_be_repaired=lambda: bool(self.node.roster.other_voters),
+        )
         self._links = Links(self.node, network=network, clock=clock, rng=rng, executor=executor)
 
     # -- what others ask -------------------------------------------------------------------
@@ -308,6 +321,7 @@ class Group:
             "pending_bytes": self._pending_bytes,
             "store_time_ahead_ms": self.store_time_ahead_ms,
             "scrub": self.scrub.status(),
+            "key_index": self.store.keys.status(),
             **{key: value for part in self.status_parts for key, value in part().items()},
             "event_loop": self.loop_stall.status(),
         }
@@ -582,6 +596,8 @@ class Group:
 
     def _apply(self, limit: int) -> None:
         store = self.store
+        if store.installing:
+            return
         commit = store.applicable(self.node.commit_index)
         stop = min(commit, store.derived_index + limit)
         while store.derived_index < stop:
@@ -670,6 +686,7 @@ class Group:
             nursery.start_soon(self._install_loop)
             nursery.start_soon(self._leadership_loop)
             nursery.start_soon(self.scrub.run)
+            nursery.start_soon(self._key_index_repair.run)
             await nursery.start(self._links.run)
             task_status.started()
 
@@ -775,18 +792,26 @@ class Group:
                     log.error("no_space_for_checkpoint", error=str(error))
                     continue
                 if not self.node.holds_log(self._clock.monotonic()):
-                    self._drop_before(checkpoint.floor)
+                    try:
+                        await self._drop_before(checkpoint.floor)
+                    except DiskFullError as error:
+                        log.error("no_space_for_retention", error=str(error))
 
     def _checkpoint_pause_s(self) -> float:
         saved = self.store.saved_tables
         size = 0 if saved is None else len(saved[1])
         return max(self.settings.checkpoint_interval_s, size / CHECKPOINT_BYTES_PER_S)
 
-    def _drop_before(self, floor: Anchor) -> None:
-        dropped = self.store.drop_before_floor(floor)
-        if dropped:
-            self.node.journal.anchor_moved()
-            log.info("segments_removed", bytes=dropped, first_index=floor.first_index)
+    async def _drop_before(self, floor: Anchor) -> None:
+        drop = self.store.plan_drop(floor)
+        if drop is None:
+            return
+        await self._executor.run(drop.note, kind=DROP)
+        self.store.detach(drop)
+        self.node.journal.anchor_moved()
+        # Giving back gigabytes takes a file system its time.
+        await self._executor.run(drop.remove, kind=DROP)
+        log.info("segments_removed", bytes=drop.size_bytes, first_index=floor.first_index)
 
     def _members_of_log(self) -> MembersLog:
         tables = self.store.tables
@@ -796,6 +821,17 @@ class Group:
             index=tables.members_index,
             members=self._applied_members(),
         )
+
+    def _on_unreadable(self, position: int, size: int) -> None:
+        if self.store.installing:
+            return
+        try:
+            trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            # A cold read in a worker thread. What follows is this node's own state.
+            trio.from_thread.run_sync(self.scrub.suspect_bytes, position, size)
+        else:
+            self.scrub.suspect_bytes(position, size)
 
     def _on_repaired(self) -> None:
         # An entry that was skipped when the log was read may have brought a list of members.
@@ -821,27 +857,49 @@ class Group:
             leader, data = self._snapshot
             self._snapshot = None
             async with self._store_lock:
-                while self.node.flushing:
-                    await self._clock.sleep(FLUSH_POLL_S)
-                self._install(leader, data)
+                await self._install(leader, data)
 
-    def _install(self, leader: str, data: bytes) -> None:
-        commit = self.node.journal.commit_index
+    async def _install(self, leader: str, data: bytes) -> None:
+        store = self.store
         try:
-            if not self.store.install(data, commit):
-                index, following = self.store.going_on_after(data, commit)
+            loaded = await self._executor.run(partial(store.decode, data), kind=INSTALL)
+            commit = self.node.journal.commit_index
+            if not store.needs(loaded, commit):
+                index, following = goes_on_after(loaded, commit)
                 log.info("snapshot_not_needed", index=index, next_index=following)
                 self.node.declined(leader, index, following)
                 return
+            await self._executor.run(partial(store.offer, data), kind=INSTALL)
         except (CorruptStoreError, ForeignStoreError, DiskFullError) as error:
             # Nothing was changed. What a peer sends, or a full disk, is no reason to stop.
             log.error("snapshot_refused", leader=leader, error=str(error))
             self.node.refused()
             return
-        self.store.log.on_unreadable = self.scrub.suspect_bytes
-        self.store.write_damage()
+        entry_log = await self._empty_for(loaded)
+        while self.node.flushing:
+            await self._clock.sleep(FLUSH_POLL_S)
+        before = store.take_over(loaded, entry_log)
+        store.log.on_unreadable = self._on_unreadable
+        store.write_damage()
         self.node.journal.members.reset(self.state.members_index, self._applied_members())
-        self.node.installed(leader, self.store.log, self.state.applied_index)
+        self.node.installed(leader, store.log, self.state.applied_index)
+        await self._executor.run(partial(before.close, clean=False), kind=DROP)
+
+    async def _empty_for(self, loaded: StateTables) -> EntryLog:
+        """Empty the folder; on a full disk this node follows and waits, as long as it takes."""
+        self.store.installing = True
+        is_waiting = False
+        while True:
+            try:
+                return await self._executor.run(partial(self.store.empty_for, loaded), kind=INSTALL)
+            except DiskFullError as error:
+                if not is_waiting:
+                    log.error("installation_without_space", error=str(error))
+                    # Files that are removed give their space back when nobody has them open.
+                    close = partial(self.store.log.close, clean=False)
+                    await self._executor.run(close, kind=DROP)
+                is_waiting = True
+                await self._clock.sleep(SPACE_RETRY_S)
 
     async def _leadership_loop(self) -> None:
         while True:

@@ -116,6 +116,10 @@ class KeyIndexReader(Protocol):
     """The key index of a node."""
 
     @property
+    def is_behind(self) -> bool:
+        """Whether keys of applied records may be missing: what is not found may be there."""
+
+    @property
     def end_phy_offset(self) -> int:
         """Newest position indexed, or -1."""
 

@@ -29,11 +29,10 @@ from commitlog.consume_queue import (
 from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
 from commitlog.entry import parse_header
-from commitlog.entry_log import EntryLog
+from commitlog.entry_log import Drop, EntryLog
 from commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
-    FlushFailedError,
     ForeignStoreError,
     InvariantBroken,
 )
@@ -44,6 +43,7 @@ from commitlog.seams import Disk, Lock, UtcOffset, utc
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.installation_record import InstallationRecord, Phase
+from dledger.key_indexing import KeyIndexing
 from dledger.state.apply import Applied, apply_entry, raise_min_offsets
 from dledger.state.cut import Cut, cut_everything, take_cut
 from dledger.state.image import Image
@@ -144,13 +144,18 @@ class ReplicaStore:
         self.restored_commit_index = min(committed, self.log.last_index)
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
         self._delays = delays_of_levels(settings.delay_levels_ms)
+        self.on_keys_behind: Callable[[], object] = lambda: None
+        """Called when keys of applied entries are to be put again."""
         self._open_derived()
         self.derived_index = self.log.first_index - 1
         self._saved = (0, 0)
         self._noted_damage: list[tuple[int, int]] = []
+        self.installing = False
+        """A leader's snapshot replaces the log: nothing is applied, and the log is left alone."""
         self.saved_index = 0
         """Newest entry that a written checkpoint covers."""
         self._load_tables()
+        self.keys.begin(nothing_derived=self.derived_index < self.log.first_index)
         self._abort.create(settings.pid)
         self._reserve()
         self._load_damage()
@@ -257,7 +262,13 @@ class ReplicaStore:
             slots=settings.index_slots,
             max_entries=settings.index_entries_max,
             utc_offset=settings.utc_offset,
+            mark=self.paths.key_index_mark,
         )
+        self.keys = KeyIndexing(self.key_index)
+        self.keys.on_behind = self._note_keys_behind
+
+    def _note_keys_behind(self) -> None:
+        self.on_keys_behind()
 
     def _open_queues(self) -> ConsumeQueueStore:
         return ConsumeQueueStore(
@@ -457,26 +468,49 @@ class ReplicaStore:
     @property
     def refilling(self) -> bool:
         """Whether the tables are ahead of the log: nothing is read here, nobody led."""
-        return self.derived_index < self.tables.applied_index
+        return self.installing or self.derived_index < self.tables.applied_index
 
     def install(self, data: Buffer, commit_index: int) -> bool:
         """Replace everything by a leader's snapshot; the log begins anew at its floor.
 
-        Blocking. Nobody may flush, checkpoint or read meanwhile; `log`, `queues` and `key_index`
-        are new objects afterwards, `tables` is the same one. A crash at any moment is finished
-        at the next open.
+        All steps of an installation in one go. Blocking. Nobody may flush, checkpoint or read
+        meanwhile; `log`, `queues` and `key_index` are new objects afterwards, `tables` is the same
+        one. A crash at any moment is finished at the next open.
 
         Args:
             commit_index: Newest entry known to be committed here.
         Returns:
-            False when the log goes as far as the floor: nothing changed, see `going_on_after`.
+            False when the log goes as far as the floor: nothing changed, see `goes_on_after`.
         Raises:
             CorruptStoreError: *data* is no snapshot, or contradicts what is committed here.
                 Nothing changed.
-            DiskFullError: No space for it. Nothing changed.
+            DiskFullError: No space for it. Nothing changed, or `installing` holds: to be gone on
+                with from `empty_for` on when there is space.
             FlushFailedError: The node must stop; the next open goes on.
         """
-        loaded = self._decoded(data)
+        loaded = self.decode(data)
+        if not self.needs(loaded, commit_index):
+            return False
+        self.offer(data)
+        self.installing = True
+        self.take_over(loaded, self.empty_for(loaded)).close(clean=False)
+        self._reserve()
+        return True
+
+    def decode(self, data: Buffer) -> StateTables:
+        """Return the tables in a leader's snapshot. May be called in a worker thread.
+
+        Raises:
+            CorruptStoreError, ForeignStoreError: It is none that this version knows.
+        """
+        return self._decoded(data)
+
+    def needs(self, loaded: StateTables, commit_index: int) -> bool:
+        """Tell whether a snapshot has to be installed: the log does not go as far as its floor.
+
+        Raises:
+            CorruptStoreError: It contradicts what is committed here.
+        """
         floor = loaded.floor
         if floor.first_index < self.log.first_index or self._reaches(floor):
             return False
@@ -484,27 +518,75 @@ class ReplicaStore:
             raise CorruptStoreError(
                 f"a snapshot has another entry {floor.first_index - 1} than is committed here"
             )
+        return True
+
+    def offer(self, data: Buffer) -> None:
+        """Put a snapshot on disk, to replace the log. May be called in a worker thread.
+
+        From then on the log promises nothing any more.
+
+        Raises:
+            DiskFullError: No space for it. The log is kept.
+            FlushFailedError: The node must stop; the next open may go on with it.
+        """
         self._disk.replace(self.paths.install, data)
         self._installation.become(Phase.OFFERED)
-        try:
-            self._begin_log_anew(floor, Phase.REFILLING)
-            self._refill_from(loaded)
-        except DiskFullError as error:
-            raise FlushFailedError(f"the log was emptied and has no space: {error}") from error
+
+    def empty_for(self, loaded: StateTables) -> EntryLog:
+        """Empty the folder for a snapshot that was offered, and open the log that begins anew.
+
+        May be called in a worker thread while `installing` holds. The old log can be read
+        meanwhile: its files stay as long as they are open.
+
+        Raises:
+            DiskFullError: To be called again when there is space.
+            FlushFailedError: The node must stop; the next open goes on.
+        """
+        self._empty_log(loaded.floor, Phase.REFILLING)
+        for derived in (self.paths.consumequeue, self.paths.index):
+            self._disk.remove_tree(derived)
+        return EntryLog.open(
+            self._disk, self.settings.root, segment_bytes=self.settings.segment_bytes
+        )
+
+    def take_over(self, loaded: StateTables, entry_log: EntryLog) -> EntryLog:
+        """Go on with a snapshot's tables and the empty log; return the old one, to be closed.
+
+        Raises:
+            FlushFailedError: The node must stop; the next open goes on.
+        """
+        before, self.log = self.log, entry_log
+        self.restored_commit_index = loaded.floor.first_index - 1
+        self._refill_from(loaded)
+        self.keys.begin(nothing_derived=True)
         self._begin_image()
-        self._reserve()
-        return True
+        self.installing = False
+        return before
 
     def going_on_after(self, data: Buffer, commit_index: int) -> tuple[int, int]:
         """Return the index of a snapshot that is not needed, and from where entries will do."""
-        loaded = self._decoded(data)
-        return loaded.applied_index, max(loaded.floor.first_index, commit_index + 1)
+        return goes_on_after(self.decode(data), commit_index)
 
     def drop_before_floor(self, floor: Anchor) -> int:
         """Remove what stands before *floor*, the floor of a written checkpoint; return bytes."""
         if floor.first_index > self.log.durable_index or self.refilling:
             return 0
         dropped = self.log.drop_before(floor)
+        self._forget_before(floor, dropped)
+        return dropped
+
+    def plan_drop(self, floor: Anchor) -> Drop | None:
+        """Return how to do that in steps: `Drop.note`, `detach`, `Drop.remove`."""
+        if floor.first_index > self.log.durable_index or self.refilling:
+            return None
+        return self.log.plan_drop(floor)
+
+    def detach(self, drop: Drop) -> None:
+        """Begin with what *drop* keeps; its files are still to be removed."""
+        self.log.detach(drop)
+        self._forget_before(drop.anchor, drop.size_bytes)
+
+    def _forget_before(self, floor: Anchor, dropped: int) -> None:
         if dropped:
             begun_later, self._begun_later = self._begun_later, set()
             for key in begun_later:
@@ -512,7 +594,6 @@ class ReplicaStore:
                 if bounds:
                     self.queues.queue(*key).delete_before(bounds.min_offset)
             self.key_index.delete_before(floor.position)
-        return dropped
 
     def _first_kept(self, topic: str, queue_id: int, bounds: QueueBounds) -> tuple[int, int]:
         """Return the first offset of a queue whose message stands at or after the floor, and where.
@@ -646,10 +727,15 @@ class ReplicaStore:
             if (known is None or (topic, queue_id) in known) and len(derived.queue_offset[where]):
                 first = int(derived.queue_offset[where][0])
                 self.queues.queue(topic, queue_id).put(first, derived.units[where])
-        if len(derived.key_hashes):
-            self.key_index.put_bulk(
-                derived.key_hashes, derived.key_phy_offsets, derived.key_store_times
-            )
+        self.keys.put(derived)
+
+    def put_missing_keys(self, max_bytes: int, *, skip_damaged: bool) -> bool:
+        """Put keys of applied entries that the key index lacks; see `KeyIndexing.step`."""
+        if self.refilling:
+            return False
+        return self.keys.step(
+            self.log, self.derived_index, self._delays, max_bytes, skip_damaged=skip_damaged
+        )
 
     def begin_checkpoint(self, commit_index: int) -> Checkpointing | None:
         """Take the picture that the next start begins from; None when nothing is new.
@@ -696,14 +782,20 @@ class ReplicaStore:
         """
         self.queues.close()
         self.key_index.close()
-        self.log.close()
+        # Files of a log that a snapshot replaces are not its own any more.
+        self.log.close(clean=not self.installing)
         self._checkpoint_file.close()
         self._mark_slots.close()
         self._installation.close()
         self.vote_slots.close()
-        if clean:
+        if clean and not self.installing:
             self._abort.remove()
         self._lock.release()
+
+
+def goes_on_after(loaded: StateTables, commit_index: int) -> tuple[int, int]:
+    """Return the index of a snapshot that is not needed, and from where entries will do."""
+    return loaded.applied_index, max(loaded.floor.first_index, commit_index + 1)
 
 
 def delays_of_levels(levels_ms: Sequence[int]) -> dict[int, int]:

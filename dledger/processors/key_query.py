@@ -26,6 +26,7 @@ from commitlog.properties import (
 from commitlog.record import MIN_RECORD_BYTES, Record, decode_record
 from dledger.filters.errors import DamagedMessageError
 from dledger.group_api import BrokerGroup
+from dledger.key_indexing import KEYS_ARE_MISSING
 from dledger.processors.current_read import until_current
 from dledger.processors.refusal import RefusedError, not_leader, refusal
 from remoting.connection import Connection
@@ -130,6 +131,8 @@ class KeyQueryProcessor:
             if not found and not leading:
                 # It may be there and not have come to this node yet.
                 raise not_leader(group)
+            if not found and group.key_index.is_behind:
+                raise RefusedError(Condition.BUSY, KEYS_ARE_MISSING)
         except MQError as error:
             if isinstance(error, DamagedMessageError):
                 group.report_damage(error.position, error.size)

@@ -19,6 +19,7 @@ from commitlog.properties import (
     get_property,
 )
 from dledger.group_api import BrokerGroup, Proposed
+from dledger.key_indexing import KEYS_ARE_MISSING
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.stored_record import StoredRecord, StoredRecords
@@ -68,6 +69,8 @@ class TimerRecalls:
         copies = list(self._copies(topic, uniq_key))
         # One that was rolled is there more than once: the newest decides.
         named = next((offset for offset, due in copies if due == due_ms), None)
+        if named is None and self._group.key_index.is_behind:
+            raise RefusedError(Condition.BUSY, KEYS_ARE_MISSING)
         if named is None:
             raise RefusedError(
                 Condition.NOT_FOUND,

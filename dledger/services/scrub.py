@@ -16,8 +16,10 @@ import structlog
 import trio
 
 from commitlog.damage import check_entries
-from commitlog.entry import KIND_CONFIG, parse_header
+from commitlog.entry import KIND_CONFIG, EntryHeader, parse_header
+from commitlog.entry_log import PAGE_BYTES
 from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
+from commitlog.seams import CANNOT_BE_READ
 from dledger.raft.append import split_frames
 from dledger.raft.flusher import FLUSH
 from dledger.raft.node import RaftNode
@@ -87,6 +89,7 @@ class ScrubService:
         self.checked_bytes = 0
         self.found = 0
         self.repaired = 0
+        self._pages_lost = 0
         self.on_config_repaired: Callable[[], None] = lambda: None
         node.owner.on_suspect = self.suspect
         node.owner.on_fetched = self._on_fetched
@@ -107,6 +110,7 @@ class ScrubService:
             "first_damaged": entry_log.damaged.first,
             "found": self.found,
             "repaired": self.repaired,
+            "index_pages_lost": entry_log.index_pages_lost,
         }
 
     def suspect(self, index: int) -> bool:
@@ -163,6 +167,8 @@ class ScrubService:
     async def check_piece(self, max_bytes: int) -> None:
         """Check the next entries, at most so many bytes of them, and act on what is found."""
         entry_log = self._store.log
+        if self._store.installing:
+            return
         last = min(self._node.commit_index, entry_log.durable_index)
         first = max(self._next_index, entry_log.first_index)
         if first > last:
@@ -175,8 +181,11 @@ class ScrubService:
         )
         self.checked_bytes += checked.size_bytes
         self._next_index = checked.next_index
-        if entry_log is not self._store.log:
-            return  # a snapshot took its place meanwhile
+        if entry_log.index_pages_lost > self._pages_lost:
+            log.error("entry_index_unreadable", pages=entry_log.index_pages_lost)
+        self._pages_lost = entry_log.index_pages_lost
+        if entry_log is not self._store.log or self._store.installing:
+            return  # a snapshot takes its place
         was_whole = not len(entry_log.damaged)
         for index in checked.suspects:
             self.suspect(index)
@@ -210,17 +219,37 @@ class ScrubService:
             node.fetch(ask.peer, ask.first, ask.last)
         await self._wake.wait_or(self._clock, self._repair.retry_s)
 
+    def _write_copies(self, copies: list[tuple[EntryHeader, memoryview]]) -> list[int]:
+        """Write them and return their indexes; none when that cannot be done now."""
+        entry_log = self._store.log
+        try:
+            entry_log.write_copies(copies)
+        except DiskFullError as error:
+            log.warning("no_space_for_repair", error=str(error))
+            return []
+        except OSError as error:
+            if error.errno not in CANNOT_BE_READ:
+                raise
+            # What shares a page with them is damaged, too, and has to be written with them.
+            log.warning("page_of_damaged_entry_unreadable", error=str(error))
+            for header, _ in copies:
+                first = header.position - header.position % PAGE_BYTES
+                self.suspect_bytes(first, header.end_position - first + PAGE_BYTES)
+            return []
+        return [header.index for header, _ in copies]
+
     async def _write_over(self, payload: memoryview) -> None:
         store = self._store
-        written: list[int] = []
         async with self._lock:
             entry_log = store.log
+            copies: list[tuple[EntryHeader, memoryview]] = []
             try:
                 for frame in split_frames(payload):
                     if frame.header.index in entry_log.damaged:
-                        written.append(entry_log.rewrite(frame.data).index)
+                        copies.append((entry_log.accept(frame.data), frame.data))
             except (RemoteProtocolError, CorruptEntryError, DiskFullError) as error:
                 log.warning("copy_of_damaged_entry_refused", error=str(error))
+            written = self._write_copies(copies)
             ticket = entry_log.begin_flush()
             if ticket is not None:
                 await self._executor.run(ticket.run, kind=FLUSH)

@@ -54,7 +54,7 @@ class Inode:
         lost: Sectors whose flush failed: only writing them again saves them.
         pages: Pages that take space, or None when all of the file does.
         written_to: End of the highest write.
-        unreadable: Bytes on bad sectors, begin and end of each run, until they are written.
+        unreadable: Bytes on bad sectors, begin and end of each run, until all of it is written.
     """
 
     __slots__ = ("content", "lost", "pages", "readable", "undo", "unreadable", "written_to")
@@ -80,6 +80,17 @@ class Inode:
                 undo[sector] = bytes(content[at : at + SECTOR_BYTES])
         content[offset:end] = view
         self.written_to = max(self.written_to, end)
+
+    def is_unreadable(self, offset: int, end: int) -> bool:
+        """Tell whether any of bytes [offset, end) is on a bad sector."""
+        return any(offset < stop and start < end for start, stop in self.unreadable)
+
+    def takes_part_of_bad_sector(self, offset: int, end: int) -> bool:
+        """Tell whether a write of [offset, end) would have to read the rest of a bad sector."""
+        return any(
+            offset < stop and start < end and not offset <= start < stop <= end
+            for start, stop in self.unreadable
+        )
 
     def put_back(self, sectors: dict[int, bytes]) -> None:
         """Set sectors to what the platter has."""
@@ -425,6 +436,9 @@ class SimFile:
         if mount.is_gone or not size:
             return
         disk, inode = mount.disk, self._inode
+        if inode.takes_part_of_bad_sector(offset, offset + size):
+            disk.observe("read_error", self.path, offset, size)
+            raise OSError(errno.EIO, "input/output error", self.path)
         if inode.pages is not None:
             pages = range(offset // PAGE_BYTES, (offset + size - 1) // PAGE_BYTES + 1)
             fresh = [page for page in pages if page not in inode.pages]
@@ -443,9 +457,9 @@ class SimFile:
         return self._inode.readable[offset : offset + size]
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return a copy; bytes on a bad sector cannot be read until they are written again."""
+        """Return a copy; bytes on a bad sector cannot be read until all of it is written."""
         data = bytes(self.view(offset, size))
-        if any(offset < end and start < offset + size for start, end in self._inode.unreadable):
+        if self._inode.is_unreadable(offset, offset + size):
             self._mount.disk.observe("read_error", self.path, offset, size)
             raise OSError(errno.EIO, "input/output error", self.path)
         return data

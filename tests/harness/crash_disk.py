@@ -59,6 +59,10 @@ def _part(sector: int) -> slice:
     return slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
 
 
+class MappedReadFailed(BaseException):  # it stands for the end of the process
+    """A read through a mapping met a bad sector."""
+
+
 class CrashFile:
     """An open file of a `CrashDisk`."""
 
@@ -83,15 +87,25 @@ class CrashFile:
         if offset < 0 or offset + len(view) > self.size:
             raise InvariantBroken("write outside the file")
         self._disk.step("write", self._path)
+        end = offset + len(view)
+        for start, stop in self._inode.unreadable:
+            if offset < stop and start < end and not offset <= start < stop <= end:
+                raise OSError(5, "input/output error", self._path)  # the rest is to be read first
         self._inode.write(offset, view)
 
     def view(self, offset: int, size: int) -> memoryview:
+        # Segments are mapped whole, and looked at only where this process has written.
+        if "/commitlog/" not in self._path and self._is_unreadable(offset, size):
+            raise MappedReadFailed(f"a mapped page of {self._path} cannot be brought in: SIGBUS")
         return memoryview(self._inode.content).toreadonly()[offset : offset + size]
 
     def read(self, offset: int, size: int) -> bytes:
-        if any(offset < end and start < offset + size for start, end in self._inode.unreadable):
+        if self._is_unreadable(offset, size):
             raise OSError(5, "input/output error", self._path)
         return bytes(self.view(offset, size))
+
+    def _is_unreadable(self, offset: int, size: int) -> bool:
+        return any(offset < end and start < offset + size for start, end in self._inode.unreadable)
 
     def flush(self) -> None:
         self._disk.step("flush", self._path)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.disk import OsDisk
-from commitlog.key_index import KeyIndex, _IndexFile
+from commitlog.key_index import KeyIndex
+from commitlog.key_index_file import IndexFile
 
 
 def _put(index: KeyIndex, keys: list[tuple[int, int, int]]) -> None:
@@ -69,6 +70,6 @@ def test_bulk_equals_one_by_one_also_across_files_and_a_reload(
             index.close()
 
 
-def _entries(file: _IndexFile) -> list[tuple[int, ...]]:
+def _entries(file: IndexFile) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = file.entries(1, file.header.next_entry).tolist()
     return rows

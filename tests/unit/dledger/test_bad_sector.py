@@ -15,8 +15,9 @@ from commitlog.errors import CorruptEntryError
 from dledger.group import Group
 from dledger.store import ReplicaStore
 from tests.harness.crash_disk import CrashDisk
-from tests.harness.groups import bodies, crash_disk, running_groups
+from tests.harness.groups import Replica, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
+from tests.unit.dledger.test_rebuilt_key_index import ALWAYS, keyed
 
 ROOT = Path("/memory")
 SECTOR_BYTES = 512
@@ -108,6 +109,106 @@ async def test_a_start_meets_a_bad_sector_and_is_repaired_from_a_peer(
                 await trio.sleep(0.1)
         assert bodies(again.group) == bodies(leader.group)
         assert not again.group.node.has_hole
+
+
+async def whole_again(replica: Replica) -> None:
+    with trio.fail_after(60):
+        while replica.group.key_index.is_behind:
+            await trio.sleep(0.1)
+
+
+def positions(replica: Replica) -> dict[str, list[int]]:
+    index = replica.group.key_index
+    return {key: index.query("T", key, 64, *ALWAYS) for key in ("id0", "id99", "k3", "id130")}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_a_key_index_on_a_bad_sector_is_made_again_and_its_broker_goes_on(
+    autojump_clock: MockClock, size: int
+) -> None:
+    async with running_groups(ROOT, size, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for first, count in ((0, 100), (100, 1), (101, 30)):
+            await leader.group.submit(keyed(first, count))
+        await groups.settle()
+        await trio.sleep(4)  # a checkpoint: nothing is read again at the start
+        name = leader.name if size == 1 else groups.others(leader.name)[0]
+        disk = crash_disk(groups, name)
+        wanted = positions(groups.replicas[name])
+        assert all(wanted.values())
+        groups.replicas.pop(name).kill()
+        (path,) = (path for path in disk.files if "/index/" in path)
+        disk.files[path].unreadable.append((40 + 4000, 40 + 4512))
+        again = await groups.start(name)
+        await (await groups.leader()).group.submit(keyed(131, 5))
+        await whole_again(again)
+        await groups.settle()
+        assert positions(again) == wanted
+        assert again.group.key_index.query("T", "id135", 64, *ALWAYS)
+        assert again.group.status()["key_index"] == {"behind": False, "files_lost": 1}
+        again.kill()
+        later = await groups.start(name)
+        assert not later.group.key_index.is_behind
+        assert positions(later) == wanted
+
+
+async def test_a_key_index_that_is_removed_while_its_broker_is_stopped_is_made_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(keyed(0, 131))
+        await trio.sleep(4)
+        wanted = positions(leader)
+        leader.kill()
+        crash_disk(groups, "n0").remove_tree(f"{ROOT}/n0/index")
+        again = await groups.start("n0")
+        await whole_again(again)
+        assert positions(again) == wanted
+
+
+async def test_a_damaged_entry_holds_its_keys_back_until_a_peer_has_repaired_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for first in range(131):
+            await leader.group.submit(keyed(first, 1))
+        await groups.settle()
+        await trio.sleep(4)
+        name = groups.others(leader.name)[0]
+        disk, wanted = crash_disk(groups, name), positions(groups.replicas[name])
+        store = groups.replicas[name].group.store
+        index = store.log.index_of(wanted["id99"][0])
+        groups.replicas.pop(name).kill()
+        disk.remove_tree(f"{ROOT}/{name}/index")
+        spoil(disk, store, index)
+        again = await groups.start(name)
+        await whole_again(again)
+        assert positions(again) == wanted
+        assert again.group.scrub.repaired >= 1
+
+
+async def test_entries_that_share_a_bad_sector_are_repaired_together(
+    autojump_clock: MockClock,
+) -> None:
+    """A sector is written as a whole or not at all, so all that it holds has to be there."""
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        for number in range(30):
+            await leader.group.submit(batch(str(number).encode() * 10))
+        await groups.settle()
+        behind = groups.replicas[groups.others(leader.name)[0]].group
+        disk = crash_disk(groups, groups.others(leader.name)[0])
+        spoil(disk, behind.store, behind.store.log.last_index - 12)
+        spoil(disk, behind.store, behind.store.log.last_index)
+        behind.scrub.suspect(behind.store.log.last_index - 12)
+        behind.scrub.suspect(behind.store.log.last_index)
+        with trio.fail_after(60):
+            while len(behind.store.log.damaged):
+                await trio.sleep(0.1)
+        assert disk.files[behind.store.paths.segment(0)].unreadable == []
+        assert bodies(behind) == bodies(leader.group)
 
 
 async def test_a_read_of_an_old_entry_on_a_bad_sector_is_refused_and_repaired(

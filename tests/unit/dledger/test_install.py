@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 from trio.testing import MockClock
+from typing_extensions import Buffer
 
 from commitlog.entry import Run
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError, DiskFullError
 from commitlog.mark import Anchor
 from commitlog.record import decode_record, encode_record
-from commitlog.seams import utc
+from commitlog.seams import Disk, utc
 from dledger.group import Group
 from dledger.installation_record import Phase
 from dledger.raft.installation import Installation
@@ -24,6 +25,7 @@ from dledger.services.local_hour import is_in_hours
 from dledger.services.retention import Look, RetentionService, RetentionSettings, choose_floor
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
+from dledger.state.tables import StateTables
 from dledger.state.transactions import TransactionDecision
 from dledger.store import ReplicaStore
 from tests.harness.entry_frames import next_frame
@@ -211,21 +213,96 @@ async def test_a_snapshot_that_cannot_be_installed_stops_nothing_and_comes_again
     error: Exception,
 ) -> None:
     refused: list[int] = []
-    install = ReplicaStore.install
+    offer = ReplicaStore.offer
 
-    def refuse_twice(self: ReplicaStore, data: bytes, commit_index: int) -> bool:
+    def refuse_twice(self: ReplicaStore, data: Buffer) -> None:
         if len(refused) < 2:
-            refused.append(commit_index)
+            refused.append(self.log.last_index)
             raise error
-        return install(self, data, commit_index)
+        offer(self, data)
 
-    monkeypatch.setattr(ReplicaStore, "install", refuse_twice)
+    monkeypatch.setattr(ReplicaStore, "offer", refuse_twice)
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
         again = await groups.start(behind)
         await groups.settle()
         assert len(refused) == 2
         assert again.group.node.installation.count == 1
+        assert kept(again.group) == kept(leader.group)
+
+
+async def test_an_emptied_log_without_space_waits_for_it(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot found space, what follows does not: the node follows on, and finishes later."""
+    tried: list[float] = []
+    is_full = True
+    begin_anew = EntryLog.begin_anew
+
+    def without_space(disk: Disk, root: str, anchor: Anchor) -> None:
+        begin_anew(disk, root, anchor)
+        tried.append(trio.current_time())
+        if is_full:
+            raise DiskFullError("no space for the anchor")
+
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+        monkeypatch.setattr(EntryLog, "begin_anew", staticmethod(without_space))
+        again = await groups.start(behind)
+        await trio.sleep(30)
+        assert len(tried) > 10
+        group = again.group
+        assert group.store.installing
+        assert not group.readable
+        assert group.node.leader_id == leader.name
+        group.node.stand()
+        assert leader.group.leadership is not None
+        await fill(groups, 5)  # the others are a majority
+        is_full = False
+        await groups.settle()
+        assert group.node.installation.count == 1
+        assert not group.store.refilling
+        assert kept(group) == kept(leader.group)
+        again.kill()
+        again = await groups.start(behind)
+        await groups.settle()
+        assert kept(again.group) == kept(leader.group)
+
+
+async def test_a_stop_while_an_emptied_log_waits_for_space_is_finished_at_the_next_start(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 300)
+        await checkpointed(groups)
+        assert await retention(leader, 1).check() is not None
+        await checkpointed(groups)
+
+        def without_space(self: ReplicaStore, loaded: StateTables) -> EntryLog:
+            self._empty_log(loaded.floor, Phase.REFILLING)
+            raise DiskFullError("no space for the first files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ReplicaStore, "empty_for", without_space)
+            again = await groups.start(behind)
+            await trio.sleep(10)
+            assert again.group.store.installing
+            again.scope.cancel()
+            await trio.sleep(1)
+            await again.group.close()
+        again = await groups.start(behind)
+        assert again.group.store.unclean
+        await groups.settle()
+        assert not again.group.node.damaged
         assert kept(again.group) == kept(leader.group)
 
 

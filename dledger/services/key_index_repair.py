@@ -1,0 +1,90 @@
+"""A key index whose files the disk does not give back is made again from the log, meanwhile.
+
+Nothing waits for it: sends and pulls go on, and a query for a key that is not found is to be asked
+again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from commitlog.errors import CorruptEntryError, CorruptStoreError, DiskFullError
+from dledger.raft.wakeup import Wakeup
+from dledger.store import ReplicaStore
+from remoting.seams import Clock, Executor
+
+log = structlog.get_logger(__name__)
+
+STEP_BYTES: Final = 256 << 10
+"""Entries whose keys are put in one go: one or two milliseconds of the event loop."""
+
+STEP_PAUSE_S: Final = 0.01
+"""Between two of these: a quarter of a gigabyte of log in ten seconds, and time for all else."""
+
+RETRY_S: Final = 1.0
+"""How often is tried again what a damaged entry or a full disk prevents."""
+
+COMPLETION: Final = "key index"
+"""Name under which the executor measures the flush at the end."""
+
+
+class KeyIndexRepair:
+    """Puts missing keys, on every replica, whatever its role.
+
+    Args:
+        store: Of this replica.
+        lock: Held by whoever writes a checkpoint or replaces the log.
+        can_be_repaired: Whether another member may have a copy of a damaged entry.
+    """
+
+    def __init__(
+        self,
+        store: ReplicaStore,
+        *,
+        clock: Clock,
+        executor: Executor,
+        lock: trio.Lock,
+        can_be_repaired: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._executor = executor
+        self._lock = lock
+        self._can_be_repaired = can_be_repaired
+        self._wake = Wakeup()
+        store.on_keys_behind = self._wake.set
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Put what is missing until cancelled.
+
+        Raises:
+            FlushFailedError, OSError: The disk failed: the node must stop.
+        """
+        while True:
+            await self._wake.wait()
+            while self._store.keys.is_behind:
+                try:
+                    await self._go_on()
+                except (CorruptEntryError, CorruptStoreError, DiskFullError) as error:
+                    log.warning("key_index_repair_waits", reason=str(error))
+                    await self._clock.sleep(RETRY_S)
+
+    async def _go_on(self) -> None:
+        store = self._store
+        async with self._lock:
+            skip_damaged = not self._can_be_repaired()
+            if not store.put_missing_keys(STEP_BYTES, skip_damaged=skip_damaged):
+                job = store.keys.begin_completion()
+                if job is not None:
+                    index = store.key_index
+                    try:
+                        await self._executor.run(job.run, kind=COMPLETION)
+                    finally:
+                        index.end_completion(job)
+                    log.info("key_index_is_whole", files_lost=index.files_lost)
+        await self._clock.sleep(STEP_PAUSE_S)
