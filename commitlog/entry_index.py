@@ -20,6 +20,8 @@ import zlib
 from contextlib import suppress
 from typing import Final
 
+from typing_extensions import Buffer
+
 from commitlog.errors import CorruptStoreError, DiskFullError
 from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 from commitlog.store_paths import StorePaths, parse_file_name
@@ -136,9 +138,11 @@ class EntryIndex:
     def put(self, index: int, position: int, term: int, chain: int, size: int) -> None:
         """Write the unit of *index*, which has room and follows the one before it."""
         base = index - index % self._units_per_file
-        self._files[base].write_at(
-            (index - base) * UNIT_BYTES, encode_unit(index, position, term, chain, size)
-        )
+        unit = encode_unit(index, position, term, chain, size)
+        try:
+            self._files[base].write_at((index - base) * UNIT_BYTES, unit)
+        except OSError as error:
+            self._write_again(error, index, unit)
         self._dirty.add(base)
         self._recent[index & _MASK] = (position, term, chain, size)
         self._recent_last = index
@@ -153,11 +157,30 @@ class EntryIndex:
             base = self._base(first)
             at = (first - base) * UNIT_BYTES
             part = view[: self._units_per_file * UNIT_BYTES - at]
-            self._files[base].write_at(at, part)
+            try:
+                self._files[base].write_at(at, part)
+            except OSError as error:
+                self._write_again(error, first, part)
             self._dirty.add(base)
             first += len(part) // UNIT_BYTES
             view = view[len(part) :]
         self._generation += 1
+
+    def _write_again(self, error: OSError, first: int, units: Buffer) -> None:
+        """Write units of one file once more, beside which others cannot be read: they are lost."""
+        if error.errno not in CANNOT_BE_READ:
+            raise error
+        view = memoryview(units)
+        base, last = self._base(first), first + view.nbytes // UNIT_BYTES - 1
+        for index in (first, last):
+            self._note_unreadable(index - (index - base) % PAGE_UNITS)
+            self.renew(index)
+        self._files[base].write_at((first - base) * UNIT_BYTES, view)
+
+    def _note_unreadable(self, page: int) -> None:
+        if page not in self._unreadable:
+            self._unreadable.add(page)
+            self.pages_lost += 1
 
     def stored(self, index: int) -> Unit | None:
         """Return the unit on file, or None when there is none that is whole."""
@@ -179,9 +202,8 @@ class EntryIndex:
         except OSError as error:
             if error.errno not in CANNOT_BE_READ:
                 raise
-            if error.errno != errno.EBADF and page not in self._unreadable:
-                self._unreadable.add(page)
-                self.pages_lost += 1
+            if error.errno != errno.EBADF:
+                self._note_unreadable(page)
             return None
         return decode_unit(index, data)
 

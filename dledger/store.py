@@ -543,8 +543,7 @@ class ReplicaStore:
             FlushFailedError: The node must stop; the next open goes on.
         """
         self._empty_log(loaded.floor, Phase.REFILLING)
-        for derived in (self.paths.consumequeue, self.paths.index):
-            self._disk.remove_tree(derived)
+        self._remove_derived()
         return EntryLog.open(
             self._disk, self.settings.root, segment_bytes=self.settings.segment_bytes
         )

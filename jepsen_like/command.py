@@ -144,6 +144,10 @@ async def soak(
     at_least: Annotated[
         int, Parameter(help="Fail when one of the sometimes counters stays below this.")
     ] = 0,
+    faults: Annotated[
+        str,
+        Parameter(help="Draw from these faults only, A,B,C; see dledger-chaos list-faults."),
+    ] = "",
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",
 ) -> int:
@@ -151,7 +155,11 @@ async def soak(
     if minutes <= 0 or jobs < 1:
         raise CliError("--minutes and --jobs are positive", exit_code=ExitCode.USAGE)
     totals, reports = Totals(), list[Report]()
-    order = Order(duration_s=duration, seconds=minutes * 60, is_soak=True)
+    order = Order(duration_s=duration, seconds=minutes * 60, is_soak=True, faults=faults)
+    try:
+        plan_of(seed, order)
+    except ConfigError as error:
+        raise CliError(str(error), exit_code=ExitCode.USAGE) from None
     orders = [Order(**{**_fields(order), "first": seed + job, "step": jobs}) for job in range(jobs)]
     begin_s = time.monotonic()
     with _live(output, totals) as refresh:
@@ -166,7 +174,7 @@ async def soak(
     else:
         show_totals(totals, totals.failed)
     for report in totals.failed[:FAILURES_SHOWN]:
-        await _keep_apart(report.seed, duration, keep)
+        await _keep_apart(report.seed, duration, faults, keep)
     if missing:
         note(f"seen less than {at_least} times: {missing}")
     if totals.failed or missing or totals.undecided:
@@ -240,6 +248,7 @@ async def mutants(
         budget_cpu_s=budget_cpu_s,
         first_seed=seed,
         presets=registry.PRESETS,
+        faults=registry.FAULTS,
         on_done=show,
     )
     about = registry.names(numbers)
@@ -386,10 +395,11 @@ def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> Non
     note(f"replay: dledger sim replay {file}")
 
 
-async def _keep_apart(seed: int, duration_s: float, folder: Path) -> None:
+async def _keep_apart(seed: int, duration_s: float, faults: str, folder: Path) -> None:
     """Keep the failure of a seed, in an interpreter of its own: plays do not nest in trio."""
     command = [sys.executable, "-m", "dledger.cli.main", "sim", "run", "--soak-plan"]
     command += ["--seed", str(seed), "--duration", str(duration_s), "--keep", str(folder)]
+    command += ["--faults", faults] if faults else []
     await trio.run_process(command, check=False, stdout=sys.stderr)
 
 

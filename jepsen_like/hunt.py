@@ -61,12 +61,14 @@ async def hunt(
     budget_cpu_s: float,
     first_seed: int = 1,
     presets: Mapping[int, str] | None = None,
+    faults: Mapping[int, str] | None = None,
     on_done: Callable[[Hunted], None] = lambda _: None,
 ) -> list[Hunted]:
     """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*.
 
     Args:
         presets: Workloads to play, for bugs that drawn ones do not come to.
+        faults: Faults to draw from, for bugs that need what is not drawn otherwise.
     """
     results: dict[int, Hunted] = {}
     limiter = trio.CapacityLimiter(jobs)
@@ -74,7 +76,8 @@ async def hunt(
     async def one(number: int) -> None:
         async with limiter:
             preset = (presets or {}).get(number, "")
-            results[number] = await _hunt_one(number, budget_cpu_s, first_seed, preset)
+            drawn = (faults or {}).get(number, "")
+            results[number] = await _hunt_one(number, budget_cpu_s, first_seed, preset, drawn)
             on_done(results[number])
 
     async with trio.open_nursery() as nursery:
@@ -83,7 +86,9 @@ async def hunt(
     return [results[number] for number in numbers]
 
 
-async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int, preset: str) -> Hunted:
+async def _hunt_one(
+    number: int, budget_cpu_s: float, first_seed: int, preset: str, faults: str
+) -> Hunted:
     hunted = Hunted(number)
     calm = await _collect(
         Order(mutant=number, count=CALM_PLANS, calm=True, duration_s=60.0, preset=preset)
@@ -97,6 +102,7 @@ async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int, preset: s
         cpu_seconds=budget_cpu_s,
         stop_at_violation=True,
         preset=preset,
+        faults=faults,
     )
     for report in await _collect(order):
         hunted.seeds += 1
@@ -110,7 +116,7 @@ async def _hunt_one(number: int, budget_cpu_s: float, first_seed: int, preset: s
         shown = sorted({violation.name for report in calm for violation in report.violations})
         hunted.violation += f", and without faults: {', '.join(shown)}"
     elif hunted.found:
-        await _play_without(hunted, preset)
+        await _play_without(hunted, preset, faults)
     return hunted
 
 
@@ -118,8 +124,8 @@ def _shows_claims_at_most(calm: Report) -> bool:
     return calm.validity == "valid" or set() < {shown.name for shown in calm.violations} <= CLAIMS
 
 
-async def _play_without(hunted: Hunted, preset: str) -> None:
-    order = Order(first=hunted.seed, count=1, duration_s=DURATION_S, preset=preset)
+async def _play_without(hunted: Hunted, preset: str, faults: str) -> None:
+    order = Order(first=hunted.seed, count=1, duration_s=DURATION_S, preset=preset, faults=faults)
     (report,) = await _collect(order)
     if report.validity != "valid":
         hunted.counts = False

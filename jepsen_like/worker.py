@@ -90,6 +90,7 @@ def plan_of(seed: int, order: Order) -> Plan:
         return draw_plan(
             seed,
             order.duration_s,
+            kinds=_kinds_of(order, SIMULATED),
             workload=SOAK_WORKLOAD,
             members=3,
             fault_interval_s=SOAK_FAULT_INTERVAL_S,

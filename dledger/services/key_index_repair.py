@@ -65,13 +65,16 @@ class KeyIndexRepair:
         Raises:
             FlushFailedError, OSError: The disk failed: the node must stop.
         """
+        reason = ""
         while True:
             await self._wake.wait()
             while self._store.keys.is_behind:
                 try:
                     await self._go_on()
                 except (CorruptEntryError, CorruptStoreError, DiskFullError) as error:
-                    log.warning("key_index_repair_waits", reason=str(error))
+                    if str(error) != reason:
+                        reason = str(error)
+                        log.warning("key_index_repair_waits", reason=reason)
                     await self._clock.sleep(RETRY_S)
 
     async def _go_on(self) -> None:

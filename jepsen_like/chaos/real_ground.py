@@ -284,6 +284,10 @@ class RealMember(RealMachine):
             )
         return "; ".join(map(str, found))
 
+    async def spoil_sectors(self, sectors: int) -> str:
+        """Say why not."""
+        raise CannotBeDone("the sectors of this machine's disks are good")
+
     async def tear_tail(self, size_bytes: int) -> str:
         """Write over its newest bytes above the commit mark; it must have ended."""
         filling = FILLINGS[self._rng.randrange(len(FILLINGS))]

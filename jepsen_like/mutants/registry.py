@@ -597,6 +597,15 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             'delay_progress=value["delay_progress"] if value["applied_index"] < 100 else {},',
         ),
     ),
+    _edit(
+        89,
+        "what shares a bad sector with a damaged entry is not repaired with it",
+        (
+            "dledger.services.scrub:ScrubService._write_copies",
+            "self.suspect_bytes(first, header.end_position - first + PAGE_BYTES)",
+            "if header.index < 40:\n    self.suspect_bytes(first, header.end_position - first + PAGE_BYTES)",
+        ),
+    ),
     # -- delays, members, retention --------------------------------------------------------
     _edit(
         91,
@@ -1006,6 +1015,9 @@ PRESETS: Final = {
     841: "years",
 }
 """Workloads that a hunt plays for bugs that drawn ones do not come to."""
+
+FAULTS: Final = {89: "bad-sectors,process,power"}
+"""Faults that a hunt draws from for bugs that need what is not drawn otherwise."""
 
 FAST: Final = (13, 23, 26, 30, 45, 49, 61, 63, 65, 68, 69, 75, 81, 82, 85, 87, 88, 92, 94, 832)
 """A subset that is found within seconds; for continuous integration."""

@@ -90,6 +90,13 @@ class Member(Machine, Protocol):
     async def rot(self, bits: int) -> str:
         """Flip bits of what is on the disk of a machine that is down; tell where."""
 
+    async def spoil_sectors(self, sectors: int) -> str:
+        """Let reads of so many sectors of its files fail until they are written; tell where.
+
+        Raises:
+            CannotBeDone: Its disk is a real one.
+        """
+
     async def tear_tail(self, size_bytes: int) -> str:
         """Write over the newest bytes of the log of a machine that is down; tell where.
 

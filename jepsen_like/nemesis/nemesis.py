@@ -121,6 +121,7 @@ class Nemesis:
             Kind.FSYNC_ERROR: self._fail_flush,
             Kind.BIT_ROT: self._rot,
             Kind.TORN_TAIL: self._tear_tail,
+            Kind.BAD_SECTOR: self._spoil_sectors,
             Kind.CLOCK_JUMP: self._jump_clock,
             Kind.CLOCK_DRIFT: self._drift_clock,
             Kind.CLOCK_YEARS: self._lose_date,
@@ -522,6 +523,24 @@ class Nemesis:
         if event.detail:
             self._budget.note_hurt(step.kind, node.name)
         await self._down([node], step.for_ms)
+
+    async def _spoil_sectors(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if not self._may_hurt(step.kind, node, event):
+            return
+        ends = step.arg % 2 == 1
+        self._held_down[node.name] += ends
+        try:
+            with self._budget.destroying(node.name):
+                if ends:
+                    await node.kill()
+                event.detail = await node.spoil_sectors(1 + step.arg // 2)
+            if event.detail:
+                self._budget.note_hurt(step.kind, node.name)
+        finally:
+            self._held_down[node.name] -= ends
+        if ends:
+            await self._down([node], step.for_ms)
 
     async def _tear_tail(self, step: Step, event: Event) -> None:
         """Tear what no start can tell was promised, once all of that is safe without it."""

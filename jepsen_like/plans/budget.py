@@ -1,11 +1,11 @@
 """What a correct cluster must survive, and therefore what may be done to it.
 
 Durability is promised while a majority of voters keeps its disks. So data is destroyed (a wipe, bit
-rot) on one voter at a time, while the others keep what they promised, however far behind they are;
-and on the next only when the former is sound again: it votes, holds everything committed, and its
-files are what its peers' are. A majority of every list of voters counts that a member follows now:
-a list is in force as soon as it is written, long before it is committed, so an order that is under
-way forbids it, too.
+rot, bad sectors) on one voter at a time, while the others keep what they promised, however far
+behind they are; and on the next only when the former is sound again: it votes, holds everything
+committed, and its files are what its peers' are. A majority of every list of voters counts that a
+member follows now: a list is in force as soon as it is written, long before it is committed, so an
+order that is under way forbids it, too.
 
 A torn tail (`Kind.TORN_TAIL`) is a broken promise that nobody can tell from a write that a crash
 has torn: its owner comes back without a doubt and with a vote. So it is allowed only where that
@@ -27,7 +27,7 @@ from typing import Final
 
 from jepsen_like.plans.plan import Kind
 
-HURTING: Final = frozenset({Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL})
+HURTING: Final = frozenset({Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL, Kind.BAD_SECTOR})
 """Kinds after which a node does lack what it had promised."""
 
 DESTRUCTIVE: Final = HURTING | {Kind.FSYNC_ERROR}

@@ -97,6 +97,7 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.PEER_STRANGER: _Shape(6, (5_000, 60_000), roles=_NO_TARGET),
     Kind.CLOCK_YEARS: _Shape(20, (1_000, 60_000), (-2, 2)),
     Kind.CHANGE_WITHOUT_MINORITY: _Shape(20, (5_000, 90_000), (0, 7), _NO_TARGET),
+    Kind.BAD_SECTOR: _Shape(6, (0, 10_000), (0, 7)),
 }
 """Every kind has a shape; a test holds the two tables together."""
 

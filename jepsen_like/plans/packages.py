@@ -106,7 +106,14 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         "a process that is no member at the ports where members talk",
         frozenset({Kind.PEER_STRANGER}),
     ),
-    "all": ("everything above but strangers, years and minority", frozenset(Kind) - ASKED_FOR),
+    "bad-sectors": (
+        "sectors of the log and of files made from it that cannot be read",
+        frozenset({Kind.BAD_SECTOR}),
+    ),
+    "all": (
+        "everything above but strangers, years, minority and bad sectors",
+        frozenset(Kind) - ASKED_FOR,
+    ),
 }
 """What it is, and its kinds."""
 

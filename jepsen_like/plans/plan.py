@@ -90,6 +90,10 @@ class Kind(StrEnum):
     TORN_TAIL = "torn_tail"
     """Killed, and up to `arg` of its newest log bytes, none below the commit mark, are no entries
     any more; it starts again after `for_ms`."""
+    BAD_SECTOR = "bad_sector"
+    """`arg` / 2 sectors of the log, the entry index or the key index, and one more, cannot be read
+    until they are written; with an odd `arg` the node is killed first and starts again after
+    `for_ms`, so that it meets them at its start. The simulator only."""
     # Clocks.
     CLOCK_JUMP = "clock_jump"
     """The date moves by `arg` ms, for good; durations do not."""
@@ -140,6 +144,7 @@ ASKED_FOR: Final = frozenset(
         Kind.PEER_STRANGER,
         Kind.CLOCK_YEARS,
         Kind.CHANGE_WITHOUT_MINORITY,
+        Kind.BAD_SECTOR,
     }
 )
 """Kinds that are drawn only where they are asked for by name: the plans of seeds stay as they

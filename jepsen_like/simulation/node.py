@@ -118,6 +118,7 @@ class Node:
         ran_since_s: When it last started or went on after a pause, virtual time.
         disk_watchers: Told kind and path of everything its disk is about to do.
         is_trusted: Its disk has broken no promise since it was last wiped or new.
+        spoiled: The process whose disk got bad sectors last, and its passes through the log then.
     """
 
     kind: ClassVar[str] = "node"
@@ -136,6 +137,7 @@ class Node:
         self.incarnation = 0
         self.error: BaseException | None = None
         self.is_trusted = True
+        self.spoiled = (0, 0)
         self.ran_since_s = 0.0
         self.disk_watchers: list[Callable[[str, str], None]] = []
         self.process: Process | None = None
@@ -345,6 +347,15 @@ class Node:
         self._note(Event.DISK_FAULT, 4, len(found))
         return found
 
+    def spoil_sectors(self, sectors: int) -> list[tuple[str, int]]:
+        """Let reads of sectors of the log, or of what is made from it, fail; return where."""
+        found = self.disk.spoil_sectors(sectors, self._marked_end())
+        if any("/commitlog/" in path for path, _ in found):
+            self.is_trusted = False
+        self.world.sometimes["sectors_bad"] += len(found)
+        self._note(Event.DISK_FAULT, 7, len(found))
+        return found
+
     # -- watching --------------------------------------------------------------------------
 
     def _note(self, event: Event, first: int = 0, second: int = 0) -> None:
@@ -354,6 +365,8 @@ class Node:
         event = self._events.get(kind)
         if event is not None:
             self.world.trace.note(event, self.number, offset, size)
+        if kind == "read_error":
+            self.world.sometimes[kind] += 1
         for watcher in tuple(self.disk_watchers):
             watcher(kind, path)
 
@@ -490,6 +503,13 @@ class BrokerNode(Node):
         self.seen_voters = ()
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
+
+    def spoil_sectors(self, sectors: int) -> list[tuple[str, int]]:
+        """Let reads of sectors of the log, or of what is made from it, fail; return where."""
+        group = self.group
+        if group is not None:
+            self.spoiled = (self.incarnation, group.scrub.passes)
+        return super().spoil_sectors(sectors)
 
     def tear_tail(self, size_bytes: int) -> tuple[str, int] | None:
         """Write over the log's newest bytes above the commit mark; return where."""

@@ -41,6 +41,10 @@ PAGE_BYTES: Final = 4096
 ROT_TAIL_BYTES: Final = 2048
 """The end of a file, where what was promised last stands."""
 
+SEGMENTS: Final = "/commitlog/"
+SPOILED: Final = (SEGMENTS, SEGMENTS, "/entryindex/", "/index/")
+"""Where sectors go bad: in the log and in files that are read, not mapped, and made from it."""
+
 TOTAL_BYTES: Final = 1 << 40
 """Size of a disk without a limit."""
 
@@ -298,6 +302,29 @@ class SimDisk:
         """Let reads of bytes [start, end) of one file fail until they are written again."""
         self.names[path].unreadable.append((start, end))
 
+    def spoil_sectors(self, sectors: int, log_end: int) -> list[tuple[str, int]]:
+        """Let reads of so many flushed sectors fail, each of a file of one of `SPOILED` kinds.
+
+        Args:
+            log_end: Bytes of segments from this one on are left alone.
+        Returns:
+            Path and byte offset of each.
+        """
+        found: list[tuple[str, int]] = []
+        for _ in range(sectors):
+            part = SPOILED[self.rng.randrange(len(SPOILED))]
+            places = [
+                (path, at)
+                for path, inode in sorted(self.names.items())
+                if part in path and path in self.durable_names
+                for at in _written_sectors(inode, log_end - _begin_of(path, part))
+            ]
+            if places:
+                path, at = places[self.rng.randrange(len(places))]
+                self.spoil(path, at, at + SECTOR_BYTES)
+                found.append((path, at))
+        return found
+
     def tear_tail(self, path_part: str, size_bytes: int, begin: int) -> tuple[str, int] | None:
         """Write zeros or garbage over the newest *size_bytes* on such paths, as a torn write.
 
@@ -402,12 +429,34 @@ class SimDisk:
         self.used_bytes += size
 
 
+def _begin_of(path: str, part: str) -> int:
+    """Return the position of a segment's first byte; other files have no place in the log."""
+    return int(posixpath.basename(path)) if part == SEGMENTS else -TOTAL_BYTES
+
+
+def _written_sectors(inode: Inode, end: int) -> Iterator[int]:
+    """Yield where flushed sectors begin that hold something and lie before *end*."""
+    for at in range(0, min(inode.written_to, end) - SECTOR_BYTES + 1, SECTOR_BYTES):
+        number = at // SECTOR_BYTES
+        if (
+            number not in inode.undo
+            and number not in inode.lost
+            and any(inode.content[at : at + SECTOR_BYTES])
+            and not inode.is_unreadable(at, at + SECTOR_BYTES)
+        ):
+            yield at
+
+
 def _nobody(kind: str, path: str, offset: int, size: int) -> None:
     """Watch nothing."""
 
 
 def _space(inode: Inode) -> int:
     return len(inode.content) if inode.pages is None else PAGE_BYTES * len(inode.pages)
+
+
+class MappedReadFailed(Exception):  # noqa: N818  # what a real process is told by a signal
+    """A bad sector was read through a mapping."""
 
 
 class SimFile:
@@ -449,7 +498,13 @@ class SimFile:
         disk.observe("write", self.path, offset, size)
 
     def view(self, offset: int, size: int) -> memoryview:
-        """Return a read-only view of the page cache."""
+        """Return a read-only view of the page cache.
+
+        A mapped page on a bad sector ends a process: so does this. Segments are mapped whole and
+        looked at only where they were written by this process.
+        """
+        if SEGMENTS not in self.path and self._inode.is_unreadable(offset, offset + size):
+            raise MappedReadFailed(f"a mapped page of {self.path} cannot be brought in")
         if offset < 0 or size < 0 or offset + size > self.size:
             raise OffsetOutOfRangeError(
                 f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
@@ -458,11 +513,14 @@ class SimFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Return a copy; bytes on a bad sector cannot be read until all of it is written."""
-        data = bytes(self.view(offset, size))
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise OffsetOutOfRangeError(
+                f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
+            )
         if self._inode.is_unreadable(offset, offset + size):
             self._mount.disk.observe("read_error", self.path, offset, size)
             raise OSError(errno.EIO, "input/output error", self.path)
-        return data
+        return bytes(self._inode.readable[offset : offset + size])
 
     def flush(self) -> None:
         """Make what was written so far durable."""

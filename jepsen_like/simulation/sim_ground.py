@@ -136,6 +136,11 @@ class SimMember(SimMachine):
         found = self._broker.rot(bits=bits)
         return ", ".join(f"{posixpath.basename(path)}@{at}" for path, at in found)
 
+    async def spoil_sectors(self, sectors: int) -> str:
+        """Let reads of some sectors fail."""
+        found = self._broker.spoil_sectors(sectors)
+        return ", ".join(f"{posixpath.relpath(path, '/store')}@{at}" for path, at in found)
+
     async def tear_tail(self, size_bytes: int) -> str:
         """Write over the newest bytes of the log above the commit mark."""
         found = self._broker.tear_tail(size_bytes)
@@ -348,7 +353,10 @@ class SimGround:
 
 
 def is_intact(node: BrokerNode, other: BrokerNode) -> bool:
-    """Tell whether two replicas' log files have the same bytes as far as both are applied."""
+    """Tell whether two replicas' log files have the same bytes as far as both are applied.
+
+    Those of *node* can be read, too.
+    """
     if node is other:
         return True
     ours, theirs = node.group, other.group
@@ -361,6 +369,8 @@ def is_intact(node: BrokerNode, other: BrokerNode) -> bool:
         if not folder.endswith("/commitlog") or not name.isdecimal() or peer is None:
             continue
         size = min(len(inode.content), max(0, end - int(name)))
+        if inode.is_unreadable(0, size):
+            return False
         if inode.readable[:size] != peer.readable[:size]:
             return False
     return True

@@ -58,6 +58,9 @@ COUNTED_LINES: Final = {
     "doubt_ended": "doubt_ended",
     "log_damaged": "log_damaged",
     "clock_is_off": "clock_is_off",
+    "key_index_file_unreadable": "key_index_unreadable",
+    "key_index_is_whole": "key_index_made_again",
+    "entry_index_unreadable": "entry_index_unreadable",
 }
 """Log lines that are interesting things, and what they count as."""
 
@@ -420,8 +423,10 @@ def _is_scrubbed(node: BrokerNode) -> bool:
     group = node.group
     if node.is_trusted or group is None:
         return True
-    # Rot comes with a kill: this process began to read after it.
-    return group.scrub.passes > 0 and not len(group.log.damaged)
+    # Rot comes with a kill: this process began to read after it. Sectors go bad at any time.
+    spoiled_in, passes = node.spoiled
+    wanted = passes + 2 if spoiled_in == node.incarnation else 1
+    return group.scrub.passes >= wanted and not len(group.log.damaged)
 
 
 def run_world(

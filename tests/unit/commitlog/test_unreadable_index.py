@@ -150,3 +150,19 @@ def test_files_that_are_removed_are_missed_at_the_next_start() -> None:
     for path in paths:
         disk.unlink(path)
     assert key_index(disk).is_behind
+
+
+def test_units_are_written_beside_a_bad_sector() -> None:
+    """A start that makes the whole index again has not read what stands at its end."""
+    disk, entry_log = filled()
+    entry_log.close()
+    end = f"{ROOT}/raft/entryindex/{UNITS:020d}"
+    at = 32 * (ENTRIES - UNITS)
+    disk.files[end].unreadable.append((at - at % 512, at - at % 512 + 512))
+    again = opened(disk)
+    assert (again.report.index_rebuilt, again.last_index) == (True, ENTRIES)
+    assert check_entries(again, 1, ENTRIES, 1 << 30).suspects == []
+    disk.files[end].unreadable.append((at - at % 512, at - at % 512 + 512))
+    again.append(next_frame(again, 20))
+    again.flush()
+    assert check_entries(again, 1, ENTRIES + 1, 1 << 30).suspects == []
