@@ -599,11 +599,11 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     _edit(
         89,
-        "what shares a bad sector with a damaged entry is not repaired with it",
+        "entries that share a bad sector are written one by one",
         (
-            "dledger.services.scrub:ScrubService._write_copies",
-            "self.suspect_bytes(first, header.end_position - first + PAGE_BYTES)",
-            "if header.index < 40:\n    self.suspect_bytes(first, header.end_position - first + PAGE_BYTES)",
+            f"{LOG}.write_copies",
+            "if runs and self._continues(runs[-1][0], header):",
+            "if runs and header.index < 40 and self._continues(runs[-1][0], header):",
         ),
     ),
     # -- delays, members, retention --------------------------------------------------------
@@ -1016,7 +1016,7 @@ PRESETS: Final = {
 }
 """Workloads that a hunt plays for bugs that drawn ones do not come to."""
 
-FAULTS: Final = {89: "bad-sectors,process,power"}
+FAULTS: Final = {89: "bad-sectors"}
 """Faults that a hunt draws from for bugs that need what is not drawn otherwise."""
 
 FAST: Final = (13, 23, 26, 30, 45, 49, 61, 63, 65, 68, 69, 75, 81, 82, 85, 87, 88, 92, 94, 832)

@@ -16,8 +16,8 @@ from dledger.group import Group
 from dledger.store import ReplicaStore
 from tests.harness.crash_disk import CrashDisk
 from tests.harness.groups import Replica, bodies, crash_disk, running_groups
+from tests.harness.keyed_messages import ALWAYS, keyed
 from tests.harness.raft_cluster import batch
-from tests.unit.dledger.test_rebuilt_key_index import ALWAYS, keyed
 
 ROOT = Path("/memory")
 SECTOR_BYTES = 512

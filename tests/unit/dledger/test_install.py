@@ -246,13 +246,7 @@ async def test_an_emptied_log_without_space_waits_for_it(
             raise DiskFullError("no space for the anchor")
 
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        behind = groups.others(leader.name)[0]
-        groups.replicas.pop(behind).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, behind = await left_behind(groups)
         monkeypatch.setattr(EntryLog, "begin_anew", staticmethod(without_space))
         again = await groups.start(behind)
         await trio.sleep(30)
@@ -279,13 +273,7 @@ async def test_a_stop_while_an_emptied_log_waits_for_space_is_finished_at_the_ne
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
-        leader = await fill(groups, 20)
-        behind = groups.others(leader.name)[0]
-        groups.replicas.pop(behind).kill()
-        await fill(groups, 300)
-        await checkpointed(groups)
-        assert await retention(leader, 1).check() is not None
-        await checkpointed(groups)
+        leader, behind = await left_behind(groups)
 
         def without_space(self: ReplicaStore, loaded: StateTables) -> EntryLog:
             self._empty_log(loaded.floor, Phase.REFILLING)

@@ -7,26 +7,9 @@ from pathlib import Path
 
 from trio.testing import MockClock
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.record import encode_record
 from dledger.store import ReplicaStore
-from tests.harness.fake_group import batch_of
 from tests.harness.groups import running_groups
-
-ALWAYS = (0, (1 << 63) - 1)
-
-
-def keyed(first: int, count: int) -> RecordBatch:
-    records = [
-        encode_record(
-            topic="T",
-            queue_id=0,
-            body=b"m%d" % n,
-            properties=f"UNIQ_KEY\x01id{n}\x02KEYS\x01k{n % 7} all\x02".encode(),
-        )
-        for n in range(first, first + count)
-    ]
-    return batch_of(records, Run("T", 0, count))
+from tests.harness.keyed_messages import ALWAYS, keyed
 
 
 def index_files(root: Path) -> dict[str, bytes]:
