@@ -1,4 +1,4 @@
-"""Three brokers with a hundred descriptors each hold more queues than that, and go on."""
+"""Three brokers with a hundred descriptors each hold more queues and segments, and go on."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ pytestmark = pytest.mark.slow
 OPEN_FILES = 100
 QUEUES = 130
 IDLE = 80
+SEGMENT = 512 << 10
+SEGMENTS = 60
 SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.mapped_file_size_commit_log": SEGMENT,
+    "store.max_message_size": SEGMENT // 8,
+    "raft.max_entry_bytes": SEGMENT // 2,
     "store.mapped_file_size_consume_queue": 2_000,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
+    "store.max_hash_slot_num": 1_000,
+    "store.max_index_num": 50,
 }
 CAPPED = (
     f'#!/bin/sh\nulimit -Sn {OPEN_FILES} && ulimit -Hn {OPEN_FILES} && exec {sys.executable} "$@"\n'
@@ -43,6 +47,11 @@ def ended(cluster: LocalCluster) -> dict[str, str]:
 
 def descriptors(cluster: LocalCluster) -> list[int]:
     return [len(os.listdir(f"/proc/{node.pid}/fd")) for node in cluster.brokers.values()]
+
+
+def segments(cluster: LocalCluster) -> list[int]:
+    paths = (node.store_path for node in cluster.brokers.values())
+    return [len(os.listdir(path / "commitlog")) for path in paths if path is not None]
 
 
 async def test_more_queues_than_descriptors_and_clients_that_take_the_rest(
@@ -66,6 +75,11 @@ async def test_more_queues_than_descriptors_and_clients_that_take_the_rest(
             idle = [await trio.open_tcp_stream(host, int(port)) for _ in range(IDLE)]
             for queue in queues:
                 await producer.send_to(queue, Message("t", b"second"))
+            assert not ended(cluster)
+            large = Message("t", os.urandom(SEGMENT // 10))
+            for number in range(10 * SEGMENTS):
+                await producer.send_to(queues[number % QUEUES], large)
+            assert all(count >= SEGMENTS for count in segments(cluster))
             assert not ended(cluster)
             assert max(descriptors(cluster)) <= OPEN_FILES
             found = await read_all(client, queues)
@@ -101,6 +115,7 @@ async def read_all(client: ClientInstance, queues: Sequence[MessageQueue]) -> li
             bytes(message.body)
             async for _, result in consumer.drain(queues)
             for message in result.messages
+            if len(message.body) < SEGMENT // 10
         ]
 
 
