@@ -53,7 +53,13 @@ YEARS_OFF: Final = 2
 
 YEAR_MS: Final = 365 * 86_400_000
 
-LEADER_GOES_S: Final = 0.05
+ADD_TRIES: Final = 60
+"""So often a group that lacks members is asked to add them again."""
+
+ADD_LOOK_S: Final = 2.0
+"""Pause between two of these orders."""
+
+LEADER_GOES_S: Final = (0.0, 0.001, 0.002, 0.005, 0.01, 0.05)
 """A leader that goes away with a change has so long to write it and send it to somebody."""
 
 STEP_POINTS: Final = 40
@@ -677,7 +683,11 @@ class Nemesis:
         """Ask for a change while a minority is away, whoever else is down; nobody is healed."""
         leader, change = self._ground.leading(), Change(step.arg // 2 % len(Change))
         voters = next((v for v in self._ground.voters() if leader in v), ())
-        chosen = choose(change, leader or "", voters, self._rng.shuffle)
+        order = self._rng.shuffle
+        chosen = choose(change, leader or "", voters, order)
+        if chosen is None:  # three are enough for the simplest one
+            change = Change.REMOVE_ABSENT
+            chosen = choose(change, leader or "", voters, order)
         if chosen is None:
             event.detail = f"skipped: {len(voters)} voters are too few"
             return
@@ -689,14 +699,13 @@ class Nemesis:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask, chosen)
             if chosen.leader_goes and leader is not None:
-                await self._ground.sleep(LEADER_GOES_S)
+                await self._ground.sleep(LEADER_GOES_S[self._rng.randrange(len(LEADER_GOES_S))])
                 await self._go_away([leader], cut_off=cut_off)
                 gone.append(leader)
             await self._ground.sleep(step.for_ms / 1000)
             nursery.cancel_scope.cancel()
         await self._come_back(gone, cut_off=cut_off)
-        with suppress(CannotBeDone):
-            await self.add_missing()
+        await self._add_again()
 
     async def _ask(self, chosen: Chosen) -> None:
         event = Event(self._now_ns, self._now_ns, "minority")
@@ -707,6 +716,14 @@ class Nemesis:
                 await self.add_missing(event)
             if not event.detail:
                 self._ground.sometimes["change_without_minority"] += 1
+
+    async def _add_again(self) -> None:
+        """Add who was removed, as soon as somebody leads: else there are too few to go away."""
+        for _ in range(ADD_TRIES):
+            with suppress(CannotBeDone):
+                if await self.add_missing():
+                    return
+            await self._ground.sleep(ADD_LOOK_S)
 
     async def _go_away(self, names: list[str], *, cut_off: bool) -> None:
         self.away.update(names)

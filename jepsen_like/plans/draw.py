@@ -169,7 +169,7 @@ def draw_plan(
             rested = replace(plan.workload, rest_per_mille=late.choice((100, 200)))
             plan = replace(plan, workload=rested)
         steps += _draw_late_scenes(late, allowed, duration_s)
-    if Kind.CHANGE_WITHOUT_MINORITY in allowed:
+    if Kind.CHANGE_WITHOUT_MINORITY in kinds:
         steps.append(_draw_last_change(Random(f"last change {seed}"), plan.duration_ms))
     return plan.with_steps(tuple(sorted(steps, key=lambda step: step.at_ms)))
 

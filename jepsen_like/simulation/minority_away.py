@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from jepsen_like.nemesis.minority import can_do_without
 
 if TYPE_CHECKING:
+    from dledger.group import Group
     from jepsen_like.nemesis.nemesis import Nemesis
     from jepsen_like.simulation.node import BrokerNode
     from jepsen_like.simulation.world import World
@@ -101,20 +102,30 @@ def _leads(world: World, away: Collection[str]) -> BrokerNode | None:
 
 
 def _could(world: World, away: Collection[str]) -> bool:
-    there = _there(world, away)
-    lists = sorted({node.seen_voters for node in there} - {()})
-    firm = [node.name for node in there if _is_firm(node)]
-    return can_do_without(away, lists, firm)
+    there = [node.group for node in _there(world, away) if node.is_up and node.group is not None]
+    lists = [
+        [str(member.key) for member in group.node.roster.members.members if member.is_voter]
+        for group in there
+        if group.node.roster.members is not None
+    ]
+    return can_do_without((), lists, [_key(group) for group in there if _is_firm(group)])
 
 
 def _there(world: World, away: Collection[str]) -> list[BrokerNode]:
     return [node for name, node in world.brokers.items() if name not in away]
 
 
-def _is_firm(node: BrokerNode) -> bool:
-    group = node.group
-    if not node.is_up or group is None:
-        return False
+def _key(group: Group) -> str:
+    """Return the member that a broker is, as lists name it: a wiped one is another."""
+    node = group.node
+    return str((node.settings.self_id, node.identity.incarnation))
+
+
+def _is_firm(group: Group) -> bool:
+    """Whether a member keeps its promises, in its own list or not.
+
+    One that follows a list without itself counts in the lists of others: it must not have that
+    list before the others can go on with it.
+    """
     raft = group.node
-    damaged = raft.damaged or raft.doubtful or raft.has_hole or group.store.refilling
-    return raft.roster.is_self_voter and not damaged
+    return not (raft.damaged or raft.doubtful or raft.has_hole or group.store.refilling)

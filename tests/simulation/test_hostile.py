@@ -49,7 +49,7 @@ def test_hostile_messages_through_every_service_under_kills(seed: int) -> None:
     assert run.sometimes["leader_change"] >= 2
 
 
-def test_timers_of_hostile_messages_roll_in_a_cluster_under_kills() -> None:
+def test_hostile_timers_roll_in_a_cluster_under_kills() -> None:
     """A roll window of a minute stands for the two days that no run lasts."""
     workload = msgspec.structs.replace(simulated_workload("rolls"), interval_ms=1000)
     assert workload.hostile_per_mille > 500

@@ -237,7 +237,7 @@ async def test_listener_waits_out_a_lack_of_descriptors(
     await listener.aclose()
 
 
-async def test_a_listener_that_cannot_accept_says_so_seldom_and_goes_on(
+async def test_a_listener_that_cannot_accept_goes_on_and_says_so(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     listener = await TcpNetwork().listen("127.0.0.1", 0)

@@ -68,7 +68,7 @@ def test_of_dates_that_contradict_each_other_the_log_decides(
     assert found.are_off() is is_own
 
 
-def test_a_date_that_jumps_unheard_is_measured_by_what_was_agreed() -> None:
+def test_an_unheard_jump_is_measured_by_what_was_agreed() -> None:
     found, clock = clocks(3)
     found.note("n1", clock.wall_ms())
     right_ms = found.store_time_ms()

@@ -172,7 +172,7 @@ async def test_a_member_that_cannot_listen_yet_serves_on(
         (TimeoutError("late"), None),
     ],
 )
-def test_what_this_machine_lacks_is_told_from_a_peer_that_is_gone(
+def test_faults_of_this_machine_are_told_from_lost_peers(
     error: Exception, expected: str | None
 ) -> None:
     assert local_fault(error) == expected
