@@ -113,7 +113,7 @@ def judge_run(
         report: Called with what is judged now.
         on_rows: Called with the number of rows judged, by the local engine.
         on_spark: Called with Spark's status tracker when its session is there.
-        late_max_ns: How late a delayed message may come, which no plan says; None: any.
+        late_max_ns: How late a delayed message may come, which is in no plan; None: any.
 
     Raises:
         ConfigError: Its plan is none, or one of a newer format.

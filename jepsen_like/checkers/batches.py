@@ -108,7 +108,7 @@ def _ends(history: History, wanted: set[_Queue]) -> dict[_Queue, list[tuple[int,
 
 
 def _base(rows: list[Operation], place_of: dict[int, tuple[int, int]]) -> int | None:
-    """Return the offset of the first message, as the first one seen says it."""
+    """Return the offset of the first message, as the first one seen proves it."""
     for index, op in enumerate(rows):
         if op.value in place_of:
             return place_of[op.value][0] - index

@@ -1,6 +1,6 @@
 """Delayed messages: never early, not too late, exactly once into their queue, none lost.
 
-A message that was recalled is never delivered. A recall that nobody knows the end of leaves both
+A message that was recalled is never delivered. A recall with an unknown outcome leaves both
 open; one that is refused, because the message was delivered, is refused after its time only.
 
 A send with a delay is acknowledged by the schedule log; it shows in its topic later. Its value is
@@ -201,7 +201,7 @@ def _recalled(
 def _lost(
     sends: dict[int, Operation], places: Iterable[int], cut: set[tuple[str, int]]
 ) -> list[Violation]:
-    """Nobody can tell of a queue that retention has *cut*."""
+    """A queue that retention has *cut* proves nothing."""
     seen = set(places)
     return [
         Violation(

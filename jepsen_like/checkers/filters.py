@@ -35,7 +35,7 @@ class Filter:
     Attributes:
         text: A subscription expression.
         is_sql: SQL92; otherwise tags.
-        matches: Says of a value whether its message passes.
+        matches: Whether the message with a value passes.
     """
 
     text: str
@@ -105,9 +105,9 @@ def check_source(source: Source, rows_max: int) -> Verdict | None:
             for read in replica_reads_of(source.nodes(), held)
             if (read.topic, read.queue) == queue
         ]
-        said = check_history(History(RunHeader(""), rows, replica_reads=reads))
-        found += said.violations
-        counts = {name: count + said.counts[name] for name, count in counts.items()}
+        verdict = check_history(History(RunHeader(""), rows, replica_reads=reads))
+        found += verdict.violations
+        counts = {name: count + verdict.counts[name] for name, count in counts.items()}
     found.sort(key=lambda violation: violation.operations)
     return judge(NAME, found[:REPORTED_MAX], counts, looked_at=counts["messages"])
 
@@ -122,7 +122,7 @@ def check_history(history: History) -> Verdict:
             continue
         begin, values = there.get((op.topic, op.queue), (0, ()))
         if op.off < begin or op.max_off > begin + len(values):
-            continue  # retention took it, or another checker says what is lost
+            continue  # retention took it, or another checker names what is lost
         rows += 1
         wanted = [
             value

@@ -1,7 +1,7 @@
 """The rows of each transaction, put together; what its half message may become in its queue.
 
-Rows are told apart by the value of the half message, since that survives what an offset does not:
-an unknown outcome of the half, and a half message that is stored again for a check. A row without
+The value of the half message names a transaction, since it survives what an offset does not: an
+unknown outcome of the half, and a half message that is stored again for a check. A row without
 a value is looked up by the offset its half was acknowledged at. Rows that lead nowhere are left
 out: they prove nothing.
 """
@@ -17,7 +17,7 @@ from jepsen_like.history.operation import NEVER, NOTHING, Decision, F, Operation
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 DONE_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Where a half message ends whose producer never says what became of it."""
+"""Where a half message ends whose producer never decides it."""
 SYSTEM_TOPICS: Final = frozenset({HALF_TOPIC, DONE_TOPIC, DISCARD_TOPIC})
 """Queues the broker itself writes: no client's send explains what is in them."""
 
@@ -30,7 +30,7 @@ class Transaction:
 
     Attributes:
         value: Of the half message.
-        half: Its row; None when nobody sent it.
+        half: Its row; None when there is none.
         ends: Decisions, in the order of the rows, "unknown" left out.
         checks: The broker's questions, stamped when they reached the producer.
     """
@@ -53,8 +53,8 @@ class Transaction:
         """Return what a queue sees of it: a send without an offset, as a row of `END_TRANSACTION`.
 
         It cannot be there before its first commit was called, and is there when the first
-        acknowledged commit has returned. None when nobody tried to commit it: then nothing may be
-        there. A transaction that was certainly not committed is a failed send.
+        acknowledged commit has returned. None when no client tried to commit it: then
+        nothing may be there. A transaction that was certainly not committed is a failed send.
         """
         half = self.half
         if half is None:

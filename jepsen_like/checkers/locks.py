@@ -16,7 +16,7 @@ Tokens. The token accepted last is a register that only grows: any row that ende
 token t proves that t was granted before it returned. A row with a smaller token, called after
 that, must not have ended well: a grant of it went back, anything else was not fenced off. Unlocks
 are left out, since one that finds nothing to unlock ends well too. A renewal may keep its token; a
-token of two holders, or one granted again after its unlock, fences nobody off.
+token of two holders, or one granted again after its unlock, fences no client off.
 
 Every rule compares a return with a later call, strictly, and refused or unknown rows say nothing,
 so a correct history raises no alarm. Not decided: whether a refusal was justified (an unknown lock

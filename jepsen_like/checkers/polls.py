@@ -3,11 +3,11 @@
 A `PULL` with a group is a poll of an assigned consumer; pulls at freely chosen offsets have none.
 Each poll begins where the process's poll before ended, or at an offset it has fetched since. A
 consumer that has fetched nothing, or found nothing committed, may begin anywhere. A poll that found
-its offset out of range goes on at the bound it was told. Polls of one process that overlap have no
-order and prove nothing, neither do unknown ones: a process that saw one is retired.
+its offset out of range goes on at the bound in the answer. Polls of one process that overlap have
+no order and prove nothing, neither do unknown ones: a process that saw one is retired.
 
-Backwards means delivered again without a reason, forwards means skipped: messages nobody of the
-group may ever see. What is redelivered after a restart begins at the committed offset and is
+Backwards means delivered again without a reason, forwards means skipped: messages that no member
+of the group may ever see. What is redelivered after a restart begins at the committed offset and is
 allowed.
 """
 

@@ -44,7 +44,7 @@ class Lines:
         self._place = np.where(acked, self._columns["off"], NEVER)
 
     def open_values(self) -> tuple[int, ...]:
-        """Return the values of sends whose place no acknowledgement says."""
+        """Return the values of sends without an acknowledged place."""
         return tuple(np.unique(self._columns["value"][self._place == NEVER]).tolist())
 
     def check(self, looks: Any) -> Verdict:

@@ -54,7 +54,7 @@ class PushRecord:
     Attributes:
         consumed: In the order in which it happened.
         stored: Queue → first offset kept and the values from there on.
-        owners: Live member → the queues it says are its own.
+        owners: Live member → the queues that it owns.
         committed: Queue → offset the group has committed.
         counts: Member's life → what it counted as consumed, what its listener did.
         is_orderly: Queues are consumed in their order.
@@ -112,9 +112,9 @@ def check_record(record: PushRecord) -> Verdict:
         if values and committed != end:
             text = f"{committed} is committed, the queue ends at {end}"
             found.append(Violation(NOT_COMMITTED, f"queue {queue}", text))
-    for life, (counted, heard) in sorted(record.counts.items()):
-        if counted != heard:
-            text = f"it counts {counted}, its listener dealt with {heard}"
+    for life, (counted, handled) in sorted(record.counts.items()):
+        if counted != handled:
+            text = f"it counts {counted}, its listener dealt with {handled}"
             found.append(Violation(WRONG_COUNT, life, text))
     found += _phantoms(record)[:REPORTED_MAX]
     if record.is_orderly:

@@ -123,20 +123,20 @@ class Wanted(msgspec.Struct, frozen=True):
         return rows
 
 
-def wanted_by(said: Judged) -> Wanted:
-    """Return which rows name what *said* found."""
-    pairs = said.pairs
+def wanted_by(judged: Judged) -> Wanted:
+    """Return which rows name what *judged* found."""
+    pairs = judged.pairs
     return Wanted(
-        said.offs,
-        said.values,
-        (*said.reads_wrong, *said.pulls_wrong),
+        judged.offs,
+        judged.values,
+        (*judged.reads_wrong, *judged.pulls_wrong),
         tuple(sorted({pair.low_ns for pair in pairs})),
         tuple(sorted({pair.high_ns for pair in pairs})),
     )
 
 
 def name_violations(
-    said: Judged,
+    judged: Judged,
     ops: Columns,
     obs: Columns,
     subject: str,
@@ -145,25 +145,25 @@ def name_violations(
     """Return the violations of a queue.
 
     Args:
-        said: What its facts said.
+        judged: The judgement of its facts.
         ops: Its rows that `wanted_by` wants, more do no harm.
         obs: Likewise.
         subject: Topic and queue.
         appends: What transactions appended, see `half_messages`.
     """
     ops = _in_order(ops)
-    found = _wrong_values(said, ops, obs, subject, appends)
+    found = _wrong_values(judged, ops, obs, subject, appends)
     if found:
         pass
-    elif said.length > said.attempts:
+    elif judged.length > judged.attempts:
         text = (
-            f"the queue has {said.length} messages, but only {said.attempts} sends can have "
+            f"the queue has {judged.length} messages, but only {judged.attempts} sends can have "
             "succeeded"
         )
-        who = () if said.beyond == NOTHING else (said.beyond,)
+        who = () if judged.beyond == NOTHING else (judged.beyond,)
         found = [Violation(BY_NOBODY, subject, text, who)]
     else:
-        found = [_time(pair, ops, subject) for pair in said.pairs]
+        found = [_time(pair, ops, subject) for pair in judged.pairs]
     return found + [
         Violation(
             MIN_WENT_BACK,
@@ -172,7 +172,7 @@ def name_violations(
             (first, then),
             at_ns=call,
         )
-        for first, then, best, low, call in said.lows
+        for first, then, best, low, call in judged.lows
     ]
 
 
@@ -184,29 +184,29 @@ def _in_order(ops: Columns) -> Columns:
 
 
 def _wrong_values(
-    said: Judged, ops: Columns, obs: Columns, subject: str, appends: tuple[Operation, ...]
+    judged: Judged, ops: Columns, obs: Columns, subject: str, appends: tuple[Operation, ...]
 ) -> list[Violation]:
-    if not (said.offs or said.values or said.reads_wrong or said.pulls_wrong):
+    if not (judged.offs or judged.values or judged.reads_wrong or judged.pulls_wrong):
         return []
-    columns = _columns(said, ops, obs, appends)
+    columns = _columns(judged, ops, obs, appends)
     return [
         *check_reads(columns, subject),
         *check_values(columns, subject),
-        *_by_hash(said, ops, subject),
+        *_by_hash(judged, ops, subject),
     ]
 
 
 def _columns(
-    said: Judged, ops: Columns, obs: Columns, appends: tuple[Operation, ...]
+    judged: Judged, ops: Columns, obs: Columns, appends: tuple[Operation, ...]
 ) -> QueueColumns:
     send = ops["f"] == F.SEND
     ok = ops["outcome"] == Outcome.OK
     acked = send & ok & (ops["off"] != NOTHING)
-    suspect = np.isin(ops["off"], said.offs) & acked | np.isin(ops["value"], said.values) & send
+    suspect = np.isin(ops["off"], judged.offs) & acked | np.isin(ops["value"], judged.values) & send
     sends = np.flatnonzero(suspect)
-    more = [op for op in appends if op.value in said.values]
-    reads = np.flatnonzero(np.isin(ops["op_id"], said.reads_wrong))
-    seen = np.flatnonzero(np.isin(obs["value"], said.values) & (obs["op_id"] != NOTHING))
+    more = [op for op in appends if op.value in judged.values]
+    reads = np.flatnonzero(np.isin(ops["op_id"], judged.reads_wrong))
+    seen = np.flatnonzero(np.isin(obs["value"], judged.values) & (obs["op_id"] != NOTHING))
     seen = seen[np.lexsort((obs["off"][seen], obs["op_id"][seen]))]
 
     def both(name: str, added: list[int]) -> I64:
@@ -234,8 +234,8 @@ def _columns(
     )
 
 
-def _by_hash(said: Judged, ops: Columns, subject: str) -> list[Violation]:
-    rows = np.flatnonzero(np.isin(ops["op_id"], said.pulls_wrong))[:REPORTED_MAX]
+def _by_hash(judged: Judged, ops: Columns, subject: str) -> list[Violation]:
+    rows = np.flatnonzero(np.isin(ops["op_id"], judged.pulls_wrong))[:REPORTED_MAX]
     return [
         Violation(
             INCONSISTENT_OFFSETS,
@@ -432,10 +432,10 @@ def check_tables(
 ) -> tuple[Judged, list[Violation]]:
     """Return the judgement and the violations of one queue whose tables are in memory."""
     rows, seen = table_to_numpy(ops, OPS_COLUMNS), table_to_numpy(obs, OBS_COLUMNS)
-    said = judge_queue(gather([rows], [seen], appends))
-    if said.is_valid:
-        return said, []
-    return said, name_violations(said, rows, seen, subject, tuple(appends))
+    judged = judge_queue(gather([rows], [seen], appends))
+    if judged.is_valid:
+        return judged, []
+    return judged, name_violations(judged, rows, seen, subject, tuple(appends))
 
 
 def verdict_of(judged: Iterable[Judged], violations: Iterable[Violation]) -> Verdict:
@@ -443,12 +443,12 @@ def verdict_of(judged: Iterable[Judged], violations: Iterable[Violation]) -> Ver
     every = list(judged)
     counts = {
         "queues": len(every),
-        "sends": sum(said.sends for said in every),
-        "reads": sum(said.reads for said in every),
+        "sends": sum(judged.sends for judged in every),
+        "reads": sum(judged.reads for judged in every),
     }
-    facts = sum(said.acked + said.reads for said in every)
+    facts = sum(judged.acked + judged.reads for judged in every)
     verdict = judge(NAME, violations, counts, looked_at=facts)
-    unproved = sum(said.unproved for said in every)
+    unproved = sum(judged.unproved for judged in every)
     if verdict.is_valid and unproved:
         return Verdict(
             NAME,

@@ -91,7 +91,7 @@ def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str)
 
     Args:
         algebra: See `add_up`.
-        sends: What sent each named value, where somebody did.
+        sends: The send of each named value, where there is one.
         chosen: The replica whose messages counted.
     """
     found = [

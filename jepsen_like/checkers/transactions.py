@@ -5,7 +5,7 @@ ended well wrote it, or found it written with the same decision; one that failed
 unknown one may have. So a message may be seen only after a commit that did not fail was called, an
 acknowledged commit and an acknowledged rollback exclude each other, and after an acknowledged
 rollback nothing is ever to be seen, before it neither. Seen means pulled, or held by a replica in
-the end; in how many places is counted over both. Which commit made it visible nobody needs to know.
+the end; in how many places is counted over both. Which commit made it visible does not matter.
 
 Times within the queue are the queue checker's: for it a half message is a send that happened
 between the first call of a commit and the first acknowledgement.
@@ -16,7 +16,7 @@ under way while the decision is taken: it counts as late when it arrives more th
 after the decision was acknowledged. Questions arrive late but never early, so the time between two
 of them proves nothing; that none comes before its time does.
 
-Half messages nobody answers for are to be in the discard topic, once. An unknown decision excuses
+Half messages without a decision are to be in the discard topic, once. An unknown decision excuses
 every rule that it could explain, so a correct history raises no alarm.
 
 Rows are of one broker group: the offset of a half message is unique within it.
@@ -286,7 +286,7 @@ def _lost(
     discarded: dict[int, _Sightings],
     cut: set[tuple[str, int]],
 ) -> list[Violation]:
-    """Nobody can tell of a queue that retention has *cut*."""
+    """A queue that retention has *cut* proves nothing."""
     found: list[Violation] = []
     for value, one in sorted(transactions.items()):
         if one.half is None or value in seen or value in discarded:

@@ -22,7 +22,7 @@ class SparkDoer:
         self._spark = spark
 
     def __call__(self, folders: Sequence[ReplicaFolder], works: Sequence[Work]) -> list[Done]:
-        """Return what each piece of work says, in their order."""
+        """Return the result of each piece of work, in their order."""
         roots = [str(folder.root) for folder in folders]
         marks = [folder.mark for folder in folders]
 

@@ -123,12 +123,12 @@ class LocalSource:
 
 
 def constants(dataset: Any) -> dict[str, int | str]:
-    """Return columns that have one value in all files, as the statistics of the files say it."""
+    """Return columns that have one value in all files, by the statistics of the files."""
     same: dict[str, int | str] | None = None
     for fragment in dataset.get_fragments():
-        told = fragment.metadata
-        for group in range(told.num_row_groups):
-            here = _of_group(told.row_group(group))
+        metadata = fragment.metadata
+        for group in range(metadata.num_row_groups):
+            here = _of_group(metadata.row_group(group))
             if same is None:
                 same = here
             else:
@@ -142,10 +142,15 @@ def _of_group(group: Any) -> dict[str, int | str]:
     found: dict[str, int | str] = {}
     for at in range(group.num_columns):
         column = group.column(at)
-        told = column.statistics
-        if told is None or not told.has_min_max or told.null_count or told.min != told.max:
+        statistics = column.statistics
+        if (
+            statistics is None
+            or not statistics.has_min_max
+            or statistics.null_count
+            or statistics.min != statistics.max
+        ):
             continue
-        value = told.min
+        value = statistics.min
         if isinstance(value, int) or (isinstance(value, str) and len(value) <= WORD_MAX):
             found[column.path_in_schema] = value
     return found

@@ -38,8 +38,8 @@ def why_no_java() -> str | None:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     version = 0
     if java is not None and Path(java).is_file():
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-        found = re.search(r'version "(\d+)', told.stderr + told.stdout)
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+        found = re.search(r'version "(\d+)', done.stderr + done.stdout)
         version = int(found[1]) if found else 0
     if version >= JAVA_MIN:
         return None

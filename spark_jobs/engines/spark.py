@@ -211,9 +211,9 @@ class _SparkPasses:
             more = pa.table({"value": added, "off": pa.nulls(len(added), pa.int64())})
             values = values.unionByName(self._rows.sparkSession.createDataFrame(more))
         places = (sf.min("off"), sf.max("off"), sf.count("*") - sf.count("off"))
-        told = values.groupBy("value").agg(*places).toDF("value", "low", "high", "spares")
+        grouped = values.groupBy("value").agg(*places).toDF("value", "low", "high", "spares")
         more_than_one = "spares + if(low is null, 0, if(low = high, 1, 2)) > 1"
-        found = told.where(more_than_one).orderBy("value").limit(SUSPECTS_MAX + 1)
+        found = grouped.where(more_than_one).orderBy("value").limit(SUSPECTS_MAX + 1)
         words: I64 = found.select("value").toArrow().column(0).to_numpy()
         return words
 

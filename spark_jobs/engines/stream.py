@@ -126,11 +126,11 @@ def watched(rows: DataFrame) -> DataFrame:
         found = kept.take(ops, min(horizons))
         encoded = msgspec.msgpack.encode(kept)
         state.update((encoded,))
-        told = (
+        row = (
             str(topic), int(queue), kept.rows, kept.in_flight, kept.pending, kept.size,
             len(encoded), msgspec.msgpack.encode(found),
         )  # fmt: skip
-        yield pd.DataFrame([told], columns=[part.split()[0] for part in FOUND_SCHEMA.split(", ")])
+        yield pd.DataFrame([row], columns=[part.split()[0] for part in FOUND_SCHEMA.split(", ")])
 
     return rows.groupBy("topic", "queue").applyInPandasWithState(
         watch, FOUND_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
@@ -138,7 +138,7 @@ def watched(rows: DataFrame) -> DataFrame:
 
 
 class QueueFound(msgspec.Struct):
-    """What a batch said of one queue; counts as in `follow.Progress`."""
+    """What a batch found in one queue; counts as in `follow.Progress`."""
 
     batch: int
     topic: str
@@ -152,22 +152,25 @@ class QueueFound(msgspec.Struct):
 
 
 def start_following(
-    spark: SparkSession, folder: Path, checkpoint: Path, tell: Callable[[list[QueueFound]], object]
+    spark: SparkSession,
+    folder: Path,
+    checkpoint: Path,
+    report: Callable[[list[QueueFound]], object],
 ) -> StreamingQuery:
     """Start to follow the run in *folder*; stop the query to end it.
 
     Args:
         checkpoint: Where Spark keeps how far it is; a query that begins there goes on.
-        tell: Told what each batch said.
+        report: Called with what each batch found.
     """
     spark.dataSource.register(RunSource)
     rows = spark.readStream.format(FORMAT).option("path", str(folder.resolve())).load()
 
     def each(batch: DataFrame, number: int) -> None:
-        told = batch.toArrow().to_pylist()
-        for row in told:
+        rows = batch.toArrow().to_pylist()
+        for row in rows:
             row["violations"] = msgspec.msgpack.decode(row["violations"], type=list[Violation])
-        tell([QueueFound(number, **row) for row in told])
+        report([QueueFound(number, **row) for row in rows])
 
     writer = watched(rows).writeStream.outputMode("append").foreachBatch(each)
     return writer.option("checkpointLocation", str(checkpoint)).start()
@@ -176,13 +179,13 @@ def start_following(
 def follow_with_spark(
     spark: SparkSession,
     folder: Path,
-    tell: Callable[[list[QueueFound]], object],
+    report: Callable[[list[QueueFound]], object],
     sleep: Callable[[float], object],
     is_over: Callable[[], bool],
 ) -> None:
     """Follow the run in *folder* until *is_over*; arguments as of `follow.follow`."""
     with TemporaryDirectory(prefix="dledger-follow-") as checkpoint:
-        query = start_following(spark, folder, Path(checkpoint), tell)
+        query = start_following(spark, folder, Path(checkpoint), report)
         try:
             while not is_over():
                 query.processAllAvailable()

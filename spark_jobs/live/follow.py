@@ -26,7 +26,7 @@ class Progress(msgspec.Struct):
         operations: Ended so far.
         open: Under way.
         in_flight: Offsets that are not closed.
-        pending: Sends of which nobody knows whether they happened.
+        pending: Sends with an unknown outcome.
         kept: Things remembered, of all queues.
         violations: What this batch completed.
     """
@@ -77,14 +77,14 @@ def by_queue(rows: Iterable[Operation]) -> dict[tuple[str, int], list[Operation]
 
 def follow(
     folder: Path,
-    tell: Callable[[Progress], object],
+    report: Callable[[Progress], object],
     sleep: Callable[[float], object],
     is_over: Callable[[], bool],
 ) -> list[Violation]:
     """Judge the run in *folder* until *is_over*, and return what was found.
 
     Args:
-        tell: Told how it stands after each batch that had something in it.
+        report: Called after each batch that had something in it.
         sleep: Waits so many seconds.
         is_over: Whether nothing more will be written.
 
@@ -101,7 +101,7 @@ def follow(
         if batch.ended:
             progress = live.take(batch)
             found += progress.violations
-            tell(progress)
+            report(progress)
         elif over:
             return found
         else:

@@ -15,7 +15,7 @@ BATCH_BYTES: Final = 1 << 22
 """Bytes of a file read at once; the rest of a longer one comes with the next batch."""
 
 GIVEN_UP_NS: Final = 60_000_000_000
-"""An operation open for so long has lost its client: nobody writes of it any more."""
+"""An operation open for so long has lost its client: no row of it follows."""
 
 
 class Batch(NamedTuple):

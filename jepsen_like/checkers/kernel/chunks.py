@@ -1,4 +1,4 @@
-"""What one chunk of offsets of a queue says to the judgement of the whole queue.
+"""What one chunk of offsets of a queue contributes to the judgement of the whole queue.
 
 Maxima, minima, sums and the few facts that concern offsets without an acknowledged send. A queue
 that is not cut is one chunk, so there is one way to judge.
@@ -55,9 +55,9 @@ class Pieces(NamedTuple):
 
     Attributes:
         op_id: Which pull.
-        hash: What it told.
+        hash: The one it has.
         sum: Hash of the messages here.
-        holes: How many of them nobody knows.
+        holes: How many of them are unknown.
     """
 
     op_id: I64
@@ -67,7 +67,7 @@ class Pieces(NamedTuple):
 
 
 class Lows(NamedTuple):
-    """For each first offset kept that reads told: who told it first, and the last call of one."""
+    """For each first offset kept that reads name: the first read, and the last call of one."""
 
     low: I64
     ret: I64
@@ -86,7 +86,7 @@ class Chunk(msgspec.Struct):
         rows, sends, acked, reads: How many.
         length, longest: See `QueueFacts`.
         offs: Offsets that hold two values, and the value that counts.
-        values: Values nobody may have sent, or at two places.
+        values: Values that no client may have sent, or at two places.
         reads_wrong, pulls_wrong, unproved: See `Judged`.
         lowest_hi, highest_lo: Least upper and greatest lower bound.
         is_inverted: Some lower bound lies above an upper one of the same or a later offset.
@@ -138,23 +138,23 @@ def few(parts: Iterable[I64]) -> tuple[int, ...]:
 
 
 def chunk_of(facts: QueueFacts) -> Chunk:
-    """Return what the facts say; `QueueFacts.limit` and room are set. They are used up by it."""
-    said = Chunk(facts.begin, facts.begin + facts.end, facts.size or 0)
-    said.rows, said.sends, said.acked = facts.rows, facts.sends, facts.acked
-    said.reads, said.length, said.longest = facts.reads, facts.length, tuple(facts.longest)
-    said.reads_wrong = few(facts.contradictions)
-    said.spares = pack(facts.spares())
-    said.lows = pack(_lows(facts))
+    """Return the chunk of facts whose limit and capacity are set. They are used up by it."""
+    chunk = Chunk(facts.begin, facts.begin + facts.end, facts.size or 0)
+    chunk.rows, chunk.sends, chunk.acked = facts.rows, facts.sends, facts.acked
+    chunk.reads, chunk.length, chunk.longest = facts.reads, facts.length, tuple(facts.longest)
+    chunk.reads_wrong = few(facts.contradictions)
+    chunk.spares = pack(facts.spares())
+    chunk.lows = pack(_lows(facts))
     free = np.flatnonzero(facts.log[: facts.end] == NOTHING)
-    _see(facts, said)
+    _see(facts, chunk)
     pulls = compare_hashes(facts)
-    said.pulls_wrong, said.unproved = few([pulls.wrong]), pulls.unproved
-    said.pieces = pack((pulls.cut.op_id, pulls.cut.hash, pulls.told, pulls.unknown))
-    _bounds(facts, said, free)
-    return said
+    chunk.pulls_wrong, chunk.unproved = few([pulls.wrong]), pulls.unproved
+    chunk.pieces = pack((pulls.cut.op_id, pulls.cut.hash, pulls.partial, pulls.unknown))
+    _bounds(facts, chunk, free)
+    return chunk
 
 
-def _see(facts: QueueFacts, said: Chunk) -> None:
+def _see(facts: QueueFacts, chunk: Chunk) -> None:
     """Compare what pulls found with what was acknowledged; what was not stays as seen."""
     log, begin = facts.log[: facts.end], facts.begin
     offs, values = [*facts.conflicts, facts.far()[0]], list[I64]()
@@ -176,18 +176,18 @@ def _see(facts: QueueFacts, said: Chunk) -> None:
     order = np.lexsort((place, value))
     place, value = place[order], value[order]
     first = np.append(True, (value[1:] != value[:-1]) | (place[1:] != place[:-1]))[: len(place)]
-    said.seen = pack((place[first] + begin, value[first]))
-    said.offs = tuple(
+    chunk.seen = pack((place[first] + begin, value[first]))
+    chunk.offs = tuple(
         (off, int(facts.log[off - begin]) if off - begin < len(facts.log) else NOTHING)
         for off in few(offs)
     )
-    said.values = few(values)
+    chunk.values = few(values)
 
 
-def _bounds(facts: QueueFacts, said: Chunk, free: I64) -> None:
+def _bounds(facts: QueueFacts, chunk: Chunk, free: I64) -> None:
     lo, hi = scanned(facts)
     if not len(lo):
-        said.free = pack([free] * len(Free._fields))
+        chunk.free = pack([free] * len(Free._fields))
         return
     free_lo, free_hi = np.empty_like(free), np.empty_like(free)
     heads = np.arange(0, len(lo), STRIDE_ROWS)
@@ -198,13 +198,13 @@ def _bounds(facts: QueueFacts, said: Chunk, free: I64) -> None:
         its = slice(at, at + STRIDE_ROWS)
         earliest = np.maximum(np.maximum.accumulate(lo[its]), before)
         latest = np.minimum(np.minimum.accumulate(hi[its][::-1])[::-1], behind)
-        said.is_inverted |= bool((earliest > latest).any())
+        chunk.is_inverted |= bool((earliest > latest).any())
         rows = slice(*np.searchsorted(free, (at, at + STRIDE_ROWS)).tolist())
         free_lo[rows], free_hi[rows] = earliest[free[rows] - at], latest[free[rows] - at]
         before = int(earliest[-1])
-    said.highest_lo = (before, int(np.argmax(lo)) + said.begin)
-    said.lowest_hi = (int(after[0]), int(np.argmin(hi)) + said.begin)
-    said.free = pack((free + said.begin, free_lo, free_hi))
+    chunk.highest_lo = (before, int(np.argmax(lo)) + chunk.begin)
+    chunk.lowest_hi = (int(after[0]), int(np.argmin(hi)) + chunk.begin)
+    chunk.free = pack((free + chunk.begin, free_lo, free_hi))
 
 
 def scanned(facts: QueueFacts) -> tuple[I64, I64]:
@@ -253,7 +253,7 @@ class Ask(msgspec.Struct, frozen=True):
         after: Least upper bound behind it.
         extra: Bounds by sends without an acknowledged offset: offset, lower, upper; packed.
         lows: `Lows` of the whole queue; packed.
-        strange: Values held where nobody acknowledged them, sorted; packed.
+        strange: Values held where no send was acknowledged, sorted; packed.
     """
 
     before: Bound = (NOT_YET, NOTHING)
@@ -286,7 +286,7 @@ class Answer(msgspec.Struct):
 
     Attributes:
         clashes: Of each offset that sets an upper bound, one; the first few.
-        lows: Reads that told less than before: see `Judged.lows`.
+        lows: Reads that name a lesser first offset than before: see `Judged.lows`.
         echo: Values of `Ask.strange` that are where they were acknowledged; packed.
     """
 
@@ -325,7 +325,7 @@ def clashes_of(lo: I64, hi: I64, begin: int, ask: Ask) -> tuple[Clash, ...]:
 
 
 def _gone_back(facts: QueueFacts, known: Lows) -> tuple[tuple[int, int, int, int, int], ...]:
-    """Return earlier and later read, what they said, and when the later one was called."""
+    """Return earlier and later read, the offsets they name, and when the later one was called."""
     parts = facts.lows()
     if not parts or not len(known.low):
         return ()
@@ -340,9 +340,9 @@ def _gone_back(facts: QueueFacts, known: Lows) -> tuple[tuple[int, int, int, int
 
 
 def best_before(known: Lows, call: I64) -> tuple[I64, I64]:
-    """Return the greatest offset told before each call, `NOT_YET` for none, and its row."""
+    """Return the greatest offset named before each call, `NOT_YET` for none, and its row."""
     order = np.argsort(known.ret, kind="stable")
     best = np.maximum.accumulate(known.low[order])
     count = np.searchsorted(known.ret[order], call, "left")
-    told = np.append(np.int64(NOT_YET), best)[count]
-    return told, np.minimum(np.searchsorted(known.low, told, "left"), len(known.low) - 1)
+    greatest = np.append(np.int64(NOT_YET), best)[count]
+    return greatest, np.minimum(np.searchsorted(known.low, greatest, "left"), len(known.low) - 1)

@@ -1,6 +1,6 @@
 """A queue too long for one task, cut into chunks of offsets.
 
-Pass one: every chunk says what it knows, and the few numbers of all chunks decide, because bounds
+Pass one: each chunk is gathered by itself, and the few numbers of all chunks decide, because bounds
 are carried over borders as maxima and minima. Pass two, only where something is wrong: the chunks
 are looked at again with what was carried to them, and name it. Equal to the kernel in one piece.
 """
@@ -51,7 +51,7 @@ class Passes(Protocol):
     """How the rows of one queue reach the chunks."""
 
     def first(self, limit: int | None) -> Sequence[ChunkReport]:
-        """Return what each chunk says. *limit*: the queue is cut there."""
+        """Return each chunk. *limit*: the queue is cut there."""
         ...
 
     def again(self, asks: dict[int, Ask], limit: int | None) -> Sequence[Answer]:
@@ -62,7 +62,7 @@ class Passes(Protocol):
         """Return values of two sends or at two acknowledged offsets, `SUSPECTS_MAX` + 1 at most.
 
         Args:
-            added: Values of sends that no row tells of.
+            added: Values of sends that have no row.
         """
         ...
 
@@ -78,7 +78,7 @@ def report_of(queue: Queue, facts: QueueFacts, replicas: Replicas) -> QueueRepor
 def chunk_report_of(
     queue: Queue, facts: QueueFacts, replicas: Replicas, limit: int | None
 ) -> ChunkReport:
-    """Return what one chunk says in pass one. Its facts are used up by it."""
+    """Return one chunk in pass one. Its facts are used up by it."""
     begins = replicas.begins.get(queue, ())
     facts.open(limit)
     home = home_of(facts, dict(begins), replicas.chosen, [replica for replica, _ in begins])

@@ -39,8 +39,8 @@ SUSPECTS_MAX: Final = 64
 """Offsets or values of each kind that are read again; of each anomaly 8 are reported."""
 NOT_YET: Final = -(1 << 63)
 """No bound below."""
-ROOM_MIN: Final = 1 << 10
-"""Offsets there is room for at first; it doubles."""
+CAPACITY_MIN: Final = 1 << 10
+"""Offsets of the first arrays; they double."""
 SPARSE_MIN: Final = 1 << 16
 """Counters so far apart are sorted only where they are fewer than an eighth of that."""
 STRIDE_ROWS: Final = 1 << 15
@@ -74,7 +74,7 @@ class Pulls(NamedTuple):
 
 
 class _Far(NamedTuple):
-    """Facts of offsets there is no room for yet."""
+    """Facts of offsets beyond the capacity, kept until it grows."""
 
     off: I64
     ns: I64
@@ -101,9 +101,9 @@ class QueueFacts:
 
     def __init__(self, begin: int = 0, size: int | None = None) -> None:
         self.begin, self.size = begin, size
-        self.lo = np.full(ROOM_MIN, NOT_YET, dtype=np.int64)
-        self.hi = np.full(ROOM_MIN, NEVER, dtype=np.int64)
-        self.log = np.full(ROOM_MIN, NOTHING, dtype=np.int64)
+        self.lo = np.full(CAPACITY_MIN, NOT_YET, dtype=np.int64)
+        self.hi = np.full(CAPACITY_MIN, NEVER, dtype=np.int64)
+        self.log = np.full(CAPACITY_MIN, NOTHING, dtype=np.int64)
         self.length = 0
         self.conflicts: list[I64] = []
         self.displaced: list[tuple[I64, I64]] = []
@@ -136,8 +136,8 @@ class QueueFacts:
         left = np.flatnonzero(send & ~(ok & (ops["off"] != NOTHING)))
         if len(left):
             never = np.full(len(left), NEVER, dtype=np.int64)
-            told = (_words(ops[name], left) for name in ("op_id", "call_ns", "value", "outcome"))
-            op_id, call, value, how = told
+            names = ("op_id", "call_ns", "value", "outcome")
+            op_id, call, value, how = (_words(ops[name], left) for name in names)
             self.add_spares(Spares(op_id, call, never, value, how))
         current = ok if not ops["level"].any() else ok & (ops["level"] == Level.LINEARIZABLE)
         is_pull = f == F.PULL
@@ -238,7 +238,7 @@ class QueueFacts:
     # -- by offset -------------------------------------------------------------------------
 
     def _put(self, off: I64, ns: I64, value: I64 | None, *, is_low: bool) -> None:
-        """Merge facts; those of offsets beyond the room wait, those of other chunks are gone."""
+        """Merge facts; those beyond the capacity wait, those of other chunks are left out."""
         off = off - self.begin if self.begin else off
         inside = off >= 0
         if self.size is not None:
@@ -254,13 +254,13 @@ class QueueFacts:
         top = int(off.max()) + 1
         if len(self.lo) < top <= (self.rows if self.size is None else self.size):
             # A queue is not longer than there are rows; a wrong offset must not fill the memory.
-            self.make_room(max(top, 2 * len(self.lo)))
+            self.reserve(max(top, 2 * len(self.lo)))
         if top > len(self.lo):
             beyond = off >= len(self.lo)
             far = np.flatnonzero(beyond)
             none = np.zeros(0, dtype=np.int64)
-            told = none if value is None else value[far]
-            self._far.append(_Far(off[far], ns[far], told, is_low))
+            values = none if value is None else value[far]
+            self._far.append(_Far(off[far], ns[far], values, is_low))
             near = np.flatnonzero(~beyond)
             off, ns = off[near], ns[near]
             value = None if value is None else value[near]
@@ -285,14 +285,14 @@ class QueueFacts:
         self.conflicts.append(np.unique(offs[beaten]) + self.begin)
         self.displaced.append((offs[beaten] + self.begin, values[beaten]))
 
-    def make_room(self, room: int) -> None:
-        """Have room for so many offsets at least, and merge what waited for it."""
-        if room <= len(self.lo):
+    def reserve(self, capacity: int) -> None:
+        """Make the arrays so long at least, and merge what was beyond them."""
+        if capacity <= len(self.lo):
             return
         for column, blank in ((self.lo, NOT_YET), (self.hi, NEVER), (self.log, NOTHING)):
             before = len(column)
-            # Nobody has a view of them yet; the system moves their pages instead of copying them.
-            column.resize(room, refcheck=False)
+            # No view of them exists yet; the system moves their pages instead of copying them.
+            column.resize(capacity, refcheck=False)
             column[before:] = blank
         waiting, self._far = self._far, []
         for far in waiting:
@@ -302,9 +302,9 @@ class QueueFacts:
     # -- giving ----------------------------------------------------------------------------
 
     def settle(self) -> bool:
-        """Make room for all offsets; false if there were fewer sends than the queue is long.
+        """Reserve all offsets; false if there were fewer sends than the queue is long.
 
-        No array has room for whatever is said of such a queue: it is cut at the number of sends.
+        Such a queue may name any offset, so it is cut at the number of sends.
         """
         spares = self.spares()
         self.attempts = self.acked + int(np.count_nonzero(~spares.failed))
@@ -313,19 +313,19 @@ class QueueFacts:
         fits = self.length <= self.attempts
         if not fits:
             self.limit = self.attempts
-        self.make_room(min(self.length, self.attempts) + 1)
+        self.reserve(min(self.length, self.attempts) + 1)
         return fits
 
     def open(self, limit: int | None) -> None:
-        """Make room for all offsets of this chunk, up to the limit of the queue."""
+        """Reserve all offsets of this chunk, up to the limit of the queue."""
         self.limit = limit
         seen_off, _ = self.seen()
         self.length = max(self.length, int(seen_off.max(initial=-1)) + 1)
         known = min(self.length, NEVER if limit is None else limit) - self.begin + 1
-        self.make_room(max(known, 1) if self.size is None else min(max(known, 1), self.size))
+        self.reserve(max(known, 1) if self.size is None else min(max(known, 1), self.size))
 
     def far(self) -> tuple[I64, I64]:
-        """Return offset and value of what was acknowledged beyond the limit, or the room."""
+        """Return offset and value of what was acknowledged beyond the limit, or the capacity."""
         beyond = np.flatnonzero(self.log[self.end :] != NOTHING) + self.end
         parts = [(far.off, far.value) for far in self._far if len(far.value)]
         off, value = _pairs([(beyond, self.log[beyond]), *parts])

@@ -23,14 +23,14 @@ class Compared(NamedTuple):
         wrong: Those that found something else than was there.
         unproved: How many could not be compared: a message of theirs is unknown.
         cut: Those that reach into other chunks.
-        told: Of those that are cut, the hash of the messages here.
-        unknown: Likewise, how many of the messages here nobody knows.
+        partial: Of those that are cut, the hash of the messages here.
+        unknown: Likewise, how many of the messages here are unknown.
     """
 
     wrong: I64
     unproved: int
     cut: Pulls
-    told: I64
+    partial: I64
     unknown: I64
 
 
@@ -43,21 +43,21 @@ class _Sums(NamedTuple):
 
 
 def compare_hashes(facts: QueueFacts) -> Compared:
-    """Return what the pulls of a queue, or of a chunk of one, say against its log."""
+    """Compare the pulls of a queue, or of a chunk of one, with its log."""
     parts = facts.pulls()
     if not parts:
         none = np.zeros(0, dtype=np.int64)
         return Compared(none, 0, Pulls(*[none] * len(Pulls._fields)), none, none)
     sums = _sums(facts)
-    said = [_compare(pulls, sums, facts.size) for pulls in parts]
+    compared = [_compare(pulls, sums, facts.size) for pulls in parts]
     cut = Pulls(
-        *(np.concatenate(column) for column in zip(*(one.cut for one in said), strict=True))
+        *(np.concatenate(column) for column in zip(*(one.cut for one in compared), strict=True))
     )
-    wrong, told, unknown = (
+    wrong, partial, unknown = (
         np.concatenate(column)
-        for column in zip(*((one.wrong, one.told, one.unknown) for one in said), strict=True)
+        for column in zip(*((one.wrong, one.partial, one.unknown) for one in compared), strict=True)
     )
-    return Compared(wrong, sum(one.unproved for one in said), cut, told, unknown)
+    return Compared(wrong, sum(one.unproved for one in compared), cut, partial, unknown)
 
 
 def _sums(facts: QueueFacts) -> _Sums:
@@ -101,16 +101,16 @@ def _compare(pulls: Pulls, sums: _Sums, chunk_size: int | None) -> Compared:
     first, last = np.minimum(first, size), np.clip(last, 0, size)
     if sums.holes is not None:
         unknown += sums.holes[last] - sums.holes[first]
-    told = (sums.words[last] - sums.words[first]).view(np.int64)
+    partial = (sums.words[last] - sums.words[first]).view(np.int64)
     whole: Flags = np.ones(len(end), dtype=np.bool_)
     if chunk_size is not None:
         whole = (pulls.off < 0) | ((pulls.off >= begin) & (end <= begin + width))
-    wrong = whole & (unknown == 0) & (told != pulls.hash)
+    wrong = whole & (unknown == 0) & (partial != pulls.hash)
     cut = np.flatnonzero(~whole)
     return Compared(
         pulls.op_id[wrong],
         int(np.count_nonzero(whole & (unknown > 0))),
         Pulls(*(column[cut] for column in pulls)),
-        told[cut],
+        partial[cut],
         unknown[cut],
     )

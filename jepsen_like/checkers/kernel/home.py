@@ -87,7 +87,7 @@ def home_of(
     home.lost = tuple(
         (off + first, *lost[off, value]) for off, value in sorted(lost)[:SUSPECTS_MAX]
     )
-    home.differ = tuple((off + first, *told) for off, told in _differ(held, order))
+    home.differ = tuple((off + first, *row) for off, row in _differ(held, order))
     return home
 
 
@@ -185,8 +185,8 @@ def _lost_beside(
             is_there = (place < len(off)) & (off[by_off[place]] == wanted_off)
             here[is_there] = value[by_off[place[is_there]]]
         for at in np.flatnonzero((wanted_off >= begins[replica]) & (here != wanted)).tolist():
-            told = (int(wanted[at]), replica, int(here[at]))
-            found.setdefault((int(wanted_off[at]), int(wanted[at])), told)
+            row = (int(wanted[at]), replica, int(here[at]))
+            found.setdefault((int(wanted_off[at]), int(wanted[at])), row)
     return found
 
 

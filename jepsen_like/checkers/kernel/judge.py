@@ -53,7 +53,7 @@ class TimePair(msgspec.Struct, frozen=True):
     """Offset *low* was missing at *low_ns*, and *high*, not below, there at *high_ns* before.
 
     Attributes:
-        low_op: The send without an acknowledged offset that says so, `NOTHING` for any other row.
+        low_op: The send without an acknowledged offset that proves it, `NOTHING` for any other row.
         high_op: Likewise.
         is_filler: That send was not seen: the gap at *low* is its, or a later one's.
     """
@@ -68,7 +68,7 @@ class TimePair(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct):
-    """What the facts of a queue say.
+    """The judgement of the facts of a queue.
 
     Attributes:
         sends: Sends looked at, the appends of transactions included.
@@ -77,7 +77,7 @@ class Judged(msgspec.Struct):
         length: How long the queue is.
         attempts: Sends that may have succeeded.
         offs: Offsets that hold two values.
-        values: Values that nobody may have sent, or that are at two places.
+        values: Values that no client may have sent, or that are at two places.
         reads_wrong: Reads that contradict themselves.
         pulls_wrong: Pulls that found something else than was there, by their hash.
         unproved: Pulls whose hash could not be compared: a message of theirs is unknown.
@@ -110,7 +110,7 @@ class Judged(msgspec.Struct):
 
 
 def judge_queue(facts: QueueFacts) -> Judged:
-    """Return what the facts of a whole queue say. They are used up by it."""
+    """Judge the facts of a whole queue. They are used up by it."""
     facts.settle()
     values = np.concatenate((_acknowledged(facts), facts.spares().value))
     again = repeated(values)
@@ -135,7 +135,7 @@ def attempts_of(chunks: Sequence[Chunk]) -> tuple[int, int]:
 
 
 def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged:
-    """Return what all chunks of a queue say together.
+    """Judge all chunks of a queue together.
 
     Args:
         chunks: Without a gap; where the queue is longer than sends can be, cut at their number.
@@ -144,26 +144,26 @@ def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged
     """
     length, attempts = attempts_of(chunks)
     spares = spares_in(chunks)
-    said = Judged(length=length, attempts=attempts)
-    said.sends = sum(chunk.sends for chunk in chunks)
-    said.reads = sum(chunk.reads for chunk in chunks)
-    said.acked = sum(chunk.acked for chunk in chunks)
-    said.rows = sum(chunk.rows for chunk in chunks)
-    said.reads_wrong = _least(chunk.reads_wrong for chunk in chunks)
-    bound = _agree(chunks, spares, again, said)
-    _join_pulls(chunks, said)
+    judged = Judged(length=length, attempts=attempts)
+    judged.sends = sum(chunk.sends for chunk in chunks)
+    judged.reads = sum(chunk.reads for chunk in chunks)
+    judged.acked = sum(chunk.acked for chunk in chunks)
+    judged.rows = sum(chunk.rows for chunk in chunks)
+    judged.reads_wrong = _least(chunk.reads_wrong for chunk in chunks)
+    bound = _agree(chunks, spares, again, judged)
+    _join_pulls(chunks, judged)
     lows = merged_lows(unpack(Lows, [chunk.lows for chunk in chunks]))
     went_back = _went_back(lows)
     if length > attempts:
-        said.beyond = _longest(chunks)
-    is_clear = not (said.offs or said.values or said.reads_wrong or said.pulls_wrong)
+        judged.beyond = _longest(chunks)
+    is_clear = not (judged.offs or judged.values or judged.reads_wrong or judged.pulls_wrong)
     times = _Times(chunks, spares, bound, length) if is_clear and length <= attempts else None
     if went_back or (times is not None and times.is_wrong):
         asks = [Ask() for _ in chunks] if times is None else times.asks()
         answers = look([msgspec.structs.replace(ask, lows=pack(lows)) for ask in asks])
-        said.lows = _first_lows(answers)
-        said.pairs = () if times is None else times.pairs(answers)
-    return said
+        judged.lows = _first_lows(answers)
+        judged.pairs = () if times is None else times.pairs(answers)
+    return judged
 
 
 def _least(parts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
@@ -174,18 +174,18 @@ def _longest(chunks: Sequence[Chunk]) -> int:
     """Return who saw the queue longest: of several, the first operation of the first kind."""
     found = (NOTHING, NOTHING)
     for kind in range(3):
-        told = [chunk.longest[kind] for chunk in chunks]
-        end = max(end for end, _ in told)
-        who = [op_id for its, op_id in told if its == end and op_id != NOTHING]
+        ends = [chunk.longest[kind] for chunk in chunks]
+        end = max(end for end, _ in ends)
+        who = [op_id for its, op_id in ends if its == end and op_id != NOTHING]
         if end > found[0]:
             found = (end, min(who, default=NOTHING))
     return found[1]
 
 
-def _agree(chunks: Sequence[Chunk], spares: Spares, again: I64, said: Judged) -> I64:
+def _agree(chunks: Sequence[Chunk], spares: Spares, again: I64, judged: Judged) -> I64:
     """Compare values; return the offset of each spare send that a pull found, else `NOTHING`."""
     log_at = {off: value for chunk in chunks for off, value in chunk.offs}
-    said.offs = tuple(sorted(log_at)[:SUSPECTS_MAX])
+    judged.offs = tuple(sorted(log_at)[:SUSPECTS_MAX])
     off, value = unpack(Seen, [chunk.seen for chunk in chunks])
     if len(chunks) > 1:
         order = np.lexsort((off, value))
@@ -205,24 +205,24 @@ def _agree(chunks: Sequence[Chunk], spares: Spares, again: I64, said: Judged) ->
             *(chunk.values for chunk in chunks),
         )
     )
-    held = {log_at[at] for at in said.offs} - {NOTHING}
-    said.values = tuple(sorted({*values, *held}))
+    held = {log_at[at] for at in judged.offs} - {NOTHING}
+    judged.values = tuple(sorted({*values, *held}))
     return bound
 
 
-def _join_pulls(chunks: Sequence[Chunk], said: Judged) -> None:
+def _join_pulls(chunks: Sequence[Chunk], judged: Judged) -> None:
     """Put the pieces of pulls that reach over borders together."""
     pieces = unpack(Pieces, [chunk.pieces for chunk in chunks])
     ids, which = np.unique(pieces.op_id, return_inverse=True)
-    told = np.zeros(len(ids), dtype=np.uint64)
-    np.add.at(told, which, pieces.sum.view(np.uint64) if len(which) else told[:0])
+    sums = np.zeros(len(ids), dtype=np.uint64)
+    np.add.at(sums, which, pieces.sum.view(np.uint64) if len(which) else sums[:0])
     holes = np.zeros(len(ids), dtype=np.int64)
     np.add.at(holes, which, pieces.holes)
     expected = np.zeros(len(ids), dtype=np.int64)
     expected[which] = pieces.hash
-    wrong = ids[(holes == 0) & (told.view(np.int64) != expected)]
-    said.pulls_wrong = _least((few([wrong]), *(chunk.pulls_wrong for chunk in chunks)))
-    said.unproved = sum(chunk.unproved for chunk in chunks) + int(np.count_nonzero(holes))
+    wrong = ids[(holes == 0) & (sums.view(np.int64) != expected)]
+    judged.pulls_wrong = _least((few([wrong]), *(chunk.pulls_wrong for chunk in chunks)))
+    judged.unproved = sum(chunk.unproved for chunk in chunks) + int(np.count_nonzero(holes))
 
 
 def _went_back(lows: Lows) -> bool:
@@ -238,14 +238,14 @@ def _first_lows(answers: Sequence[Answer]) -> tuple[tuple[int, int, int, int, in
 
 
 def _silent(chunks: Sequence[Chunk], length: int) -> list[Chunk]:
-    """Return chunks for the offsets that no chunk heard of: there is nothing but gaps."""
+    """Return chunks for the offsets that no chunk knows: there is nothing but gaps."""
     found: list[Chunk] = []
     reached = 0
     ends = sorted((chunk.begin, chunk.end) for chunk in chunks)
     for begin, end in (*ends, (length, length)):
         off = np.arange(reached, min(begin, length), dtype=np.int64)
         if len(off):
-            none = (np.full(len(off), told, dtype=np.int64) for told in (NOT_YET, NEVER))
+            none = (np.full(len(off), blank, dtype=np.int64) for blank in (NOT_YET, NEVER))
             found.append(Chunk(reached, int(off[-1]) + 1, free=pack((off, *none))))
         reached = max(reached, end)
     return found
