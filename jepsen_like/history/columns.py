@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum, unique
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -163,8 +164,10 @@ def _words(told: str | Sequence[str], size: int) -> Any:
 
 def ops_table(run_id: str, operations: Sequence[Operation]) -> Any:
     """Return `ops`, in the order of the rows."""
-    columns: dict[str, Any] = {name: [getattr(op, name) for op in operations] for name in OP_FIELDS}
-    return table_of(OPS, {"run_id": run_id, **columns})
+    columns = zip(*map(msgspec.structs.astuple, operations), strict=True)
+    by_name: dict[str, Any] = dict(zip(Operation.__struct_fields__, columns, strict=False))
+    by_name.pop("values", None)
+    return table_of(OPS, {**by_name, "run_id": run_id})
 
 
 def obs_table(run_id: str, operations: Iterable[Operation], reads: Iterable[ReplicaRead]) -> Any:

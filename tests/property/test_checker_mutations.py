@@ -12,7 +12,7 @@ import pytest
 from jepsen_like import checkers
 from jepsen_like.checkers import push_group
 from jepsen_like.checkers.all_checks import CHECKS, check_everything
-from jepsen_like.checkers.verdict import Violation
+from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import History
 from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupted
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Kind, Planted, Scene
@@ -86,10 +86,14 @@ def test_documented_checkers_are_the_one_list_of_checks() -> None:
     assert {name for named in anomalies().values() for name, _ in named.values()} == documented
 
 
-def alarms(history: History, *, settled: bool = True) -> list[Violation]:
-    """Return what is said of a history; a checker that breaks is an alarm as well."""
+def alarms(history: History) -> list[Violation]:
+    return alarms_of(check_everything(history, late_max_ns=LATE_MAX_NS))
+
+
+def alarms_of(verdicts: list[Verdict]) -> list[Violation]:
+    """Return all violations; a checker that breaks is an alarm as well."""
     found: list[Violation] = []
-    for verdict in check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS):
+    for verdict in verdicts:
         found += verdict.violations
         if verdict.validity == "unknown" and verdict.reason != "nothing to check":
             found.append(Violation("checker broke", verdict.checker, verdict.reason))
@@ -100,11 +104,13 @@ def expect_no_alarm(seeds: range) -> Counter[str]:
     judged: Counter[str] = Counter()
     for seed in seeds:
         history = clean_history(seed)
-        found = alarms(history)
+        verdicts = check_everything(history, late_max_ns=LATE_MAX_NS)
+        found = alarms_of(verdicts)
         assert not found, f"clean_history({seed}): {found}"
-        found = alarms(interrupted(history), settled=False)
+        cut = check_everything(interrupted(history), settled=False, late_max_ns=LATE_MAX_NS)
+        found = alarms_of(cut)
         assert not found, f"interrupted(clean_history({seed})): {found}"
-        judged.update(v.checker for v in check_everything(history) if v.is_valid)
+        judged.update(v.checker for v in verdicts if v.is_valid)
     return judged
 
 
