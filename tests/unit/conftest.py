@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.hypothesis_profile import use_shared_machine
+from tests.harness.quick_flushes import quick_flushes
+
+__all__ = ["quick_flushes"]
 
 use_shared_machine()
 

@@ -34,6 +34,8 @@ from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
 
 BODY = bytes(20_000)
+LONG_BODY = bytes(100_000)
+"""Ten are a segment: what makes segments costs by the entry."""
 
 
 def kept(group: Group, topic: str = "T", queue_id: int = 0) -> list[int]:
@@ -58,8 +60,8 @@ def retention(leader: Replica, keep_segments: int) -> RetentionService:
     )
 
 
-async def fill(groups: Groups, messages: int) -> Replica:
-    return await groups.fill([BODY] * messages)
+async def fill(groups: Groups, messages: int, body: bytes = BODY) -> Replica:
+    return await groups.fill([body] * messages)
 
 
 async def give_up_entries(groups: Groups, leader: Replica) -> Anchor:
@@ -76,7 +78,7 @@ async def left_behind(groups: Groups) -> tuple[Replica, str]:
     leader = await fill(groups, 20)
     behind = groups.others(leader.name)[0]
     groups.replicas.pop(behind).kill()
-    await fill(groups, 300)
+    await fill(groups, 60, LONG_BODY)
     await give_up_entries(groups, leader)
     return leader, behind
 

@@ -1,0 +1,162 @@
+"""A replica whose disk says that it is full: sends are refused as not stored, space heals it.
+
+With real processes on small file systems: tests/integration/test_full_disk.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+from trio.testing import MockClock
+
+from commitlog.disk import OsDisk
+from commitlog.errors import DiskFullError, MQError
+from commitlog.seams import DiskFile
+from dledger.group import Group
+from dledger.group_api import Proposed
+from tests.harness.groups import bodies, running_groups
+from tests.harness.raft_cluster import batch
+
+BODY_BYTES = 60_000
+
+
+class SmallDisk(OsDisk):
+    """A disk that has room for no new file while it is full."""
+
+    full = False
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        if self.full and reserve:
+            raise DiskFullError(f"no space for {path} of {size} bytes")
+        return super().create(path, size, reserve=reserve)
+
+
+async def test_a_leader_without_space_refuses_as_not_stored_and_heals(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path, disks=SmallDisk) as groups:
+        leader = await groups.leader()
+        disk = groups.disks[leader.name]
+        assert isinstance(disk, SmallDisk)
+        stored: list[bytes] = []
+        disk.full = True
+        refused: MQError | None = None
+        for number in range(100):
+            body = str(number).encode().ljust(BODY_BYTES, b".")
+            try:
+                await leader.group.submit(batch(body))
+            except DiskFullError as error:
+                refused = error
+                break
+            stored.append(body)
+        assert refused is not None
+        assert (refused.outcome, refused.retriable) == ("not_stored", True)
+        assert len(stored) > 20
+        assert leader.group.leadership is not None
+        disk.full = False
+        with trio.fail_after(30):
+            while True:
+                try:
+                    await leader.group.submit(batch(b"after"))
+                    break
+                except DiskFullError:
+                    await trio.sleep(0.1)
+        await groups.settle()
+        for replica in groups.replicas.values():
+            assert bodies(replica.group) == [*stored, b"after"]
+
+
+async def test_a_follower_without_space_holds_nobody_up_and_catches_up(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path, disks=SmallDisk) as groups:
+        leader = await groups.leader()
+        follower = groups.others(leader.name)[0]
+        disk = groups.disks[follower]
+        assert isinstance(disk, SmallDisk)
+        disk.full = True
+        sent = [str(number).encode().ljust(BODY_BYTES, b".") for number in range(60)]
+        for body in sent:
+            await leader.group.submit(batch(body))
+        behind = groups.replicas[follower].group
+        assert behind.state.max_offset("T", 0) < 60
+        disk.full = False
+        await groups.settle()
+        assert bodies(behind) == sent
+
+
+async def outcome_of(group: Group, body: bytes) -> str:
+    try:
+        await group.submit(batch(body))
+    except MQError as error:
+        return error.outcome
+    return "stored"
+
+
+async def test_sends_are_refused_while_a_majority_has_no_space(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path, disks=SmallDisk) as groups:
+        leader = await groups.leader()
+        for name in groups.others(leader.name):
+            disk = groups.disks[name]
+            assert isinstance(disk, SmallDisk)
+            disk.full = True
+        outcomes: list[str] = []
+        bodies_by_outcome: dict[str, list[bytes]] = {"stored": [], "unknown": [], "not_stored": []}
+        for number in range(60):
+            body = str(number).encode().ljust(BODY_BYTES, b".")
+            outcomes.append(await outcome_of(leader.group, body))
+            bodies_by_outcome[outcomes[-1]].append(body)
+        assert outcomes.count("stored") > 5
+        assert outcomes.count("unknown") == 1, outcomes
+        assert set(outcomes[outcomes.index("unknown") + 1 :]) == {"not_stored"}
+        for name in groups.others(leader.name):
+            disk = groups.disks[name]
+            assert isinstance(disk, SmallDisk)
+            disk.full = False
+        with trio.fail_after(30):
+            while (outcome := await outcome_of(leader.group, b"after")) != "stored":
+                assert outcome == "not_stored"
+                await trio.sleep(0.1)
+        await groups.settle()
+        expected = [*bodies_by_outcome["stored"], *bodies_by_outcome["unknown"], b"after"]
+        for replica in groups.replicas.values():
+            assert bodies(replica.group) == expected
+
+
+class NoQueuesDisk(OsDisk):
+    """A disk that has room for the log but, while it is full, for no consume queue."""
+
+    full = False
+
+    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
+        if self.full and "/consumequeue/" in path:
+            raise DiskFullError(f"no space for {path} of {size} bytes")
+        return super().create(path, size, reserve=reserve)
+
+
+async def test_no_space_for_a_derived_file_acknowledges_nothing_ends_nothing_and_loses_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    answers: list[Proposed] = []
+    async with running_groups(tmp_path, 1, disks=NoQueuesDisk) as groups:
+        leader = await groups.leader()
+        disk = groups.disks["n0"]
+        assert isinstance(disk, NoQueuesDisk)
+        disk.full = True
+        leader.group.propose(batch(b"stored but not acknowledged"), answers.append)
+        leader.group.kick()
+        await trio.sleep(1)
+        assert answers == []
+        leader.kill()
+        # It starts with what it has applied, and goes on when there is space.
+        again = await groups.start("n0")
+        await trio.sleep(5)
+        assert again.group.leadership is None
+        assert ("T", 0) not in again.group.state.queues
+        disk.full = False
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"after"))
+        assert bodies(leader.group) == [b"stored but not acknowledged", b"after"]
