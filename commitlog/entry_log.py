@@ -1032,7 +1032,7 @@ class EntryLog:
         crash between any two of them is finished at the next open. Views handed out stay valid.
 
         Args:
-            anchor: From `anchor_at`, at the first entry of a segment.
+            anchor: From `anchor_at`.
         Raises:
             InvariantBroken: The anchor is not of this log, or not durable here. Nothing changed.
             FlushFailedError: The log is poisoned. Nothing changed.

@@ -36,6 +36,7 @@ from dledger.services.topic_retention import queue_floors
 from dledger.state.floor_reason import AGE, CAUSES, FORCED, REQUEST, SIZE, FloorReason
 from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.state.state_record import FloorChange, state_batch
+from dledger.state.tables import StateTables
 from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
@@ -54,6 +55,11 @@ NEVER_RATIO: Final = 2.0
 """A disk use that no disk reaches."""
 
 
+QUEUES_PER_STEP: Final = 512
+"""Queues that one entry lets begin later: each is searched for its first message, so about ten
+milliseconds between two heartbeats."""
+
+
 class SegmentedLog(Protocol):
     """What retention asks of the log."""
 
@@ -67,6 +73,9 @@ class SegmentedLog(Protocol):
 
     def anchor_at(self, index: int) -> Anchor:
         """Return the anchor of a log that would begin with entry *index*."""
+
+    def index_of(self, position: int) -> int:
+        """Return the entry that holds the byte at *position*."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +168,18 @@ def choose_floor(
     return chosen
 
 
+def next_step(entry_log: SegmentedLog, state: StateTables, floor: Anchor) -> Anchor:
+    """Return the first step on the way to *floor* that moves no more than `QUEUES_PER_STEP` queues.
+
+    Queues whose first messages stand in one entry are moved together.
+    """
+    position = state.first_position_of(QUEUES_PER_STEP)
+    if position is None or position >= floor.position:
+        return floor
+    index = max(entry_log.index_of(position), state.floor.first_index + 1)
+    return floor if index >= floor.first_index else entry_log.anchor_at(index)
+
+
 def _cause(
     anchor: Anchor, end_position: int, settings: RetentionSettings, look: Look
 ) -> str | None:
@@ -247,14 +268,12 @@ class RetentionService:
         return await self._move(floor, self._reason(look, cause, who or ""))
 
     async def _move(self, floor: Anchor, reason: FloorReason) -> Anchor | None:
-        size = floor.position - max(self._group.state.floor.position, 0)
+        """Move the floor, in so many steps that none of them looks at too many queues."""
         state = self._group.state
-        moved = await self._store(
-            state_batch(FloorChange(floor, reason)),
-            is_applied=lambda: state.floor.first_index >= floor.first_index,
-        )
-        if not moved:
-            return None
+        size = floor.position - max(state.floor.position, 0)
+        while state.floor.first_index < floor.first_index:
+            if not await self._take_step(next_step(self._entry_log(), state, floor), reason):
+                return None
         self.given_up_bytes[reason.cause] += size
         write = log.warning if reason.cause == FORCED else log.info
         write(
@@ -266,6 +285,13 @@ class RetentionService:
             **reason.to_state(),
         )
         return floor
+
+    async def _take_step(self, step: Anchor, reason: FloorReason) -> bool:
+        state = self._group.state
+        return await self._store(
+            state_batch(FloorChange(step, reason)),
+            is_applied=lambda: state.floor.first_index >= step.first_index,
+        )
 
     async def check_topics(self) -> None:
         """Let the queues of topics with a retention of their own begin later, where they should."""

@@ -175,6 +175,22 @@ class StateTables:
         self.queues[topic, queue_id].first_position = position
         heappush(self.by_position, (position, topic, queue_id))
 
+    def first_position_of(self, count: int) -> int | None:
+        """Return where the queue begins that comes after *count* others; None: there is none.
+
+        It may be too low, for entries that mean nothing any more are counted.
+        """
+        heap = self.by_position
+        if len(heap) <= count:
+            return None
+        # The smallest entries of a heap hang together: only their children are looked at.
+        border = [(heap[0], 0)]
+        for _ in range(count):
+            _, place = heappop(border)
+            for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heappush(border, (heap[child], child))
+        return border[0][0][0]
+
     def take_before(self, position: int) -> Iterator[tuple[str, int, QueueBounds]]:
         """Yield the queues that may keep a message before *position*; for apply.
 
