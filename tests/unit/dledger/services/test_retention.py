@@ -45,6 +45,9 @@ class Log:
     def anchor_at(self, index: int) -> Anchor:
         return Anchor(index, self.position_at(index), 1, 1, prev_store_time_ms=self.stored_ms)
 
+    def index_of(self, position: int) -> int:
+        return position // ENTRY_BYTES + 1
+
 
 class Group:
     """Takes what is submitted, and applies the floor."""
