@@ -166,7 +166,7 @@ from spark_jobs.engines.session import why_no_java
 
 if why_no_java() is None:
     again = judge_run(BROKEN, "spark", time.monotonic, master="local[2]")
-    print(again.verdict, again.seconds, "s", again.digest == judged.digest)
+    print("spark", again.verdict, again.seconds, "s", again.digest == judged.digest)
     assert again.digest == judged.digest
 else:
     print(why_no_java())
