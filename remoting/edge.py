@@ -461,12 +461,14 @@ class AdaptiveExecutor:
     durations. In a thread a duration contains the wait for the interpreter, which under load is
     much longer than the work: so from time to time work that does not look very slow is tried
     inline, and a disk that has become fast is noticed. The first run of a kind goes to a thread:
-    nothing is known yet. After one that has held up the loop the next ones do, too.
+    nothing is known yet. After one that has held up the loop the next ones do, too, and so does
+    all work while other work is in a thread: a flush waits for the disk that a checkpoint uses.
     """
 
     def __init__(self, *, inline_limit_s: float = INLINE_LIMIT_S) -> None:
         self._inline_limit_s = inline_limit_s
         self._kinds: dict[str, _Measured] = {}
+        self._in_threads = 0
         # A worker that has finished waits this long for the interpreter while the loop is busy.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
@@ -480,8 +482,9 @@ class AdaptiveExecutor:
     def runs_inline(self, kind: str) -> bool:
         """Tell where the next work of *kind* would run."""
         measured = self._kinds.get(kind)
-        if measured is None or measured.threaded_s is None or measured.limiter.borrowed_tokens:
-            # Inline work must not overtake, nor run beside, work of its kind that is in a thread.
+        if measured is None or measured.threaded_s is None or self._in_threads:
+            # Inline work must not overtake, nor run beside, work of its kind that is in a thread;
+            # and beside other work it may wait for the disk.
             return False
         if measured.runs_in_threads:
             return False
@@ -511,7 +514,7 @@ class AdaptiveExecutor:
         known = self._known(kind)
         if self.runs_inline(kind):
             await trio.lowlevel.checkpoint()
-            if not known.limiter.borrowed_tokens:
+            if not self._in_threads:
                 return self.run_inline(work, kind=kind)
 
         def timed() -> T:
@@ -521,7 +524,11 @@ class AdaptiveExecutor:
             finally:
                 known.note_threaded(time.perf_counter() - started, self._inline_limit_s)
 
-        return await trio.to_thread.run_sync(timed, limiter=known.limiter)
+        self._in_threads += 1
+        try:
+            return await trio.to_thread.run_sync(timed, limiter=known.limiter)
+        finally:
+            self._in_threads -= 1
 
 
 class ThreadExecutor:

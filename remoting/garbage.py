@@ -20,10 +20,10 @@ from remoting.seams import Clock
 
 LOOK_INTERVAL_S: Final = 1.0
 
-COLLECTIONS_MIN: Final = 10
+COLLECTIONS_MIN: Final = 5
 """Collections of young objects, each of some 7,000, after which the survivors are looked at."""
 
-COLLECTIONS_MAX: Final = 20
+COLLECTIONS_MAX: Final = 10
 """Above it there are too many survivors for one turn of the loop: a snapshot was read. They are
 frozen as they are."""
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,29 @@ async def test_work_that_held_up_the_loop_stays_in_threads_for_a_while(
         await executor.run(work.taking(0), kind="flush")
     inline = [ident == here for ident in work.where[3:]]
     assert inline == [False] * RUNS_AFTER_STALL + [True]
+
+
+async def test_nothing_runs_inline_beside_work_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = Measured(monkeypatch)
+    executor = AdaptiveExecutor()
+    await executor.run(work.taking(0), kind="flush")
+    assert executor.runs_inline("flush")
+    begun, end = threading.Event(), threading.Event()
+
+    def checkpoint() -> None:
+        begun.set()
+        end.wait(10)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(executor.run, checkpoint, kind="checkpoint"))
+        await trio.to_thread.run_sync(begun.wait)
+        assert not executor.runs_inline("flush")
+        await executor.run(work.taking(0), kind="flush")
+        end.set()
+    assert work.where[-1] != threading.get_ident()
+    assert executor.runs_inline("flush")
 
 
 async def test_very_slow_work_is_never_tried_inline(monkeypatch: pytest.MonkeyPatch) -> None:

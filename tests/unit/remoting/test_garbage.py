@@ -69,18 +69,18 @@ def test_garbage_leaves_frozen_objects_alone_until_they_have_doubled(
     frozen = gc.get_freeze_count()
     assert frozen > 1000
     del old
-    survivors(10)
+    survivors(5)
     collection.look()
     assert not is_gone(), "it was frozen, and is not looked at"
 
     gc.disable()  # they come slowly: not as many of them between two looks
     kept = [[number] for number in range(2 * frozen)]
     gc.enable()
-    survivors(10)
+    survivors(5)
     collection.look()
     assert not is_gone(), "they have doubled, but the last full look was just now"
     collection._clock.now += FULL_INTERVAL_S  # type: ignore[attr-defined]  # the clock above
-    survivors(10)
+    survivors(5)
     collection.look()
     assert is_gone()
     assert len(kept) == 2 * frozen
@@ -89,7 +89,7 @@ def test_garbage_leaves_frozen_objects_alone_until_they_have_doubled(
 def test_garbage_among_new_objects_is_collected(collection: GarbageCollection) -> None:
     new = cycle()
     is_gone = watched(new)
-    survivors(9)
+    survivors(4)
     collection.look()
     del new
     assert gc.get_freeze_count() == 0, "too few to look at"
@@ -102,7 +102,7 @@ async def test_garbage_collection_looks_every_second(collection: GarbageCollecti
     new = cycle()
     is_gone = watched(new)
     del new
-    survivors(10)
+    survivors(5)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collection.run)
         await collection._clock.sleeps.wait()  # type: ignore[attr-defined]  # the clock above
