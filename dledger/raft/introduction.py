@@ -109,7 +109,11 @@ class Introduction:
             refusal = {"v": PROTOCOL_VERSION, REFUSED: True}
             await self._say(stream, Kind.HELLO_ACK, refusal, epoch)
             raise NotAMemberError(f"{hello.name} is no member of this group")
-        await self._say(stream, Kind.HELLO_ACK, self._own(hello), epoch)
+        own = self._own(hello)
+        if not roster.is_known(hello.key):
+            # It has named itself, no more. A member learns the founders when this one calls it.
+            own["voters"] = {}
+        await self._say(stream, Kind.HELLO_ACK, own, epoch)
 
     async def _have_it_proved(
         self,

@@ -63,8 +63,8 @@ class PeerStranger:
 
     Attributes:
         seen: What became of it: ``refused`` connections and ``unreachable`` members; ``told``,
-            the frames with a name or an index in it that it was sent; ``called``, the members that
-            called it back.
+            the frames with a name or an index in it that it was sent; ``named``, those in which a
+            member without a log names itself alone; ``called``, the members that called it back.
     """
 
     def __init__(
@@ -119,7 +119,10 @@ class PeerStranger:
         try:
             while data := await stream.receive_some(65_536):
                 for frame in decoder.feed(memoryview(data)):
-                    self.seen["told"] += _is_telling(frame)
+                    if _names_itself_alone(frame):
+                        self.seen["named"] += 1
+                    else:
+                        self.seen["told"] += _is_telling(frame)
             self.seen["refused"] += 1
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.seen["refused"] += 1
@@ -186,3 +189,15 @@ def _is_telling(frame: PeerFrame) -> bool:
     """Whether a frame says more than that its sender does not know this process."""
     said = frame.fields[0] if frame.kind is Kind.HELLO_ACK else None
     return not isinstance(said, dict) or "name" in said
+
+
+def _names_itself_alone(frame: PeerFrame) -> bool:
+    """Whether a frame is how a member introduces itself before it knows any other."""
+    said = frame.fields[0] if frame.kind is Kind.HELLO_ACK else None
+    return (
+        isinstance(said, dict)
+        and "name" in said
+        and not said["voters"]
+        and not said.get("members")
+        and not any(said.get("last", ()))
+    )
