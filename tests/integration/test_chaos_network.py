@@ -36,8 +36,6 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.side_by_side,
-    pytest.mark.xdist_group("namespaces"),  # all of the machine are counted
     pytest.mark.timeout(400),
     pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not())),
 ]

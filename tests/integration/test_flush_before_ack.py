@@ -92,7 +92,6 @@ def read_trace(path: Path, client_ports: set[int]) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 async def test_between_two_acks_the_leader_and_a_follower_flush_seen_by_strace(
     tmp_path: Path,
