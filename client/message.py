@@ -22,6 +22,7 @@ from commitlog.record import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_STORE_HOST_V6,
     Record,
+    body_crc,
     decode_record,
 )
 
@@ -252,7 +253,8 @@ class SendResult:
 _QUEUE_ID: Final = struct.Struct(">i")
 _QUEUE_OFFSET_AND_PHY: Final = struct.Struct(">qq")
 _I32: Final = struct.Struct(">i")
-_SIZE_AND_QUEUE_OFFSET: Final = struct.Struct(">i16xq")
+_RECORD_HEAD: Final = struct.Struct(">i4xI8xq8xi44xI")
+"""Size, checksum, queue offset, system flag, and bytes of the body where both hosts are IPv4."""
 _I64: Final = struct.Struct(">q")
 _IPV6_HOSTS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
@@ -433,7 +435,7 @@ class MessageBlock(Sequence[MessageExt]):
         first_offset: int = 0,
         end_offset: int = MAX_QUEUE_OFFSET,
     ) -> None:
-        """Find the record starts; nothing else is decoded.
+        """Find the record starts and compare each body with its checksum; nothing is decoded.
 
         Args:
             buffer: Whole records back to back; kept, not copied.
@@ -441,16 +443,17 @@ class MessageBlock(Sequence[MessageExt]):
             first_offset: No message may be before this offset of its queue,
             end_offset: nor at this one or behind it.
         Raises:
-            CorruptRecordError: The sizes do not add up to the buffer, or the offsets do not rise.
+            CorruptRecordError: The sizes do not add up to the buffer, the offsets do not rise, or
+                a body does not fit its checksum.
         """
         view = memoryview(buffer)
         starts: list[int] = []
         start, end = 0, view.nbytes
-        unpack_from = _SIZE_AND_QUEUE_OFFSET.unpack_from
+        unpack_from = _RECORD_HEAD.unpack_from
         while start < end:
             if end - start < MIN_RECORD_BYTES:
                 raise CorruptRecordError(f"{end - start} bytes are left over after the records")
-            size, offset = unpack_from(view, start)
+            size, crc, offset, sys_flag, body_bytes = unpack_from(view, start)
             if size < MIN_RECORD_BYTES or size > end - start:
                 raise CorruptRecordError(f"record at {start} claims {size} bytes")
             if not first_offset <= offset < end_offset:
@@ -458,6 +461,10 @@ class MessageBlock(Sequence[MessageExt]):
                     f"record at {start} claims offset {offset}, not one from {first_offset} on "
                     f"and below {end_offset}"
                 )
+            if sys_flag & _IPV6_HOSTS:
+                decode_record(view, start)
+            elif body_crc(view[start + _RECORD_HEAD.size :][:body_bytes]) != crc:
+                raise CorruptRecordError(f"the body of the record at {start} is damaged")
             first_offset = offset + 1
             starts.append(start)
             start += size

@@ -131,6 +131,20 @@ def test_a_block_whose_offsets_do_not_rise_where_they_were_asked_for_is_refused(
     assert [m.queue_offset for m in MessageBlock(rising, "g", 5, 8)] == [5, 7]
 
 
+@pytest.mark.parametrize("ipv6", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_block_refuses_a_body_that_fails_its_checksum(place: int, ipv6: bool) -> None:
+    hosts = {"born_host": pack_host("::1", 1)} if ipv6 else {}
+    records = [bytearray(_record(b"body-%d" % n, queue_offset=n, **hosts)) for n in range(3)]
+    assert [m.body for m in MessageBlock(b"".join(records))] == [b"body-0", b"body-1", b"body-2"]
+    at = records[place].index(b"body-")
+    for bit in range(8 * len(b"body-0")):
+        records[place][at + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptRecordError):
+            MessageBlock(b"".join(records))
+        records[place][at + bit // 8] ^= 1 << bit % 8
+
+
 @pytest.mark.parametrize("cut", [1, 50, 100])
 def test_a_cut_block_is_refused(cut: int) -> None:
     with pytest.raises(CorruptRecordError):
