@@ -28,7 +28,10 @@ from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
 from dledger.group import Group
 
 if TYPE_CHECKING:
+    from commitlog.entry_log import EntryLog
+    from commitlog.store_paths import StorePaths
     from jepsen_like.simulation.node import BrokerNode
+    from jepsen_like.simulation.sim_disk import SimDisk
     from jepsen_like.simulation.world import World
 
 CLAIMS: Final = frozenset({"recovered", "claim", "commit_not_stable", "promise_before_disk"})
@@ -123,13 +126,36 @@ def certain_vote(node: BrokerNode, group: Group) -> tuple[int, str | None]:
 
 
 def _is_doubtful(node: BrokerNode, group: Group, begin: int, end: int) -> bool:
-    log, size = group.store.log, group.store.settings.segment_bytes
+    store = group.store
+    return is_doubtful(node.disk, store.paths, store.log, store.settings.segment_bytes, begin, end)
+
+
+def is_doubtful(
+    disk: SimDisk, paths: StorePaths, log: EntryLog, segment_bytes: int, begin: int, end: int
+) -> bool:
+    """Return whether a power cut might change an entry in bytes *begin* to *end* of a log.
+
+    Entries that are known to be damaged do not count: the member claims nothing of them until
+    their copies are flushed.
+    """
     begin = max(begin, log.first_position)
+    for index in log.damaged.indexes:
+        start, stop = log.damaged.span(index)
+        if begin < min(start, end) and _is_part_doubtful(
+            disk, paths, segment_bytes, begin, min(start, end)
+        ):
+            return True
+        begin = max(begin, stop)
+    return _is_part_doubtful(disk, paths, segment_bytes, begin, end)
+
+
+def _is_part_doubtful(
+    disk: SimDisk, paths: StorePaths, segment_bytes: int, begin: int, end: int
+) -> bool:
     while begin < end:
-        base = segment_base(begin, size)
-        stop = min(end, base + size)
-        path = group.store.paths.segment(base)
-        if node.disk.first_doubtful(path, begin - base, stop - base) is not None:
+        base = segment_base(begin, segment_bytes)
+        stop = min(end, base + segment_bytes)
+        if disk.first_doubtful(paths.segment(base), begin - base, stop - base) is not None:
             return True
         begin = stop
     return False

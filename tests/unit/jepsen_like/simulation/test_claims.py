@@ -1,0 +1,54 @@
+"""What a power cut might change of a log that a member counts as stable."""
+
+from __future__ import annotations
+
+import pytest
+
+from commitlog.entry_log import EntryLog
+from commitlog.store_paths import StorePaths
+from jepsen_like.seeded_rng import rng_stream
+from jepsen_like.simulation.claims import is_doubtful
+from jepsen_like.simulation.sim_disk import SimDisk
+from tests.harness.entry_frames import next_frame
+
+PATHS = StorePaths("/store")
+SEGMENT_BYTES = 4096
+ENTRIES = 40
+
+
+def filled() -> tuple[SimDisk, EntryLog]:
+    disk = SimDisk(rng_stream(1))
+    log = EntryLog.open(disk.mount(), "/store", segment_bytes=SEGMENT_BYTES)
+    for _ in range(ENTRIES):
+        log.append(next_frame(log, 200))
+    log.flush()
+    return disk, log
+
+
+def doubtful(disk: SimDisk, log: EntryLog) -> bool:
+    return is_doubtful(disk, PATHS, log, SEGMENT_BYTES, 0, log.end_position)
+
+
+def test_claims_doubt_entries_that_are_not_flushed() -> None:
+    disk, log = filled()
+    assert not doubtful(disk, log)
+    log.append(next_frame(log, 200))
+    assert doubtful(disk, log)
+    log.flush()
+    assert not doubtful(disk, log)
+
+
+@pytest.mark.parametrize("index", [1, 2, ENTRIES // 2, ENTRIES])
+def test_claims_leave_out_only_what_is_known_damaged(index: int) -> None:
+    disk, log = filled()
+    frame = bytes(log.frame(index))
+    position = log.position_at(index)
+    base = position - position % SEGMENT_BYTES
+    disk.flip(PATHS.segment(base), position - base + 100, position - base + 101)
+    log.mark_damaged(index)
+    log.rewrite(frame)  # written, and not flushed
+    assert not doubtful(disk, log)
+    log.mark_whole(index)
+    assert doubtful(disk, log)
+    log.flush()
+    assert not doubtful(disk, log)
