@@ -637,6 +637,10 @@ class ConsumeQueue:
             self._put_files(first_queue_offset, units)
 
     def _put_files(self, first: int, units: Units) -> None:
+        begin, within = self._locate(first)
+        if within + len(units) <= self._store.units_per_file:
+            self._put_file(begin, within, units)
+            return
         for offset, begin, within, count in self._pieces(first, len(units)):
             at = offset - first
             self._put_file(begin, within, units[at : at + count])

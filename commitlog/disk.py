@@ -194,7 +194,7 @@ class OsFile:
             if self._closed or (self._fd < 0 and not self._open_again()):
                 return -1
             self._users += 1
-            self._note_use()
+            self._pool.uses = self.last_use = self._pool.uses + 1
             return self._fd
 
     def _open_again(self) -> bool:

@@ -174,7 +174,7 @@ class Group:
         self.leadership: Leadership | None = None
         self._clock = clock
         self._executor = executor
-        self.loop_stall = LoopStall(clock)
+        self.loop_stall = LoopStall()
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._late_bytes = 0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import trio
-
-from remoting.seams import Clock
 
 STALL_S: Final = 0.05
 """A turn above it is counted: half of the interval between two heartbeats."""
@@ -23,23 +21,27 @@ NOW_S: Final = 5.0
 
 
 class LoopStall(trio.abc.Instrument):
-    """Measures the turns of the event loop it is put into: two calls of the clock a turn.
+    """Measures the turns of the event loop it is put into: two calls of its clock a turn.
 
     Attributes:
         longest_s: Since the start.
         stalls: How many turns took more than `STALL_S`.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._began: float | None = None
+    def __init__(self) -> None:
+        self._now_s: Callable[[], float] = trio.current_time
+        self._began_s: float | None = None
         self._slots: deque[tuple[float, float]] = deque(maxlen=SLOTS)
+        # A turn that took no longer than the longest of a second that goes on changes nothing.
+        self._slot_end_s = self._slot_longest_s = 0.0
         self.longest_s = 0.0
         self.stalls = 0
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Measure the loop of this task while the block runs."""
+        # The same clock without the two calls that find it.
+        self._now_s = trio.lowlevel.current_clock().current_time
         trio.lowlevel.add_instrument(self)
         try:
             yield
@@ -48,21 +50,26 @@ class LoopStall(trio.abc.Instrument):
 
     def after_io_wait(self, timeout: float) -> None:
         """Note that a turn begins."""
-        self._began = self._clock.monotonic()
+        self._began_s = self._now_s()
 
     def before_io_wait(self, timeout: float) -> None:
         """Note that a turn has ended."""
-        if self._began is not None:
-            now = self._clock.monotonic()
-            self.note(now - self._began, now)
+        began_s = self._began_s
+        if began_s is not None:
+            now_s = self._now_s()
+            if now_s - began_s > self._slot_longest_s or now_s >= self._slot_end_s:
+                self.note(now_s - began_s, now_s)
 
-    def note(self, took_s: float, now: float) -> None:
-        """Count a turn of *took_s* that ended at *now*, seconds of the monotonic clock."""
+    def note(self, took_s: float, now_s: float) -> None:
+        """Count a turn of *took_s* that ended at *now_s*, seconds of the monotonic clock."""
         slots = self._slots
-        if not slots or now - slots[-1][0] >= SLOT_S:
-            slots.append((now, took_s))
+        if now_s >= self._slot_end_s:
+            slots.append((now_s, took_s))
+            self._slot_end_s = now_s + SLOT_S
         elif took_s > slots[-1][1]:
             slots[-1] = (slots[-1][0], took_s)
+        # Turns that count as stalls are all counted, whatever the longest of this second was.
+        self._slot_longest_s = min(slots[-1][1], STALL_S)
         if took_s > STALL_S:
             self.stalls += 1
         if took_s > self.longest_s:
@@ -70,7 +77,9 @@ class LoopStall(trio.abc.Instrument):
 
     def recent_s(self, span_s: float = SLOT_S * SLOTS) -> float:
         """Return the longest turn of the last minute, or of the last *span_s* seconds."""
-        since = self._clock.monotonic() - span_s
+        if not self._slots:
+            return 0.0
+        since = self._now_s() - span_s
         return max((took for began, took in self._slots if began >= since), default=0.0)
 
     def status(self) -> dict[str, float]:

@@ -86,6 +86,11 @@ _MARKS = tuple(name.encode() + b"\x01" for name in OWNED_NAMES) + tuple(
     name + b"\x01" for name in _NOT_PLAIN
 )
 _DELAY_MARK = PROPERTY_DELAY.encode() + b"\x01"
+# By the number that two characters make: does one of them end so?
+_ENDS_A_MARK = np.zeros(1 << 16, bool)
+_ENDS_A_MARK[[int.from_bytes(mark[-3:-1], "little") for mark in _MARKS]] = True
+SEARCHED_BYTES = 2048
+"""From so many bytes on it is quicker to look where a name ends than to search every name."""
 _UNIQ_KEY_MARK = PROPERTY_UNIQ_KEY.encode() + b"\x01"
 
 
@@ -339,7 +344,19 @@ def _may_be_marked(records: bytes, runs: tuple[Run, ...]) -> bool:
     expected = sum(run.topic.count("_") * run.count for run in runs)
     if records.count(b"_") == expected + records.count(_UNIQ_KEY_MARK):
         return _DELAY_MARK in records
+    if len(records) > SEARCHED_BYTES and not _may_end_a_mark(records):
+        return False
     return any(mark in records for mark in _MARKS)
+
+
+def _may_end_a_mark(records: bytes) -> bool:
+    """Tell whether a name that ends as one of the marks may stand in *records*."""
+    data = np.frombuffer(records, np.uint8)
+    # No record begins with a separator, so two bytes are before each.
+    ends = np.flatnonzero(data == 1)
+    ends = ends[ends >= 2]
+    pairs = data[ends - 2] | data[ends - 1].astype(np.uint16) << 8
+    return bool(_ENDS_A_MARK[pairs].any())
 
 
 def _each(

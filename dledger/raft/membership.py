@@ -18,7 +18,7 @@ Pure: `dledger.raft.journal` appends, `dledger.raft.reconfiguration` decides whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -83,6 +83,12 @@ class Members:
     """The members of a group, sorted. At most one voter and one learner have the same name."""
 
     members: tuple[Member, ...]
+    voter_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Names of those who are counted, sorted."""
+
+    def __post_init__(self) -> None:
+        voters = tuple(member.name for member in self.members if member.is_voter)
+        object.__setattr__(self, "voter_names", voters)
 
     @classmethod
     def of(cls, members: Iterable[Member]) -> Members:
@@ -123,11 +129,6 @@ class Members:
     def names(self) -> tuple[str, ...]:
         """Every name, once, sorted."""
         return tuple(sorted({member.name for member in self.members}))
-
-    @property
-    def voter_names(self) -> tuple[str, ...]:
-        """Names of those who are counted, sorted."""
-        return tuple(member.name for member in self.members if member.is_voter)
 
     def find(self, name: str, incarnation: str) -> Member | None:
         """Return that very member."""

@@ -59,6 +59,7 @@ class Roster:
         self._claims: dict[str, tuple[int, frozenset[Vouched]]] = {}
         self._shown: dict[str, deque[str]] = {}
         self._listed: tuple[int, frozenset[Vouched]] = (-1, frozenset())
+        self._others: tuple[Members | None, tuple[str, ...]] = (None, ())
 
     def note_bootstrap(self) -> None:
         """Take the voters agreed on at bootstrap for the list, until the log brings one."""
@@ -101,8 +102,13 @@ class Roster:
     def other_voters(self) -> tuple[str, ...]:
         """Names of the others who are counted; before bootstrap the configured ones."""
         members = self.members
-        names = self.configured if members is None else members.voter_names
-        return tuple(sorted(set(names) - {self.self_id}))
+        if members is None:
+            return tuple(sorted(set(self.configured) - {self.self_id}))
+        of, others = self._others
+        if of is not members:
+            others = tuple(name for name in members.voter_names if name != self.self_id)
+            self._others = (members, others)
+        return others
 
     # -- who is heard ----------------------------------------------------------------------
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import Any
 
 import pytest
 
 from commitlog.record import decode_record, encode_record, iter_records
+from dledger.processors.send_records import _MARKS, SEARCHED_BYTES, _may_be_marked
 from dledger.state.names import STATE_TOPIC
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
@@ -197,3 +199,16 @@ def test_an_unknown_outcome_is_told(broker: Broker) -> None:
     broker.group.step_down()
     assert broker.connection.reply_.code == 1
     assert broker.connection.reply_.ext["outcome"] == "unknown"
+
+
+@pytest.mark.parametrize("mark", _MARKS)
+@pytest.mark.parametrize("before", [0, 1, 3 * SEARCHED_BYTES])
+def test_send_records_finds_each_mark_among_any_bytes(mark: bytes, before: int) -> None:
+    rng = random.Random(before)
+    other = [rng.randbytes(before), rng.randbytes(2 * SEARCHED_BYTES)]
+    plain = [data.replace(b"\x01", b"\x02") for data in other]
+    assert not _may_be_marked(b"_".join(plain), ())
+    for around in (plain, other):
+        assert _may_be_marked(around[0] + mark + b"_" + around[1], ())
+    # A name that only ends as it does.
+    assert not _may_be_marked(plain[0] + b"_" + mark[-3:] + plain[1], ())
