@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,9 +28,12 @@ from commitlog.errors import (
 )
 from commitlog.seams import DiskFile, Lock
 
+if sys.platform != "win32":
+    import fcntl
+
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
-_OPEN_FLAGS: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+_OPEN_FLAGS: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _TEMPORARY_SUFFIX: Final = ".tmp"
 
 FILE_MODE: Final = 0o640
@@ -38,7 +41,9 @@ FILE_MODE: Final = 0o640
 
 FOLDER_MODE: Final = 0o750
 
-_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+_FULL_SYNC: Final[int | None] = (
+    None if sys.platform == "win32" else getattr(fcntl, "F_FULLFSYNC", None)
+)
 
 
 def _stronger_sync(fd: int) -> None:
@@ -52,7 +57,9 @@ _data_sync = getattr(os, "fdatasync", _stronger_sync)
 _reserve = getattr(os, "posix_fallocate", None)
 
 
-_sync_file_system: Final = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+_sync_file_system: Final = (
+    None if sys.platform == "win32" else getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+)
 """Linux has it; since 5.8 it also reports what could not be written."""
 
 
@@ -359,7 +366,7 @@ class OsDisk:
             raise FlushFailedError(f"{path} could not be replaced: {error}") from error
         finally:
             os.close(fd)
-        os.rename(temporary, path)
+        os.replace(temporary, path)
         self.flush_dir(folder)
 
     def unlink(self, path: str) -> None:
@@ -375,6 +382,8 @@ class OsDisk:
             return
 
     def flush_dir(self, path: str) -> None:
+        if sys.platform == "win32":
+            return  # a folder cannot be opened there, and its file system keeps a journal of names
         fd = self._open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -411,6 +420,8 @@ class OsDisk:
         return (stat.f_blocks - stat.f_bfree + stat.f_bavail) * stat.f_frsize
 
     def lock(self, path: str) -> Lock:
+        if sys.platform == "win32":
+            raise OSError(errno.ENOSYS, "a broker needs POSIX: no folder can be locked here")
         self.make_dir(os.path.dirname(path))
         fd = self._open(path, _OPEN_FLAGS | os.O_CREAT)
         try:

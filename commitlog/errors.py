@@ -18,7 +18,7 @@
     │   ├── FlushFailedError        a flush failed: the node stops, nothing is acknowledged
     │   ├── StoreLockedError        another process owns this data folder
     │   └── ForeignStoreError       the folder belongs to another cluster, group, node or layout
-    ├── ReplicationError            (dledger.errors)
+    ├── ReplicationError            (dledger.broker_errors)
     ├── ClientError                 (client.errors)
     └── InvariantBroken             a bug: the node stops, better dead than wrong
 """

@@ -22,6 +22,7 @@ from commitlog.errors import ConfigError
 from commitlog.record import pack_host
 from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.broker_id import follower_id
 from dledger.config import BrokerConfig
 from dledger.doors import (
@@ -31,7 +32,6 @@ from dledger.doors import (
     own_credentials,
     peer_tls,
 )
-from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.group import Group, GroupSettings
 from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges

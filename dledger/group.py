@@ -33,7 +33,7 @@ from commitlog.errors import (
     LogBusyError,
 )
 from commitlog.mark import Anchor
-from dledger.errors import (
+from dledger.broker_errors import (
     NotLeaderError,
     PendingFullError,
     ShuttingDownError,

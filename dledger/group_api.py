@@ -12,7 +12,7 @@ import numpy.typing as npt
 from commitlog.damage import CheckedLog
 from commitlog.entry import RecordBatch
 from commitlog.errors import MQError, Outcome
-from dledger.errors import NotLeaderError
+from dledger.broker_errors import NotLeaderError
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.tables import StateTables
 

@@ -16,9 +16,9 @@ import structlog
 from msgspec import structs
 
 from commitlog.errors import ConfigError
+from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.broker_id import LEADER_ID, follower_id
 from dledger.config import BrokerConfig
-from dledger.errors import ConfirmationNeededError, SettingRefusedError
 from dledger.group import Group
 from dledger.processors.broker_processors import BrokerProcessors
 from dledger.processors.broker_settings import BrokerSettings

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dledger.errors import (
+from dledger.broker_errors import (
     ChangePendingError,
     ChangeRefusedError,
     NotLeaderError,

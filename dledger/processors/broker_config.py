@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from commitlog.errors import ConfigError
-from dledger.errors import ConfirmationNeededError, SettingRefusedError
+from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.live_settings import LiveSettings
 from dledger.processors.confirmation import asked_by, is_confirmed
 from remoting.connection import Connection

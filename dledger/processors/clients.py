@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import structlog
 import trio
 
-from dledger.errors import TableFullError
+from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
 from dledger.processors.client_table import Client, ClientTable, ConsumerGroup
 from dledger.processors.names_check import check_group_name, check_topic_name

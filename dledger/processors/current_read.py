@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from commitlog.errors import MQError
-from dledger.errors import NotLeaderError
+from dledger.broker_errors import NotLeaderError
 from dledger.group_api import BrokerGroup
 from dledger.processors.refusal import refusal
 from remoting.connection import Connection

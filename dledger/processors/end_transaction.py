@@ -14,7 +14,7 @@ from commitlog.errors import (
     MQError,
     OffsetOutOfRangeError,
 )
-from dledger.errors import UnprocessableMessageError
+from dledger.broker_errors import UnprocessableMessageError
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
 from dledger.services.half_message import HalfMessage, half_message_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commitlog.errors import InvariantBroken, MQError
-from dledger.errors import NotLeaderError
+from dledger.broker_errors import NotLeaderError
 from dledger.group_api import BrokerGroup, Proposed
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import Condition, answer, answer_error

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from commitlog.errors import CorruptRecordError, OffsetOutOfRangeError
 from commitlog.properties import PROPERTY_UNIQ_KEY, get_property
 from commitlog.record import Record, decode_record, iter_records
-from dledger.errors import SequenceReusedError, SequenceTooOldError
+from dledger.broker_errors import SequenceReusedError, SequenceTooOldError
 from dledger.group_api import BrokerGroup
 
 _UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()

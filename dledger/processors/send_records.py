@@ -42,7 +42,7 @@ from commitlog.reserved_properties import (
     OWNED_NAMES,
     without_owned,
 )
-from dledger.errors import SequenceReusedError
+from dledger.broker_errors import SequenceReusedError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.born_host import born_host_of
 from dledger.processors.broker_settings import BrokerSettings

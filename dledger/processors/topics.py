@@ -12,7 +12,7 @@ import structlog
 from msgspec import structs
 
 from commitlog.errors import MQError
-from dledger.errors import ConfirmationNeededError
+from dledger.broker_errors import ConfirmationNeededError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.confirmation import asked_by, is_confirmed

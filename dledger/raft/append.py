@@ -15,7 +15,7 @@ from typing import Any
 
 from commitlog.entry import KIND_CONFIG, EntryHeader, config_body, parse_header, verify_frame
 from commitlog.errors import CorruptEntryError, RemoteProtocolError
-from dledger.errors import ChangeRefusedError
+from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.guards import Guards
 from dledger.raft.journal import CommitLogJournal, Frame
 from dledger.raft.membership import Members

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.core import RaftCore
 from dledger.raft.journal import CommitLogJournal
 from dledger.raft.peers import Peers

@@ -26,7 +26,7 @@ import cbor2
 from typing_extensions import Buffer
 
 from commitlog.errors import CorruptEntryError
-from dledger.errors import ChangeRefusedError
+from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.bounds import is_host, is_incarnation, is_name, is_port, parse_address
 
 LIST_VERSION: Final = 1

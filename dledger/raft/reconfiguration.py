@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from commitlog.errors import DiskFullError, LogBusyError
-from dledger.errors import ChangePendingError, ChangeRefusedError
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError
 from dledger.raft.contacts import Contacts
 from dledger.raft.core import RaftCore
 from dledger.raft.election import majority

@@ -23,7 +23,7 @@ from commitlog.mark import Mark
 from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
-from dledger.errors import ChangeRefusedError
+from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.bounds import TERM_MAX
 from dledger.raft.identity import Identity, owner_of
 from dledger.raft.journal import members_in

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from commitlog.errors import RemoteProtocolError
-from dledger.errors import ReplicationError
+from dledger.broker_errors import ReplicationError
 from dledger.raft.barrier import ReadBarrier
 from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts

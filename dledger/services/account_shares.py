@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum
 
-from dledger.errors import TableFullError
+from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
 from dledger.services.table_limits import TableLimits
 

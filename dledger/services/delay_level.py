@@ -17,7 +17,7 @@ import numpy as np
 from commitlog.entry import RecordBatch, Run
 from commitlog.properties import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
 from commitlog.properties import get_property as _get_property
-from dledger.errors import UnprocessableMessageError
+from dledger.broker_errors import UnprocessableMessageError
 from dledger.services.stored_record import StoredRecord, copy_of
 from dledger.state.names import NOT_ALLOWED_SEND_TOPICS, topic_problem
 from dledger.state.state_record import DelayProgressChange, state_record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import structlog
 
 from commitlog.errors import MQError
-from dledger.errors import ReplicationError
+from dledger.broker_errors import ReplicationError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.pending_configs import TopicView
 from dledger.state.state_record import StateChange, state_batch

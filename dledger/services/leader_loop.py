@@ -33,7 +33,12 @@ from commitlog.errors import (
     LocalProtocolError,
     OffsetOutOfRangeError,
 )
-from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError, UnknownOutcomeError
+from dledger.broker_errors import (
+    NotLeaderError,
+    PendingFullError,
+    ShuttingDownError,
+    UnknownOutcomeError,
+)
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.services.delay_level import Delivery
 from dledger.services.set_aside import (

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from commitlog.errors import DiskFullError
-from dledger.errors import NotLeaderError, PendingFullError
+from dledger.broker_errors import NotLeaderError, PendingFullError
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.services.account_shares import AccountShares, Made
 from dledger.services.table_limits import TableLimits

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import Buffer
 
-from dledger.errors import (
+from dledger.broker_errors import (
     ProducerUnknownError,
     SequenceGapError,
     SequenceTooOldError,

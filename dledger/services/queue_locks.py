@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from commitlog.errors import MQError
-from dledger.errors import NotLeaderError, PendingFullError, UnknownOutcomeError
+from dledger.broker_errors import NotLeaderError, PendingFullError, UnknownOutcomeError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.services.lock_decision import Decision, Leases, LockAsk, decide
 from dledger.services.pending_configs import TopicView

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.errors import TableFullError
+from dledger.broker_errors import TableFullError
 
 GROUPS_PER_HEARTBEAT: Final = 1_024
 """Consumer and producer groups of one client: a program has a handful; each costs a table row on

@@ -19,7 +19,7 @@ import trio
 
 from commitlog.entry import Run
 from commitlog.errors import LocalProtocolError
-from dledger.errors import NotLeaderError, PendingFullError, ShuttingDownError
+from dledger.broker_errors import NotLeaderError, PendingFullError, ShuttingDownError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.services.delay_level import Delivery
 from dledger.services.half_message import HALF_RUN, HalfMessage, half_message_at

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import client.errors
-import dledger.errors
+import dledger.broker_errors
 import dledger.filters.errors
 import namesrv.errors
 import remoting.errors
@@ -20,7 +20,7 @@ from tests.harness.shipped_files import ROOT
 PAGE: Final = ROOT / "docs" / "errors.md"
 MODULES: Final = (
     client.errors,
-    dledger.errors,
+    dledger.broker_errors,
     dledger.filters.errors,
     namesrv.errors,
     remoting.errors,
@@ -134,7 +134,7 @@ def _below(root: type[MQError]) -> Iterator[type[MQError]]:
         seen.update(dict.fromkeys([kind, *_below(kind)]))
     packages = ("client", "dledger", "namesrv", "remoting", "commitlog")
     for kind in seen:
-        if kind.__module__.endswith(".errors") and kind.__module__.split(".")[0] in packages:
+        if kind.__module__.endswith("errors") and kind.__module__.split(".")[0] in packages:
             yield kind
 
 

@@ -21,7 +21,7 @@ from commitlog.key_index import KeyIndex
 from commitlog.message_id import UniqKeyFactory
 from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
-from dledger.errors import NotLeaderError, UnknownOutcomeError
+from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
 from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import Applied, apply_entry

@@ -25,7 +25,7 @@ import cbor2
 
 from commitlog.entry_log import EntryLog
 from commitlog.mark import Anchor, load_anchor
-from dledger.errors import ReplicationError
+from dledger.broker_errors import ReplicationError
 from dledger.raft.append import split_frames
 from dledger.raft.membership import Member as Listed
 from dledger.raft.membership import Members

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.errors import MQError
-from dledger.errors import ReplicationError
+from dledger.broker_errors import ReplicationError
 from dledger.raft.membership import Member
 from tests.harness.crash_disk import CrashDisk
 from tests.harness.only_new_garbage import only_new_garbage

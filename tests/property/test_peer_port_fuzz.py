@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.errors import CorruptEntryError, RemoteProtocolError
-from dledger.errors import ChangeRefusedError
+from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.bounds import TERM_MAX
 from dledger.raft.identity import Hello
 from dledger.raft.membership import Member, Members

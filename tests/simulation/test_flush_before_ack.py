@@ -25,7 +25,7 @@ from trio.testing import MockClock
 from commitlog.disk import OsDisk
 from commitlog.errors import FlushFailedError
 from commitlog.seams import DiskFile
-from dledger.errors import NotLeaderError, UnknownOutcomeError
+from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
 from dledger.group import GroupSettings
 from dledger.group_api import Proposed
 from tests.harness.groups import Groups, Replica, running_groups

@@ -24,7 +24,7 @@ import pytest
 import trio
 
 from commitlog.record import decode_record
-from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.group import Group
 from dledger.group_api import QueueTouched
 from dledger.services.delay_level import queue_of_level

@@ -19,7 +19,7 @@ def test_errors_of_every_package_are_there() -> None:
     assert "| `UnknownOutcomeError` | unknown | yes |" in client_errors()
     table = daemon_errors()
     for row in (
-        "| `dledger.errors.NotLeaderError` | `not_leader` | not_stored |",
+        "| `dledger.broker_errors.NotLeaderError` | `not_leader` | not_stored |",
         "| `remoting.errors.BusyError` | `busy` | not_stored |",
         "| `namesrv.errors.SettingLockedError` | `no_permission` | not_stored |",
         "| `commitlog.errors.FlushFailedError` | `internal_error` | unknown |",

@@ -92,6 +92,11 @@ def test_a_package_is_loaded_from_this_repository(package: str) -> None:
     assert importlib.import_module(package).__file__ == str(ROOT / package / "__init__.py")
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_types_are_shipped(package: str) -> None:
+    assert (ROOT / package / "py.typed").read_bytes() == b""
+
+
 def test_the_core_needs_what_it_may_and_nothing_for_tests_or_spark() -> None:
     table = project()["project"]
     core = table["dependencies"]
@@ -156,19 +161,21 @@ def test_product_code_and_pages_know_nothing_of_a_workplace() -> None:
     assert found == []
 
 
-def test_an_init_file_holds_a_docstring_and_nothing_else() -> None:
+FACES = [ROOT / "dledger" / "__init__.py", ROOT / "dledger" / "testing" / "__init__.py"]
+"""Tables of the names that users import: a module is loaded at the first use of its names."""
+
+
+def test_an_init_file_holds_a_docstring_or_a_face() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
     assert len(files) >= len(PACKAGES)
     for path in files:
         module = ast.parse(path.read_text())
         assert ast.get_docstring(module), path
-        if path == ROOT / "dledger" / "testing" / "__init__.py":
-            # What tests of others import stands in one place; the modules behind it may move, and
-            # are imported when a name is asked for.
-            kinds = {type(node) for node in module.body[1:]}
-            assert kinds == {ast.ImportFrom, ast.Assign, ast.If, ast.FunctionDef}, path
+        if path in FACES:
             imported = {node.module for node in module.body if isinstance(node, ast.ImportFrom)}
-            assert imported <= {"importlib", "typing"}, path
+            assert imported == {"importlib", "typing"}, path
+            kinds = {type(node) for node in module.body[1:]}
+            assert kinds <= {ast.ImportFrom, ast.Assign, ast.Expr, ast.If, ast.FunctionDef}, path
             continue
         # One call that users write; it imports nothing before it is made.
         rest = [node.name for node in module.body[1:] if isinstance(node, ast.FunctionDef)]

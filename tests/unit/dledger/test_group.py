@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from commitlog.record import decode_record
-from dledger.errors import (
+from dledger.broker_errors import (
     ChangeRefusedError,
     NotLeaderError,
     PendingFullError,

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from commitlog.entry_log import EntryLog
 from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
 from commitlog.slot_file import SlotFile
-from dledger.errors import PendingFullError
+from dledger.broker_errors import PendingFullError
 from dledger.group import GroupSettings
 from dledger.group_api import Proposed
 from dledger.raft.journal import Frame

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.config import BrokerConfig, load_config
-from dledger.errors import ConfirmationNeededError, SettingRefusedError
 from dledger.group import GroupSettings
 from dledger.live_settings import LIVE, READ_BY_TOOLS, LiveSettings, Parts, path_of
 from dledger.processors.broker_config import CHANGE_BYTES_MAX, BrokerConfigProcessor

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dledger.errors import NotLeaderError
+from dledger.broker_errors import NotLeaderError
 from tests.harness.groups import Replica, running_groups
 from tests.harness.memory_network import LATENCY_S
 from tests.harness.raft_cluster import batch

@@ -134,7 +134,7 @@ def test_offsets_of_a_topic_that_is_gone_are_not_proposed(filled: Broker) -> Non
 
 
 def test_a_full_group_delays_a_flush_and_loses_nothing(filled: Broker) -> None:
-    from dledger.errors import PendingFullError
+    from dledger.broker_errors import PendingFullError
 
     update(filled, 3)
     filled.group.refuse = PendingFullError("full")

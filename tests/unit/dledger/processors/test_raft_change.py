@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from commitlog.errors import MQError
-from dledger.errors import (
+from dledger.broker_errors import (
     ChangePendingError,
     ChangeRefusedError,
     NotLeaderError,

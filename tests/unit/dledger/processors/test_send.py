@@ -11,7 +11,7 @@ from commitlog.errors import DiskFullError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import decode_offset_message_id
 from commitlog.record import Record, decode_record
-from dledger.errors import PendingFullError
+from dledger.broker_errors import PendingFullError
 from dledger.state.names import NOT_ALLOWED_SEND_TOPICS, SCHEDULE_TOPIC
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode

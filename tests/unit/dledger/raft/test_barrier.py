@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.errors import NotLeaderError
+from dledger.broker_errors import NotLeaderError
 from dledger.raft.barrier import ReadBarrier
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.membership import Member, Members
 from dledger.raft.node import RaftNode
 from dledger.raft.reconfiguration import CLOSE_BYTES, LEAVER_TIMEOUTS

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlog.errors import CorruptEntryError
-from dledger.errors import ChangeRefusedError
+from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.membership import (
     MEMBERS_MAX,
     Member,

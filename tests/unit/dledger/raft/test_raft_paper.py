@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.entry import parse_header, seal_no_op
-from dledger.errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.raft.core import Role
 from dledger.raft.identity import Hello
 from dledger.raft.journal import Frame

@@ -6,7 +6,7 @@ import pytest
 
 from commitlog.entry import Run
 from commitlog.record import decode_record, encode_record, pack_host
-from dledger.errors import UnprocessableMessageError
+from dledger.broker_errors import UnprocessableMessageError
 from dledger.services.half_message import (
     MAX_IMMUNITY_S,
     HalfMessage,

@@ -7,7 +7,7 @@ import pytest
 
 from commitlog.entry import RecordBatch, Run
 from commitlog.record import encode_record
-from dledger.errors import (
+from dledger.broker_errors import (
     ProducerUnknownError,
     SequenceGapError,
     SequenceTooOldError,

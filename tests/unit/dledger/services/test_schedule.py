@@ -12,7 +12,7 @@ import trio
 from commitlog.entry import RecordBatch, Run
 from commitlog.errors import InvariantBroken
 from commitlog.record import Record, decode_record, encode_record
-from dledger.errors import NotLeaderError, PendingFullError
+from dledger.broker_errors import NotLeaderError, PendingFullError
 from dledger.services.delay_level import queue_of_level, with_real_destination
 from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
 from dledger.state.names import SCHEDULE_TOPIC

@@ -12,7 +12,7 @@ import trio
 from commitlog.entry import Run
 from commitlog.errors import InvariantBroken
 from commitlog.record import Record, decode_record, encode_record
-from dledger.errors import PendingFullError
+from dledger.broker_errors import PendingFullError
 from dledger.services import timer
 from dledger.services.timer import TimerMessageService
 from dledger.services.timer_claims import TimerClaims

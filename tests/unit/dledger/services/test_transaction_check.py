@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from commitlog.record import decode_record
-from dledger.errors import PendingFullError
+from dledger.broker_errors import PendingFullError
 from dledger.group_api import Proposed
 from dledger.processors.check_back import CheckBack
 from dledger.processors.client_table import Client

@@ -1,0 +1,21 @@
+"""The client in plain calls that block, for programs without trio. Guide: docs/guide/push.md."""
+
+from client.blocking import (
+    BlockingAdmin,
+    BlockingClient,
+    BlockingFuture,
+    BlockingProducer,
+    BlockingPullConsumer,
+    BlockingPushConsumer,
+    BlockingTransactionProducer,
+)
+
+__all__ = [
+    "BlockingAdmin",
+    "BlockingClient",
+    "BlockingFuture",
+    "BlockingProducer",
+    "BlockingPullConsumer",
+    "BlockingPushConsumer",
+    "BlockingTransactionProducer",
+]
