@@ -80,11 +80,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def requirements(wheel: Path) -> list[str]:
-    """Return what the wheel's metadata asks for."""
+def metadata(wheel: Path, field: str) -> list[str]:
+    """Return the values of a field of the wheel's metadata."""
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    return Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    return Parser().parsestr(archive.read(name).decode()).get_all(field) or []
+
+
+def requirements(wheel: Path) -> list[str]:
+    """Return what the wheel's metadata asks for."""
+    return metadata(wheel, "Requires-Dist")
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +150,25 @@ def test_the_wheel_asks_for_nothing_that_only_tests_or_spark_need(wheel: Path) -
     assert "pysyncobj==0.3.17" in always
     assert not any("pytest" in need or "hypothesis" in need or "spark" in need for need in always)
     assert any(need.startswith("pyspark") for need in needs)
+
+
+def test_wheel_types_are_those_of_every_package(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    assert "Typing :: Typed" in metadata(wheel, "Classifier")
+
+
+def test_wheel_metadata_has_extras_and_a_license(wheel: Path) -> None:
+    assert metadata(wheel, "Provides-Extra") == ["chaos", "spark"]
+    assert metadata(wheel, "License-Expression") == ["Apache-2.0"]
+    (keywords,) = metadata(wheel, "Keywords")
+    assert {"rocketmq", "raft"} <= set(keywords.split(","))
+
+
+def test_wheel_plain_install_has_the_face_of_the_client(bare: Path, tmp_path: Path) -> None:
+    code = "import dledger; [getattr(dledger, n) for n in dledger.__all__]; print(dledger.__file__)"
+    (file,) = run(bare / "python", "-c", code, cwd=tmp_path).splitlines()
+    assert Path(file).is_relative_to(bare.parent)
 
 
 def test_packages_are_loaded_from_where_the_wheel_was_installed(clean: Path) -> None:
