@@ -16,22 +16,22 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 import trio
 import trio.from_thread
 
-from client.admin import Admin
-from client.client_instance import ClientConfig, ClientInstance
+from client.admin.admin import Admin
+from client.admin.dead_letters import DeadLetterGroup
+from client.admin.groups import OffsetsReset
 from client.connect import connect
-from client.dead_letters import DeadLetterGroup
-from client.errors import ClientClosedError, UnknownOutcomeError
-from client.group_admin import OffsetsReset
-from client.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
-from client.listener import Listener
-from client.message import Message, MessageExt, PullResult, SendResult, SendStatus
-from client.producer import BatchSendResult, Producer, ProducerConfig, SendFuture
-from client.pull_consumer import SUSPEND_S, PullConsumer
-from client.push_config import PushConfig
-from client.push_consumer import PushConsumer
-from client.route import MessageQueue
-from client.subscription_expression import SubscriptionExpression
-from client.transaction_producer import TransactionProducer, TransactionProducerConfig
+from client.consumer.config import PushConfig
+from client.consumer.listener import Listener
+from client.consumer.pull_consumer import SUSPEND_S, PullConsumer
+from client.consumer.push_consumer import PushConsumer
+from client.consumer.subscription_expression import SubscriptionExpression
+from client.core.client_instance import ClientConfig, ClientInstance
+from client.core.errors import ClientClosedError, UnknownOutcomeError
+from client.core.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
+from client.core.message import Message, MessageExt, PullResult, SendResult, SendStatus
+from client.core.route import MessageQueue
+from client.producer.producer import BatchSendResult, Producer, ProducerConfig, SendFuture
+from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper
 
 T = TypeVar("T")
@@ -254,7 +254,7 @@ class BlockingFuture:
 
 
 class BlockingProducer:
-    """`client.producer.Producer` for blocking callers."""
+    """`Producer` for blocking callers."""
 
     def __init__(self, client: BlockingClient, producer: Producer) -> None:
         self._client = client
@@ -304,7 +304,7 @@ class BlockingProducer:
 
 
 class BlockingTransactionProducer:
-    """`client.transaction_producer.TransactionProducer` for blocking callers."""
+    """`TransactionProducer` for blocking callers."""
 
     def __init__(self, client: BlockingClient, producer: TransactionProducer) -> None:
         self._client = client
@@ -334,7 +334,7 @@ class BlockingTransactionProducer:
 
 
 class BlockingPullConsumer:
-    """`client.pull_consumer.PullConsumer` for blocking callers."""
+    """`PullConsumer` for blocking callers."""
 
     def __init__(self, client: BlockingClient, consumer: PullConsumer) -> None:
         self._client = client
@@ -384,7 +384,7 @@ class BlockingPullConsumer:
 
 
 class BlockingPushConsumer:
-    """`client.push_consumer.PushConsumer` for blocking callers. Use it in ``with``, or not."""
+    """`PushConsumer` for blocking callers. Use it in ``with``, or not."""
 
     def __init__(self, client: BlockingClient, consumer: PushConsumer, held: _Held) -> None:
         self._client = client
@@ -451,7 +451,7 @@ class BlockingPushConsumer:
 
 
 class BlockingAdmin:
-    """`client.admin.Admin` for blocking callers."""
+    """`Admin` for blocking callers."""
 
     def __init__(self, client: BlockingClient, admin: Admin) -> None:
         self._client = client
@@ -512,7 +512,7 @@ class BlockingAdmin:
     def dead_letters(
         self, group: str, *, first_offset: int = 0, limit: int = DEAD_LETTERS_MAX
     ) -> list[tuple[MessageQueue, MessageExt]]:
-        """Return the oldest dead letters of each queue; `client.dead_letters.DeadLetters.read`.
+        """Return the oldest dead letters of each queue; `DeadLetters.read`.
 
         Args:
             limit: At most so many; they are all in memory.

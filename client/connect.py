@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from client.access import credentials_from, tls_from
-from client.client_instance import ClientConfig, ClientInstance
-from client.route import parse_address_list
+from client.core.client_instance import ClientConfig, ClientInstance
+from client.core.route import parse_address_list
 from commitlog.disk import OsDisk
 from remoting.edge import SystemRng, TcpNetwork, ThreadExecutor, TrioClock
 

@@ -11,80 +11,80 @@ from typing import TYPE_CHECKING, Any
 
 _MODULES = {
     # Connect
-    "ClientConfig": "client.client_instance",
-    "ClientInstance": "client.client_instance",
+    "ClientConfig": "client.core.client_instance",
+    "ClientInstance": "client.core.client_instance",
     "Credentials": "remoting.protocol.signature",
     "client_tls": "remoting.edge",
     "connect": "client.connect",
     # Messages
-    "CompressionType": "client.compression",
-    "DeliveredMessage": "client.delivered_message",
-    "Message": "client.message",
-    "MessageBlock": "client.message",
-    "MessageExt": "client.message",
-    "MessageQueue": "client.route",
-    "TopicRoute": "client.route",
+    "CompressionType": "client.core.compression",
+    "DeliveredMessage": "client.consumer.delivered_message",
+    "Message": "client.core.message",
+    "MessageBlock": "client.core.message",
+    "MessageExt": "client.core.message",
+    "MessageQueue": "client.core.route",
+    "TopicRoute": "client.core.route",
     # Send
-    "BatchSendResult": "client.send_results",
-    "Producer": "client.producer",
-    "ProducerConfig": "client.producer_config",
-    "SendFuture": "client.send_results",
-    "SendResult": "client.message",
-    "SendStatus": "client.message",
-    "reply_message": "client.request_reply",
+    "BatchSendResult": "client.producer.results",
+    "Producer": "client.producer.producer",
+    "ProducerConfig": "client.producer.config",
+    "SendFuture": "client.producer.results",
+    "SendResult": "client.core.message",
+    "SendStatus": "client.core.message",
+    "reply_message": "client.producer.request_reply",
     # Send in transactions
-    "HalfMessage": "client.half_message",
-    "LocalTransactionState": "client.half_message",
-    "TransactionProducer": "client.transaction_producer",
-    "TransactionProducerConfig": "client.transaction_producer",
-    "TransactionSendResult": "client.half_message",
+    "HalfMessage": "client.core.half_message",
+    "LocalTransactionState": "client.core.half_message",
+    "TransactionProducer": "client.producer.transaction_producer",
+    "TransactionProducerConfig": "client.producer.transaction_producer",
+    "TransactionSendResult": "client.core.half_message",
     # Consume
-    "ConsumeContext": "client.listener",
-    "ConsumeFrom": "client.consume_from",
+    "ConsumeContext": "client.consumer.listener",
+    "ConsumeFrom": "client.consumer.consume_from",
     "ConsumeFromWhere": "remoting.protocol.bodies",
-    "ConsumeStatus": "client.listener",
-    "FROM_FIRST": "client.consume_from",
-    "FROM_LAST": "client.consume_from",
-    "FlowLimits": "client.process_queue",
-    "Listener": "client.listener",
-    "LitePullConsumer": "client.lite_pull_consumer",
-    "LockClient": "client.lock_client",
+    "ConsumeStatus": "client.consumer.listener",
+    "FROM_FIRST": "client.consumer.consume_from",
+    "FROM_LAST": "client.consumer.consume_from",
+    "FlowLimits": "client.consumer.process_queue",
+    "Listener": "client.consumer.listener",
+    "LitePullConsumer": "client.consumer.lite_pull_consumer",
+    "LockClient": "client.consumer.lock_client",
     "MessageModel": "remoting.protocol.bodies",
-    "PullConsumer": "client.pull_consumer",
-    "PullResult": "client.message",
-    "PullStatus": "client.message",
-    "PushConfig": "client.push_config",
-    "PushConsumer": "client.push_consumer",
-    "SubscriptionExpression": "client.subscription_expression",
+    "PullConsumer": "client.consumer.pull_consumer",
+    "PullResult": "client.core.message",
+    "PullStatus": "client.core.message",
+    "PushConfig": "client.consumer.config",
+    "PushConsumer": "client.consumer.push_consumer",
+    "SubscriptionExpression": "client.consumer.subscription_expression",
     # Share queues out
-    "AllocateMessageQueueStrategy": "client.allocation",
-    "Averagely": "client.allocation",
-    "AveragelyByCircle": "client.allocation",
-    "ByConfig": "client.allocation",
-    "ByMachineRoom": "client.allocation",
-    "ConsistentHash": "client.allocation",
-    "NearbyMachineRoom": "client.allocation",
+    "AllocateMessageQueueStrategy": "client.consumer.allocation",
+    "Averagely": "client.consumer.allocation",
+    "AveragelyByCircle": "client.consumer.allocation",
+    "ByConfig": "client.consumer.allocation",
+    "ByMachineRoom": "client.consumer.allocation",
+    "ConsistentHash": "client.consumer.allocation",
+    "NearbyMachineRoom": "client.consumer.allocation",
     # Hooks
-    "CommunicationMode": "client.hooks",
-    "ConsumeMessageContext": "client.hooks",
-    "ConsumeMessageHook": "client.hooks",
-    "ConsumeReturnType": "client.hooks",
-    "EndTransactionContext": "client.hooks",
-    "EndTransactionHook": "client.hooks",
-    "MessageType": "client.hooks",
-    "SendMessageContext": "client.hooks",
-    "SendMessageHook": "client.hooks",
+    "CommunicationMode": "client.core.hooks",
+    "ConsumeMessageContext": "client.core.hooks",
+    "ConsumeMessageHook": "client.core.hooks",
+    "ConsumeReturnType": "client.core.hooks",
+    "EndTransactionContext": "client.core.hooks",
+    "EndTransactionHook": "client.core.hooks",
+    "MessageType": "client.core.hooks",
+    "SendMessageContext": "client.core.hooks",
+    "SendMessageHook": "client.core.hooks",
     # Read message trace
-    "TRACE_TOPIC": "client.trace_dispatcher",
-    "TraceBean": "client.trace_data",
-    "TraceContext": "client.trace_data",
-    "TraceType": "client.trace_data",
+    "TRACE_TOPIC": "client.trace.dispatcher",
+    "TraceBean": "client.trace.data",
+    "TraceContext": "client.trace.data",
+    "TraceType": "client.trace.data",
     # Administrate
-    "Admin": "client.admin",
-    "DeadLetterGroup": "client.dead_letters",
-    "GroupHealth": "client.admin",
-    "OffsetMove": "client.group_admin",
-    "OffsetsReset": "client.group_admin",
+    "Admin": "client.admin.admin",
+    "DeadLetterGroup": "client.admin.dead_letters",
+    "GroupHealth": "client.admin.admin",
+    "OffsetMove": "client.admin.groups",
+    "OffsetsReset": "client.admin.groups",
     "RequestCode": "remoting.protocol.codes",
     "SubscriptionGroupConfig": "remoting.protocol.bodies",
     "TopicConfig": "remoting.protocol.bodies",
@@ -96,8 +96,11 @@ _MODULES = {
 """Name to the module that has it; the name of a module to itself."""
 
 if TYPE_CHECKING:
-    from client.admin import Admin, GroupHealth
-    from client.allocation import (
+    from client.admin.admin import Admin, GroupHealth
+    from client.admin.dead_letters import DeadLetterGroup
+    from client.admin.groups import OffsetMove, OffsetsReset
+    from client.connect import connect
+    from client.consumer.allocation import (
         AllocateMessageQueueStrategy,
         Averagely,
         AveragelyByCircle,
@@ -106,15 +109,20 @@ if TYPE_CHECKING:
         ConsistentHash,
         NearbyMachineRoom,
     )
-    from client.client_instance import ClientConfig, ClientInstance
-    from client.compression import CompressionType
-    from client.connect import connect
-    from client.consume_from import FROM_FIRST, FROM_LAST, ConsumeFrom
-    from client.dead_letters import DeadLetterGroup
-    from client.delivered_message import DeliveredMessage
-    from client.group_admin import OffsetMove, OffsetsReset
-    from client.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
-    from client.hooks import (
+    from client.consumer.config import PushConfig
+    from client.consumer.consume_from import FROM_FIRST, FROM_LAST, ConsumeFrom
+    from client.consumer.delivered_message import DeliveredMessage
+    from client.consumer.listener import ConsumeContext, ConsumeStatus, Listener
+    from client.consumer.lite_pull_consumer import LitePullConsumer
+    from client.consumer.lock_client import LockClient
+    from client.consumer.process_queue import FlowLimits
+    from client.consumer.pull_consumer import PullConsumer
+    from client.consumer.push_consumer import PushConsumer
+    from client.consumer.subscription_expression import SubscriptionExpression
+    from client.core.client_instance import ClientConfig, ClientInstance
+    from client.core.compression import CompressionType
+    from client.core.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
+    from client.core.hooks import (
         CommunicationMode,
         ConsumeMessageContext,
         ConsumeMessageHook,
@@ -125,10 +133,7 @@ if TYPE_CHECKING:
         SendMessageContext,
         SendMessageHook,
     )
-    from client.listener import ConsumeContext, ConsumeStatus, Listener
-    from client.lite_pull_consumer import LitePullConsumer
-    from client.lock_client import LockClient
-    from client.message import (
+    from client.core.message import (
         Message,
         MessageBlock,
         MessageExt,
@@ -137,19 +142,14 @@ if TYPE_CHECKING:
         SendResult,
         SendStatus,
     )
-    from client.process_queue import FlowLimits
-    from client.producer import Producer
-    from client.producer_config import ProducerConfig
-    from client.pull_consumer import PullConsumer
-    from client.push_config import PushConfig
-    from client.push_consumer import PushConsumer
-    from client.request_reply import reply_message
-    from client.route import MessageQueue, TopicRoute
-    from client.send_results import BatchSendResult, SendFuture
-    from client.subscription_expression import SubscriptionExpression
-    from client.trace_data import TraceBean, TraceContext, TraceType
-    from client.trace_dispatcher import TRACE_TOPIC
-    from client.transaction_producer import TransactionProducer, TransactionProducerConfig
+    from client.core.route import MessageQueue, TopicRoute
+    from client.producer.config import ProducerConfig
+    from client.producer.producer import Producer
+    from client.producer.request_reply import reply_message
+    from client.producer.results import BatchSendResult, SendFuture
+    from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
+    from client.trace.data import TraceBean, TraceContext, TraceType
+    from client.trace.dispatcher import TRACE_TOPIC
     from dledger import blocking, errors, testing
     from remoting.edge import client_tls
     from remoting.protocol.bodies import (

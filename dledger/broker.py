@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 import trio
 
-from client.name_server import NameServers
+from client.core.name_server import NameServers
 from commitlog.consume_queue import MAX_OPEN_FILES, UNIT_BYTES
 from commitlog.errors import ConfigError
 from commitlog.record import pack_host

@@ -5,7 +5,7 @@ and ``refresh_route`` as attributes. `MQError` is the root of all, `ClientError`
 raised while client and cluster talk.
 """
 
-from client.errors import (
+from client.core.errors import (
     AlreadyDeliveredError,
     BackpressureError,
     BrokerBusyError,

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import trio
 
-from client.client_instance import ClientInstance
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.output import CliError

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from client.client_instance import ClientInstance
-from client.message import Message
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.demo_check import Found, Sent, body_of, key_in
 from dledger.cli.demo_record import RecordedRun
@@ -27,7 +27,7 @@ from dledger.cli.sdk import open_client
 from dledger.cli.topic_command import create_topic
 
 if TYPE_CHECKING:
-    from client.message import PullResult
+    from client.core.message import PullResult
 
 TOPIC = "demo"
 PULL_MESSAGES = 1_000

@@ -24,8 +24,8 @@ from dledger.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from client.message import MessageExt
-    from client.route import MessageQueue
+    from client.core.message import MessageExt
+    from client.core.route import MessageQueue
 
 app = App(name="dlq", help="Look at dead letters and give them back.", backend="trio")
 
@@ -38,7 +38,7 @@ BODY_SHOWN_CHARS = 80
 @app.command
 async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") -> int:
     """List the consumer groups that have dead letters."""
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:
@@ -87,8 +87,8 @@ async def resend(
     output: Output = "table",
 ) -> int:
     """Give dead letters back to their group: all that were not given back yet."""
-    from client.admin import Admin
-    from client.errors import NoRouteError
+    from client.admin.admin import Admin
+    from client.core.errors import NoRouteError
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:
@@ -127,8 +127,8 @@ async def export(
 async def _letters(
     group: str, namesrv: Namesrv, offset: int, limit: int | None
 ) -> list[dict[str, Any]]:
-    from client.admin import Admin
-    from client.errors import NoRouteError
+    from client.admin.admin import Admin
+    from client.core.errors import NoRouteError
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:

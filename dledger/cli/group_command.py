@@ -24,9 +24,9 @@ from dledger.cli.output import (
 from dledger.state.names import SYSTEM_GROUPS
 
 if TYPE_CHECKING:
-    from client.admin import Admin
-    from client.group_admin import OffsetMove
-    from client.route import MessageQueue
+    from client.admin.admin import Admin
+    from client.admin.groups import OffsetMove
+    from client.core.route import MessageQueue
     from remoting.protocol.bodies import ConsumerConnection, OffsetWrapper
 
 app = App(name="group", help="Consumer groups: members, lag, offsets.", backend="trio")
@@ -47,7 +47,7 @@ async def ls(
     output: RowsOutput = "table",
 ) -> int:
     """List consumer groups with members and lag."""
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:
@@ -98,7 +98,7 @@ async def info(
     group: str, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
 ) -> int:
     """Show members, subscriptions, and offset and lag of each queue."""
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:
@@ -243,7 +243,7 @@ def reset_time(to_first: bool, to_last: bool, to_time: str) -> int:
 async def _reset(
     group: str, topic: str, timestamp_ms: int, yes: bool, namesrv: str, output: Output
 ) -> int:
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:
@@ -312,7 +312,7 @@ async def clone(
     output: Output = "table",
 ) -> int:
     """Let group TARGET begin where group SOURCE stands; TARGET should have no consumers running."""
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:

@@ -32,11 +32,11 @@ from dledger.cli.trace_command import trace
 from remoting.escaped_text import escaped
 
 if TYPE_CHECKING:
-    from client.message import MessageExt
-    from client.pull_consumer import PullConsumer
-    from client.route import MessageQueue
-    from client.send_results import SendFuture
-    from client.subscription_expression import SubscriptionExpression
+    from client.consumer.pull_consumer import PullConsumer
+    from client.consumer.subscription_expression import SubscriptionExpression
+    from client.core.message import MessageExt
+    from client.core.route import MessageQueue
+    from client.producer.results import SendFuture
 
 DEFAULT_LEVELS = 18
 MAX_LEVELS = 64
@@ -78,8 +78,8 @@ async def send(
     Without a body each line of standard input is one, and is printed when it is stored. A body
     that begins with - comes after --.
     """
-    from client.message import Message
-    from client.producer import Producer
+    from client.core.message import Message
+    from client.producer.producer import Producer
     from dledger.cli.sdk import open_client
     from dledger.cli.send_lines import given, lines, printer_of, send_all
 
@@ -195,9 +195,9 @@ async def consume(
     output: Output = "table",
 ) -> int:
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
-    from client.errors import NoRouteError
-    from client.pull_consumer import PullConsumer
-    from client.subscription_expression import SubscriptionExpression
+    from client.consumer.pull_consumer import PullConsumer
+    from client.consumer.subscription_expression import SubscriptionExpression
+    from client.core.errors import NoRouteError
     from dledger.cli.sdk import open_client
 
     if sql and tag != "*":
@@ -342,7 +342,7 @@ async def by_offset(
     output: RowsOutput = "table",
 ) -> int:
     """Show the message at an offset of a queue."""
-    from client.pull_consumer import PullConsumer
+    from client.consumer.pull_consumer import PullConsumer
     from dledger.cli.sdk import open_client
 
     async with (
@@ -380,7 +380,7 @@ async def by_offset(
 @msg.command(name="by-id")
 async def by_id(offset_message_id: str, /, *, output: RowsOutput = "table") -> int:
     """Show the message an offset message id names: the id holds broker address and position."""
-    from client.message import MessageExt
+    from client.core.message import MessageExt
     from commitlog.errors import MQError
     from commitlog.message_id import decode_offset_message_id
     from dledger.cli.ask_cluster import refused
@@ -418,7 +418,7 @@ async def by_key(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic that carry an index key, oldest first."""
-    from client.admin import ALWAYS_MS, Admin
+    from client.admin.admin import ALWAYS_MS, Admin
     from dledger.cli.sdk import open_client
 
     begin_ms = _time_ms(since, "--from", 0)
@@ -440,7 +440,7 @@ async def by_unique_key(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages with the id their producer gave: one, unless a send was repeated."""
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:
@@ -461,8 +461,8 @@ async def by_time(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic stored in a stretch of time, oldest first."""
-    from client.admin import ALWAYS_MS
-    from client.pull_consumer import PullConsumer
+    from client.admin.admin import ALWAYS_MS
+    from client.consumer.pull_consumer import PullConsumer
     from dledger.cli.sdk import open_client
 
     begin_ms = _time_ms(since, "--from", 0)

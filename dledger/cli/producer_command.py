@@ -31,7 +31,7 @@ async def ls(
     output: RowsOutput = "table",
 ) -> int:
     """List connected producers."""
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     async with open_client(addresses(namesrv)) as client:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from client.client_instance import ClientInstance
 from client.connect import connect
+from client.core.client_instance import ClientInstance
 from dledger.logs import configure_logs
 
 

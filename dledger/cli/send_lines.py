@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
-from client.message import SendResult
+from client.core.message import SendResult
 from commitlog.errors import MQError
 from dledger.cli.output import print_table
 
@@ -21,7 +21,7 @@ READ_BYTES: Final = 64 * 1024
 
 
 class Future(Protocol):
-    """A send under way, as `client.producer.Producer.send_async` returns it."""
+    """A send under way, as `client.producer.producer.Producer.send_async` returns it."""
 
     async def result(self) -> SendResult:
         """Wait for the end of the send."""

@@ -20,7 +20,7 @@ from dledger.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from remoting.protocol.bodies import BrokerStatsData
 
 COLUMNS = ("topic", "group", "in_per_s", "out_per_s", "in_24h", "out_24h", "lag")
@@ -45,7 +45,7 @@ async def stats(
 
     Brokers count since they started; what a group got is summed over all brokers.
     """
-    from client.admin import Admin
+    from client.admin.admin import Admin
     from dledger.cli.sdk import open_client
 
     if every_s <= 0:

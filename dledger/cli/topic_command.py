@@ -261,8 +261,8 @@ async def perm(
     output: Output = "table",
 ) -> int:
     """Change what may be done with a topic, and nothing else of it."""
-    from client.admin import Admin
-    from client.errors import NoRouteError
+    from client.admin.admin import Admin
+    from client.core.errors import NoRouteError
     from dledger.cli.sdk import open_client
 
     if permission not in PERMISSIONS:

@@ -19,7 +19,7 @@ from dledger.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from client.trace_data import TraceBean, TraceContext
+    from client.trace.data import TraceBean, TraceContext
 
 COLUMNS = ("time", "step", "group", "topic", "where", "took_ms", "try", "result")
 
@@ -38,9 +38,9 @@ async def trace(
 
     Known is what clients with message trace told, in the newest 64 trace messages of each broker.
     """
-    from client.admin import Admin
-    from client.errors import NoRouteError
-    from client.trace_data import decode
+    from client.admin.admin import Admin
+    from client.core.errors import NoRouteError
+    from client.trace.data import decode
     from dledger.cli.sdk import open_client
 
     steps: list[TraceContext] = []
@@ -66,8 +66,8 @@ async def trace(
 
 def path_rows(steps: Iterable[TraceContext], wanted: str) -> list[dict[str, Any]]:
     """Return a row for each step of the messages with id or key *wanted*, in order of time."""
-    from client.hooks import ConsumeReturnType
-    from client.trace_data import TraceType
+    from client.core.hooks import ConsumeReturnType
+    from client.trace.data import TraceType
 
     rows: list[dict[str, Any]] = []
     begun: dict[tuple[str, str], dict[str, Any]] = {}

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import trio
 
-from client.client_instance import ClientInstance
-from client.errors import NoRouteError
-from client.message import MessageExt
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import NoRouteError
+from client.core.message import MessageExt
+from client.core.route import MessageQueue
 
 GROUP = "dledger-testing"
 """Group under which tests read; it commits nothing."""

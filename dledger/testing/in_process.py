@@ -24,9 +24,9 @@ from typing import Final
 import trio
 import trio.testing
 
-from client.admin import Admin
-from client.client_instance import ClientConfig, ClientInstance
+from client.admin.admin import Admin
 from client.connect import connect
+from client.core.client_instance import ClientConfig, ClientInstance
 from commitlog.disk import OsDisk
 from dledger.broker import Broker, serve_broker
 from dledger.cli.local_cluster import free_ports

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from client.admin import Admin
-from client.client_instance import ClientConfig, ClientInstance
+from client.admin.admin import Admin
 from client.connect import connect
+from client.core.client_instance import ClientConfig, ClientInstance
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 
 

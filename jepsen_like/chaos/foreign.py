@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from client.errors import ClientError
+from client.core.errors import ClientError
 from dledger.cli.output import CliError
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.chaos.real_client import RealClient

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
+from client.core.client_instance import ClientConfig, ClientInstance
 
 
 class RealClient:

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 import trio
 
-from client.errors import ClientError
+from client.core.errors import ClientError
 from commitlog.disk import OsDisk
 from commitlog.errors import MQError
 from dledger.broker import open_replica

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from client import errors as client_errors
+from client.core import errors as client_errors
 from commitlog import errors as log_errors
 from jepsen_like.history.operation import Outcome
 

@@ -923,7 +923,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         172,
         "a pull that failed is taken for one that found something",
         (
-            "client.owned_queue:Reading._pull",
+            "client.consumer.owned_queue:Reading._pull",
             'owned.count("pull_failed")',
             'owned.count("pull_failed")\nmessages.next_offset += messages.next_offset > 20',
         ),
@@ -932,7 +932,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         173,
         "a queue that was let go never comes back",
         (
-            "client.owned_queues:OwnedQueues._leave",
+            "client.consumer.owned_queues:OwnedQueues._leave",
             "self._leaving.pop(owned.queue, None)",
             "(owned.messages is not None and owned.messages.next_offset > 20) or self._leaving.pop(owned.queue, None)",
         ),
@@ -979,7 +979,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         814,
         "an idempotent producer repeats under a new sequence",
         (
-            "client.producer_session:HeldSend.stamp",
+            "client.producer.session:HeldSend.stamp",
             "return self.session.stamp(self.sequence)",
             "if self.sent and self.session.epoch > 30 and self.sequence > 20:\n    self.sequence = self.session.begin()\nreturn self.session.stamp(self.sequence)",
         ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import trio
 
-from client.client_instance import ClientConfig, ClientInstance
+from client.core.client_instance import ClientConfig, ClientInstance
 from commitlog.entry_log import EntryLog
 from commitlog.errors import (
     CorruptStoreError,

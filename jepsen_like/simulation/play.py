@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from client.errors import ClientError
+from client.core.errors import ClientError
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.checkers import producer_order
 from jepsen_like.checkers.all_checks import check_everything

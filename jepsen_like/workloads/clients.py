@@ -17,13 +17,13 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from client.admin import Admin
-from client.client_instance import ClientInstance
-from client.errors import ClientError, OffsetIllegalError
-from client.message import Message, PullStatus
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.admin.admin import Admin
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError, OffsetIllegalError
+from client.core.message import Message, PullStatus
+from client.core.route import MessageQueue
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from client.client_instance import ClientInstance
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.route import MessageQueue
 from jepsen_like.history.operation import Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.seeded_rng import SimRng

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from client.client_instance import ClientInstance
-from client.errors import ClientError, OffsetIllegalError
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
-from client.subscription_expression import SubscriptionExpression
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.subscription_expression import SubscriptionExpression
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError, OffsetIllegalError
+from client.core.route import MessageQueue
 from jepsen_like.checkers.filters import FILTERS, Filter
 from jepsen_like.history.columns import hash_range
 from jepsen_like.history.operation import F, Operation, Outcome

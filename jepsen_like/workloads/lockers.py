@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from client.client_instance import ClientInstance
-from client.errors import ClientError, LockLostError
-from client.lock_client import LockClient
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.lock_client import LockClient
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError, LockLostError
+from client.core.route import MessageQueue
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
 

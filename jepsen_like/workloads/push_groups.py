@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
-from client.client_instance import ClientInstance
-from client.consume_from import FROM_FIRST
-from client.delivered_message import DeliveredMessage
-from client.listener import ConsumeContext, ConsumeStatus
-from client.pull_consumer import PullConsumer
-from client.push_config import PushConfig
-from client.push_consumer import PushConsumer
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
 from commitlog.errors import MQError
 from jepsen_like.checkers.push_group import (
     NOT_COMMITTED,

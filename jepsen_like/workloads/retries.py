@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from client.client_instance import ClientInstance
-from client.errors import (
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import (
     BrokerUnreachableError,
     ClientError,
     NoRouteError,
@@ -17,9 +18,8 @@ from client.errors import (
     RequestFailedError,
     UnknownOutcomeError,
 )
-from client.message import MessageExt
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.core.message import MessageExt
+from client.core.route import MessageQueue
 from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream

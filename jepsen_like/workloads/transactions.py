@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from client.check_back import Question
-from client.client_instance import ClientInstance
-from client.errors import ClientError
-from client.half_message import HalfMessage, LocalTransactionState
-from client.message import Message, MessageExt
-from client.producer import ProducerConfig
-from client.route import MessageQueue
-from client.transaction_end import TransactionEnd
-from client.transaction_producer import TransactionProducer, TransactionProducerConfig
+from client.core.check_back import Question
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError
+from client.core.half_message import HalfMessage, LocalTransactionState
+from client.core.message import Message, MessageExt
+from client.core.route import MessageQueue
+from client.producer.producer import ProducerConfig
+from client.producer.transaction_end import TransactionEnd
+from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from jepsen_like.history.operation import Decision, F, Outcome
 from jepsen_like.plans.plan import Workload
 from jepsen_like.plans.promised import CHECKS_MAX

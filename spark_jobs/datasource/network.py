@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 import structlog
 
 from client.blocking import BlockingClient, BlockingPullConsumer
-from client.errors import ClientError, OffsetIllegalError, RequestFailedError
-from client.message import MessageExt, PullStatus
-from client.route import MessageQueue
+from client.core.errors import ClientError, OffsetIllegalError, RequestFailedError
+from client.core.message import MessageExt, PullStatus
+from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from dledger.logs import configure_logs
 from spark_jobs.datasource.options import Options

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from client.message import MessageExt
+from client.core.message import MessageExt
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TYPES: Final[Mapping[str, Any]] = {

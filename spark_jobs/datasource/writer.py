@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
 )
 
 from client.blocking import BlockingFuture
-from client.message import Message
-from client.producer import ProducerConfig
+from client.core.message import Message
+from client.producer.producer import ProducerConfig
 from spark_jobs.datasource.network import open_client
 from spark_jobs.datasource.options import OptionError, Options
 

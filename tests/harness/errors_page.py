@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-import client.errors
+import client.core.errors
 import dledger.broker_errors
 import dledger.filters.errors
 import namesrv.errors
 import remoting.errors
-from client.errors import ClientError
+from client.core.errors import ClientError
 from commitlog.errors import MQError
 from remoting.errors import ConnectionLostError
 from remoting.protocol.outcome import ANSWERS, Condition, condition_of
@@ -19,7 +19,7 @@ from tests.harness.shipped_files import ROOT
 
 PAGE: Final = ROOT / "docs" / "errors.md"
 MODULES: Final = (
-    client.errors,
+    client.core.errors,
     dledger.broker_errors,
     dledger.filters.errors,
     namesrv.errors,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.message import MessageExt
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.message import MessageExt
 from tests.harness.eventually import eventually
 
 

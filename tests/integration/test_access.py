@@ -15,12 +15,12 @@ import pytest
 import trio
 import trustme
 
-from client.client_instance import ClientConfig
 from client.connect import connect
-from client.errors import ClientError
-from client.message import Message, SendResult
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientConfig
+from client.core.errors import ClientError
+from client.core.message import Message, SendResult
+from client.producer.producer import Producer
 from dledger.cli.acl_command import convert
 from dledger.cli.config_command import diff, get, set_
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.message import Message
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.errors import ClientError
-from client.message import Message
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, free_ports, local_cluster
 from dledger.cli.probe import ask, cluster_and_refused
 from dledger.cli.topic_command import create_topic

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import trio
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.message import Message
+from client.producer.producer import Producer
 from commitlog.entry import seal_entry
 from dledger.cli.local_cluster import LocalCluster, free_ports, lay_out
 from dledger.raft.wire import FRAME_BYTES_MAX, Kind

@@ -15,9 +15,9 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S, logged, look_until

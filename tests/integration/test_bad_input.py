@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 import trio
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.errors import (
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import (
     MessageIllegalError,
     OffsetIllegalError,
 )
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.record import decode_record, encode_record
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out

@@ -20,9 +20,9 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.disk import OsDisk
 from commitlog.errors import DiskFullError, MQError
 from commitlog.slot_file import decode_slot

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.client_instance import ClientConfig
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer, ProducerConfig
+from client.core.client_instance import ClientConfig
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.one_reign import in_one_reign

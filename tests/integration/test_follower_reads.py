@@ -13,11 +13,11 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.errors import ClientError
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.record import iter_records
 from dledger.cli.local_cluster import LocalCluster, lay_out, local_cluster
 from dledger.cli.probe import ask

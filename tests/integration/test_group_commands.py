@@ -16,11 +16,11 @@ import pytest
 import structlog
 
 from client.blocking import BlockingClient
-from client.consume_from import FROM_FIRST
-from client.delivered_message import DeliveredMessage
-from client.listener import ConsumeContext
-from client.message import Message
-from client.push_config import PushConfig
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.listener import ConsumeContext
+from client.core.message import Message
 from dledger.cli.main import main
 from dledger.testing.embedded_broker import EmbeddedBroker
 

@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import logged, look_until

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.errors import UnknownOutcomeError
-from client.message import Message, MessageExt
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import UnknownOutcomeError
+from client.core.message import Message, MessageExt
+from client.core.route import MessageQueue
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S, look_until

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
-from client.message import Message, MessageExt
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientConfig, ClientInstance
+from client.core.message import Message, MessageExt
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_walk import equal_bytes, open_segments

@@ -15,9 +15,9 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, Node, free_ports, lay_out, local_cluster
 from dledger.cli.log_walk import equal_bytes, open_segments

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer
+from client.core.message import Message
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.probe import NoAnswerError, ask
 from dledger.raft.identity import Hello

@@ -12,13 +12,13 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.consume_from import FROM_FIRST
-from client.delivered_message import DeliveredMessage
-from client.listener import ConsumeContext, ConsumeStatus
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.push_config import PushConfig
-from client.push_consumer import PushConsumer
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.push_consumer import PushConsumer
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S
@@ -37,8 +37,8 @@ REPLACED_S = 3.0
 MEMBER = """\
 import sys, threading
 from client.blocking import BlockingClient
-from client.consume_from import FROM_FIRST
-from client.push_config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.config import PushConfig
 
 def listener(messages, context):
     for message in messages:

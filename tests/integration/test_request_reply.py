@@ -12,12 +12,12 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.listener import ConsumeContext
-from client.message import Message, MessageExt
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
-from client.push_consumer import PushConsumer
-from client.request_reply import reply_message
+from client.consumer.listener import ConsumeContext
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.push_consumer import PushConsumer
+from client.core.message import Message, MessageExt
+from client.producer.producer import Producer
+from client.producer.request_reply import reply_message
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses

@@ -15,11 +15,11 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.errors import OffsetIllegalError
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
+from client.consumer.pull_consumer import PullConsumer
+from client.core.errors import OffsetIllegalError
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses

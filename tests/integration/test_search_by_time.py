@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 

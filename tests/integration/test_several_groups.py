@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import trio
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.errors import UnknownOutcomeError
-from client.message import Message, SendResult
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import UnknownOutcomeError
+from client.core.message import Message, SendResult
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.probe import cluster_info
 from dledger.cli.topic_command import create_topic

@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.log_verify import verify_store

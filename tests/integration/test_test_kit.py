@@ -12,11 +12,11 @@ import pytest
 import trio
 import trio.testing
 
-from client.admin import Admin
+from client.admin.admin import Admin
 from client.blocking import BlockingClient
-from client.message import Message
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.testing import (
     EmbeddedBroker,
@@ -173,7 +173,7 @@ def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
 PLUGIN_TESTS = textwrap.dedent(
     """
     import pytest
-    from client.message import Message
+    from client.core.message import Message
 
 
     @pytest.mark.parametrize("turn", [1, 2])

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.half_message import HalfMessage, LocalTransactionState
-from client.message import Message, MessageExt
-from client.pull_consumer import PullConsumer
-from client.transaction_producer import TransactionProducer, TransactionProducerConfig
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.half_message import HalfMessage, LocalTransactionState
+from client.core.message import Message, MessageExt
+from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 

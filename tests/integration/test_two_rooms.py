@@ -27,13 +27,13 @@ import msgspec
 import pytest
 import trio
 
-from client.client_instance import ClientConfig, ClientInstance
 from client.connect import connect
-from client.errors import ClientError
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import LEADER_ID
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientConfig, ClientInstance
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.core.route import LEADER_ID
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.probe import ask
 from dledger.cli.topic_command import create_topic

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client.connect import connect
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.foreign_client import ForeignClient, foreign_client, needs_cpp_client

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import trio
 
-from client.client_instance import ClientInstance
-from client.consume_from import FROM_FIRST
-from client.delivered_message import DeliveredMessage
-from client.errors import LockLostError
-from client.listener import ConsumeContext, ConsumeStatus, Listener
-from client.lock_client import LockClient
-from client.message import Message
-from client.pull_consumer import PullConsumer
-from client.push_config import PushConfig
-from client.push_consumer import PushConsumer
-from client.route import MessageQueue
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.listener import ConsumeContext, ConsumeStatus, Listener
+from client.consumer.lock_client import LockClient
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import LockLostError
+from client.core.message import Message
+from client.core.route import MessageQueue
 from dledger.testing import wait_for_lag
 from jepsen_like.chaos.cluster import GROUP
 from jepsen_like.checkers.retries import DEAD_PREFIX

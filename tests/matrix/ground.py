@@ -18,14 +18,14 @@ from typing import TypeVar
 
 import trio
 
-from client.admin import Admin
-from client.client_instance import ClientConfig, ClientInstance
+from client.admin.admin import Admin
 from client.connect import connect
-from client.message import MessageExt
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import MessageQueue
-from client.subscription_expression import SubscriptionExpression
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.subscription_expression import SubscriptionExpression
+from client.core.client_instance import ClientConfig, ClientInstance
+from client.core.message import MessageExt
+from client.core.route import MessageQueue
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.acl_command import convert
 from dledger.cli.local_cluster import LocalCluster

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from client.hooks import SendMessageContext
-from client.message import Message, SendResult
-from client.producer import Producer, ProducerConfig
+from client.core.hooks import SendMessageContext
+from client.core.message import Message, SendResult
+from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.probe import NoAnswerError, ask
 from dledger.testing import assert_messages, drain
 from remoting.java_properties import format_properties, read_properties

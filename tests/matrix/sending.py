@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import trio
 
-from client.admin import Admin
-from client.compression import CompressionType
-from client.consume_from import FROM_FIRST
-from client.delivered_message import DeliveredMessage
-from client.errors import BrokerBusyError, BrokerRefusedError, ClientError, UnknownOutcomeError
-from client.half_message import HalfMessage, LocalTransactionState
-from client.listener import ConsumeContext, ConsumeStatus
-from client.message import Message, MessageExt
-from client.producer import Producer, ProducerConfig
-from client.push_config import PushConfig
-from client.push_consumer import PushConsumer
-from client.request_reply import reply_message
-from client.subscription_expression import SubscriptionExpression
-from client.trace_data import decode
-from client.transaction_producer import TransactionProducer, TransactionProducerConfig
+from client.admin.admin import Admin
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.push_consumer import PushConsumer
+from client.consumer.subscription_expression import SubscriptionExpression
+from client.core.compression import CompressionType
+from client.core.errors import BrokerBusyError, BrokerRefusedError, ClientError, UnknownOutcomeError
+from client.core.half_message import HalfMessage, LocalTransactionState
+from client.core.message import Message, MessageExt
+from client.producer.producer import Producer, ProducerConfig
+from client.producer.request_reply import reply_message
+from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
+from client.trace.data import decode
 from jepsen_like.chaos.cluster import GROUP
 from tests.matrix.ground import LOOK_S, OTHER_GROUP, SEND_TIMEOUT_S, SERVICE, Ground, Tail, retried
 from tests.matrix.row import Round, row

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from client.message import Message
+from client.core.message import Message
 from tests.matrix.ground import LOOK_S, Ground, retried
 from tests.matrix.row import Round, row
 

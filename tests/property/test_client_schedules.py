@@ -7,12 +7,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.coalescer import Coalescer, SendSlot, SlotState, settle_batch
-from client.message import Message
-from client.queue_selection import LatencyFaultTable, QueueSelector
-from client.retry import FailureKind, RetryPolicy, RetrySchedule
-from client.route import MessageQueue
-from client.send_lane import moved_records
+from client.core.message import Message
+from client.core.retry import FailureKind, RetryPolicy, RetrySchedule
+from client.core.route import MessageQueue
+from client.producer.coalescer import Coalescer, SendSlot, SlotState, settle_batch
+from client.producer.lane import moved_records
+from client.producer.queue_selection import LatencyFaultTable, QueueSelector
 from commitlog.record import decode_record, encode_record
 
 policies = st.builds(

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.errors import ClientError
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, WorldSettings, run_world
 

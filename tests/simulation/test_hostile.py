@@ -7,10 +7,10 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from client.errors import ClientError
-from client.message import Message
-from client.producer import Producer
-from client.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.producer.producer import Producer
 from commitlog.record import BODY_OFFSET, decode_record
 from dledger.group import Group
 from dledger.state.names import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC

@@ -10,15 +10,15 @@ from itertools import pairwise
 import pytest
 import trio
 
-from client.admin import Admin
-from client.consume_from import FROM_FIRST, ConsumeFrom
-from client.delivered_message import DeliveredMessage
-from client.errors import ClientError
-from client.listener import ConsumeContext, ConsumeStatus
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.push_config import PushConfig
-from client.push_consumer import PushConsumer
+from client.admin.admin import Admin
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST, ConsumeFrom
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.push_consumer import PushConsumer
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, WorldSettings, run_world

@@ -21,12 +21,12 @@ from typing import Any, Final
 import pytest
 import trio
 
-from client.admin import Admin
-from client.errors import ClientError
-from client.message import Message
-from client.producer import Producer, ProducerConfig
-from client.pull_consumer import PullConsumer
-from client.route import LEADER_ID
+from client.admin.admin import Admin
+from client.consumer.pull_consumer import PullConsumer
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.core.route import LEADER_ID
+from client.producer.producer import Producer, ProducerConfig
 from commitlog.entry import parse_header
 from commitlog.errors import MQError
 from commitlog.record import decode_record

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from client.errors import ClientError
-from client.message import Message
-from client.producer import Producer
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.producer.producer import Producer
 from jepsen_like.simulation.node import BrokerNode, ClientNode, State
 from jepsen_like.simulation.world import Violation, World, run_world
 

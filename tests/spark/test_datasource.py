@@ -13,8 +13,8 @@ import pytest
 
 import spark_jobs
 from client.blocking import BlockingClient
-from client.message import Message
-from client.producer import ProducerConfig
+from client.core.message import Message
+from client.producer.producer import ProducerConfig
 from dledger.cli.topic_command import create_topic
 from spark_jobs.audit.run import audit
 from tests.harness.threaded_cluster import ThreadedCluster, threaded_cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client.client_instance import ClientInstance
+from client.core.client_instance import ClientInstance
 from dledger.cli.main import main
 from dledger.config import ConfigFile, load_config
 from namesrv.config import resolve_config

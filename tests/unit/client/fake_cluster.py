@@ -14,7 +14,7 @@ import trio
 import trio.testing
 from typing_extensions import Buffer
 
-from client.client_instance import ClientConfig, ClientInstance
+from client.core.client_instance import ClientConfig, ClientInstance
 from commitlog.message_batch import decode_batch
 from commitlog.message_id import encode_offset_message_id
 from commitlog.properties import encode_properties

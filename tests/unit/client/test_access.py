@@ -8,8 +8,8 @@ import pytest
 import trustme
 
 from client.access import credentials_from, tls_from
-from client.client_instance import ClientConfig
 from client.connect import connect
+from client.core.client_instance import ClientConfig
 from commitlog.errors import ConfigError
 from remoting.protocol.signature import Credentials
 

@@ -10,28 +10,28 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from client.admin import Admin
+from client.admin.admin import Admin
+from client.admin.dead_letters import DeadLetterGroup, DeadLetters
 from client.blocking import DEAD_LETTERS_MAX, BlockingClient
-from client.client_instance import ClientInstance
 from client.connect import connect
-from client.consume_from import FROM_FIRST
-from client.dead_letters import DeadLetterGroup, DeadLetters
-from client.delivered_message import DeliveredMessage
-from client.errors import ClientClosedError, MessageIllegalError, SubscriptionIllegalError
-from client.half_message import HalfMessage, LocalTransactionState
-from client.listener import ConsumeContext
-from client.message import Message, MessageExt
-from client.push_config import PushConfig
-from client.request_reply import reply_message
-from client.route import MessageQueue
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.listener import ConsumeContext
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientClosedError, MessageIllegalError, SubscriptionIllegalError
+from client.core.half_message import HalfMessage, LocalTransactionState
+from client.core.message import Message, MessageExt
+from client.core.route import MessageQueue
+from client.producer.request_reply import reply_message
 from commitlog.errors import ConfigError
 from commitlog.record import encode_record
 from remoting.edge import ThreadExecutor
 from remoting.processor import Handled
 from remoting.protocol.command import RemotingCommand
 from tests.unit.client.fake_cluster import open_world
-from tests.unit.client.fake_replies import FakeReplies
-from tests.unit.client.fake_transactions import FakeTransactions
+from tests.unit.client.producer.fake_replies import FakeReplies
+from tests.unit.client.producer.fake_transactions import FakeTransactions
 
 
 @asynccontextmanager

@@ -149,7 +149,7 @@ def test_a_script_is_its_sub_command(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_exit_codes_mean_something() -> None:
-    from client.errors import BrokerRefusedError, NoNameServerError
+    from client.core.errors import BrokerRefusedError, NoNameServerError
 
     assert exit_code_of(ConfigError("x")) == 2
     assert exit_code_of(CliError("x")) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from client.group_admin import OffsetMove
-from client.route import MessageQueue
+from client.admin.groups import OffsetMove
+from client.core.route import MessageQueue
 from dledger.cli.debug_command import (
     LOG_FILES_MAX,
     is_secret,

@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from client.errors import BrokerRefusedError
-from client.message import SendResult, SendStatus
-from client.route import MessageQueue
+from client.core.errors import BrokerRefusedError
+from client.core.message import SendResult, SendStatus
+from client.core.route import MessageQueue
 from dledger.cli.main import main
 from dledger.cli.message_command import check_delay_level
 from dledger.cli.output import CliError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.trace_data import TraceBean, TraceContext, TraceType
+from client.trace.data import TraceBean, TraceContext, TraceType
 from dledger.cli.trace_command import path_rows
 
 ID = "0A0000010001"

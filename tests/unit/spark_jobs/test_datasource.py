@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.message import Message, MessageBlock
+from client.core.message import Message, MessageBlock
 from commitlog.record import encode_record
 from spark_jobs.datasource.options import (
     COLUMNS,

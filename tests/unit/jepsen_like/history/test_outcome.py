@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from client import errors
-from client.errors import (
+from client.core import errors
+from client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     ClientError,

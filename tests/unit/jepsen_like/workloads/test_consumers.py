@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from client.route import MessageQueue
+from client.core.route import MessageQueue
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads import consumers

@@ -1,0 +1,1 @@
+"""Reads and changes topics, groups, offsets and dead letters."""

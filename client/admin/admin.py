@@ -1,0 +1,713 @@
+"""Looks at and changes a cluster: topics, routes, offsets, messages, and how the groups are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import trio
+from typing_extensions import Buffer
+
+from client.admin.dead_letters import DEAD_LETTER_PREFIX, DeadLetterGroup, DeadLetters
+from client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
+from client.core.client_instance import ClientInstance
+from client.core.errors import (
+    ClientError,
+    DamagedAnswerError,
+    MessageIllegalError,
+    NoNameServerError,
+    NoRouteError,
+    RequestFailedError,
+)
+from client.core.message import MessageExt
+from client.core.route import LEADER_ID, MessageQueue, TopicRoute
+from commitlog.errors import CorruptRecordError, LocalProtocolError
+from commitlog.message_id import decode_offset_message_id
+from commitlog.properties import KEY_SEPARATOR
+from remoting.protocol.bodies import (
+    BrokerStatsData,
+    ClientConnection,
+    ClusterInfo,
+    ConsumerConnection,
+    ConsumeStats,
+    OffsetWrapper,
+    ProducerInfo,
+    QueryConsumeQueueResponseBody,
+    SubscriptionGroupConfig,
+    TopicConfigSerializeWrapper,
+    TopicList,
+)
+from remoting.protocol.bodies import TopicConfig as TopicConfig
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import ExtFields, RemotingCommand, request
+from remoting.protocol.confirmation import CONFIRMED_FIELD
+from remoting.protocol.headers import (
+    CreateTopicHeader,
+    DeleteTopicInNamesrvHeader,
+    GetConsumeStatsHeader,
+    GetMaxOffsetHeader,
+    OffsetResponseHeader,
+    QueryConsumeQueueHeader,
+    QueryMessageHeader,
+    QueueHeader,
+    TopicHeader,
+    ViewMessageHeader,
+)
+
+ADMIN_TIMEOUT_S: Final = 10.0
+"""Budget of one administrative request, a fail-over included."""
+LEADER_WAIT_S: Final = 5.0
+"""For a first leader; an election takes less than a second."""
+LEADER_POLL_S: Final = 0.1
+ROUTE_POLL_S: Final = 0.02
+CHANGE_TIMEOUT_S: Final = 20.0
+"""A change of members waits for the one before it, for an answer of the new one, for its commit."""
+MAX_QUERY_MESSAGES: Final = 64
+"""More messages with one key no broker gives at once."""
+ALWAYS_MS: Final = (1 << 63) - 1
+"""A time that never comes."""
+STATUS_TIMEOUT_S: Final = 1.0
+"""A node that says nothing for so long is shown as unreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHealth:
+    """How one broker group is.
+
+    Attributes:
+        broker_name: The group.
+        healthy: One member leads and serves in the newest term and every member answers.
+        leader: Address of the leader, or None.
+        term: Newest term any member has seen; -1 when nobody said.
+        reasons: Why it is not healthy.
+        members: What each address said of itself, None for those that said nothing.
+    """
+
+    broker_name: str
+    healthy: bool
+    leader: str | None
+    term: int
+    reasons: tuple[str, ...]
+    members: Mapping[str, Mapping[str, Any] | None]
+
+
+def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None]) -> GroupHealth:
+    """Return how a group is from what its members say of themselves. Pure."""
+    answered = {address: said for address, said in members.items() if said is not None}
+    term = max((int(said.get("term", -1)) for said in answered.values()), default=-1)
+    leaders = [
+        address
+        for address, said in answered.items()
+        if said.get("serving") and int(said.get("term", -1)) == term
+    ]
+    reasons = [f"{address} does not answer" for address in members if address not in answered]
+    if not leaders:
+        reasons.append("no leader")
+    return GroupHealth(
+        broker_name,
+        not reasons,
+        leaders[0] if leaders else None,
+        term,
+        tuple(reasons),
+        dict(members),
+    )
+
+
+class Admin:
+    """Administration through a client instance. Holds nothing open of its own."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        """Use *instance*, which must be open."""
+        self._instance = instance
+        self._groups = GroupAdmin(instance)
+
+    # ------------------------------------------------------------------------------ cluster
+
+    async def cluster_info(self) -> ClusterInfo:
+        """Return every broker group the NameServer in use knows.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        return ClusterInfo.decode(answer.body)
+
+    async def raft_status(self, address: str) -> dict[str, Any]:
+        """Return what the broker at *address* says about its part in its group.
+
+        Raises:
+            RequestFailedError: It refuses; a real RocketMQ broker answers code 3.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        answer = await self._instance.ask(
+            address, RequestCode.RAFT_STATUS, timeout_s=STATUS_TIMEOUT_S
+        )
+        checked(answer, f"raft status of {address}")
+        status: dict[str, Any] = dict(answer.ext)
+        if memoryview(answer.body).nbytes:
+            status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
+        return status
+
+    async def change_members(
+        self, broker_name: str, op: str, name: str = "", address: str = ""
+    ) -> None:
+        """Change who belongs to a broker group, or who leads it; returns when it is committed.
+
+        Args:
+            broker_name: The group.
+            op: ``add``, ``remove``, ``replace`` or ``transfer``.
+            name: Id of the member; may be empty for ``transfer``: the one that has most.
+            address: Its peer address ``host:port``, for ``add`` and ``replace``.
+        Raises:
+            RequestFailedError: The group refused; nothing was changed.
+            BrokerUnreachableError: No leader answers.
+        """
+        await self._learn_leaders()
+        answer = await self._instance.ask_leader(
+            broker_name,
+            RequestCode.RAFT_CHANGE,
+            {"op": op, "name": name, "address": address},
+            topic="TBW102",
+            timeout_s=CHANGE_TIMEOUT_S,
+            attempt_timeout_s=CHANGE_TIMEOUT_S,
+        )
+        checked(answer, f"{op} {name} in {broker_name}")
+
+    async def cluster_health(self) -> dict[str, GroupHealth]:
+        """Return how each broker group is, by name; all members are asked at the same time.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        info = await self.cluster_info()
+        said: dict[str, dict[str, Mapping[str, Any] | None]] = {
+            name: dict.fromkeys(group.broker_addrs.values())
+            for name, group in sorted(info.broker_addr_table.items())
+        }
+
+        async def ask(name: str, address: str) -> None:
+            try:
+                said[name][address] = await self.raft_status(address)
+            except ClientError:
+                said[name][address] = None
+
+        async with trio.open_nursery() as nursery:
+            for name, members in said.items():
+                for address in members:
+                    nursery.start_soon(ask, name, address)
+        return {name: judge_group(name, members) for name, members in said.items()}
+
+    # ------------------------------------------------------------------------------ topics
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_nums: int = 8,
+        read_queue_nums: int | None = None,
+        perm: int = 6,
+        order: bool = False,
+        attributes: Mapping[str, str] | None = None,
+        broker_names: tuple[str, ...] | None = None,
+        gives_up_messages: bool = False,
+    ) -> list[str]:
+        """Create *topic*, or change it where it exists; returns when each leader has stored it.
+
+        Args:
+            topic: Name.
+            queue_nums: Queues per broker group for writing, and for reading unless told else.
+            read_queue_nums: Queues for reading.
+            perm: 4 read + 2 write + 1 inherit.
+            order: Marks the topic as ordered.
+            attributes: Set on the topic, e.g. ``message.type``.
+            broker_names: Which groups; None: all the NameServer knows.
+            gives_up_messages: A shorter ``retention.ms`` may take messages that are kept now.
+        Returns:
+            The names of the groups that have it now; the NameServer in use lists them, too,
+            unless it took longer than `LEADER_WAIT_S`.
+        Raises:
+            RequestFailedError: A group refused; those before it in order have the topic. Also
+                where messages would be given up and *gives_up_messages* is false.
+            NoRouteError: No group has a leader, nor gets one within `LEADER_WAIT_S`.
+        """
+        header = CreateTopicHeader(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
+            write_queue_nums=queue_nums,
+            perm=perm,
+            topic_filter_type="SINGLE_TAG",
+            order=order,
+            attributes=(
+                ",".join(f"+{k}={v}" for k, v in attributes.items()) if attributes else None
+            ),
+        )
+        names = await self._on_every_leader(
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            dict(header.encode()) | ({CONFIRMED_FIELD: "true"} if gives_up_messages else {}),
+            broker_names,
+            f"create topic {topic}",
+        )
+        await self._wait_route(topic, set(names))
+        return names
+
+    async def update_topic(self, topic: str, **changes: Any) -> list[str]:
+        """Change *topic*; RocketMQ has one request for both, so this is `create_topic`."""
+        return await self.create_topic(topic, **changes)
+
+    async def delete_topic(self, topic: str) -> list[str]:
+        """Delete *topic* on every group and in every NameServer; its messages go with it.
+
+        Returns:
+            The names of the groups asked.
+        Raises:
+            RequestFailedError: A group refused; those before it no longer have the topic.
+        """
+        names = await self._on_every_leader(
+            RequestCode.DELETE_TOPIC_IN_BROKER,
+            dict(TopicHeader(topic).encode()),
+            None,
+            f"delete topic {topic}",
+        )
+        ext = dict(DeleteTopicInNamesrvHeader(topic).encode())
+        for address in self._instance.name_servers.list.addresses:
+            await self._instance.ask_name_server_at(
+                address, request(RequestCode.DELETE_TOPIC_IN_NAMESRV, dict(ext))
+            )
+        self._instance.routes.forget(topic)
+        return names
+
+    async def topic_list(self) -> list[str]:
+        """Return every topic the NameServer in use knows, sorted.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(TopicList.decode(answer.body).topic_list)
+
+    async def topic_route(self, topic: str) -> TopicRoute:
+        """Return where *topic* is now.
+
+        Raises:
+            NoRouteError: The NameServers do not know it.
+            NoNameServerError: None answers.
+        """
+        return await self._instance.refresh_route(topic)
+
+    async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
+        """Return the topic table of one group, as its leader has it.
+
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        await self._learn_leaders()
+        answer = await self._instance.ask_leader(
+            broker_name, RequestCode.GET_ALL_TOPIC_CONFIG, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
+        )
+        checked(answer, f"topics of {broker_name}")
+        return dict(TopicConfigSerializeWrapper.decode(answer.body).topic_config_table)
+
+    async def set_topic_perm(
+        self, topic: str, perm: int, *, broker_names: tuple[str, ...] | None = None
+    ) -> list[str]:
+        """Change what may be done with *topic*, and nothing else of it.
+
+        Args:
+            perm: 4 read, 2 write, 0 neither.
+            broker_names: Only these broker groups; all that have the topic otherwise.
+        Returns:
+            The names of the groups that were asked.
+        Raises:
+            NoRouteError: The NameServers do not know the topic.
+            RequestFailedError: A group has no such topic, or refused; those before it have the
+                new permission.
+            BrokerUnreachableError: A leader does not answer.
+        """
+        names = broker_names
+        if names is None:
+            names = tuple(sorted((await self.topic_route(topic)).addresses))
+        for name in names:
+            config = (await self.topic_configs(name)).get(topic)
+            if config is None:
+                raise RequestFailedError(
+                    f"{name} has no topic {topic}", code=ResponseCode.TOPIC_NOT_EXIST, remark=""
+                )
+            header = CreateTopicHeader(
+                topic=topic,
+                default_topic="TBW102",
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=perm,
+                topic_filter_type=config.topic_filter_type,
+                topic_sys_flag=config.topic_sys_flag,
+                order=config.order,
+            )
+            await self._ask_group(
+                name, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(header.encode()), topic
+            )
+        return list(names)
+
+    # ------------------------------------------------------------------------------ groups
+
+    async def subscription_groups(self) -> dict[str, SubscriptionGroupConfig]:
+        """Return every consumer group that brokers know, by name.
+
+        Raises:
+            NoNameServerError: None answers.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        return await self._groups.subscription_groups(await self._leading())
+
+    async def consumer_connection(self, group: str) -> ConsumerConnection | None:
+        """Return who is in a consumer group and what they want; None when nobody is there.
+
+        Errors as `subscription_groups`.
+        """
+        return await self._groups.consumer_connection(group, await self._leading())
+
+    async def producer_connection(self, group: str) -> list[ClientConnection]:
+        """Return who is in a producer group; errors as `subscription_groups`."""
+        return await self._groups.producer_connection(group, await self._leading())
+
+    async def producers(self) -> dict[str, list[ProducerInfo]]:
+        """Return who is in every producer group; errors as `subscription_groups`."""
+        return await self._groups.producers(await self._leading())
+
+    async def queue_owners(self, group: str) -> dict[MessageQueue, str]:
+        """Return which client of a consumer group has which queue, as far as clients say so.
+
+        Errors as `subscription_groups`.
+        """
+        return await self._groups.queue_owners(group, await self._leading())
+
+    async def group_progress(self, group: str) -> dict[MessageQueue, OffsetWrapper]:
+        """Return how far a group is in every queue of every topic it has offsets of.
+
+        Errors as `subscription_groups`.
+        """
+        return await self._groups.progress(group, await self._leading())
+
+    async def lags(self) -> dict[str, dict[str, int]]:
+        """Return messages still to come, by group and topic; errors as `subscription_groups`."""
+        return await self._groups.lags(await self._leading())
+
+    async def plan_offset_reset(
+        self, group: str, topic: str, timestamp_ms: int
+    ) -> dict[MessageQueue, OffsetMove]:
+        """Return what `reset_offsets` would do; `client.admin.groups.GroupAdmin.plan_reset`."""
+        await self._learn_leaders()
+        return await self._groups.plan_reset(group, topic, timestamp_ms)
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        timestamp_ms: int,
+        moves: Mapping[MessageQueue, OffsetMove] | None = None,
+    ) -> OffsetsReset:
+        """Let a group go on elsewhere, running or not; `client.admin.groups.GroupAdmin.reset`.
+
+        Args:
+            timestamp_ms: At the first message stored at or after it, ms since the epoch; 0: the
+                first that is kept; -1: the end.
+            moves: The plan, if it was looked at before.
+        """
+        if moves is None:
+            moves = await self.plan_offset_reset(group, topic, timestamp_ms)
+        return await self._groups.reset(group, topic, timestamp_ms, moves)
+
+    async def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
+        """Let group *target* begin where *source* is; `client.admin.groups.GroupAdmin.clone`."""
+        await self._groups.clone(source, target, topic, await self._leading())
+
+    async def broker_stats(self, name: str, key: str) -> dict[str, BrokerStatsData]:
+        """Return what each broker counted of *key*, by address; those that know nothing are not in.
+
+        Args:
+            name: ``TOPIC_PUT_NUMS``: of a topic, the same on all members of a group;
+                ``GROUP_GET_NUMS``: of ``topic@group``, what that member gave out.
+        Raises:
+            NoNameServerError: None answers.
+        """
+        found: dict[str, BrokerStatsData] = {}
+        info = await self.cluster_info()
+
+        async def ask(address: str) -> None:
+            said = await self._groups.stats_at(address, name, key)
+            if said is not None:
+                found[address] = said
+
+        async with trio.open_nursery() as nursery:
+            for group in info.broker_addr_table.values():
+                for address in group.broker_addrs.values():
+                    nursery.start_soon(ask, address)
+        return dict(sorted(found.items()))
+
+    # ------------------------------------------------------------------------------ messages
+
+    async def offsets(self, topic: str) -> dict[MessageQueue, tuple[int, int]]:
+        """Return first and one-past-last offset of each readable queue of *topic*.
+
+        Raises:
+            NoRouteError, NoNameServerError: Nobody knows the topic.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        route = await self.topic_route(topic)
+        found: dict[MessageQueue, tuple[int, int]] = {}
+        for queue in route.subscribe_queues:
+            bounds = []
+            for code, header in (
+                (RequestCode.GET_MIN_OFFSET, QueueHeader(topic, queue.queue_id)),
+                (RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(topic, queue.queue_id)),
+            ):
+                answer = await self._instance.ask_leader(
+                    queue.broker_name,
+                    code,
+                    dict(header.encode()),
+                    topic=topic,
+                    timeout_s=ADMIN_TIMEOUT_S,
+                )
+                checked(answer, f"{code.name} of {queue}")
+                bounds.append(OffsetResponseHeader.decode(answer.ext).offset)
+            found[queue] = (bounds[0], bounds[1])
+        return found
+
+    async def dead_letter_groups(self) -> list[DeadLetterGroup]:
+        """Return the consumer groups that have a dead letter topic, by name.
+
+        Raises:
+            NoNameServerError: None answers.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        names = [
+            topic[len(DEAD_LETTER_PREFIX) :]
+            for topic in await self.topic_list()
+            if topic.startswith(DEAD_LETTER_PREFIX)
+        ]
+        return [await DeadLetters(self._instance).of_group(name) for name in names]
+
+    def dead_letters(
+        self, group: str, *, first_offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
+        """Yield what *group* gave up; `client.admin.dead_letters.DeadLetters.read`."""
+        return DeadLetters(self._instance).read(group, first_offset=first_offset, limit=limit)
+
+    async def resend_dead_letters(
+        self, group: str, *, offset: int | None = None, limit: int | None = None
+    ) -> int:
+        """Give dead letters back to *group*; `client.admin.dead_letters.DeadLetters.resend`."""
+        return await DeadLetters(self._instance).resend(group, offset=offset, limit=limit)
+
+    async def view_message(self, offset_message_id: str) -> MessageExt:
+        """Return the message an offset message id names, from the broker it names.
+
+        Raises:
+            MessageIllegalError: Not an offset message id.
+            RequestFailedError: The broker has no message there.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        try:
+            host, port, phy_offset = decode_offset_message_id(offset_message_id)
+        except LocalProtocolError as error:
+            raise MessageIllegalError(str(error)) from error
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return await self.view_message_at(address, phy_offset)
+
+    async def view_message_at(self, address: str, phy_offset: int) -> MessageExt:
+        """Return the message at a byte position of the log of the broker at *address*.
+
+        Raises:
+            RequestFailedError: There is none.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        answer = await self._instance.ask(
+            address,
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            dict(ViewMessageHeader(phy_offset).encode()),
+        )
+        checked(answer, f"message at {phy_offset} of {address}")
+        return MessageExt(memoryview(answer.body), 0)
+
+    async def query_messages(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = ALWAYS_MS,
+        max_messages: int = MAX_QUERY_MESSAGES,
+    ) -> list[MessageExt]:
+        """Return the newest messages of *topic* with *key* among their index keys, oldest first.
+
+        Args:
+            key: One key as the producer gave it.
+            begin_ms: Stored at or after this time, ms since the epoch,
+            end_ms: and at or before this one.
+            max_messages: At most so many; brokers have a limit of 64 each.
+        Raises:
+            NoRouteError, NoNameServerError: Nobody knows the topic.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        found = await self._query(topic, key, begin_ms, end_ms, max_messages, is_unique=False)
+        return [message for message in found if key in message.keys.split(KEY_SEPARATOR)][
+            -max_messages:
+        ]
+
+    async def query_unique_key(
+        self, topic: str, message_id: str, *, begin_ms: int = 0, end_ms: int = ALWAYS_MS
+    ) -> list[MessageExt]:
+        """Return the messages of *topic* whose id, given by their producer, is *message_id*.
+
+        One, unless a send with an unknown outcome was repeated. Arguments and errors as
+        `query_messages`.
+        """
+        found = await self._query(
+            topic, message_id, begin_ms, end_ms, MAX_QUERY_MESSAGES, is_unique=True
+        )
+        return [message for message in found if message.message_id == message_id]
+
+    async def _query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, most: int, *, is_unique: bool
+    ) -> list[MessageExt]:
+        header = QueryMessageHeader(topic, key, most, begin_ms, end_ms, is_unique)
+        route = await self.topic_route(topic)
+        found: list[MessageExt] = []
+        for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
+            answer = await self._instance.ask_leader(
+                name,
+                RequestCode.QUERY_MESSAGE,
+                dict(header.encode()),
+                topic=topic,
+                timeout_s=ADMIN_TIMEOUT_S,
+            )
+            if answer.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            checked(answer, f"messages of {topic} with key {key} on {name}")
+            found += _records(answer.body, name)
+        return sorted(found, key=lambda message: message.store_timestamp_ms)
+
+    async def query_consume_queue(
+        self, queue: MessageQueue, first: int, count: int, *, group: str | None = None
+    ) -> QueryConsumeQueueResponseBody:
+        """Return units of a consume queue from offset *first* on, as the leader has them.
+
+        Args:
+            group: An online consumer group: each unit then says whether its filter lets it pass.
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        header = QueryConsumeQueueHeader(queue.topic, queue.queue_id, first, count, group)
+        answer = await self._ask_group(
+            queue.broker_name,
+            RequestCode.QUERY_CONSUME_QUEUE,
+            dict(header.encode()),
+            queue.topic,
+        )
+        return QueryConsumeQueueResponseBody.decode(answer.body)
+
+    async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, OffsetWrapper]:
+        """Return how far a group is in each queue of *topic*.
+
+        Raises:
+            NoRouteError, NoNameServerError: Nobody knows the topic.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        route = await self.topic_route(topic)
+        found: dict[MessageQueue, OffsetWrapper] = {}
+        for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
+            header = GetConsumeStatsHeader(group, topic)
+            answer = await self._ask_group(
+                name, RequestCode.GET_CONSUME_STATS, dict(header.encode()), topic
+            )
+            for queue, progress in ConsumeStats.decode(answer.body).offset_table.items():
+                found[MessageQueue(queue.topic, queue.broker_name, queue.queue_id)] = progress
+        return found
+
+    # ------------------------------------------------------------------------------ inside
+
+    async def _ask_group(
+        self, name: str, code: RequestCode, ext: ExtFields, topic: str
+    ) -> RemotingCommand:
+        answer = await self._instance.ask_leader(
+            name, code, ext, topic=topic, timeout_s=ADMIN_TIMEOUT_S
+        )
+        checked(answer, f"{code.name} of {topic} on {name}")
+        return answer
+
+    async def _ask_name_server(
+        self, code: RequestCode, ext: ExtFields | None = None
+    ) -> RemotingCommand:
+        answer = await self._instance.name_servers.invoke(request(code, ext))
+        checked(answer, code.name)
+        return answer
+
+    async def _learn_leaders(self) -> dict[str, str]:
+        """Return address of the leader of every group that has one, and remember them."""
+        info = await self.cluster_info()
+        leaders: dict[str, str] = {}
+        for name, group in sorted(info.broker_addr_table.items()):
+            self._instance.add_members(name, dict(group.broker_addrs))
+            address = group.broker_addrs.get(LEADER_ID)
+            if address is not None:
+                leaders[name] = address
+        return leaders
+
+    async def _leading(self) -> list[str]:
+        return sorted(await self._learn_leaders())
+
+    async def _wait_route(self, topic: str, names: set[str]) -> None:
+        """Ask until the route has all *names*: a send before that would guess the queues.
+
+        The topic is stored by then; a NameServer that hears of it late is no failure.
+        """
+        clock = self._instance.clock
+        until = clock.monotonic() + LEADER_WAIT_S
+        while clock.monotonic() < until:
+            try:
+                route = await self._instance.refresh_route(topic)
+            except (NoRouteError, NoNameServerError):
+                pass
+            else:
+                if names <= set(route.addresses):
+                    return
+            await clock.sleep(ROUTE_POLL_S)
+
+    async def _wait_leaders(self) -> dict[str, str]:
+        """Ask until a group has a leader: one was killed, or has not registered yet."""
+        clock = self._instance.clock
+        until = clock.monotonic() + LEADER_WAIT_S
+        while clock.monotonic() < until:
+            await clock.sleep(LEADER_POLL_S)
+            if leaders := await self._learn_leaders():
+                return leaders
+        raise NoRouteError(f"no broker group had a leader for {LEADER_WAIT_S:g} s")
+
+    async def _on_every_leader(
+        self, code: RequestCode, ext: ExtFields, names: tuple[str, ...] | None, what: str
+    ) -> list[str]:
+        known = await self._learn_leaders()
+        chosen = list(names if names is not None else known or await self._wait_leaders())
+        for name in chosen:
+            answer = await self._instance.ask_leader(
+                name, code, dict(ext), topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
+            )
+            checked(answer, f"{what} on {name}")
+        return chosen
+
+
+def _records(body: Buffer, broker_name: str) -> Iterator[MessageExt]:
+    """Yield the messages whose records stand back to back in *body*."""
+    view, at = memoryview(body), 0
+    try:
+        while at < view.nbytes:
+            message = MessageExt(view, at, broker_name)
+            at += message.record.size
+            yield message
+    except CorruptRecordError as error:
+        raise DamagedAnswerError(
+            f"messages of {broker_name} are damaged there, or on the way: {error}",
+            code=ResponseCode.SERVICE_NOT_AVAILABLE,
+        ) from error

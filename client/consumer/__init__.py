@@ -1,0 +1,1 @@
+"""Pulls messages and consumes them as a member of a group."""

@@ -1,0 +1,306 @@
+"""Reads the queues of a group's member ahead, and gives messages to whoever polls.
+
+The queues are dealt out among the group's members as for push consumers, or named by the caller.
+What a poll returned counts as dealt with when the next poll is made: a crash in between repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, nullcontext
+from typing import Final
+
+import trio
+
+from client.consumer.allocation import AllocateMessageQueueStrategy, Averagely
+from client.consumer.config import LAST_OFFSETS_S, PERSIST_PERIOD_S
+from client.consumer.consume_from import FROM_LAST, ConsumeFrom
+from client.consumer.consume_hooks import ConsumeHooks, Handed
+from client.consumer.consume_trace import consume_trace
+from client.consumer.delivered_message import DeliveredMessage
+from client.consumer.leader_watch import LeaderWatch
+from client.consumer.offset_store import BrokerOffsets
+from client.consumer.owned_queue import Gate, OwnedQueue, Reading
+from client.consumer.owned_queues import OwnedQueues
+from client.consumer.process_queue import FlowLimits
+from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
+from client.consumer.queue_offsets import QueueOffsets
+from client.consumer.ready_queues import Batch, ReadyQueues
+from client.consumer.rebalance import Rebalance
+from client.consumer.subscription_expression import SUB_ALL, SubscriptionExpression
+from client.consumer.subscriptions import Subscriptions
+from client.core.client_instance import ClientInstance, ManagedScope
+from client.core.hooks import ConsumeMessageHook, ConsumeReturnType
+from client.core.route import MessageQueue
+from client.trace.dispatcher import TRACE_TOPIC, TraceDispatcher
+from commitlog.errors import ConfigError
+from remoting.protocol.bodies import ConsumerData, ConsumeType
+
+POLL_TIMEOUT_S: Final = 5.0
+"""RocketMQ's pollTimeoutMillis."""
+_LIMITS: Final = FlowLimits(max_offset_span=None)
+"""Polled in order, acknowledged in order: there is no span to limit."""
+
+
+class LitePullConsumer(ManagedScope):
+    """A member of a consumer group that is polled. Open it with ``async with``.
+
+    Attributes:
+        group: The consumer group.
+        trace: Sends message trace; None: it is not enabled.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        *,
+        consume_from: ConsumeFrom = FROM_LAST,
+        strategy: AllocateMessageQueueStrategy | None = None,
+        auto_commit: bool = True,
+        auto_commit_period_s: float = PERSIST_PERIOD_S,
+        flow_limits: FlowLimits = _LIMITS,
+        pull_batch_size: int = ROCKETMQ_PULL_MESSAGES,
+        consume_message_hooks: tuple[ConsumeMessageHook, ...] = (),
+        enable_msg_trace: bool = False,
+        trace_topic: str = TRACE_TOPIC,
+    ) -> None:
+        """Prepare a consumer; *instance* must be open when the consumer is opened.
+
+        Args:
+            consume_from: Where the group begins in a queue it knows nothing of.
+            strategy: How queues are dealt out; None: averagely.
+            auto_commit: Store offsets every *auto_commit_period_s* and at the end.
+            consume_message_hooks: Told of what polls return; see `client.core.hooks`.
+            enable_msg_trace: Send to *trace_topic* what becomes of messages.
+        """
+        self.group = group
+        self._instance = instance
+        self._auto_commit_period_s = auto_commit_period_s if auto_commit else None
+        self._subscriptions = Subscriptions(instance.clock)
+        self._assigned: frozenset[MessageQueue] | None = None
+        self._is_open = False
+        self._polled: list[tuple[Batch, Handed | None]] = []
+        hooks = list(consume_message_hooks)
+        self.trace: TraceDispatcher | None = None
+        if enable_msg_trace:
+            self.trace, trace_hook = consume_trace(instance, trace_topic)
+            hooks.append(trace_hook)
+        self._hooks = ConsumeHooks(hooks, group=group, clock=instance.clock)
+        self._paused: set[MessageQueue] = set()
+        self._sought: dict[MessageQueue, int] = {}
+        gate = Gate()
+        self._reader = PullConsumer(instance, group)  # for its requests: this one is the member
+        self._ready = ReadyQueues(gate)
+        self._offsets = QueueOffsets(
+            BrokerOffsets(instance, group), self._reader, consume_from, instance.clock
+        )
+        self._reading = Reading(
+            self._reader,
+            instance.clock,
+            self._subscriptions.get,
+            flow_limits,
+            gate,
+            self._ready.offer,
+            pull_batch_size,
+        )
+        self._owned = OwnedQueues(work=self._own, let_go=self._hand_over, freed=self._queue_freed)
+        self._rebalance = Rebalance(
+            instance,
+            group,
+            strategy=strategy if strategy is not None else Averagely(),
+            topics=lambda: self._subscriptions if self._assigned is None else (),
+            apply=self._owned.apply,
+        )
+
+    # ------------------------------------------------------------------------------ life
+
+    @asynccontextmanager
+    async def _scope(self) -> AsyncIterator[None]:
+        instance = self._instance
+        instance.nursery  # noqa: B018  # raises ClientClosedError when it is not open
+        instance.heartbeats.add_sharing_consumer(self._data(), self._rebalance.wake)
+        self._is_open = True
+        try:
+            await instance.heartbeats.send()
+            async with self.trace or nullcontext(), trio.open_nursery() as nursery:
+                self._owned.start(nursery)
+                nursery.start_soon(self._rebalance.run)
+                nursery.start_soon(LeaderWatch(instance, self._owned).run)
+                if self._auto_commit_period_s is not None:
+                    nursery.start_soon(self._offsets.run, self._owned, self._auto_commit_period_s)
+                await self._own_assigned()
+                try:
+                    yield
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await self._stop()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._is_open = False
+            await instance.heartbeats.remove_consumer(self.group)
+
+    async def _stop(self) -> None:
+        self._rebalance.stop()
+        leaving = self._owned.drop_all()
+        if self._auto_commit_period_s is not None:
+            with trio.move_on_after(LAST_OFFSETS_S):
+                await self._offsets.save(leaving, is_last=True)
+        self._owned.clear()
+        for _, handed in self._polled:
+            if handed is not None:
+                self._hooks.after(handed, ConsumeReturnType.FAILED)
+        self._polled.clear()
+
+    async def _own(self, owned: OwnedQueue) -> None:
+        if owned.queue in self._paused:
+            owned.gate.close()
+        sought = self._sought.pop(owned.queue, None)
+        if sought is None:
+            await self._offsets.begin(owned)
+        else:
+            owned.begin(sought)
+        await self._reading.read(owned)
+
+    async def _hand_over(self, owned: OwnedQueue) -> None:
+        if self._auto_commit_period_s is not None:
+            await self._offsets.save([owned], is_last=True)
+
+    # ------------------------------------------------------------------------------ what is read
+
+    def subscribe(self, topic: str, expression: str | SubscriptionExpression = SUB_ALL) -> None:
+        """Read this member's part of *topic*, as the group's strategy deals it out.
+
+        Raises:
+            SubscriptionIllegalError: The text is no expression over tags.
+            ConfigError: Queues were assigned by hand.
+        """
+        if self._assigned is not None:
+            raise ConfigError("queues are assigned by hand: a consumer does one or the other")
+        self._subscriptions.put(topic, expression)
+        self._announce()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Read *topic* no more. Idempotent."""
+        if self._subscriptions.remove(topic):
+            self._announce()
+
+    async def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Read exactly *queues*, whoever else reads them.
+
+        Raises:
+            ConfigError: There are subscriptions.
+        """
+        if len(self._subscriptions):
+            raise ConfigError("there are subscriptions: a consumer does one or the other")
+        self._assigned = frozenset(queues)
+        if self._is_open:
+            await self._own_assigned()
+
+    async def _own_assigned(self) -> None:
+        if self._assigned is None:
+            return
+        for topic in {q.topic for q in (*self._assigned, *self._owned.queues)}:
+            own = frozenset(queue for queue in self._assigned if queue.topic == topic)
+            await self._owned.apply(topic, own)
+
+    def _queue_freed(self) -> None:
+        self._rebalance.wake()
+
+    def _announce(self) -> None:
+        if self._is_open:
+            self._instance.heartbeats.update_consumer(self._data())
+            self._rebalance.wake()
+
+    def _data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.CONSUME_ACTIVELY,
+            subscription_data_set=self._subscriptions.data(),
+        )
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """The queues that are this consumer's now."""
+        return self._owned.queues
+
+    async def fetch_message_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """As `PullConsumer.fetch_message_queues`."""
+        return await self._reader.fetch_message_queues(topic)
+
+    # ------------------------------------------------------------------------------ reading
+
+    async def poll(
+        self, timeout_s: float = POLL_TIMEOUT_S, *, max_messages: int = ROCKETMQ_PULL_MESSAGES
+    ) -> list[DeliveredMessage]:
+        """Return messages of one queue, in order, or an empty list after *timeout_s*.
+
+        What the poll before returned counts as dealt with now.
+
+        Cancellation: Nothing was taken.
+        """
+        self._acknowledge()
+        with trio.move_on_after(timeout_s):
+            batch = await self._ready.take(max_messages, wanted=self._is_wanted)
+            handed = None
+            if self._hooks:
+                handed = self._hooks.before(batch.messages, batch.owned.queue)
+            self._polled.append((batch, handed))
+            return batch.messages
+        return []
+
+    def _is_wanted(self, owned: OwnedQueue) -> bool:
+        return owned.queue not in self._paused
+
+    def _acknowledge(self) -> None:
+        for batch, handed in self._polled:
+            batch.acknowledge()
+            if handed is not None:
+                self._hooks.after(handed, ConsumeReturnType.SUCCESS)
+        self._polled.clear()
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at *offset*; messages read ahead are forgotten, those polled count as they are.
+
+        A queue that is not this consumer's yet begins there when it is.
+        """
+        owned = self._owned.get(queue)
+        if owned is None or owned.messages is None:
+            self._sought[queue] = offset
+        else:
+            self._acknowledge()
+            owned.begin(offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on at the first offset the queue holds. Raises as `PullConsumer.min_offset`."""
+        self.seek(queue, await self._reader.min_offset(queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on behind the last message of now. Raises as `PullConsumer.max_offset`."""
+        self.seek(queue, await self._reader.max_offset(queue))
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Read and return nothing of *queues* until `resume`; they stay this consumer's."""
+        for queue in queues:
+            self._paused.add(queue)
+            owned = self._owned.get(queue)
+            if owned is not None:
+                owned.gate.close()
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Go on with *queues*. Idempotent."""
+        for queue in queues:
+            self._paused.discard(queue)
+            owned = self._owned.get(queue)
+            if owned is not None:
+                owned.gate.open()
+                self._ready.offer(owned)
+
+    async def commit(self) -> None:
+        """Store that everything polled so far is dealt with. What fails is tried again later."""
+        self._acknowledge()
+        await self._offsets.save(self._owned)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """As `PullConsumer.committed_offset`."""
+        return await self._reader.committed_offset(queue)

@@ -1,0 +1,183 @@
+"""Locks on queues that are consumed in order: at most one consumer of a group holds each.
+
+A lock is the broker's; here it counts as held for 30 seconds after it was asked for, which is less
+than the broker keeps it for a consumer that has fallen silent. It is asked for again every 20.
+
+Spec: semantics fact sheet, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import trio
+
+from client.consumer.lock_client import LockClient
+from client.core.client_instance import ClientInstance
+from client.core.route import MessageQueue
+from commitlog.errors import MQError
+from remoting.log import get_logger
+
+RENEW_S: Final = 20.0
+"""RocketMQ's rebalance lock interval."""
+EXPIRES_S: Final = 30.0
+"""RocketMQ's: a lock that was not renewed for so long counts as lost."""
+AGAIN_S: Final = 1.0
+"""Between two questions for a lock that somebody else has."""
+LOCK_TIMEOUT_S: Final = 5.0
+"""For one question; the next round asks again."""
+UNLOCK_TIMEOUT_S: Final = 2.0
+"""Without it the broker lets the lock expire."""
+
+_log = get_logger(__name__)
+
+
+class QueueLocks:
+    """The locks of one consumer.
+
+    Attributes:
+        tokens: Fencing tokens of the locks held, from brokers that give them.
+    """
+
+    def __init__(
+        self, instance: ClientInstance, group: str, wanted: Callable[[], Iterable[MessageQueue]]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            wanted: The queues whose locks are to be held now.
+        """
+        self._instance = instance
+        self._client = LockClient(instance, group)
+        self._wanted = wanted
+        self._held_until: dict[MessageQueue, float] = {}
+        self._asked = trio.Event()
+        self._granted = trio.Event()
+        # A queue that was lost in between may have been consumed by somebody else: a new number.
+        self._grants: dict[MessageQueue, int] = {}
+        self._grant_count = 0
+        # One question to a broker at a time: a lock must not overtake its own unlock.
+        self._asking: dict[str, trio.Lock] = {}
+        self.tokens: dict[MessageQueue, int] = {}
+
+    def is_held(self, queue: MessageQueue) -> bool:
+        """Tell whether *queue* is this consumer's to consume at this moment."""
+        return self._instance.clock.monotonic() < self._held_until.get(queue, 0.0)
+
+    def grant(self, queue: MessageQueue) -> int | None:
+        """Return the number under which *queue* is held without a break, or None."""
+        return self._grants[queue] if self.is_held(queue) else None
+
+    def left_s(self, queue: MessageQueue) -> float:
+        """Return for how long the lock is held if nobody renews it; 0 when it is not."""
+        return max(0.0, self._held_until.get(queue, 0.0) - self._instance.clock.monotonic())
+
+    def ask(self) -> None:
+        """Ask now for what is wanted and not held."""
+        self._asked.set()
+
+    async def held(self, queue: MessageQueue) -> int:
+        """Wait until *queue* is held and return the number of that grant, see `grant`."""
+        while (grant := self.grant(queue)) is None:
+            await self._granted.wait()
+        return grant
+
+    async def run(self) -> None:
+        """Ask for locks and renew them, for ever.
+
+        Cancellation: The locks stay held; `unlock` gives them back.
+        """
+        clock = self._instance.clock
+        renew_at = clock.monotonic() + RENEW_S
+        while True:
+            self._asked = trio.Event()
+            wanted = list(self._wanted())
+            is_renewal = clock.monotonic() >= renew_at
+            queues = wanted if is_renewal else [q for q in wanted if not self.is_held(q)]
+            is_answered = await self._lock(queues)
+            if is_renewal and is_answered:
+                renew_at = clock.monotonic() + RENEW_S
+            is_complete = is_answered and all(map(self.is_held, self._wanted()))
+            left_s = max(0.0, renew_at - clock.monotonic())
+            with trio.move_on_after(left_s if is_complete else AGAIN_S):
+                await self._asked.wait()
+
+    async def _lock(self, queues: list[MessageQueue]) -> bool:
+        """Ask for the locks of *queues*; return whether every broker has answered."""
+        answered: list[str] = []
+        by_broker = _by_broker(queues)
+        async with trio.open_nursery() as nursery:
+            for broker_name in sorted(by_broker):
+                nursery.start_soon(self._lock_on, broker_name, by_broker[broker_name], answered)
+        return len(answered) == len(by_broker)
+
+    async def _lock_on(
+        self, broker_name: str, queues: list[MessageQueue], answered: list[str]
+    ) -> None:
+        async with self._asking.setdefault(broker_name, trio.Lock()):
+            # One that was given up meanwhile must not be locked again.
+            wanted = set(self._wanted())
+            queues = [queue for queue in queues if queue in wanted]
+            if not queues or await self._ask_for(broker_name, queues):
+                answered.append(broker_name)
+
+    async def _ask_for(self, broker_name: str, queues: list[MessageQueue]) -> bool:
+        # The broker counts from when it hears of us, which is later.
+        asked_at = self._instance.clock.monotonic()
+        try:
+            granted = await self._client.lock(queues, timeout_s=LOCK_TIMEOUT_S)
+        except MQError as error:
+            # What is held is held until it expires.
+            _log.warning("queues_not_locked", broker=broker_name, error=str(error))
+            return False
+        for queue in queues:
+            if queue in granted:
+                if not self.is_held(queue):
+                    self._grant_count += 1
+                    self._grants[queue] = self._grant_count
+                self._held_until[queue] = asked_at + EXPIRES_S
+                token = granted[queue]
+                if token is not None:
+                    self.tokens[queue] = token
+            elif self._held_until.pop(queue, None) is not None:
+                self.tokens.pop(queue, None)
+                _log.warning("queue_lock_lost", queue=str(queue))
+        event, self._granted = self._granted, trio.Event()
+        event.set()
+        return True
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        """Give locks back, so that others need not wait for them to expire.
+
+        Errors are only logged: a lock that is not given back expires.
+        """
+        by_broker = _by_broker(queues)
+        async with trio.open_nursery() as nursery:
+            for broker_name in sorted(by_broker):
+                nursery.start_soon(self._unlock_on, broker_name, by_broker[broker_name])
+
+    async def _unlock_on(self, broker_name: str, queues: list[MessageQueue]) -> None:
+        async with self._asking.setdefault(broker_name, trio.Lock()):
+            # Also those that are not held: the answer that would have said so may be lost.
+            held = {queue: self.tokens.pop(queue, None) for queue in queues}
+            for queue in queues:
+                self._held_until.pop(queue, None)
+            try:
+                await self._client.unlock(held, timeout_s=UNLOCK_TIMEOUT_S)
+            except MQError as error:
+                _log.info("queues_not_unlocked", broker=broker_name, error=str(error))
+
+    def lost(self, queue: MessageQueue) -> None:
+        """A broker says that the grant of *queue* does not stand any more: ask for it anew."""
+        if self._held_until.pop(queue, None) is not None:
+            _log.warning("queue_lock_lost", queue=str(queue))
+        self.tokens.pop(queue, None)
+        self.ask()
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    groups: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        groups.setdefault(queue.broker_name, []).append(queue)
+    return groups

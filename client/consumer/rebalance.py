@@ -1,0 +1,164 @@
+"""Keeps what a consumer owns in step with who is in its group and where queues are.
+
+It looks at once when it starts, when a broker says that somebody came or went, and when a route
+changes; and every 20 seconds, because any of these may be missed. A part of the answer that nobody
+gives changes nothing: a consumer keeps what it has.
+
+Spec: semantics fact sheet, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from client.consumer.allocation import AllocateMessageQueueStrategy
+from client.consumer.group_members import ask_members
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError, NoRouteError
+from client.core.route import MessageQueue, TopicRoute
+from remoting.log import get_logger
+
+REBALANCE_PERIOD_S: Final = 20.0
+"""RocketMQ's."""
+AGAIN_S: Final = 1.0
+"""While something is not known yet: this consumer to the brokers, or a topic to the NameServers.
+Doubles each time, up to the period."""
+SETTLE_S: Final = 0.05
+"""After a rebalance, before the next: each broker tells of one and the same change."""
+
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class RebalanceCounters:
+    """What has happened so far.
+
+    Attributes:
+        rounds: Looks at the whole.
+        changes: Topics of which other queues were given out than before.
+        unknown: Looks that nobody answered, or that did not find this consumer itself.
+    """
+
+    rounds: int = 0
+    changes: int = 0
+    unknown: int = 0
+
+
+class Rebalance:
+    """Decides which queues are this consumer's, and says so when it changes.
+
+    Attributes:
+        counters: See `RebalanceCounters`.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        *,
+        strategy: AllocateMessageQueueStrategy | None,
+        topics: Callable[[], Iterable[str]],
+        apply: Callable[[str, frozenset[MessageQueue]], Awaitable[None]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            strategy: How queues are dealt out; None: everybody has all of them.
+            topics: What is subscribed now.
+            apply: Told of a topic and all queues of it that are this consumer's now.
+        """
+        self._instance = instance
+        self._group = group
+        self._strategy = strategy
+        self._topics = topics
+        self._apply = apply
+        self._wanted = trio.Event()
+        self._given: dict[str, frozenset[MessageQueue]] = {}
+        self._is_stopped = False
+        self.counters = RebalanceCounters()
+
+    def wake(self) -> None:
+        """Look again now. Cheap, and may be called from anywhere on the event loop."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Give nothing to anybody any more. Idempotent."""
+        self._is_stopped = True
+
+    async def run(self) -> None:
+        """Rebalance for ever.
+
+        Cancellation: What is owned stays owned.
+        """
+        again_s = AGAIN_S
+        is_told = True
+        while True:
+            self._wanted = trio.Event()
+            is_complete = await self.look()
+            await self._instance.clock.sleep(SETTLE_S)
+            # The leader tells of a change; others may hear of the same a moment later.
+            is_certain = is_complete and not is_told
+            with trio.move_on_after(REBALANCE_PERIOD_S if is_certain else again_s) as pause:
+                await self._wanted.wait()
+            is_told = not pause.cancelled_caught
+            is_late = pause.cancelled_caught and not is_complete
+            again_s = min(2 * again_s, REBALANCE_PERIOD_S) if is_late else AGAIN_S
+
+    async def look(self) -> bool:
+        """Rebalance every topic once; return whether all there is to know was known."""
+        self.counters.rounds += 1
+        topics = list(self._topics())
+        for topic in [topic for topic in self._given if topic not in topics]:
+            await self._give(topic, frozenset())
+            del self._given[topic]
+        complete = [await self._look_at(topic) for topic in topics]
+        return all(complete)
+
+    async def _look_at(self, topic: str) -> bool:
+        try:
+            route = await self._instance.route(topic)
+        except NoRouteError:
+            return False  # a retry topic is made by the group's first pull, others by a message
+        except ClientError as error:
+            _log.info("no_route", topic=topic, error=str(error))
+            return False
+        queues = sorted(route.subscribe_queues)
+        if self._strategy is None:
+            await self._give(topic, frozenset(queues))
+            return True
+        clients = await self._members(route)
+        if clients is None:
+            self.counters.unknown += 1
+            return False
+        own = self._strategy.allocate(self._group, self._instance.client_id, queues, clients)
+        await self._give(topic, frozenset(own))
+        return True
+
+    async def _members(self, route: TopicRoute) -> list[str] | None:
+        """Return who is in the group; None when nobody says, or this consumer is not known yet."""
+        clients = await ask_members(self._instance, self._group, route)
+        if clients is not None and self._instance.client_id not in clients:
+            await self._instance.heartbeats.send()
+            clients = await ask_members(self._instance, self._group, route)
+        if clients is None or self._instance.client_id not in clients:
+            return None
+        return clients
+
+    async def _give(self, topic: str, queues: frozenset[MessageQueue]) -> None:
+        if self._is_stopped:
+            return
+        if self._given.get(topic, frozenset()) != queues:
+            self.counters.changes += 1
+            _log.info(
+                "queues_given",
+                group=self._group,
+                topic=topic,
+                queues=len(queues),
+                client_id=self._instance.client_id,
+            )
+        self._given[topic] = queues
+        await self._apply(topic, queues)

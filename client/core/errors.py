@@ -1,0 +1,196 @@
+"""What can go wrong on the client's side, and what it means for the message.
+
+::
+
+    ClientError (MQError)
+    ├── MessageIllegalError       (also LocalProtocolError) refused before sending        not_stored
+    ├── SubscriptionIllegalError  (also LocalProtocolError) no subscription can look so   not_stored
+    ├── ClientClosedError         the instance or producer is closed; nothing was sent    not_stored
+    ├── BackpressureError         too many bytes wait already; nothing was queued         not_stored
+    ├── NoNameServerError         no NameServer answers and there is no cached route      not_stored
+    ├── NoRouteError              the NameServers do not know the topic                   not_stored
+    ├── BrokerUnreachableError    no connection could be made in time                     not_stored
+    ├── BrokerRefusedError        a broker said no, and will again                        not_stored
+    │   ├── BrokerBusyError       a broker said no for now (busy, not leader)             not_stored
+    │   ├── TransactionDecidedError  the transaction has another decision, for good       not_stored
+    │   ├── AlreadyDeliveredError a message to be recalled was delivered                  not_stored
+    │   └── RequesterAwayError    a reply for a client that is not connected              not_stored
+    ├── ReplyTimedOutError        the request is stored, its reply did not come in time   stored
+    ├── UnknownOutcomeError       sent, but no answer says whether it was stored          unknown
+    ├── OffsetIllegalError        a pull outside the queue; carries where to go on        not_stored
+    └── RequestFailedError        an answer to a read or admin request that is no success not_stored
+        ├── LockLostError         the lock token shown is old: somebody else may hold it  not_stored
+        └── RequestTimedOutError  no answer to a read or admin request in time            unknown
+
+``retriable`` says whether calling again can help; a send has by then used up its own budget.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from commitlog.errors import LocalProtocolError, MQError
+
+if TYPE_CHECKING:
+    from client.core.message import SendResult
+
+
+class ClientError(MQError):
+    """Root of the client's errors."""
+
+
+class MessageIllegalError(ClientError, LocalProtocolError):
+    """The message breaks a rule (topic, size, properties, batch). Nothing was sent."""
+
+
+class SubscriptionIllegalError(ClientError, LocalProtocolError):
+    """What a consumer asked for is no expression. Nothing was subscribed or pulled."""
+
+
+class ClientClosedError(ClientError):
+    """The client instance or producer is closed or closing. Nothing was sent."""
+
+
+class BackpressureError(ClientError):
+    """More bytes wait to be sent than the limit allows. Nothing was queued; wait and try again."""
+
+    retriable = True
+
+
+class NoNameServerError(ClientError):
+    """None of the NameServers answers, and nothing is cached to go on with. Nothing was sent."""
+
+    retriable = True
+
+
+class NoRouteError(ClientError):
+    """The NameServers know no writable (or readable) queue of the topic. Nothing was sent."""
+
+    retriable = True
+    refresh_route = True
+
+
+class BrokerUnreachableError(ClientError):
+    """No connection to the broker could be made within the budget. Nothing was sent."""
+
+    retriable = True
+    refresh_route = True
+
+
+class BrokerRefusedError(ClientError):
+    """A broker refused before storing anything.
+
+    Attributes:
+        code: The response code.
+        remark: The broker's own words.
+    """
+
+    def __init__(self, message: str, *, code: int, remark: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.remark = remark
+
+
+class BrokerBusyError(BrokerRefusedError):
+    """A broker refused for now: busy, shutting down or not the leader. Nothing was stored."""
+
+    retriable = True
+    refresh_route = True
+
+
+class TransactionDecidedError(BrokerRefusedError):
+    """The transaction was decided otherwise before, and stays so. This decision counts for nothing.
+
+    Attributes:
+        decision: ``commit``, ``rollback``, or ``given_up``: nobody had said in time, and a copy of
+            the message is in ``TRANS_CHECK_MAX_TIME_TOPIC``.
+    """
+
+    def __init__(self, message: str, *, code: int, remark: str = "", decision: str = "") -> None:
+        super().__init__(message, code=code, remark=remark)
+        self.decision = decision
+
+
+class AlreadyDeliveredError(BrokerRefusedError):
+    """The message that was to be recalled has been delivered. It cannot be taken back."""
+
+
+class RequesterAwayError(BrokerRefusedError):
+    """Who asked is not connected to the brokers, or did not take the reply. It did not arrive."""
+
+    retriable = True
+
+
+class ReplyTimedOutError(ClientError):
+    """The request is stored, but no reply came in time. A consumer may get it, or have got it.
+
+    Attributes:
+        send_result: Where the request is.
+    """
+
+    outcome = "stored"
+
+    def __init__(self, message: str, *, send_result: SendResult) -> None:
+        super().__init__(message)
+        self.send_result = send_result
+
+
+class UnknownOutcomeError(ClientError):
+    """The message was sent and may or may not be stored: the answer never came or said so.
+
+    Sending it again may store it twice.
+    """
+
+    retriable = True
+    refresh_route = True
+    outcome = "unknown"
+
+
+class OffsetIllegalError(ClientError):
+    """The offset asked for lies outside the queue.
+
+    Attributes:
+        next_begin_offset: Where the broker says reading can go on.
+        min_offset: First offset the queue holds.
+        max_offset: One past the last offset the queue holds.
+    """
+
+    def __init__(
+        self, message: str, *, next_begin_offset: int, min_offset: int, max_offset: int
+    ) -> None:
+        super().__init__(message)
+        self.next_begin_offset = next_begin_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+
+
+class RequestFailedError(ClientError):
+    """A read or admin request was answered with something that is no success.
+
+    Attributes:
+        code: The response code, or -1 when no answer came.
+        remark: The peer's own words.
+    """
+
+    def __init__(self, message: str, *, code: int = -1, remark: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.remark = remark
+
+
+class DamagedAnswerError(RequestFailedError):
+    """What was read cannot be what was stored, and is kept back; later it may be repaired."""
+
+    retriable = True
+
+
+class LockLostError(RequestFailedError):
+    """The queue is not held with the token shown any more. Nothing was done; lock it again."""
+
+
+class RequestTimedOutError(RequestFailedError):
+    """A read or admin request got no answer in time; what it asked for may have been done."""
+
+    retriable = True
+    refresh_route = True
+    outcome = "unknown"

@@ -1,0 +1,309 @@
+"""Who in this client is there, and which brokers are told so when.
+
+A broker hears of it when its connection is new, when there is something else to say, when it has
+begun to lead, and every period. Looking for a leader tells nobody anything: while there is none,
+every client looks several times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from client.core.link import Link
+from client.core.route import LEADER_ID
+from commitlog.errors import ConfigError, MQError
+from remoting.log import get_logger
+from remoting.protocol.bodies import (
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    MessageModel,
+    ProducerData,
+    SubscriptionData,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import request
+from remoting.protocol.headers import UnregisterClientHeader
+
+if TYPE_CHECKING:
+    from client.core.client_instance import ClientInstance
+
+AGAIN_S: Final = 3.0
+"""After a heartbeat that a broker did not answer, while consumers of this instance share queues:
+a broker that has just started must not think that they are gone."""
+GAP_S: Final = 0.1
+"""Between two rounds, then: connections that break at once must not make a loop."""
+INTRODUCTION_S: Final = 1.0
+"""How long a request waits for brokers to know this client; replies are tried for as long."""
+UNREGISTER_TIMEOUT_S: Final = 1.0
+"""Saying good-bye; brokers also notice by the connection's end."""
+
+_log = get_logger(__name__)
+
+
+class Heartbeats:
+    """The groups of one client instance, and what its brokers know of them."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        self._instance = instance
+        self._producers: dict[str, int] = {}
+        self._consumers: dict[str, ConsumerData] = {}
+        # Of groups that share queues: called when who is in them, or where queues are, may differ.
+        self._watchers: dict[str, Callable[[], None]] = {}
+        # Leader and term of each broker name, as that leader was told last.
+        self._told_as_leader: dict[str, tuple[str, int]] = {}
+        self._wanted = trio.Event()
+        self._introducing: trio.Event | None = None
+
+    # -- who is there ----------------------------------------------------------------------
+
+    def add_producer(self, group: str) -> None:
+        """Announce a producer group to the brokers from now on; counted."""
+        self._producers[group] = self._producers.get(group, 0) + 1
+        self.look()
+
+    def add_consumer(self, group: str, topics: tuple[str, ...] = ()) -> None:
+        """Announce a consumer group that pulls by itself.
+
+        Raises:
+            ConfigError: This instance has the group already.
+        """
+        self._refuse_second(group)
+        self._consumers[group] = ConsumerData(
+            group_name=group,
+            consume_type=ConsumeType.CONSUME_ACTIVELY,
+            message_model=MessageModel.CLUSTERING,
+            subscription_data_set=[SubscriptionData(topic=topic) for topic in topics],
+        )
+        self.look()
+
+    def add_sharing_consumer(self, data: ConsumerData, changed: Callable[[], None]) -> None:
+        """Announce a consumer that shares the queues of its topics with others of its group.
+
+        Args:
+            data: What heartbeats say of it; `update_consumer` replaces it.
+            changed: Called, and must not raise, when who is in the group or where queues are may
+                have changed.
+        Raises:
+            ConfigError: This instance has the group already.
+        """
+        self._refuse_second(data.group_name)
+        self._watchers[data.group_name] = changed
+        self.update_consumer(data)
+
+    def _refuse_second(self, group: str) -> None:
+        if group in self._consumers:
+            raise ConfigError(f"consumer group {group} is in use in this client instance")
+
+    def update_consumer(self, data: ConsumerData) -> None:
+        """Let heartbeats say *data* of its group from now on, the next one at once."""
+        self._consumers[data.group_name] = data
+        self.look()
+
+    async def remove_producer(self, group: str) -> None:
+        """Take a producer group back; the last one tells the brokers."""
+        self._producers[group] -= 1
+        if self._producers[group] == 0:
+            del self._producers[group]
+            for link in self._instance.links.values():
+                link.told -= {group}
+            await self._unregister(producer_group=group)
+
+    async def remove_consumer(self, group: str) -> None:
+        """Take a consumer group back and tell the brokers."""
+        del self._consumers[group]
+        self._watchers.pop(group, None)
+        await self._unregister(consumer_group=group)
+
+    async def remove_all(self) -> None:
+        """Take every group back and tell the brokers."""
+        for group in list(self._producers):
+            await self._unregister(producer_group=group)
+        for group in list(self._consumers):
+            await self._unregister(consumer_group=group)
+        self._producers.clear()
+        self._consumers.clear()
+        self._watchers.clear()
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Tell now whoever does not know yet; for whatever may have made a difference."""
+        self._wanted.set()
+
+    def group_changed(self, group: str) -> None:
+        """Wake those who share the queues of *group*: who is in it has changed."""
+        if (watcher := self._watchers.get(group)) is not None:
+            watcher()
+
+    def routes_changed(self) -> None:
+        """Tell new brokers, and wake those who share queues."""
+        self.look()
+        for watcher in self._watchers.values():
+            watcher()
+
+    def connection_ended(self) -> None:
+        """Connect again at once, where a broker that does not know this client does it harm."""
+        if self._is_awaited:
+            self.look()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether brokers that do not know this client do it harm: by its group, or its replies."""
+        return bool(self._watchers) or self._instance.requests.in_use
+
+    # -- telling ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tell brokers for ever.
+
+        Cancellation: A heartbeat may have been sent or not.
+        """
+        config = self._instance.config
+        all_at_s = 0.0
+        while True:
+            self._wanted = trio.Event()
+            begin_s = trio.current_time()
+            if begin_s >= all_at_s:
+                all_at_s = begin_s + config.heartbeat_period_s
+                is_complete = await self.send()
+            else:
+                is_complete = await self._send_due()
+            again_at_s = all_at_s
+            if self._is_awaited:
+                await self._instance.clock.sleep(GAP_S)
+                if not is_complete:
+                    again_at_s = min(all_at_s, trio.current_time() + AGAIN_S)
+            with trio.move_on_at(again_at_s):
+                await self._wanted.wait()
+
+    async def send(self) -> bool:
+        """Tell all brokers now which groups are here; return whether all of them have answered."""
+        return await self._tell(self._addresses())
+
+    async def _send_due(self) -> bool:
+        body = self.body()
+        return await self._tell([x for x in self._addresses() if not self._knows(x, body)])
+
+    def body(self) -> bytes:
+        """Return what a heartbeat carries now."""
+        return HeartbeatData(
+            client_id=self._instance.client_id,
+            producer_data_set=[ProducerData(group_name=g) for g in sorted(self._producers)],
+            consumer_data_set=[data for _, data in sorted(self._consumers.items())],
+        ).encode()
+
+    def _addresses(self) -> list[str]:
+        """Return every broker of every route; followers too where they are to know us.
+
+        That is once there are consumers, or producers that a new leader may have to ask, or to
+        bring a reply.
+        """
+        instance = self._instance
+        found: dict[str, None] = {}
+        everybody = bool(self._consumers or instance.check_backs or instance.requests.in_use)
+        for name, broker_id, address in instance.routes.brokers():
+            leader = instance.leaders.address(name)
+            if everybody or (address == (leader or address) and broker_id == LEADER_ID):
+                found[address] = None
+            if leader is not None:
+                found[leader] = None
+        return list(found)
+
+    def _knows(self, address: str, body: bytes) -> bool:
+        link = self._instance.links.get(address)
+        if link is None or link.connection.is_closed or link.heard != body:
+            return False
+        return self._led_by(address).items() <= self._told_as_leader.items()
+
+    def _led_by(self, address: str) -> dict[str, tuple[str, int]]:
+        leaders = self._instance.leaders
+        names = dict.fromkeys(name for name, _, _ in self._instance.routes.brokers())
+        return {n: (address, leaders.term(n)) for n in names if leaders.address(n) == address}
+
+    async def _tell(self, addresses: Iterable[str]) -> bool:
+        missed: list[str] = []
+        if self._producers or self._consumers:
+            body = self.body()
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    nursery.start_soon(self._tell_one, address, body, missed)
+        return not missed
+
+    async def _tell_one(self, address: str, body: bytes, missed: list[str]) -> None:
+        instance = self._instance
+        timeout_s = instance.config.rpc_timeout_s
+        groups, led = frozenset(self._producers), self._led_by(address)
+        link: Link | None = None
+        try:
+            link = await instance.link(address, timeout_s)
+            await link.connection.invoke(request(RequestCode.HEART_BEAT, None, body), timeout_s)
+        except MQError as error:
+            missed.append(address)
+            if link is not None:
+                link.heard = b""
+            _log.debug("heartbeat_failed", address=address, error=str(error))
+        else:
+            link.heard, link.told = body, groups
+            self._told_as_leader.update(led)
+            instance.counters.heartbeats += 1
+
+    async def introduce(self, group: str, broker_names: Sequence[str]) -> None:
+        """Return when the leaders of these brokers know this client as a producer of *group*.
+
+        Later than that after `INTRODUCTION_S`. The first time their followers are waited for, too;
+        they are told of it as long as the instance is open.
+        """
+        instance = self._instance
+        is_first = not instance.requests.in_use
+        instance.requests.in_use = True
+        if is_first:
+            self.look()
+        missing = [
+            address
+            for name in broker_names
+            for address in (
+                instance.member_addresses(name) if is_first else [instance.leaders.address(name)]
+            )
+            if address is not None and not self._is_told(address, group)
+        ]
+        if not missing:
+            return
+        with trio.move_on_after(INTRODUCTION_S):
+            if self._introducing is not None:
+                await self._introducing.wait()
+                return
+            self._introducing = done = trio.Event()
+            try:
+                await self._tell(missing)
+            finally:
+                self._introducing = None
+                done.set()
+
+    def _is_told(self, address: str, group: str) -> bool:
+        link = self._instance.links.get(address)
+        return link is not None and not link.connection.is_closed and group in link.told
+
+    # -- good-bye --------------------------------------------------------------------------
+
+    async def _unregister(
+        self, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        header = UnregisterClientHeader(self._instance.client_id, producer_group, consumer_group)
+        with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
+            async with trio.open_nursery() as nursery:
+                for link in list(self._instance.links.values()):
+                    if not link.connection.is_closed:
+                        nursery.start_soon(_say_goodbye, link, dict(header.encode()))
+
+
+async def _say_goodbye(link: Link, ext: dict[str, Any]) -> None:
+    try:
+        await link.connection.invoke(
+            request(RequestCode.UNREGISTER_CLIENT, ext), UNREGISTER_TIMEOUT_S
+        )
+    except MQError as error:
+        _log.debug("unregister_failed", address=link.address, error=str(error))

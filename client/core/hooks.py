@@ -1,0 +1,178 @@
+"""Code of the user's that looks at every send, consumption and end of a transaction.
+
+Names are RocketMQ's. A hook is called in the client's event loop: it must neither block nor change
+messages. What it raises is logged, and changes nothing for the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from client.core.message import Message, MessageExt, SendResult
+from client.core.route import MessageQueue
+from commitlog.errors import MQError
+from remoting.log import get_logger
+
+if TYPE_CHECKING:
+    from client.core.half_message import LocalTransactionState
+
+CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"
+"""RocketMQ's name of the property of a `ConsumeMessageContext` that holds a `ConsumeReturnType`."""
+
+_log = get_logger(__name__)
+
+
+class CommunicationMode(Enum):
+    """How a send waits for its answer."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    """Through a `SendFuture`."""
+    ONEWAY = "oneway"
+
+
+class MessageType(Enum):
+    """What kind of message is sent; the number is RocketMQ's ordinal."""
+
+    NORMAL_MSG = 0
+    TRANS_MSG_HALF = 1
+    TRANS_MSG_COMMIT = 2
+    DELAY_MSG = 3
+    ORDER_MSG = 4
+
+
+class ConsumeReturnType(Enum):
+    """How a listener came back; the number is RocketMQ's ordinal."""
+
+    SUCCESS = 0
+    TIME_OUT = 1
+    """It took longer than the consume timeout, whatever it said then."""
+    EXCEPTION = 2
+    """It raised, or was cancelled."""
+    RETURNNULL = 3
+    """Of Java's listeners only: here None means success."""
+    FAILED = 4
+
+
+@dataclass(slots=True)
+class SendMessageContext:
+    """One send: a message, or a batch.
+
+    Attributes:
+        producer_group: Who sends.
+        message: What; a sequence of messages for a batch.
+        mq: Where to. Afterwards: where it is, or was tried last.
+        broker_addr: The leader of that queue's broker group as it is known; empty: nobody is.
+        born_host: This client's address.
+        communication_mode: How the sender waits.
+        msg_type: What kind of message.
+        send_result: Afterwards, when it is stored and there is an answer: a `SendResult`, a
+            sequence of them for a batch.
+        exception: Afterwards, when it failed.
+        mq_trace_context: For one hook to keep something from before to after.
+        props: For hooks to tell each other something.
+    """
+
+    producer_group: str
+    message: Message | Sequence[Message]
+    mq: MessageQueue
+    broker_addr: str
+    born_host: str
+    communication_mode: CommunicationMode
+    msg_type: MessageType = MessageType.NORMAL_MSG
+    send_result: SendResult | Sequence[SendResult] | None = None
+    exception: MQError | None = None
+    mq_trace_context: object = None
+    props: dict[str, str] = field(default_factory=dict)
+
+
+class SendMessageHook(Protocol):
+    """Told of every send of a producer."""
+
+    def send_message_before(self, context: SendMessageContext) -> None:
+        """A message is about to leave; retries are not told of."""
+
+    def send_message_after(self, context: SendMessageContext) -> None:
+        """What became of it is known, or its sender has stopped waiting."""
+
+
+@dataclass(slots=True)
+class ConsumeMessageContext:
+    """Messages in the hands of a listener, or of who polled them.
+
+    Attributes:
+        consumer_group: Who consumes.
+        msg_list: The messages, of one queue.
+        mq: That queue.
+        success: Afterwards: they count as dealt with.
+        status: Afterwards: what the listener said, in RocketMQ's words.
+        mq_trace_context: For one hook to keep something from before to after.
+        props: For hooks to tell each other something; afterwards `CONSUME_CONTEXT_TYPE` holds the
+            name of a `ConsumeReturnType`.
+    """
+
+    consumer_group: str
+    msg_list: Sequence[MessageExt]
+    mq: MessageQueue
+    success: bool = False
+    status: str = ""
+    mq_trace_context: object = None
+    props: dict[str, str] = field(default_factory=dict)
+
+
+class ConsumeMessageHook(Protocol):
+    """Told of all messages that a consumer hands out."""
+
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
+        """A listener is about to be called, or a poll to return."""
+
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
+        """The listener came back or was cancelled, or the messages of the poll count as dealt with.
+
+        A consumer that is closed gives up what the last poll returned: that is no success.
+        """
+
+
+@dataclass(slots=True)
+class EndTransactionContext:
+    """A decision over a transaction that a broker was told.
+
+    Attributes:
+        producer_group: Who decided.
+        message: The message; after a question of the broker as it was read.
+        broker_addr: The leader of the broker group as it is known; empty: nobody is.
+        msg_id: The message's id.
+        transaction_id: The same: it names the transaction.
+        transaction_state: The decision; UNKNOWN: the broker asks later.
+        from_transaction_check: The broker had asked.
+    """
+
+    producer_group: str
+    message: Message | MessageExt
+    broker_addr: str
+    msg_id: str
+    transaction_id: str
+    transaction_state: LocalTransactionState
+    from_transaction_check: bool
+
+
+class EndTransactionHook(Protocol):
+    """Told of every decision that was told to a broker."""
+
+    def end_transaction(self, context: EndTransactionContext) -> None:
+        """The broker was told; one that knows another decision has refused, and is not counted."""
+
+
+C = TypeVar("C")
+
+
+def call_each(calls: Sequence[Callable[[C], None]], context: C) -> None:
+    """Call each hook; one that raises is logged, and hinders nobody."""
+    for call in calls:
+        try:
+            call(context)
+        except Exception:  # noqa: BLE001  # the user's own; the message must not suffer from it
+            _log.exception("hook_failed", hook=getattr(call, "__qualname__", repr(call)))

@@ -1,0 +1,1 @@
+"""Sends messages, batches, requests and transactions."""

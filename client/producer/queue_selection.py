@@ -1,0 +1,123 @@
+"""Which queue the next message goes to: round robin, away from brokers that just failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from client.core.route import MessageQueue
+
+LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
+"""Latency steps of RocketMQ ≥ 5.1.4."""
+
+NOT_AVAILABLE_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
+"""How long a broker is avoided after a send that took at least the step of the same place."""
+
+ISOLATION_LATENCY_MS = 10000
+"""What a failed send counts as."""
+
+
+def not_available_ms(latency_ms: float) -> int:
+    """Return for how long a broker is avoided after a send that took *latency_ms*."""
+    for step in range(len(LATENCY_MAX_MS) - 1, -1, -1):
+        if latency_ms >= LATENCY_MAX_MS[step]:
+            return NOT_AVAILABLE_MS[step]
+    return 0
+
+
+@dataclass(slots=True)
+class _Fault:
+    latency_ms: float
+    available_at: float
+
+
+class LatencyFaultTable:
+    """Broker name → until when it is better left alone."""
+
+    def __init__(self) -> None:
+        self._faults: dict[str, _Fault] = {}
+
+    def note(
+        self, broker_name: str, latency_ms: float, now: float, *, isolate: bool = False
+    ) -> None:
+        """Record how long a send took.
+
+        Args:
+            broker_name: Where it went.
+            latency_ms: How long it took.
+            now: Monotonic seconds.
+            isolate: It failed; counts as `ISOLATION_LATENCY_MS`.
+        """
+        pause_ms = not_available_ms(ISOLATION_LATENCY_MS if isolate else latency_ms)
+        if pause_ms == 0:
+            self._faults.pop(broker_name, None)
+        else:
+            self._faults[broker_name] = _Fault(latency_ms, now + pause_ms / 1000)
+
+    def available(self, broker_name: str, now: float) -> bool:
+        """Tell whether the broker is not being avoided at *now*."""
+        fault = self._faults.get(broker_name)
+        return fault is None or now >= fault.available_at
+
+    def least_bad(self, broker_names: Sequence[str]) -> str:
+        """Return the broker that becomes available first; ties go to the earlier in the list."""
+        return min(
+            broker_names,
+            key=lambda name: self._faults[name].available_at if name in self._faults else 0.0,
+        )
+
+    def __len__(self) -> int:
+        return len(self._faults)
+
+
+class QueueSelector:
+    """Round robin over the queues of one topic.
+
+    One per topic and producer; a plain counter, so that over any n·k choices among n available
+    queues each one is chosen k times.
+    """
+
+    __slots__ = ("_counter",)
+
+    def __init__(self, start: int = 0) -> None:
+        """Start at queue *start* modulo the number of queues (random, so clients spread)."""
+        self._counter = start
+
+    def select(self, queues: Sequence[MessageQueue]) -> MessageQueue:
+        """Return the next queue in turn. *queues* is not empty."""
+        self._counter = counter = self._counter + 1
+        return queues[counter % len(queues)]
+
+    def select_avoiding(
+        self,
+        queues: Sequence[MessageQueue],
+        *,
+        last_broker: str | None = None,
+        faults: LatencyFaultTable | None = None,
+        now: float = 0.0,
+    ) -> MessageQueue:
+        """Return the next queue in turn that is not on a broker to avoid.
+
+        Args:
+            queues: Candidates, not empty.
+            last_broker: The broker that just failed this message; chosen only if all queues are
+                its own.
+            faults: Brokers to avoid for longer; None: latency fault tolerance is off.
+            now: Monotonic seconds for *faults*.
+        """
+        count = len(queues)
+        for _ in range(count):
+            queue = self.select(queues)
+            if queue.broker_name == last_broker:
+                continue
+            if faults is None or faults.available(queue.broker_name, now):
+                return queue
+        if faults is not None:
+            names = [q.broker_name for q in queues if q.broker_name != last_broker]
+            if names:
+                best = faults.least_bad(names)
+                for _ in range(count):
+                    queue = self.select(queues)
+                    if queue.broker_name == best:
+                        return queue
+        return self.select(queues)

@@ -1,0 +1,1 @@
+"""Writes message trace: what became of each message at this client."""

@@ -1,0 +1,36 @@
+"""Readers follow the leader as soon as anybody has heard of a new one."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+from client.consumer.config import PushConfig
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.push_consumer import PushConsumer
+from client.producer.producer import Producer
+from tests.unit.client.consumer.consuming import Heard, send, settled
+from tests.unit.client.fake_cluster import open_world
+
+
+async def test_a_pull_held_by_a_broker_that_fell_silent_is_not_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    heard = Heard()
+    async with (
+        open_world() as world,
+        world.client() as one,
+        world.client() as two,
+        Producer(two, "p") as producer,
+        PushConsumer(one, "c", heard, {"T": "*"}, PushConfig(consume_from=FROM_FIRST)) as consumer,
+    ):
+        await settled(consumer)
+        await trio.sleep(1)
+        group = world.groups["g"]
+        group.elect(1)  # the old leader says nothing of it to the pulls it holds
+        await send(producer, 4)
+        # Somebody in this client asks the old leader for anything and is redirected.
+        one.leaders.learn("g", group.brokers[1].address, group.term)
+        began = trio.current_time()
+        await heard.wait_for(4)
+        assert trio.current_time() - began < 2

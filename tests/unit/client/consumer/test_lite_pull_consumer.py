@@ -1,0 +1,158 @@
+"""Polling members of a group, against a cluster in memory on virtual time."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from client.consumer.consume_from import FROM_FIRST
+from client.consumer.lite_pull_consumer import LitePullConsumer
+from client.consumer.push_consumer import PushConsumer
+from client.core.route import MessageQueue
+from client.producer.producer import Producer
+from commitlog.errors import ConfigError
+from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
+from tests.unit.client.fake_cluster import open_world
+
+OTHER = MessageQueue("T", "g", 1)
+
+
+async def poll(consumer: LitePullConsumer, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    with trio.fail_after(60):
+        while len(found) < count:
+            found += [message.body_bytes for message in await consumer.poll()]
+    return found
+
+
+async def test_what_a_poll_returned_is_dealt_with_at_the_next_one(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        group = world.groups["g"]
+        await send(producer, 6, queues=1)
+        async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
+            consumer.subscribe("T")
+            first = await consumer.poll(max_messages=2)
+            await trio.sleep(6)
+            assert [m.body_bytes for m in first] == [b"0", b"1"]
+            assert committed(group).get(0, 0) == 0
+            second = await consumer.poll(max_messages=2)
+            await trio.sleep(6)
+            assert committed(group)[0] == 2
+            await consumer.commit()
+            assert committed(group)[0] == 4
+            assert await consumer.committed(QUEUE) == 4
+            assert [m.body_bytes for m in second] == [b"2", b"3"]
+            assert await poll(consumer, 2) == [b"4", b"5"]
+            assert await consumer.poll(1.0) == []
+        assert committed(group)[0] == 6
+
+
+async def test_without_auto_commit_only_commit_commits(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        await send(producer, 2, queues=1)
+        async with LitePullConsumer(
+            client, "c", consume_from=FROM_FIRST, auto_commit=False
+        ) as consumer:
+            consumer.subscribe("T")
+            await poll(consumer, 2)
+            await consumer.poll(30)
+        assert committed(world.groups["g"]) == {}
+
+
+async def test_assigned_queues_are_read_whoever_else_is_there(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer,
+    ):
+        await send(producer, 8)
+        await consumer.assign([QUEUE, OTHER])
+        assert sorted(await poll(consumer, 4)) == [b"0", b"1", b"4", b"5"]
+        await consumer.assign([OTHER])
+        await send(producer, 4, first=8)
+        assert await poll(consumer, 1) == [b"9"]
+        assert consumer.queues == {OTHER}
+        with pytest.raises(ConfigError, match="one or the other"):
+            consumer.subscribe("T")
+
+
+async def test_seeking_goes_back_and_forth_at_once(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer,
+    ):
+        await send(producer, 5, queues=1)
+        consumer.seek(QUEUE, 3)
+        await consumer.assign([QUEUE])
+        assert await poll(consumer, 2) == [b"3", b"4"]
+        await trio.sleep(1)  # a pull is held at the end
+        began = trio.current_time()
+        await consumer.seek_to_begin(QUEUE)
+        assert await poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
+        assert trio.current_time() - began < 1
+        consumer.seek(QUEUE, 1)
+        await consumer.seek_to_end(QUEUE)
+        assert await consumer.poll(1) == []
+        await consumer.commit()
+        assert committed(world.groups["g"])[0] == 5
+
+
+async def test_a_paused_queue_is_not_polled(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer,
+    ):
+        await consumer.assign([QUEUE, OTHER])
+        consumer.pause([QUEUE])
+        await send(producer, 4, queues=2)
+        assert await poll(consumer, 2) == [b"1", b"3"]
+        assert await consumer.poll(20) == []
+        consumer.resume([QUEUE])
+        assert await poll(consumer, 2) == [b"0", b"2"]
+        await trio.sleep(1)
+        consumer.pause([QUEUE])
+        await send(producer, 2, queues=2, first=4)
+        assert await poll(consumer, 1) == [b"5"]
+        assert await consumer.poll(20) == []
+        consumer.resume([QUEUE])
+        assert await poll(consumer, 1) == [b"4"]
+
+
+async def test_members_share_queues_also_with_push_consumers(autojump_clock: MockClock) -> None:
+    heard = Heard()
+    async with (
+        open_world() as world,
+        world.client() as one,
+        world.client() as two,
+        Producer(one, "p") as producer,
+        LitePullConsumer(one, "c", consume_from=FROM_FIRST) as consumer,
+    ):
+        consumer.subscribe("T")
+        async with PushConsumer(two, "c", heard, {"T": "*"}):
+            await trio.sleep(2)
+            assert len(consumer.queues) == 2
+            await send(producer, 8)
+            polled = await poll(consumer, 4)
+            await heard.wait_for(4)
+            assert sorted([*polled, *heard.bodies]) == [b"%d" % i for i in range(8)]
+        await trio.sleep(2)
+        assert len(consumer.queues) == 4
+        consumer.unsubscribe("T")
+        await trio.sleep(1)
+        assert consumer.queues == frozenset()
+
+
+async def test_subscribing_first_forbids_to_assign(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client:
+        consumer = LitePullConsumer(client, "c")
+        consumer.subscribe("T")
+        with pytest.raises(ConfigError, match="one or the other"):
+            await consumer.assign([QUEUE])

@@ -1,0 +1,353 @@
+"""PullConsumer against a cluster in memory."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from client.consumer.pull_consumer import PullConsumer, _pull_result
+from client.consumer.subscription_expression import SubscriptionExpression
+from client.core.errors import (
+    DamagedAnswerError,
+    NoRouteError,
+    OffsetIllegalError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
+from client.core.message import Message, PullStatus
+from client.core.route import MessageQueue
+from client.producer.producer import Producer
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.headers import QueueHeader
+from remoting.protocol.outcome import Condition
+from remoting.protocol.outcome import answer as outcome_answer
+from tests.unit.client.fake_cluster import open_world
+
+QUEUE = MessageQueue("T", "g", 0)
+
+
+async def test_what_was_sent_is_pulled(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        for i in range(3):
+            await producer.send_to(QUEUE, Message("T", b"%d" % i, tags="A"))
+        assert QUEUE in await consumer.fetch_message_queues("T")
+        result = await consumer.pull(QUEUE, 1)
+        assert result.status is PullStatus.FOUND
+        assert [m.body_bytes for m in result.messages] == [b"1", b"2"]
+        assert (result.next_begin_offset, result.min_offset, result.max_offset) == (3, 0, 3)
+        assert [m.tags for m in result.messages] == ["A", "A"]
+        assert (await consumer.min_offset(QUEUE), await consumer.max_offset(QUEUE)) == (0, 3)
+        assert await consumer.search_offset(QUEUE, 5) == 1
+
+
+async def test_a_tag_with_the_hash_of_a_wanted_one_is_left_out(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        for tag in ("Aa", "BB", "Aa", "BB"):
+            await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
+        # This broker, as RocketMQ's, sends what has the same hash.
+        result = await consumer.pull(QUEUE, 0, tags="Aa")
+        assert [m.body_bytes for m in result.messages] == [b"Aa", b"Aa"]
+        assert (result.status, result.next_begin_offset) == (PullStatus.FOUND, 4)
+        result = await consumer.pull(QUEUE, 3, tags="Aa || C")
+        assert (result.status, list(result.messages)) == (PullStatus.NO_MATCHED_MESSAGE, [])
+        assert result.next_begin_offset == 4
+
+
+async def test_an_sql_expression_travels_with_the_pull(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_to(QUEUE, Message("T", b"0", tags="x"))
+        wanted = SubscriptionExpression.by_sql("a > 5 AND TAGS = 'y'")
+        result = await consumer.pull(QUEUE, 0, tags=wanted)
+        assert [m.body_bytes for m in result.messages] == [b"0"], "the broker has judged"
+        async for message in consumer.iter_messages(QUEUE, 0, tags=wanted):
+            assert message.body_bytes == b"0"
+        pulls = [
+            seen.command.ext
+            for seen in world.seen
+            if seen.code in (RequestCode.PULL_MESSAGE, RequestCode.BULK_PULL)
+        ]
+        assert len(pulls) == 3, "one more finds the end"
+        for ext in pulls:
+            assert ext["subscription"] == "a > 5 AND TAGS = 'y'"
+            assert ext["expressionType"] == "SQL92"
+            assert int(ext["sysFlag"]) & 4
+
+
+async def test_a_pull_waits_for_the_next_message(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        got: list[bytes] = []
+
+        async def wait() -> None:
+            result = await consumer.pull(QUEUE, 0, timeout_s=20)
+            got.extend(m.body_bytes for m in result.messages)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.sleep(5)
+            assert got == []
+            await producer.send_to(QUEUE, Message("T", b"now"))
+        assert got == [b"now"]
+        assert trio.current_time() < 100
+
+
+async def test_a_pull_that_finds_nothing_ends_after_its_time(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        began = trio.current_time()
+        result = await consumer.pull(QUEUE, 0, timeout_s=7)
+        assert result.status is PullStatus.NO_NEW_MESSAGE
+        assert trio.current_time() - began == pytest.approx(7)
+        (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.PULL_MESSAGE]
+    assert asked["suspendTimeoutMillis"] == "7000"
+    assert asked["sysFlag"] == "6"
+    assert asked["subscription"] == "*"
+
+
+async def test_an_offset_outside_says_where_to_go_on(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        with pytest.raises(OffsetIllegalError) as caught:
+            await consumer.pull(QUEUE, 99)
+    assert caught.value.next_begin_offset == 0
+
+
+async def test_many_messages_are_asked_for_in_bulk(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_batch([Message("T", b"%d" % i) for i in range(100)], queue=QUEUE)
+        result = await consumer.pull(QUEUE, 0, max_messages=100)
+        assert len(result.messages) == 100
+        assert world.count(RequestCode.BULK_PULL) == 1
+        assert world.count(RequestCode.PULL_MESSAGE) == 0
+
+
+async def test_a_broker_without_bulk_pull_is_asked_the_ordinary_way(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world(bulk=False) as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_batch([Message("T", b"%d" % i) for i in range(100)], queue=QUEUE)
+        bodies = [m.body_bytes async for m in consumer.iter_messages(QUEUE, 0)]
+        assert bodies == [b"%d" % i for i in range(100)]
+        some = [m.body_bytes async for m in consumer.iter_messages(QUEUE, 10, until=20)]
+        assert some == [b"%d" % i for i in range(10, 20)]
+
+
+async def test_drain_reads_all_queues_to_their_end(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        for i in range(40):
+            await producer.send(Message("T", b"%d" % i))
+        queues = await consumer.fetch_message_queues("T")
+        found = [
+            m.body_bytes async for _, result in consumer.drain(queues) for m in result.messages
+        ]
+    assert sorted(found) == sorted(b"%d" % i for i in range(40))
+
+
+async def test_commits_are_seen_by_the_next_query(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        assert await consumer.committed_offset(QUEUE) is None
+        await consumer.commit_offset(QUEUE, 17)
+        assert await consumer.committed_offset(QUEUE) == 17
+        assert world.groups["g"].committed == {("c", "T", 0): 17}
+
+
+async def test_a_commit_nobody_can_tell_about_is_no_failure(autojump_clock: MockClock) -> None:
+    def lost(asked: RemotingCommand) -> RemotingCommand:
+        return outcome_answer(asked, Condition.LEADERSHIP_LOST, "who knows")
+
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        world.groups["g"].brokers[0].answer_commit = lost
+        with pytest.raises(RequestTimedOutError) as caught:
+            await consumer.commit_offset(QUEUE, 17)
+    assert caught.value.outcome == "unknown"
+
+
+async def test_a_refusal_does_not_undo_what_an_earlier_attempt_may_have_done(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        group = world.groups["g"]
+
+        def silent(_: RemotingCommand) -> Handled:
+            group.leader = None
+            return DEFERRED
+
+        group.brokers[0].answer_commit = silent
+        with pytest.raises(RequestTimedOutError) as caught:
+            await consumer.commit_offset(QUEUE, 17, timeout_s=5)
+    assert caught.value.outcome == "unknown"
+
+
+async def test_a_pull_follows_the_leader(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send_to(QUEUE, Message("T", b"1"))
+        await consumer.pull(QUEUE, 0)
+        world.groups["g"].elect(1, register=False)
+        result = await consumer.pull(QUEUE, 0)
+        assert [m.body_bytes for m in result.messages] == [b"1"]
+        assert client.counters.redirects_by_hint == 1
+
+
+async def test_a_long_poll_survives_the_death_of_the_leader(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        group = world.groups["g"]
+        got: list[bytes] = []
+
+        async def wait() -> None:
+            result = await consumer.pull(QUEUE, 0, timeout_s=20)
+            got.extend(m.body_bytes for m in result.messages)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.sleep(1)
+            await group.brokers[0].kill()
+            group.leader = None
+            await trio.sleep(1)
+            group.elect(2, register=False)
+            await trio.sleep(1)
+            await producer.send_to(QUEUE, Message("T", b"now"))
+        assert got == [b"now"]
+
+
+async def test_errors_of_reads_carry_code_and_remark(autojump_clock: MockClock) -> None:
+    async with (
+        open_world(rocketmq=True) as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        with pytest.raises(NoRouteError):
+            await consumer.fetch_message_queues("nothing")
+        world.groups["g"].topics["U"] = 1
+        await consumer.fetch_message_queues("U")
+        answer = await client.ask("10.0.0.1:10911", RequestCode.QUERY_MESSAGE)
+        assert answer.code == 3
+        with pytest.raises(RequestFailedError) as caught:
+            await consumer._ask(
+                MessageQueue("U", "g", 0),
+                RequestCode.GET_EARLIEST_MSG_STORETIME,
+                QueueHeader("U", 0),
+            )
+    assert caught.value.code == 3
+
+
+async def test_queues_of_a_topic_just_made_by_a_send_are_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+        trio.open_nursery() as nursery,
+    ):
+        await producer.send(Message("made", b"x"))
+        made = world.groups["g"].topics.pop("made", None)
+
+        async def list_it_later() -> None:
+            await trio.sleep(1.0)
+            world.groups["g"].topics["made"] = made or 4
+
+        nursery.start_soon(list_it_later)
+        began = trio.current_time()
+        assert len(await consumer.fetch_message_queues("made")) == 4
+        assert 1.0 <= trio.current_time() - began < 1.2
+        with pytest.raises(NoRouteError):
+            await consumer.fetch_message_queues("never sent to")
+
+
+async def test_a_topic_that_is_never_listed_is_not_waited_for_without_end(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+        PullConsumer(client, "c") as consumer,
+    ):
+        await producer.send(Message("made", b"x"))
+        world.groups["g"].topics.pop("made", None)
+        began = trio.current_time()
+        with pytest.raises(NoRouteError):
+            await consumer.fetch_message_queues("made")
+        assert 2.0 <= trio.current_time() - began < 2.2
+
+
+def test_an_answer_with_damaged_messages_is_a_failed_read_that_may_be_tried_again() -> None:
+    queue = MessageQueue("T", "broker-a", 0)
+    offsets = {
+        "nextBeginOffset": "7",
+        "minOffset": "0",
+        "maxOffset": "9",
+        "suggestWhichBrokerId": "0",
+    }
+    bad = response_to(request(RequestCode.PULL_MESSAGE), 0, None, offsets, b"\0" * 100)
+    with pytest.raises(DamagedAnswerError, match="damaged") as caught:
+        _pull_result(queue, 5, bad)
+    assert caught.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert caught.value.retriable

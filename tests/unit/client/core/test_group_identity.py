@@ -1,0 +1,136 @@
+"""Nothing is sent to a broker of another group, whatever the route says."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from client.core.errors import BrokerUnreachableError
+from client.core.group_identity import KEPT_S, GroupIdentities, stated_identities
+from client.core.message import Message
+from client.producer.producer import Producer, ProducerConfig
+from remoting.protocol.codes import RequestCode
+from tests.unit.client.fake_cluster import Group, World, open_world
+
+OURS, OTHER = "0f" * 16, "e1" * 16
+
+
+async def add_thief(world: World, *, rocketmq: bool, identity: str | None) -> Group:
+    """Start a broker that takes messages under the name "g", and is no member."""
+    thief = Group(world, "g", 1, 20911, rocketmq=rocketmq)
+    thief.brokers[0].identity = identity
+    await thief.brokers[0].start()
+    return thief
+
+
+@pytest.mark.parametrize(
+    ("rocketmq", "identity"), [(True, None), (False, None), (False, ""), (False, OTHER)]
+)
+async def test_a_producer_gives_nothing_to_a_thief_in_the_route(
+    autojump_clock: MockClock, rocketmq: bool, identity: str | None
+) -> None:
+    async with open_world() as world:
+        group = world.groups["g"]
+        group.identify(OURS)
+        thief = await add_thief(world, rocketmq=rocketmq, identity=identity)
+        config = ProducerConfig(send_timeout_s=5.0)
+        async with world.client() as client, Producer(client, "p", config) as producer:
+            await producer.send(Message("T", b"0"))
+            # The NameServer was started again, and the thief came before the group.
+            group.registered, group.stated = {0: thief.brokers[0].address}, ""
+            await client.refresh_route("T")
+            with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
+                await producer.send(Message("T", b"1"))
+            with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
+                await producer.send_oneway(Message("T", b"2"))
+            group.register()
+            group.stated = OURS
+            await producer.send(Message("T", b"3"))
+        assert thief.bodies() == []
+        assert sorted(group.bodies()) == [b"0", b"3"]
+        sends = (RequestCode.SEND_RECORDS, RequestCode.SEND_MESSAGE_V2)
+        assert not [seen for seen in thief.brokers[0].seen if seen.code in sends]
+
+
+async def test_a_new_producer_reaches_the_group_where_a_thief_is_registered_as_its_leader(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world:
+        group = world.groups["g"]
+        group.identify(OURS)
+        thief = await add_thief(world, rocketmq=False, identity=OTHER)
+        group.registered[0], group.registered[9] = thief.brokers[0].address, str(group.leader)
+        async with world.client() as client, Producer(client, "p") as producer:
+            await producer.send(Message("T", b"1"))
+        assert (thief.bodies(), group.bodies()) == ([], [b"1"])
+
+
+async def test_members_of_an_older_release_are_sent_to_when_the_group_names_them(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world:
+        group = world.groups["g"]
+        group.identify(OURS)
+        older = group.brokers[1]
+        older.identity, group.without = None, [older.address]
+        group.elect(1)
+        async with world.client() as client, Producer(client, "p") as producer:
+            await producer.send(Message("T", b"1"))
+        assert group.bodies() == [b"1"]
+
+
+@pytest.mark.parametrize("rocketmq", [True, False])
+async def test_a_cluster_without_identities_is_believed(
+    autojump_clock: MockClock, rocketmq: bool
+) -> None:
+    async with (
+        open_world(rocketmq=rocketmq) as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+    ):
+        await producer.send(Message("T", b"1"))
+        assert world.groups["g"].bodies() == [b"1"]
+
+
+async def test_a_broker_is_asked_again_when_it_said_another_group(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world:
+        group = world.groups["g"]
+        group.identify(OURS)
+        group.brokers[0].identity = ""  # its group is being founded
+        async with (
+            world.client() as client,
+            Producer(client, "p") as producer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(producer.send, Message("T", b"1"))
+            await trio.sleep(0.2)
+            group.brokers[0].identity = OURS
+        assert group.bodies() == [b"1"]
+
+
+def test_an_identity_holds_for_a_while_after_nobody_states_it() -> None:
+    known = GroupIdentities()
+    known.take({"g": [OURS]}, ["g"], 0.0)
+    known.take({}, ["g"], 100.0)
+    known.take({}, ["g"], 100.0 + KEPT_S)
+    assert known.refusal("g", "a:1", "") == (
+        f"it names no group, and g is the group {OURS}; nothing was sent"
+    )
+    known.take({}, ["g"], 100.1 + KEPT_S)
+    assert known.refusal("g", "a:1", "") == ""
+
+
+def test_a_group_that_took_the_name_over_is_believed_when_the_name_server_states_it() -> None:
+    known = GroupIdentities()
+    known.take({"g": [OURS]}, ["g"], 0.0)
+    known.take({"g": [OTHER]}, ["g"], 1.0)
+    assert known.refusal("g", "a:1", OTHER) == ""
+    assert "is of the group" in known.refusal("g", "a:1", OURS)
+
+
+@pytest.mark.parametrize("text", [None, 7, "", "{", "[]", '{"g": "x"}', '{"g": [1]}'])
+def test_a_statement_that_cannot_be_read_states_nothing(text: object) -> None:
+    assert stated_identities(text) == {}

@@ -1,0 +1,86 @@
+"""While nobody leads a group its members are asked, neither too often nor too seldom."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import trio
+from trio.testing import MockClock
+
+from client.consumer.pull_consumer import PullConsumer
+from client.core.leader_search import PATIENCE, PAUSE_S_MAX, SEARCH_S
+from client.core.message import Message
+from client.core.retry import RetryPolicy
+from client.producer.producer import Producer, ProducerConfig
+from remoting.protocol.codes import RequestCode
+from tests.unit.client.fake_cluster import Group, open_world
+
+LEADERLESS_S = 20.0
+PATIENT = ProducerConfig(send_timeout_s=60.0)
+
+
+@asynccontextmanager
+async def producer_of_a_group() -> AsyncGenerator[tuple[Group, Producer]]:
+    """A patient producer that has sent 1, and its group."""
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p", PATIENT) as producer,
+    ):
+        await producer.send(Message("T", b"1"))
+        yield world.groups["g"], producer
+
+
+async def test_followers_that_name_a_dead_leader_are_asked_once_a_second_in_the_end(
+    autojump_clock: MockClock,
+) -> None:
+    """Its name was news at each search, so one followed the other without a pause."""
+    async with producer_of_a_group() as (group, producer):
+        await group.brokers[0].kill()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(producer.send, Message("T", b"2"))
+            await trio.sleep(LEADERLESS_S)
+            asked = [s.at for s in group.brokers[1].seen if s.code == RequestCode.RAFT_STATUS]
+            assert LEADERLESS_S / 2 < len(asked) < 3 * LEADERLESS_S
+            in_the_end = [at for at in asked if at > trio.current_time() - LEADERLESS_S / 2]
+            assert len(in_the_end) <= LEADERLESS_S / 2 / PAUSE_S_MAX
+            group.elect(1, register=False)
+            elected_at = trio.current_time()
+        assert trio.current_time() - elected_at < PAUSE_S_MAX + SEARCH_S
+        assert sorted(group.bodies()) == [b"1", b"2"]
+
+
+async def test_a_leader_is_found_at_most_an_eighth_later(autojump_clock: MockClock) -> None:
+    for leaderless_s in (0.05, 0.2, 0.8, 3.2):
+        async with producer_of_a_group() as (group, producer):
+            await group.brokers[0].kill()
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(producer.send, Message("T", b"2"))
+                await trio.sleep(leaderless_s)
+                group.elect(2, register=False)
+            took_s = trio.current_time() - began
+            assert took_s < leaderless_s * (1 + 1 / PATIENCE) + RetryPolicy().max_backoff_s
+
+
+async def test_looking_for_a_leader_tells_the_members_nothing(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c"),
+        Producer(client, "p", PATIENT) as producer,
+    ):
+        group = world.groups["g"]
+        await producer.send(Message("T", b"1"))
+        await trio.sleep(1)
+        before = group.brokers[1].count(RequestCode.HEART_BEAT)
+        assert before > 0
+        await group.brokers[0].kill()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(producer.send, Message("T", b"2"))
+            await trio.sleep(LEADERLESS_S)
+            assert group.brokers[1].count(RequestCode.HEART_BEAT) == before
+            group.elect(1, register=False)
+        await trio.sleep(1)
+        assert group.brokers[1].count(RequestCode.HEART_BEAT) == before + 1

@@ -1,0 +1,116 @@
+"""Which NameServer is asked, and the HTTP address server."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from client.core.client_instance import ClientConfig, ClientInstance
+from client.core.errors import NoNameServerError
+from client.core.name_server import NameServerList
+from commitlog.errors import ConfigError
+from remoting.edge import TrioClock
+from tests.unit.client.fake_cluster import MemoryNetwork, World, open_world
+
+
+def test_a_failed_name_server_gives_way_to_the_next() -> None:
+    servers = NameServerList(["a:1", "b:1", "c:1"], start=4)
+    assert servers.in_turn() == ["b:1", "c:1", "a:1"]
+    servers.failed("a:1")
+    assert servers.in_turn()[0] == "b:1"
+    servers.failed("b:1")
+    assert servers.in_turn()[0] == "c:1"
+    servers.answered("a:1")
+    assert servers.in_turn()[0] == "a:1"
+
+
+def test_a_new_list_keeps_the_one_in_use() -> None:
+    servers = NameServerList(["a:1", "b:1"], start=1)
+    assert servers.replace(["c:1", "b:1"])
+    assert servers.in_turn()[0] == "b:1"
+    assert not servers.replace(["c:1", "b:1"])
+    assert servers.replace(["x:1", "y:1"], start=1)
+    assert servers.in_turn()[0] == "y:1"
+    assert servers.replace([])
+    assert servers.in_turn() == []
+
+
+def test_a_client_without_name_servers_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="no NameServer"):
+        ClientInstance(
+            ClientConfig(), clock=TrioClock(), network=MemoryNetwork(), rng=random.Random(1)
+        )
+
+
+async def test_a_client_keeps_to_one_name_server_until_it_fails(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world(name_servers=3) as world, world.client() as client:
+        for _ in range(5):
+            await client.refresh_route("T")
+        busy = [n for n in world.name_servers if n.seen]
+        assert len(busy) == 1
+        await busy[0].kill()
+        for _ in range(5):
+            await client.refresh_route("T")
+        used = [n for n in world.name_servers if n.seen]
+        assert len(used) == 2
+        assert sorted(len(n.seen) for n in used) == [5, 5]
+
+
+async def _address_server(world: World, answers: list[bytes], asked: list[bytes]) -> None:
+    listener = await world.network.listen("10.0.0.3", 8080)
+    while True:
+        stream = await listener.accept()
+        asked.append(bytes(await stream.receive_some(10000)))
+        await stream.send_all(answers[min(len(asked), len(answers)) - 1])
+        await stream.aclose()
+
+
+async def test_an_address_server_is_read_again_every_120_s(autojump_clock: MockClock) -> None:
+    answers = [
+        b"HTTP/1.1 200 OK\r\n\r\n10.0.0.2:9876\n",
+        b"HTTP/1.1 500 Oops\r\n\r\nno",
+        b"HTTP/1.1 200 OK\r\n\r\n10.0.0.2:9877;10.0.0.2:9876",
+    ]
+    asked: list[bytes] = []
+    async with open_world(name_servers=2) as world:
+        world.nursery.start_soon(_address_server, world, answers, asked)
+        config = ClientConfig(address_server_url="http://10.0.0.3:8080/rocketmq/nsaddr?v=1")
+        async with ClientInstance(
+            config, clock=TrioClock(), network=world.network, rng=random.Random(1)
+        ) as client:
+            await client.route("T")
+            first = client.name_servers.list.addresses
+            await trio.sleep(121)
+            second = client.name_servers.list.addresses
+            await trio.sleep(120)
+            third = client.name_servers.list.addresses
+    assert asked[0] == b"GET /rocketmq/nsaddr?v=1 HTTP/1.0\r\nHost: 10.0.0.3\r\n\r\n"
+    assert first == second == ("10.0.0.2:9876",)
+    assert third == ("10.0.0.2:9877", "10.0.0.2:9876")
+
+
+async def test_an_address_server_that_is_down_is_one_clear_error(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world:
+        config = ClientConfig(address_server_url="http://10.0.0.3/x")
+        async with ClientInstance(
+            config, clock=TrioClock(), network=world.network, rng=random.Random(1)
+        ) as client:
+            with pytest.raises(NoNameServerError, match="address server"):
+                await client.route("T")
+
+
+def test_an_address_server_must_be_plain_http() -> None:
+    with pytest.raises(ConfigError, match="http"):
+        ClientInstance(
+            ClientConfig(address_server_url="ftp://x"),
+            clock=TrioClock(),
+            network=MemoryNetwork(),
+            rng=random.Random(1),
+        )
