@@ -1,14 +1,14 @@
 """Settings that take effect while a broker runs, and what each of them changes.
 
 A change is for this broker alone, until it stops: its files stay what they are. All keys of a
-request take effect, or none. A change by which less is kept has to be confirmed. Whatever is not
-in the table below needs a restart, and says so; what names a file, an address to listen on or a
-member is not in it.
+request take effect, or none. A change by which less is kept has to be confirmed. A setting that is
+not declared `is_live` needs a restart, and the refusal names it; what names a file, an address to
+listen on or a member is none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,16 +29,14 @@ from dledger.services.local_hour import HOUR_MS
 from dledger.services.retention import RetentionService
 from dledger.services.shorter_retention import keeps_less, lost_to_settings
 from dledger.services.transaction_check import TransactionCheckService
-from dledger.settings_ignored import IGNORED_KEYS
-from dledger.settings_refused import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
-from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
-from dledger.settings_values import parse_value, show_value
+from dledger.settings_keys import IGNORED_KEYS, IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
+from dledger.settings_tables import ROCKETMQ_KEYS, SCHEMA, SETTINGS
 from dledger.state.floor_reason import AGE, FORCED, SIZE
 from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
-from remoting.java_properties import format_properties
 from remoting.protocol.bodies import DataVersion
 from remoting.protocol.confirmation import GivenUp
 from remoting.seams import Clock
+from remoting.settings.properties import format_properties
 
 SOURCE: Final = "changed while it runs"
 
@@ -85,7 +83,7 @@ class LiveSettings:
         With what RocketMQ's tools read besides and is no setting here.
         """
         found = {
-            setting.keys[0] if setting.keys else path: show_value(path, self.config.get(path))
+            setting.keys[0] if setting.keys else path: self.config.shown(path)
             for path, setting in SETTINGS.items()
         }
         leads = self._parts.group.leadership is not None
@@ -114,26 +112,15 @@ class LiveSettings:
             SettingRefusedError: Names the key that cannot be changed, or not to that value.
             ConfirmationNeededError: Less would be kept, and that is not confirmed.
         """
-        values: dict[str, Any] = {}
-        notes: list[str] = []
-        for key, text in changes.items():
-            if key in IGNORED_KEYS and key not in NEVER_TAKEN:
-                notes.append(f"{key} is accepted and changes nothing: {IGNORED_KEYS[key]}")
-                continue
-            path = path_of(key)
-            try:
-                value = parse_value(SETTINGS[path], text)
-            except ValueError as error:
-                raise SettingRefusedError(f"{key} = {text!r}: {error}") from None
-            if value == self.config.get(path):
-                continue
-            if path not in LIVE:
-                raise SettingRefusedError(
-                    f"{key} cannot change while the broker runs: set it in the configuration and"
-                    " restart"
-                )
-            values[path] = value
+        ignored = IGNORED_KEYS.keys() - NEVER_TAKEN
+        notes = [
+            f"{key} is accepted and changes nothing: {IGNORED_KEYS[key]}"
+            for key in changes
+            if key in ignored
+        ]
+        rest = {key: text for key, text in changes.items() if key not in ignored}
         try:
+            values = self.config.changes(rest, path_of=path_of, daemon="broker")
             config = self.config.with_values(values, SOURCE)
         except ConfigError as error:
             raise SettingRefusedError(str(error)) from None
@@ -144,15 +131,15 @@ class LiveSettings:
                 raise ConfirmationNeededError(lost, _command_for(values))
             _log.warning("retention_shortened", asked_by=asked_by, **structs.asdict(lost))
         before, self.config = self.config, config
-        for path, value in values.items():
-            LIVE[path](self._parts, config)
+        _apply(config, self._parts)
+        for path in values:
             if path in CAUSED_BY:
                 self._parts.retention.asked_by[CAUSED_BY[path]] = asked_by
             _log.info(
                 "setting_changed",
                 setting=path,
-                value=show_value(path, value),
-                before=show_value(path, before.get(path)),
+                value=config.shown(path),
+                before=before.shown(path),
                 asked_by=asked_by,
             )
         if values:
@@ -169,8 +156,8 @@ class LiveSettings:
         if not keeps_less(retention.settings, after):
             return None
         change = ", ".join(
-            f"{path} = {show_value(path, value)} (now {show_value(path, self.config.get(path))})"
-            for path, value in values.items()
+            f"{path} = {config.shown(path)} (now {self.config.shown(path)})"
+            for path in values
             if path in CAUSED_BY
         )
         group = self._parts.group
@@ -207,75 +194,52 @@ def path_of(key: str) -> str:
 
 def _command_for(values: Mapping[str, Any]) -> str:
     """Return the sentence that says how to do it all the same."""
-    assignments = " ".join(f"{path}={show_value(path, value)}" for path, value in values.items())
+    assignments = " ".join(f"{path}={SCHEMA.show(path, value)}" for path, value in values.items())
     return f"`dledger config set {assignments}` shows what would go, and does it with --yes"
 
 
-def _broker_setting(name: str, path: str) -> Callable[[Parts, BrokerConfig], None]:
-    def apply(parts: Parts, config: BrokerConfig) -> None:
-        setattr(parts.settings, name, config.get(path))
-
-    return apply
-
-
-def _pull_limits(parts: Parts, config: BrokerConfig) -> None:
-    store = config.store
-    parts.settings.pull_limits = ReadLimits(
+def _apply(config: BrokerConfig, parts: Parts) -> None:
+    """Give each part its settings; those that did not change stay as they are."""
+    broker, store = config.broker, config.store
+    settings = parts.settings
+    settings.broker_permission = broker.broker_permission
+    settings.slave_read_enable = broker.slave_read_enable
+    settings.long_polling_enable = broker.long_polling_enable
+    settings.short_polling_time_ms = broker.short_polling_time_ms
+    settings.enable_property_filter = broker.enable_property_filter
+    settings.filter_support_retry = broker.filter_support_retry
+    settings.reject_transaction_message = broker.reject_transaction_message
+    settings.store_reply_message_enable = broker.store_reply_message_enable
+    settings.max_message_bytes = store.max_message_size
+    settings.pull_limits = ReadLimits(
         store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
     )
-    parts.settings.cold_pull_limits = ReadLimits(
+    settings.cold_pull_limits = ReadLimits(
         store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
     )
-
-
-def _auto_create_topic(parts: Parts, config: BrokerConfig) -> None:
-    parts.processors.topics.auto_create_topic_enable = config.broker.auto_create_topic_enable
-
-
-def _auto_create_group(parts: Parts, config: BrokerConfig) -> None:
-    enable = config.broker.auto_create_subscription_group
-    parts.processors.topics.auto_create_group_enable = enable
-
-
-def _offset_interval(parts: Parts, config: BrokerConfig) -> None:
-    parts.processors.offsets.interval_s = config.broker.flush_consumer_offset_interval_ms / 1000
-
-
-def _retention(parts: Parts, config: BrokerConfig) -> None:
+    processors = parts.processors
+    processors.topics.auto_create_topic_enable = broker.auto_create_topic_enable
+    processors.topics.auto_create_group_enable = broker.auto_create_subscription_group
+    processors.offsets.interval_s = broker.flush_consumer_offset_interval_ms / 1000
+    processors.space.warning_ratio = store.disk_space_warning_level_ratio / 100
     parts.retention.settings = retention_settings(config)
-    _transaction_checks(parts, config)
-
-
-def _transaction_checks(parts: Parts, config: BrokerConfig) -> None:
-    broker = config.broker
     parts.checks.settings = replace(
         parts.checks.settings,
         timeout_ms=broker.transaction_timeout_ms,
         interval_ms=broker.transaction_check_interval_ms,
         checks_max=broker.transaction_check_max,
-        reserved_ms=config.store.file_reserved_time * HOUR_MS,
+        reserved_ms=store.file_reserved_time * HOUR_MS,
     )
-
-
-def _disk_warning(parts: Parts, config: BrokerConfig) -> None:
-    parts.processors.space.warning_ratio = config.store.disk_space_warning_level_ratio / 100
-
-
-def _registration(parts: Parts, config: BrokerConfig) -> None:
     parts.registration.settings = replace(
         parts.registration.settings,
         interval_s=config.client.register_interval_ms / 1000,
         timeout_s=config.client.register_timeout_ms / 1000,
     )
-
-
-def _group(parts: Parts, config: BrokerConfig) -> None:
-    raft = config.raft
     parts.group.settings = replace(
         parts.group.settings,
-        pending_bytes_max=raft.max_pending_bytes,
-        quorum_timeout_s=raft.propose_timeout_ms / 1000,
-        checkpoint_interval_s=raft.checkpoint_interval_ms / 1000,
+        pending_bytes_max=config.raft.max_pending_bytes,
+        quorum_timeout_s=config.raft.propose_timeout_ms / 1000,
+        checkpoint_interval_s=config.raft.checkpoint_interval_ms / 1000,
         drain_timeout_s=config.server.shutdown_timeout_ms / 1000,
     )
 
@@ -286,53 +250,4 @@ CAUSED_BY: Final[Mapping[str, str]] = {
     "store.clean_file_forcibly_enable": FORCED,
     "store.disk_space_clean_forcibly_ratio": FORCED,
 }
-"""Path of a setting that says what is kept → the cause of moves of the floor that it leads to."""
-
-LIVE: Final[Mapping[str, Callable[[Parts, BrokerConfig], None]]] = {
-    "broker.broker_permission": _broker_setting("broker_permission", "broker.broker_permission"),
-    "broker.auto_create_topic_enable": _auto_create_topic,
-    "broker.auto_create_subscription_group": _auto_create_group,
-    "broker.slave_read_enable": _broker_setting("slave_read_enable", "broker.slave_read_enable"),
-    "broker.long_polling_enable": _broker_setting(
-        "long_polling_enable", "broker.long_polling_enable"
-    ),
-    "broker.short_polling_time_ms": _broker_setting(
-        "short_polling_time_ms", "broker.short_polling_time_ms"
-    ),
-    "broker.flush_consumer_offset_interval_ms": _offset_interval,
-    "broker.enable_property_filter": _broker_setting(
-        "enable_property_filter", "broker.enable_property_filter"
-    ),
-    "broker.filter_support_retry": _broker_setting(
-        "filter_support_retry", "broker.filter_support_retry"
-    ),
-    "broker.reject_transaction_message": _broker_setting(
-        "reject_transaction_message", "broker.reject_transaction_message"
-    ),
-    "broker.store_reply_message_enable": _broker_setting(
-        "store_reply_message_enable", "broker.store_reply_message_enable"
-    ),
-    "broker.transaction_timeout_ms": _transaction_checks,
-    "broker.transaction_check_interval_ms": _transaction_checks,
-    "broker.transaction_check_max": _transaction_checks,
-    "server.shutdown_timeout_ms": _group,
-    "client.register_interval_ms": _registration,
-    "client.register_timeout_ms": _registration,
-    "store.max_message_size": _broker_setting("max_message_bytes", "store.max_message_size"),
-    "store.max_transfer_bytes_in_memory": _pull_limits,
-    "store.max_transfer_count_in_memory": _pull_limits,
-    "store.max_transfer_bytes_in_disk": _pull_limits,
-    "store.max_transfer_count_in_disk": _pull_limits,
-    "store.keep_bytes": _retention,
-    "store.retention_interval_ms": _retention,
-    "store.delete_when": _retention,
-    "store.file_reserved_time": _retention,
-    "store.disk_max_used_space_ratio": _retention,
-    "store.disk_space_clean_forcibly_ratio": _retention,
-    "store.clean_file_forcibly_enable": _retention,
-    "store.disk_space_warning_level_ratio": _disk_warning,
-    "raft.max_pending_bytes": _group,
-    "raft.checkpoint_interval_ms": _group,
-    "raft.propose_timeout_ms": _group,
-}
-"""Path of a setting → what it changes in a running broker."""
+"""Path of a setting that decides what is kept → the cause of moves of the floor that follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -12,11 +13,14 @@ from typing import Annotated, Literal
 import structlog
 import trio
 from cyclopts import App, Parameter
+from msgspec import structs
 
 from commitlog.errors import ConfigError
-from namesrv.config import NamesrvConfig, ResolvedConfig, resolve_config
+from namesrv.config import NamesrvConfig, load_config
 from remoting.open_files import raise_open_files, share_descriptors
 from remoting.seams import ServerTls
+from remoting.settings.config import settings_text
+from remoting.settings.reader import ConfigFile
 from remoting.text_logs import escape_values, text_renderer
 
 EXIT_OK = 0
@@ -58,41 +62,28 @@ async def namesrv(
     memory: brokers bring them. SIGTERM and Ctrl-C stop it cleanly.
     """
     try:
-        resolved = read_settings(
-            config,
-            {
-                "listen_host": listen_host,
-                "listen_port": listen_port,
-                "kv_config_path": kv_config_path,
-            },
+        named = {
+            "server.listen_host": listen_host,
+            "server.listen_port": listen_port,
+            "namesrv.kv_config_path": kv_config_path,
+        }
+        settings = load_config(
+            [] if config is None else [ConfigFile.read(config)],
+            options={path: value for path, value in named.items() if value is not None},
+            home=os.environ.get("HOME", ""),
         )
         if print_settings:
-            sys.stdout.writelines(f"{line}\n" for line in resolved.lines())
+            sys.stdout.write(settings_text(settings.settings()))
             return EXIT_OK
-        return await run_daemon(resolved, log_level, log_form)
+        return await run_daemon(settings, log_level, log_form)
     except ConfigError as error:
         return _fail(error.mistakes, EXIT_CONFIG)
     except OSError as error:
         return _fail((str(error),), EXIT_FAILED)
 
 
-def read_settings(path: Path | None, command_line: dict[str, object]) -> ResolvedConfig:
-    """Return the settings of a file, if there is one, and the command line.
-
-    Raises:
-        ConfigError: The file cannot be read, or a setting is unknown or bad.
-    """
-    if path is None:
-        return resolve_config(command_line=command_line)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    return resolve_config(path=str(path), content=content, command_line=command_line)
-
-
 async def run_daemon(
-    resolved: ResolvedConfig, log_level: str, log_form: Literal["json", "text"] | None
+    config: NamesrvConfig, log_level: str, log_form: Literal["json", "text"] | None
 ) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status.
 
@@ -105,11 +96,11 @@ async def run_daemon(
 
     configure_logs(form=log_form or ("text" if sys.stderr.isatty() else "json"), level=log_level)
     log = structlog.get_logger()
-    for warning in resolved.warnings:
+    for warning in config.warnings:
         log.warning("config_warning", text=warning)
     log.info(
         "settings",
-        **{name: f"{value} ({source})" for name, value, source in resolved.changed_settings()},
+        **{path: f"{value} ({source})" for path, value, source in config.changed_settings()},
     )
     garbage = GarbageCollection(TrioClock())
     with garbage.in_charge(), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -118,7 +109,7 @@ async def run_daemon(
             nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
             nursery.start_soon(garbage.run)
             try:
-                await _serve(_with_descriptors(resolved.config))
+                await _serve(_with_descriptors(config))
             except (ConfigError, OSError) as error:
                 failed = error
                 nursery.cancel_scope.cancel()
@@ -156,11 +147,12 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
     """
     from remoting.edge import server_tls
 
+    server = config.server
     return server_tls(
-        config.tls_mode,
-        cert_file=config.tls_cert_file or None,
-        key_file=config.tls_key_file or None,
-        client_ca_file=config.tls_ca_file or None,
+        server.tls_mode,
+        cert_file=server.tls_cert_file or None,
+        key_file=server.tls_key_file or None,
+        client_ca_file=server.tls_ca_file or None,
     )
 
 
@@ -192,17 +184,19 @@ async def _serve(config: NamesrvConfig) -> None:
 def _with_descriptors(config: NamesrvConfig) -> NamesrvConfig:
     """Take fewer connections where the limit of open files is lower than what is asked for."""
     open_files = raise_open_files()
-    allowed = share_descriptors(config.max_connections, 0, open_files).connections
-    if allowed >= config.max_connections:
+    wanted = config.server.max_connections
+    allowed = share_descriptors(wanted, 0, open_files).connections
+    if allowed >= wanted:
         return config
     structlog.get_logger().warning(
         "fewer_connections",
         open_files=open_files,
         max_connections=allowed,
-        configured=config.max_connections,
+        configured=wanted,
         next_step="raise the hard limit of open files (ulimit -Hn) of this process",
     )
-    return replace(config, max_connections=allowed)
+    server = structs.replace(config.server, max_connections=allowed)
+    return replace(config, server=server)
 
 
 async def _cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:

@@ -1,498 +1,287 @@
-"""Settings of a NameServer: defaults, a file in TOML or RocketMQ's properties, the command line.
+"""Settings of a NameServer: defaults, files in TOML or RocketMQ's properties, the command line.
 
-A later source wins over an earlier one, and every value knows where it came from.
+A later source wins over an earlier one, and every value keeps its source.
 """
 
 from __future__ import annotations
 
-import os.path
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Final
 
-from commitlog.errors import ConfigError
-from remoting.java_properties import comment_hint, parse_properties
+from msgspec import Struct
+
 from remoting.seams import TlsMode
-from remoting.toml_lines import toml_lines
-
-Table = Literal["server", "namesrv"]
-
-
-def _setting(
-    default: Any,
-    table: Table,
-    rocketmq_key: str,
-    meaning: str,
-    *,
-    live: bool = False,
-    smallest: int | None = None,
-    largest: int | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    return field(
-        default=default,
-        metadata={
-            "table": table,
-            "rocketmq_key": rocketmq_key,
-            "meaning": meaning,
-            "live": live,
-            "smallest": smallest,
-            "largest": largest,
-            "choices": choices,
-        },
-    )
-
+from remoting.settings.config import Config, refuse
+from remoting.settings.reader import ConfigFile, SettingsReader
+from remoting.settings.schema import Schema, setting
 
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
-@dataclass(frozen=True, slots=True)
-class NamesrvConfig:
-    """Everything a NameServer can be told. RocketMQ's name of each stands beside it."""
+class ServerTable(Struct, frozen=True, kw_only=True):
+    """``[server]``: the port that brokers and clients talk to, and its limits."""
 
-    listen_host: str = _setting("127.0.0.1", "server", "bindAddress", "address to listen on")
-    listen_port: int = _setting(
-        9876,
-        "server",
-        "listenPort",
-        "port to listen on; 0 takes a free one",
-        smallest=0,
-        largest=65535,
+    listen_host: Annotated[str, setting("Address to listen on.", "bindAddress", min_length=1)] = (
+        "127.0.0.1"
     )
-    idle_timeout_s: int = _setting(
-        120,
-        "server",
-        "serverChannelMaxIdleTimeSeconds",
-        "a connection silent for this long is closed",
-        smallest=1,
-        largest=86_400,
-    )
-    max_connections: int = _setting(
-        10_000,
-        "server",
-        "maxConnections",
-        "open connections; for one more the idlest gives way, and where none is idle it is closed"
-        " itself; at most half of the hard limit of open files",
-        smallest=1,
-        largest=1_000_000,
-    )
-    reserved_connections: int = _setting(
-        64,
-        "server",
-        "reservedConnections",
-        "of these, places that only brokers and administration may take when the others are in"
-        " use; at most a quarter of them",
-        smallest=0,
-        largest=1_000_000,
-    )
-    memory_budget_bytes: int = _setting(
-        0,
-        "server",
-        "memoryBudgetBytes",
-        "requests in work and unsent answers of all connections; beyond it requests are refused as"
-        " busy, and who leaves most unread is closed; 0: a quarter of the memory the process may"
-        " use",
-        smallest=0,
-        largest=1 << 50,
-    )
-    max_unfinished_bytes: int = _setting(
-        22 << 20,
-        "server",
-        "maxUnfinishedBytes",
-        "frames of all connections of which a part has come; beyond it a large frame is read on"
-        " later, and one that stalls is closed; at least 21.4 MiB, so that a frame of 16 MiB fits",
-        smallest=1 << 20,
-        largest=1 << 40,
-    )
-    tls_mode: TlsMode = _setting(  # noqa: RUF009  # a Literal is as immutable as str
-        "disabled",
-        "server",
-        "tls.server.mode",
-        "TLS on the listener",
-        choices=("disabled", "permissive", "enforcing"),
-    )
-    tls_cert_file: str = _setting("", "server", "tls.server.certPath", "PEM certificate chain")
-    tls_key_file: str = _setting("", "server", "tls.server.keyPath", "PEM private key")
-    tls_ca_file: str = _setting(
-        "", "server", "tls.server.trustCertPath", "PEM authorities a client's certificate must have"
-    )
-    acl_enable: bool = _setting(
-        False,
-        "server",
-        "aclEnable",
-        "every request must be signed by an account of acl_file that may do what it asks",
-    )
-    acl_file: str = _setting(
-        "", "server", "aclFile", "accounts, in TOML or as RocketMQ's plain_acl.yml"
-    )
-    open_admin: bool = _setting(
-        False,
-        "server",
-        "openAdmin",
-        "without acl_enable: take requests that change routes or settings from every machine, not"
-        " from this one alone",
-    )
-    metrics_listen_port: int = _setting(
-        0,
-        "server",
-        "metricsListenPort",
-        "port that answers GET /metrics for Prometheus; 0: none; one that is taken is left out with"
-        " a warning",
-        smallest=0,
-        largest=65535,
-    )
-    metrics_listen_host: str = _setting(
-        "127.0.0.1",
-        "server",
-        "metricsListenHost",
-        "address to bind for it; there are no accounts and no TLS",
-    )
-    kv_config_path: str = _setting(
-        "~/namesrv/kvConfig.json", "namesrv", "kvConfigPath", "file of the key-value configuration"
-    )
-    order_message_enable: bool = _setting(
-        False,
-        "namesrv",
-        "orderMessageEnable",
-        "put the ordered-topic configuration into route answers",
-        live=True,
-    )
-    return_order_topic_config_to_broker: bool = _setting(
-        True,
-        "namesrv",
-        "returnOrderTopicConfigToBroker",
-        "answer a registration with the ordered-topic configuration",
-        live=True,
-    )
-    support_acting_master: bool = _setting(
-        False,
-        "namesrv",
-        "supportActingMaster",
-        "let the lowest follower stand in the route as id 0, read-only, when there is no leader",
-        live=True,
-    )
-    delete_topic_with_broker_registration: bool = _setting(
-        False,
-        "namesrv",
-        "deleteTopicWithBrokerRegistration",
-        "a topic missing from a changed registration is removed from the route",
-        live=True,
-    )
-    enable_all_topic_list: bool = _setting(
-        True,
-        "namesrv",
-        "enableAllTopicList",
-        "answer requests for the list of all topics",
-        live=True,
-    )
-    need_wait_for_service: bool = _setting(
-        False,
-        "namesrv",
-        "needWaitForService",
-        "answer no route until brokers had time to register after a start",
-    )
-    wait_seconds_for_service: int = _setting(
-        45,
-        "namesrv",
-        "waitSecondsForService",
-        "how long that is, seconds",
-        smallest=0,
-        largest=3600,
-    )
-    broker_expiry_ms: int = _setting(
-        120_000,
-        "namesrv",
-        "brokerChannelExpiredTime",
-        "a broker silent for this long is removed, unless it named its own time",
-        smallest=100,
-        largest=_DAY_MS,
-    )
-    first_scan_delay_ms: int = _setting(
-        5_000,
-        "namesrv",
-        "firstScanDelayMs",
-        "time from the start to the first look for silent brokers",
-        smallest=10,
-        largest=_DAY_MS,
-    )
-    scan_interval_ms: int = _setting(
-        10_000,
-        "namesrv",
-        "scanNotActiveBrokerInterval",
-        "time between two looks for silent brokers",
-        smallest=10,
-        largest=_DAY_MS,
-    )
+    listen_port: Annotated[
+        int, setting("Port to listen on; 0 takes a free one.", "listenPort", ge=0, le=65535)
+    ] = 9876
+    idle_timeout_s: Annotated[
+        int,
+        setting(
+            "A connection silent for this long is closed.",
+            "serverChannelMaxIdleTimeSeconds",
+            ge=1,
+            le=86_400,
+        ),
+    ] = 120
+    max_connections: Annotated[
+        int,
+        setting(
+            "Open connections; for one more the idlest gives way, and where none is idle it is"
+            " closed itself; at most half of the hard limit of open files.",
+            "maxConnections",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 10_000
+    reserved_connections: Annotated[
+        int,
+        setting(
+            "Of these, places that only brokers and administration may take when the others"
+            " are in use; at most a quarter of them.",
+            "reservedConnections",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 64
+    memory_budget_bytes: Annotated[
+        int,
+        setting(
+            "Requests in work and unsent answers of all connections; beyond it requests are"
+            " refused as busy, and who leaves most unread is closed; 0: a quarter of the memory"
+            " the process may use.",
+            "memoryBudgetBytes",
+            ge=0,
+            le=1 << 50,
+        ),
+    ] = 0
+    max_unfinished_bytes: Annotated[
+        int,
+        setting(
+            "Frames of all connections of which a part has come; beyond it a large frame is"
+            " read on later, and one that stalls is closed; at least 21.4 MiB, so that a frame"
+            " of 16 MiB fits.",
+            "maxUnfinishedBytes",
+            ge=1 << 20,
+            le=1 << 40,
+        ),
+    ] = 22 << 20
+    tls_mode: Annotated[TlsMode, setting("TLS on the listener.", "tls.server.mode")] = "disabled"
+    tls_cert_file: Annotated[str, setting("PEM certificate chain.", "tls.server.certPath")] = ""
+    tls_key_file: Annotated[str, setting("PEM private key.", "tls.server.keyPath")] = ""
+    tls_ca_file: Annotated[
+        str,
+        setting(
+            "PEM authorities a client's certificate must have.",
+            "tls.server.trustCertPath",
+        ),
+    ] = ""
+    acl_enable: Annotated[
+        bool,
+        setting(
+            "Every request must be signed by an account of acl_file that may do what it asks.",
+            "aclEnable",
+        ),
+    ] = False
+    acl_file: Annotated[
+        str, setting("Accounts, in TOML or as RocketMQ's plain_acl.yml.", "aclFile")
+    ] = ""
+    open_admin: Annotated[
+        bool,
+        setting(
+            "Without acl_enable: take requests that change routes or settings from every"
+            " machine, not from this one alone.",
+            "openAdmin",
+        ),
+    ] = False
+    metrics_listen_port: Annotated[
+        int,
+        setting(
+            "Port that answers GET /metrics for Prometheus; 0: none; one that is taken is left"
+            " out with a warning.",
+            "metricsListenPort",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    metrics_listen_host: Annotated[
+        str,
+        setting(
+            "Address to bind for it; there are no accounts and no TLS.",
+            "metricsListenHost",
+            min_length=1,
+        ),
+    ] = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting: how each kind of file spells it and which values it takes."""
+class NamesrvTable(Struct, frozen=True, kw_only=True):
+    """``[namesrv]``: routes, and the key-value configuration."""
 
-    name: str
-    table: Table
-    rocketmq_key: str
-    meaning: str
-    kind: Literal["str", "int", "bool"]
-    live: bool
-    smallest: int | None
-    largest: int | None
-    choices: tuple[str, ...]
+    kv_config_path: Annotated[
+        str, setting("File of the key-value configuration.", "kvConfigPath", min_length=1)
+    ] = "~/namesrv/kvConfig.json"
+    order_message_enable: Annotated[
+        bool,
+        setting(
+            "Put the ordered-topic configuration into route answers.",
+            "orderMessageEnable",
+            is_live=True,
+        ),
+    ] = False
+    return_order_topic_config_to_broker: Annotated[
+        bool,
+        setting(
+            "Answer a registration with the ordered-topic configuration.",
+            "returnOrderTopicConfigToBroker",
+            is_live=True,
+        ),
+    ] = True
+    support_acting_master: Annotated[
+        bool,
+        setting(
+            "Let the lowest follower stand in the route as id 0, read-only, when there is no"
+            " leader.",
+            "supportActingMaster",
+            is_live=True,
+        ),
+    ] = False
+    delete_topic_with_broker_registration: Annotated[
+        bool,
+        setting(
+            "A topic missing from a changed registration is removed from the route.",
+            "deleteTopicWithBrokerRegistration",
+            is_live=True,
+        ),
+    ] = False
+    enable_all_topic_list: Annotated[
+        bool,
+        setting(
+            "Answer requests for the list of all topics.",
+            "enableAllTopicList",
+            is_live=True,
+        ),
+    ] = True
+    need_wait_for_service: Annotated[
+        bool,
+        setting(
+            "Answer no route until brokers had time to register after a start.",
+            "needWaitForService",
+        ),
+    ] = False
+    wait_seconds_for_service: Annotated[
+        int, setting("How long that is, seconds.", "waitSecondsForService", ge=0, le=3600)
+    ] = 45
+    broker_expiry_ms: Annotated[
+        int,
+        setting(
+            "A broker silent for this long is removed, unless it named its own time.",
+            "brokerChannelExpiredTime",
+            ge=100,
+            le=_DAY_MS,
+        ),
+    ] = 120_000
+    first_scan_delay_ms: Annotated[
+        int,
+        setting(
+            "Time from the start to the first scan for silent brokers.",
+            "firstScanDelayMs",
+            ge=10,
+            le=_DAY_MS,
+        ),
+    ] = 5_000
+    scan_interval_ms: Annotated[
+        int,
+        setting(
+            "Time between two scans for silent brokers.",
+            "scanNotActiveBrokerInterval",
+            ge=10,
+            le=_DAY_MS,
+        ),
+    ] = 10_000
 
-    def check(self, value: object, shown: str) -> object:
-        """Return *value* if this setting can have it.
 
-        Args:
-            shown: The setting as the source spells it, for the error.
-        Raises:
-            ConfigError: Wrong type, out of range, or not one of the choices.
-        """
-        if type(value).__name__ != self.kind:
-            raise ConfigError(f"{shown} = {value!r}: {_KIND_NAMES[self.kind]} is needed")
-        if self.smallest is not None and self.largest is not None:
-            assert isinstance(value, int)
-            if not self.smallest <= value <= self.largest:
-                raise ConfigError(
-                    f"{shown} = {value}: must be between {self.smallest} and {self.largest}"
-                )
-        if self.choices and value not in self.choices:
-            raise ConfigError(f"{shown} = {value!r}: must be one of {', '.join(self.choices)}")
-        if isinstance(value, str) and not value and self.name in _NEVER_EMPTY:
-            raise ConfigError(f"{shown} must not be empty")
-        return value
+SCHEMA: Final = Schema({"server": ServerTable, "namesrv": NamesrvTable})
 
-    def parse(self, text: str, shown: str) -> object:
-        """Return the value that *text* from a properties file spells.
+_IGNORED: Final = """
+    rocketmqHome configStorePath configStorePathName productEnvName clusterTest
+    clientRequestThreadPoolNums defaultThreadPoolNums clientRequestThreadPoolQueueCapacity
+    defaultThreadPoolQueueCapacity unRegisterBrokerQueueCapacity enableTopicList
+    notifyMinBrokerIdChanged enableControllerInNamesrv configBlackList serverWorkerThreads
+    serverCallbackExecutorThreads serverSelectorThreads serverOnewaySemaphoreValue
+    serverAsyncSemaphoreValue serverSocketSndBufSize serverSocketRcvBufSize
+    writeBufferHighWaterMark writeBufferLowWaterMark serverSocketBacklog
+    serverNettyWorkerGroupEnable serverPooledByteBufAllocatorEnable useEpollNativeSelector
+    enableShutdownGracefully shutdownWaitTimeSeconds clientWorkerThreads
+    clientCallbackExecutorThreads clientOnewaySemaphoreValue clientAsyncSemaphoreValue
+    connectTimeoutMillis channelNotActiveInterval clientChannelMaxIdleTimeSeconds
+    clientSocketSndBufSize clientSocketRcvBufSize clientPooledByteBufAllocatorEnable
+    clientCloseSocketIfTimeout useTLS socksProxyConfig disableCallbackExecutor
+    disableNettyWorkerGroup maxReconnectIntervalTimeSeconds enableReconnectForGoAway
+    enableTransparentRetry
+"""
 
-        Raises:
-            ConfigError: As `check`.
-        """
-        if self.kind == "str":
-            return self.check(text, shown)
-        if self.kind == "bool":
-            if text.lower() not in ("true", "false"):
-                raise ConfigError(f"{shown} = {text!r}: true or false is needed")
-            return text.lower() == "true"
-        try:
-            return self.check(int(text), shown)
-        except ValueError:
-            raise ConfigError(f"{shown} = {text!r}: {_KIND_NAMES['int']} is needed") from None
-
-
-_KIND_NAMES: Final = {"str": "text", "int": "a whole number", "bool": "true or false"}
-_NEVER_EMPTY: Final = frozenset({"listen_host", "kv_config_path", "metrics_listen_host"})
-
-_KINDS: Final[Mapping[type, Literal["str", "int", "bool"]]] = {
-    str: "str",
-    int: "int",
-    bool: "bool",
-}
-
-SETTINGS: Final[Mapping[str, Setting]] = {
-    item.name: Setting(
-        name=item.name,
-        kind=_KINDS[type(item.default)],
-        **item.metadata,
-    )
-    for item in fields(NamesrvConfig)
-}
-
-BY_ROCKETMQ_KEY: Final[Mapping[str, Setting]] = {
-    setting.rocketmq_key: setting for setting in SETTINGS.values()
-}
-
-IGNORED_ROCKETMQ_KEYS: Final = frozenset(
-    {
-        "rocketmqHome",
-        "configStorePath",
-        "configStorePathName",
-        "productEnvName",
-        "clusterTest",
-        "clientRequestThreadPoolNums",
-        "defaultThreadPoolNums",
-        "clientRequestThreadPoolQueueCapacity",
-        "defaultThreadPoolQueueCapacity",
-        "unRegisterBrokerQueueCapacity",
-        "enableTopicList",
-        "notifyMinBrokerIdChanged",
-        "enableControllerInNamesrv",
-        "configBlackList",
-        "serverWorkerThreads",
-        "serverCallbackExecutorThreads",
-        "serverSelectorThreads",
-        "serverOnewaySemaphoreValue",
-        "serverAsyncSemaphoreValue",
-        "serverSocketSndBufSize",
-        "serverSocketRcvBufSize",
-        "writeBufferHighWaterMark",
-        "writeBufferLowWaterMark",
-        "serverSocketBacklog",
-        "serverNettyWorkerGroupEnable",
-        "serverPooledByteBufAllocatorEnable",
-        "useEpollNativeSelector",
-        "enableShutdownGracefully",
-        "shutdownWaitTimeSeconds",
-        "clientWorkerThreads",
-        "clientCallbackExecutorThreads",
-        "clientOnewaySemaphoreValue",
-        "clientAsyncSemaphoreValue",
-        "connectTimeoutMillis",
-        "channelNotActiveInterval",
-        "clientChannelMaxIdleTimeSeconds",
-        "clientSocketSndBufSize",
-        "clientSocketRcvBufSize",
-        "clientPooledByteBufAllocatorEnable",
-        "clientCloseSocketIfTimeout",
-        "useTLS",
-        "socksProxyConfig",
-        "disableCallbackExecutor",
-        "disableNettyWorkerGroup",
-        "maxReconnectIntervalTimeSeconds",
-        "enableReconnectForGoAway",
-        "enableTransparentRetry",
-    }
+IGNORED_KEYS: Final[Mapping[str, str]] = dict.fromkeys(
+    _IGNORED.split(), "a NameServer does without it"
 )
-"""Keys a RocketMQ file may hold that have no meaning here; accepted with a warning."""
+"""Keys of RocketMQ's files that change nothing here → why; accepted with a warning."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedConfig:
-    """A configuration, where each value came from, and what to tell the operator."""
+class NamesrvConfig(Config):
+    """All settings of a NameServer."""
 
-    config: NamesrvConfig
-    sources: Mapping[str, str]
-    warnings: tuple[str, ...] = ()
+    schema: ClassVar[Schema] = SCHEMA
 
-    def settings(self) -> list[tuple[str, str, str]]:
-        """Return name, value and source of every setting."""
-        return [
-            (name, _toml_text(getattr(self.config, name)), self.sources[name]) for name in SETTINGS
-        ]
+    server: ServerTable = field(default_factory=ServerTable)
+    namesrv: NamesrvTable = field(default_factory=NamesrvTable)
 
-    def changed_settings(self) -> list[tuple[str, str, str]]:
-        """Return name, value and source of every setting that has not its default value."""
-        default = NamesrvConfig()
-        return [
-            found
-            for found in self.settings()
-            if getattr(self.config, found[0]) != getattr(default, found[0])
-        ]
-
-    def lines(self) -> list[str]:
-        """Return one line per setting, ``name = value  # source``, as ``-p`` prints them."""
-        rows = [(f"{name} = {value}", source) for name, value, source in self.settings()]
-        width = max(len(left) for left, _ in rows)
-        return [f"{left:<{width}}  # {source}" for left, source in rows]
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yield the path of each setting that contradicts others, and why."""
+        server = self.server
+        if server.tls_mode != "disabled" and not (server.tls_cert_file and server.tls_key_file):
+            yield "server.tls_mode", "needs server.tls_cert_file and server.tls_key_file"
+        if server.acl_enable and not server.acl_file:
+            yield "server.acl_enable", "needs server.acl_file, the accounts"
 
 
-def read_file_values(path: str, content: bytes) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Return setting name → value from a file, and warnings about keys it need not hold.
-
-    Args:
-        path: Its name; ``.toml`` is read as TOML, anything else as RocketMQ's properties.
-    Raises:
-        ConfigError: One line for each unknown key and bad value; it names the file and the line.
-    """
-    try:
-        text = content.decode()
-        read = _toml_values(text) if path.endswith(".toml") else _properties_values(text)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    if read.mistakes:
-        places = (f"{path}:{line}: " if line else f"{path}: " for line, _ in read.mistakes)
-        raise ConfigError(
-            *(place + why for place, (_, why) in zip(places, read.mistakes, strict=True))
-        )
-    return read.values, tuple(read.warnings)
-
-
-@dataclass(slots=True)
-class _Read:
-    """What a file says."""
-
-    values: dict[str, object] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    mistakes: list[tuple[int, str]] = field(default_factory=list)
-    """Line (0: not known) and what is wrong there."""
-
-
-def resolve_config(
+def load_config(
+    files: Iterable[ConfigFile] = (),
     *,
-    path: str | None = None,
-    content: bytes = b"",
-    command_line: Mapping[str, object] | None = None,
-) -> ResolvedConfig:
-    """Return the configuration that the sources add up to.
+    options: Mapping[str, object] | None = None,
+    home: str = "",
+) -> NamesrvConfig:
+    """Return the settings that defaults, files and options amount to.
 
     Args:
-        path: Configuration file, with its *content*.
-        command_line: Setting name → value; None values are options that were not given.
+        files: In the order of their weight; all TOML files weigh less than the others.
+        options: ``table.name`` to text or value, from the command line.
+        home: What ``~`` at the begin of a path stands for; empty leaves it.
     Raises:
-        ConfigError: One line naming the setting and its source.
+        ConfigError: Unknown settings, bad values, or settings that contradict each other: one line
+            for each, which names the source, the line of a file, and the key.
     """
-    values: dict[str, object] = {}
-    sources = dict.fromkeys(SETTINGS, "default")
-    warnings: tuple[str, ...] = ()
-    if path is not None:
-        values, warnings = read_file_values(path, content)
-        sources.update(dict.fromkeys(values, path))
-    for name, value in (command_line or {}).items():
-        if value is not None:
-            values[name] = SETTINGS[name].check(value, f"--{name.replace('_', '-')}")
-            sources[name] = "command line"
-    config = replace(NamesrvConfig(), **values)  # type: ignore[arg-type]
-    config = replace(config, kv_config_path=os.path.expanduser(config.kv_config_path))
-    if config.tls_mode != "disabled" and not (config.tls_cert_file and config.tls_key_file):
-        raise ConfigError(
-            f"tls_mode = '{config.tls_mode}' needs tls_cert_file and tls_key_file "
-            f"({sources['tls_mode']})"
-        )
-    if config.acl_enable and not config.acl_file:
-        raise ConfigError(f"acl_enable needs acl_file, the accounts ({sources['acl_enable']})")
-    return ResolvedConfig(config, sources, warnings)
-
-
-def _toml_values(text: str) -> _Read:
-    read = _Read()
-    document, lines = tomllib.loads(text), toml_lines(text)
-    for table, content in document.items():
-        if table not in ("server", "namesrv") or not isinstance(content, dict):
-            line = lines.get((table, ""), lines.get(("", table), 0))
-            why = f"unknown setting '{table}'; tables are [server] and [namesrv]"
-            read.mistakes.append((line, why))
-            continue
-        for name, value in content.items():
-            setting = SETTINGS.get(name)
-            try:
-                if setting is None or setting.table != table:
-                    raise ConfigError(f"unknown setting '{name}' in [{table}]")
-                read.values[name] = setting.check(value, f"[{table}] {name}")
-            except ConfigError as error:
-                read.mistakes.append((lines.get((table, name), 0), str(error)))
-    return read
-
-
-def _properties_values(text: str) -> _Read:
-    read = _Read()
-    for line, key, text_value in parse_properties(text):
-        if key in IGNORED_ROCKETMQ_KEYS:
-            read.warnings.append(f"{key} has no meaning here and is ignored")
-        elif (known := BY_ROCKETMQ_KEY.get(key)) is not None:
-            try:
-                read.values[known.name] = known.parse(text_value, key)
-            except ConfigError as error:
-                read.mistakes.append((line, f"{error}{comment_hint(text_value)}"))
-        elif not key:
-            read.mistakes.append((line, f"a key is needed before the value '{text_value}'"))
-        else:
-            read.mistakes.append((line, f"unknown setting '{key}'"))
-    return read
-
-
-def _toml_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    reader = SettingsReader(SCHEMA, ignored=IGNORED_KEYS)
+    reader.read_files(files)
+    reader.read_options(options or {})
+    refuse(reader.mistakes)
+    reader.expand_home("namesrv.kv_config_path", home)
+    config = NamesrvConfig(
+        **reader.tables(),  # type: ignore[arg-type]  # each is of its own type
+        sources=reader.sources,
+        warnings=reader.warnings,
+    )
+    refuse(config.contradictions(reader.places))
+    return config

@@ -6,23 +6,17 @@ No I/O but the key-value file; time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from commitlog.errors import ConfigError
 from commitlog.seams import Disk
-from namesrv.config import (
-    BY_ROCKETMQ_KEY,
-    IGNORED_ROCKETMQ_KEYS,
-    SETTINGS,
-    NamesrvConfig,
-)
+from namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig
 from namesrv.errors import SettingLockedError
 from namesrv.kv_config import ORDER_TOPIC_CONFIG, KvConfigManager
 from namesrv.route_cache import RouteCache
 from namesrv.route_table import RouteInfoManager
-from remoting.java_properties import format_properties
 from remoting.protocol.bodies import TopicRouteData
+from remoting.settings.properties import format_properties
 
 LOCKED_KEYS: Final = frozenset(
     {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}
@@ -30,7 +24,9 @@ LOCKED_KEYS: Final = frozenset(
 """Keys that a client may not even try to change: they name files of this machine."""
 
 PROTECTING_KEYS: Final = frozenset({"useTLS"})
-"""Keys without meaning here that nobody may believe in."""
+"""Keys that would protect something and cannot here: refused, not just ignored."""
+
+SOURCE: Final = "changed while it runs"
 
 
 class NameServer:
@@ -42,12 +38,13 @@ class NameServer:
 
     def __init__(self, config: NamesrvConfig, disk: Disk) -> None:
         self.config = config
-        self.kv_config = KvConfigManager.load(disk, config.kv_config_path)
+        settings = config.namesrv
+        self.kv_config = KvConfigManager.load(disk, settings.kv_config_path)
         self.route_cache = RouteCache(self._build_route)
         self.routes = RouteInfoManager(
-            broker_expiry_ms=config.broker_expiry_ms,
-            support_acting_master=config.support_acting_master,
-            delete_topic_with_broker_registration=config.delete_topic_with_broker_registration,
+            broker_expiry_ms=settings.broker_expiry_ms,
+            support_acting_master=settings.support_acting_master,
+            delete_topic_with_broker_registration=settings.delete_topic_with_broker_registration,
             on_route_change=self.route_cache.invalidate,
         )
 
@@ -73,7 +70,7 @@ class NameServer:
     def settings_text(self) -> str:
         """Return all settings under RocketMQ's names, as properties."""
         return format_properties(
-            {key: getattr(self.config, item.name) for key, item in BY_ROCKETMQ_KEY.items()}
+            {key: self.config.shown(path) for key, path in SCHEMA.keys.items()}
         )
 
     def update_settings(self, changes: Mapping[str, str]) -> list[str]:
@@ -88,38 +85,45 @@ class NameServer:
             ConfigError: An unknown key, one that would have to protect something and cannot here,
                 a bad value, or a setting that needs a restart.
         """
-        notes: list[str] = []
-        values: dict[str, object] = {}
-        for key, text in changes.items():
-            if key in LOCKED_KEYS:
-                raise SettingLockedError(f"Can not update config in black list: {key}")
-            setting = BY_ROCKETMQ_KEY.get(key)
-            if setting is None:
-                if key in PROTECTING_KEYS:
-                    raise ConfigError(f"{key} has no meaning here")
-                if key in IGNORED_ROCKETMQ_KEYS:
-                    notes.append(f"{key} is accepted and changes nothing here")
-                    continue
-                raise ConfigError(f"unknown setting '{key}'")
-            value = setting.parse(text, key)
-            if value != getattr(self.config, setting.name) and not setting.live:
-                raise ConfigError(f"{key} cannot change while the NameServer runs")
-            values[setting.name] = value
-        assert values.keys() <= SETTINGS.keys()
-        self.config = replace(self.config, **values)  # type: ignore[arg-type]
-        self.routes.support_acting_master = self.config.support_acting_master
+        ignored = IGNORED_KEYS.keys() - LOCKED_KEYS - PROTECTING_KEYS
+        notes = [
+            f"{key} is accepted and changes nothing: {IGNORED_KEYS[key]}"
+            for key in changes
+            if key in ignored
+        ]
+        rest = {key: text for key, text in changes.items() if key not in ignored}
+        values = self.config.changes(rest, path_of=_path_of, daemon="NameServer")
+        self.config = self.config.with_values(values, SOURCE)
+        settings = self.config.namesrv
+        self.routes.support_acting_master = settings.support_acting_master
         self.routes.delete_topic_with_broker_registration = (
-            self.config.delete_topic_with_broker_registration
+            settings.delete_topic_with_broker_registration
         )
         self.route_cache.clear()
         return notes
 
     def _build_route(self, topic: str) -> TopicRouteData | None:
         route = self.routes.route(topic)
-        if route is not None and self.config.order_message_enable:
+        if route is not None and self.config.namesrv.order_message_enable:
             route.order_topic_conf = self.kv_config.get(ORDER_TOPIC_CONFIG, topic)
         return route
 
     def _kv_changed(self, namespace: str, key: str) -> None:
         if namespace == ORDER_TOPIC_CONFIG:
             self.route_cache.invalidate((key,))
+
+
+def _path_of(key: str) -> str:
+    """Return the path of a setting from RocketMQ's key.
+
+    Raises:
+        SettingLockedError: No client may change it.
+        ConfigError: There is no such setting, or it cannot protect anything here.
+    """
+    if key in LOCKED_KEYS:
+        raise SettingLockedError(f"Can not update config in black list: {key}")
+    if key in PROTECTING_KEYS:
+        raise ConfigError(f"{key} has no meaning here")
+    if key not in SCHEMA.keys:
+        raise ConfigError(f"unknown setting {key}")
+    return SCHEMA.keys[key]

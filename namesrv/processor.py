@@ -25,7 +25,6 @@ from namesrv.route_table import BrokerLiveInfo, RegisterResult, Registration
 from namesrv.takeover import MEMBERS_MAX, PROOF_CHARS_MAX
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
-from remoting.java_properties import read_properties
 from remoting.protocol.bodies import (
     Body,
     BrokerMemberGroupBody,
@@ -58,6 +57,7 @@ from remoting.protocol.headers import (
     WipeWritePermResponseHeader,
 )
 from remoting.seams import Clock
+from remoting.settings.properties import read_properties
 
 NO_ROUTE_REMARK: Final = (
     "No topic route info in name server for the topic: {topic}\n"
@@ -296,7 +296,7 @@ class NameServerProcessor:
 
     def get_all_topics(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
-        if not self._name_server.config.enable_all_topic_list:
+        if not self._name_server.config.namesrv.enable_all_topic_list:
             return response_to(asked, ResponseCode.SYSTEM_ERROR, "disable")
         return _answer_topics(asked, self._name_server.routes.all_topics())
 
@@ -425,13 +425,13 @@ class NameServerProcessor:
         return int(self._clock.monotonic() * 1000)
 
     def _is_ready(self) -> bool:
-        config = self._name_server.config
+        config = self._name_server.config.namesrv
         if not config.need_wait_for_service:
             return True
         return self._now_ms() - self._started_ms >= config.wait_seconds_for_service * 1000
 
     def _order_topics(self) -> bytes:
-        if not self._name_server.config.return_order_topic_config_to_broker:
+        if not self._name_server.config.namesrv.return_order_topic_config_to_broker:
             return b""
         table = self._name_server.kv_config.table(ORDER_TOPIC_CONFIG)
         return b"" if table is None else KVTable(table=dict(table)).encode()

@@ -9,7 +9,7 @@ import trio
 
 from commitlog.seams import Disk
 from namesrv.access_rules import LOCAL_ADMIN, NAMESRV_RULES
-from namesrv.config import NamesrvConfig
+from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
 from namesrv.metrics import NamesrvMetrics
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
@@ -65,20 +65,20 @@ async def serve_namesrv(
     """
     name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
-    accounts = AccountStore(disk, config.acl_file) if config.acl_enable else None
-    processors, guard = _processor_table(accounts, clock, rng, open_admin=config.open_admin)
+    accounts = AccountStore(disk, config.server.acl_file) if config.server.acl_enable else None
+    processors, guard = _processor_table(accounts, clock, rng, open_admin=config.server.open_admin)
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         processors.register(code, handler, limiter)
     server = RemotingServer(
         network,
         processors,
-        limits=_server_limits(config),
+        limits=_server_limits(config.server),
         tls=tls,
         budget=MemoryBudget(
             BudgetLimits(
-                total_bytes=budget_bytes(config.memory_budget_bytes, memory_bytes),
-                unfinished_bytes=config.max_unfinished_bytes,
+                total_bytes=budget_bytes(config.server.memory_budget_bytes, memory_bytes),
+                unfinished_bytes=config.server.max_unfinished_bytes,
             )
         ),
     )
@@ -86,16 +86,16 @@ async def serve_namesrv(
     async with trio.open_nursery() as nursery:
         try:
             address: tuple[str, int] = await nursery.start(
-                server.serve, config.listen_host, config.listen_port
+                server.serve, config.server.listen_host, config.server.listen_port
             )
         except OSError as error:
             not_bound = error
         else:
-            nursery.start_soon(_scan_forever, config, clock, processor)
+            nursery.start_soon(_scan_forever, config.namesrv, clock, processor)
             ports = ServerMetrics([server], guard)
             node_id = f"{address[0]}:{address[1]}"
             metrics = NamesrvMetrics(name_server.routes, ports, node_id)
-            await _serve_metrics(config, metrics, network, nursery)
+            await _serve_metrics(config.server, metrics, network, nursery)
             if accounts is not None and executor is not None:
                 nursery.start_soon(accounts.keep_reading, clock, executor)
             _log.info("namesrv_started", host=address[0], port=address[1])
@@ -117,10 +117,10 @@ def _processor_table(
 
 
 async def _serve_metrics(
-    config: NamesrvConfig, metrics: NamesrvMetrics, network: Network, nursery: trio.Nursery
+    settings: ServerTable, metrics: NamesrvMetrics, network: Network, nursery: trio.Nursery
 ) -> None:
     """Serve the page for Prometheus, if it is wanted and its port is free."""
-    host, port = config.metrics_listen_host, config.metrics_listen_port
+    host, port = settings.metrics_listen_host, settings.metrics_listen_port
     if not port:
         return
     try:
@@ -139,21 +139,21 @@ async def _serve_metrics(
     _log.info("metrics_served", address=f"{bound[0]}:{bound[1]}")
 
 
-def _server_limits(config: NamesrvConfig) -> ServerLimits:
+def _server_limits(settings: ServerTable) -> ServerLimits:
     return ServerLimits(
-        max_connections=config.max_connections,
+        max_connections=settings.max_connections,
         reserved_connections=min(
-            config.reserved_connections, config.max_connections // RESERVED_SHARE
+            settings.reserved_connections, settings.max_connections // RESERVED_SHARE
         ),
         reserved_codes=NAMESRV_RESERVED,
-        connection=ConnectionLimits(idle_timeout_s=float(config.idle_timeout_s)),
+        connection=ConnectionLimits(idle_timeout_s=float(settings.idle_timeout_s)),
     )
 
 
 async def _scan_forever(
-    config: NamesrvConfig, clock: Clock, processor: NameServerProcessor
+    settings: NamesrvTable, clock: Clock, processor: NameServerProcessor
 ) -> None:
-    await clock.sleep(config.first_scan_delay_ms / 1000)
+    await clock.sleep(settings.first_scan_delay_ms / 1000)
     while True:
         processor.scan()
-        await clock.sleep(config.scan_interval_ms / 1000)
+        await clock.sleep(settings.scan_interval_ms / 1000)

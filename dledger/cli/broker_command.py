@@ -17,9 +17,11 @@ from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
 from dledger.cli.output import CliError, ExitCode
-from dledger.config import BrokerConfig, ConfigFile, load_config
+from dledger.config import BrokerConfig, load_config
 from remoting.open_files import DescriptorShares, raise_open_files, share_descriptors
 from remoting.seams import Clock, Network
+from remoting.settings.config import settings_text
+from remoting.settings.reader import ConfigFile
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
 app.command(
@@ -32,22 +34,6 @@ app.command(
     name="add-write-perm",
     help="Let producers come back to a broker group.",
 )
-
-
-def read_files(paths: Sequence[Path]) -> list[ConfigFile]:
-    """Read configuration files.
-
-    Raises:
-        ConfigError: One is not there or not text.
-    """
-    files: list[ConfigFile] = []
-    for path in paths:
-        try:
-            files.append(ConfigFile(str(path), path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{path}: cannot be read: {reason}") from None
-    return files
 
 
 def parse_options(assignments: Sequence[str], named: dict[str, object]) -> dict[str, object]:
@@ -64,16 +50,6 @@ def parse_options(assignments: Sequence[str], named: dict[str, object]) -> dict[
         options[path.strip()] = value.strip()
     options.update({path: value for path, value in named.items() if value is not None})
     return options
-
-
-def settings_text(config: BrokerConfig) -> str:
-    """Return every setting with its source, one per line."""
-    rows = config.settings()
-    left = max(len(path) for path, _, _ in rows)
-    middle = min(48, max(len(value) for _, value, _ in rows))
-    return "".join(
-        f"{path:<{left}} = {value:<{middle}}  # {source}\n" for path, value, source in rows
-    )
 
 
 @app.default
@@ -112,7 +88,7 @@ async def broker(
     the later ones win. SIGTERM and Ctrl-C stop it cleanly.
     """
     settings = load_config(
-        read_files(config or ()),
+        [ConfigFile.read(path) for path in config or ()],
         environment=os.environ,
         options=parse_options(
             set_ or (),
@@ -126,7 +102,7 @@ async def broker(
         home=os.environ.get("HOME", ""),
     )
     if print_settings:
-        sys.stdout.write(settings_text(settings))
+        sys.stdout.write(settings_text(settings.settings()))
         return ExitCode.OK
     return await serve_process(settings, log_level, log_form)
 

@@ -23,9 +23,9 @@ from dledger.cli.output import (
     show,
 )
 from dledger.cli.probe import NoAnswerError, ask
-from remoting.java_properties import format_properties, read_properties
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.confirmation import GivenUp
+from remoting.settings.properties import format_properties, read_properties
 
 app = App(name="config", help="Settings of running daemons.", backend="trio")
 

@@ -28,9 +28,9 @@ from dledger.cli.output import (
     show,
 )
 from dledger.cli.probe import any_cluster_info, ask
-from remoting.java_properties import format_properties, read_properties
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.settings.properties import format_properties, read_properties
 
 app = App(name="debug", help="Collect what a report needs.", backend="trio")
 

@@ -72,7 +72,7 @@ def addresses(namesrv: str) -> list[str]:
     Raises:
         CliError: One of them is not an address; a usage error.
     """
-    from dledger.settings_values import parse_addresses
+    from remoting.settings.schema import parse_addresses
 
     try:
         found = list(parse_addresses(namesrv))

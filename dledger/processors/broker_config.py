@@ -15,9 +15,9 @@ from dledger.live_settings import LiveSettings
 from dledger.processors.confirmation import asked_by, is_confirmed
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
-from remoting.java_properties import read_properties
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.signature import ACCESS_KEY
+from remoting.settings.properties import read_properties
 
 CHANGE_BYTES_MAX: Final = 64 * 1024
 """Largest body of a change: all settings there are, with room."""

@@ -33,7 +33,7 @@ from dledger.cli.local_cluster import free_ports
 from dledger.config import BrokerConfig, load_config
 from dledger.testing.parted_network import PartedNetwork, Partition
 from dledger.testing.steady_clock import SteadyClock
-from namesrv.config import NamesrvConfig
+from namesrv.config import load_config as load_namesrv_config
 from namesrv.server import serve_namesrv
 from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork
 from remoting.log import brokers_log_here
@@ -270,7 +270,12 @@ async def _running(
 ) -> AsyncIterator[EmbeddedCluster]:
     clock, partition = SteadyClock(), Partition()
     async with trio.open_nursery() as nursery:
-        namesrv = NamesrvConfig(listen_port=0, kv_config_path=str(base / "kvConfig.json"))
+        namesrv = load_namesrv_config(
+            options={
+                "server.listen_port": 0,
+                "namesrv.kv_config_path": str(base / "kvConfig.json"),
+            }
+        )
 
         async def serve_names(task_status: trio.TaskStatus[tuple[str, int]]) -> None:
             await serve_namesrv(

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import trio
 
-from dledger.cli.broker_command import read_files, serve_process
+from dledger.cli.broker_command import serve_process
 from dledger.cli.child import die_with
 from dledger.config import load_config
 from jepsen_like.chaos.steered_clock import SteeredClock
 from remoting.edge import TrioClock
+from remoting.settings.reader import ConfigFile
 
 
 def speak_newer(versions: int) -> None:
@@ -39,7 +40,7 @@ def main(config_path: Path, clock_path: Path, mutant: int, versions_ahead: int) 
         import_module("jepsen_like.mutants.apply").apply(mutant)
     if versions_ahead:
         speak_newer(versions_ahead)
-    config = load_config(read_files((config_path,)), environment=os.environ)
+    config = load_config([ConfigFile.read(config_path)], environment=os.environ)
 
     async def serve() -> int:
         return await serve_process(

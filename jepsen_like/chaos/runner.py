@@ -23,7 +23,6 @@ from client.core.errors import ClientError
 from commitlog.disk import OsDisk
 from commitlog.errors import MQError
 from dledger.broker import open_replica
-from dledger.cli.broker_command import read_files
 from dledger.config import load_config
 from jepsen_like.chaos import loop_disk, namespaces
 from jepsen_like.chaos.cluster import (
@@ -54,6 +53,7 @@ from jepsen_like.workloads.due import due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
 from jepsen_like.workloads.transactions import PATIENCE_S
+from remoting.settings.reader import ConfigFile
 
 READERS: Final = "readers"
 DOUBLES: Final = "doubles"
@@ -365,7 +365,7 @@ class _Run:
         unreadable: list[Violation] = []
         for name, node in cluster.brokers.items():
             assert node.config_path is not None
-            config = load_config(read_files((node.config_path,)))
+            config = load_config([ConfigFile.read(node.config_path)])
             try:
                 store = open_replica(config, OsDisk())
             except MQError as error:

@@ -34,7 +34,7 @@ from jepsen_like.simulation.sim_clock import SimClock
 from jepsen_like.simulation.sim_disk import Mount, SimDisk
 from jepsen_like.simulation.sim_executor import SimExecutor
 from jepsen_like.simulation.sim_network import NodeNetwork
-from namesrv.config import NamesrvConfig
+from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
 from namesrv.server import serve_namesrv
 
 if TYPE_CHECKING:
@@ -391,7 +391,8 @@ class NameServerNode(Node):
 
     async def _serve(self, process: Process) -> None:
         config = NamesrvConfig(
-            listen_host=self.address, listen_port=9876, kv_config_path="/namesrv/kvConfig.json"
+            server=ServerTable(listen_host=self.address, listen_port=9876),
+            namesrv=NamesrvTable(kv_config_path="/namesrv/kvConfig.json"),
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(self._run_server, process, config)

@@ -11,11 +11,11 @@ from client.core.message import Message, SendResult
 from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.probe import NoAnswerError, ask
 from dledger.testing import assert_messages, drain
-from remoting.java_properties import format_properties, read_properties
 from remoting.protocol.bodies import BrokerStatsData
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import SendMessageHeader
+from remoting.settings.properties import format_properties, read_properties
 from tests.harness.eventually import look_until
 from tests.matrix.ground import LOOK_S, SEND_TIMEOUT_S, SWITCH, Ground, retried
 from tests.matrix.row import Round, row

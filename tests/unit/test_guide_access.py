@@ -10,9 +10,10 @@ import pytest
 
 from client.core.client_instance import ClientInstance
 from dledger.cli.main import main
-from dledger.config import ConfigFile, load_config
-from namesrv.config import resolve_config
+from dledger.config import load_config
+from namesrv.config import load_config as load_namesrv_config
 from remoting.access.account_file import parse_accounts
+from remoting.settings.reader import ConfigFile
 from tests.harness.shipped_files import ROOT
 
 PAGE = (ROOT / "docs" / "guide" / "access.md").read_text()
@@ -51,8 +52,8 @@ def test_the_settings_of_the_page_are_taken_by_both_daemons(word: str) -> None:
     text = block("toml", word)
     config = load_config([ConfigFile("n0.toml", text)])
     assert config.server.acl_enable or config.server.tls_mode == "permissive"
-    resolved = resolve_config(path="namesrv.toml", content=text.encode()).config
-    assert resolved.acl_enable or resolved.tls_mode == "permissive"
+    names = load_namesrv_config([ConfigFile("namesrv.toml", text)])
+    assert names.server.acl_enable or names.server.tls_mode == "permissive"
 
 
 def test_the_code_of_the_page_makes_a_client_that_signs() -> None:

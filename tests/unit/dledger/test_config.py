@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from commitlog.errors import ConfigError
-from dledger.config import BrokerConfig, ConfigFile, load_config, parse_delay_levels
-from dledger.settings_ignored import IGNORED_KEYS
-from dledger.settings_refused import MASTER_AND_SLAVE_KEYS, REFUSED
+from dledger.config import BrokerConfig, load_config
+from dledger.settings_keys import IGNORED_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
-from dledger.settings_values import default_text, parse_value, show_value
+from dledger.settings_values import parse_delay_levels
+from remoting.settings.reader import ConfigFile
+from tests.harness.settings_page import PAGE, with_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -134,9 +135,9 @@ def test_a_key_is_never_both_known_and_ignored() -> None:
 
 @pytest.mark.parametrize("path", list(SETTINGS))
 def test_a_default_survives_being_printed_and_read_again(path: str) -> None:
-    text = default_text(path)
-    assert parse_value(SETTINGS[path], text) == SETTINGS[path].default
-    assert show_value(path, SETTINGS[path].default) == text
+    text = SETTINGS[path].default_text
+    assert SETTINGS[path].parse(text) == SETTINGS[path].default
+    assert SETTINGS[path].show(SETTINGS[path].default) == text
 
 
 @pytest.mark.parametrize("key", sorted(IGNORED_KEYS))
@@ -449,7 +450,7 @@ def test_an_option_nobody_knows_is_refused() -> None:
 )
 def test_peers_may_be_text_a_list_or_a_table(peers: str) -> None:
     config = toml(f'[raft]\npeers = {peers}\nself_id = "n1"')
-    assert show_value("raft.peers", config.raft.peers) == THREE_PEERS
+    assert config.shown("raft.peers") == THREE_PEERS
     assert config.self_peer.address == "127.0.0.1:40912"
     assert config.self_number == 1
 
@@ -468,13 +469,13 @@ def test_a_peer_host_may_have_dashes_and_be_ipv6() -> None:
 
 def test_without_peers_a_broker_is_a_group_of_its_own() -> None:
     config = load_config()
-    assert show_value("raft.peers", config.raft.peers) == "n0-127.0.0.1:20911"
+    assert config.shown("raft.peers") == "n0-127.0.0.1:20911"
     assert config.advertised_address == "127.0.0.1:10911"
 
 
 def test_switching_dledger_off_leaves_a_group_of_this_node_alone() -> None:
     config = conf(f"enableDLegerCommitLog=false\ndLegerPeers={THREE_PEERS}\ndLegerSelfId=n2")
-    assert show_value("raft.peers", config.raft.peers) == "n2-127.0.0.1:40913"
+    assert config.shown("raft.peers") == "n2-127.0.0.1:40913"
     assert config.sources["raft.peers"] == "from raft.enable_dledger_commit_log"
 
 
@@ -712,13 +713,8 @@ def test_two_masters_and_two_slaves_become_two_groups_of_three() -> None:
 
 
 def test_the_documentation_lists_every_setting() -> None:
-    from dledger.settings_documentation import settings_markdown
-
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    begin, end = "<!-- settings -->\n", "<!-- end of settings -->"
-    assert text.partition(begin)[2].partition(end)[0] == settings_markdown(), (
-        "run: .venv/bin/python -m dledger.settings_documentation docs/configuration.md"
-    )
+    page = PAGE.read_text()
+    assert page == with_settings(page), "run: .venv/bin/python -m tests.harness.settings_page"
 
 
 @pytest.mark.parametrize("path", sorted(SETTINGS))

@@ -12,7 +12,6 @@ from dledger.cli.config_command import OWN_KEYS, differing
 from dledger.cli.given_up import rows_of
 from dledger.cli.main import main
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
-from remoting.java_properties import read_properties
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.confirmation import (
     CONFIRMED_FIELD,
@@ -22,6 +21,7 @@ from remoting.protocol.confirmation import (
     decode_given_up,
     given_up,
 )
+from remoting.settings.properties import read_properties
 
 A, B = "127.0.0.1:10911", "127.0.0.1:10921"
 

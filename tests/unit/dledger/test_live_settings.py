@@ -14,20 +14,19 @@ import structlog.testing
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.config import BrokerConfig, load_config
 from dledger.group import GroupSettings
-from dledger.live_settings import LIVE, READ_BY_TOOLS, LiveSettings, Parts, path_of
+from dledger.live_settings import READ_BY_TOOLS, LiveSettings, Parts, path_of
 from dledger.processors.broker_config import CHANGE_BYTES_MAX, BrokerConfigProcessor
 from dledger.processors.get_message import ReadLimits
 from dledger.registration import RegistrationSettings
 from dledger.services.retention import NEVER_RATIO, RetentionService, RetentionSettings
 from dledger.services.transaction_check import CheckSettings
-from dledger.settings_ignored import IGNORED_KEYS
-from dledger.settings_refused import REFUSED_KEYS
+from dledger.settings_keys import IGNORED_KEYS, REFUSED_KEYS
 from dledger.settings_tables import SETTINGS
 from remoting.errors import BadRequestError
-from remoting.java_properties import read_properties
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from remoting.protocol.outcome import answer_error
+from remoting.settings.properties import read_properties
 from tests.harness.broker import Broker
 from tests.harness.fake_group import EPOCH_MS, FakeGroup, ManualClock
 
@@ -89,6 +88,8 @@ def live(parts: Parts, clock: ManualClock) -> LiveSettings:
     }
     return LiveSettings(load_config(options=options), parts, clock)
 
+
+LIVE = [path for path, setting in SETTINGS.items() if setting.is_live]
 
 TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
     "broker.broker_permission": ("4", lambda p: p.settings.broker_permission, 4),

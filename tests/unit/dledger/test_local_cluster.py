@@ -8,7 +8,8 @@ import pytest
 
 from dledger.cli.local_cluster import free_ports, lay_out
 from dledger.cli.output import CliError
-from dledger.config import ConfigFile, load_config
+from dledger.config import load_config
+from remoting.settings.reader import ConfigFile
 
 
 def test_free_ports_are_distinct_and_never_two_apart() -> None:

@@ -11,7 +11,7 @@ import trio
 
 from commitlog.disk import OsDisk
 from dledger.state.topic_config import TopicConfig
-from namesrv.config import NamesrvConfig
+from namesrv.config import NamesrvConfig, NamesrvTable
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from remoting.protocol.bodies import RegisterBrokerBody
@@ -66,7 +66,8 @@ class World(RegisteringBroker):
     def __init__(self, root: Path, **settings: Any) -> None:
         clock = VirtualClock()
         self.name_server = NameServer(
-            NamesrvConfig(kv_config_path=str(root / "kv.json"), **settings), OsDisk()
+            NamesrvConfig(namesrv=NamesrvTable(kv_config_path=str(root / "kv.json"), **settings)),
+            OsDisk(),
         )
         self.client = Client(self.name_server, clock)
         super().__init__(root, clock, self.client, [ADDRESS])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk import OsDisk
-from namesrv.config import NamesrvConfig
+from namesrv.config import NamesrvConfig, NamesrvTable
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from remoting.protocol.codes import OWN_CODES, RequestCode
@@ -46,7 +46,9 @@ ELSEWHERE = {
 
 
 def handled(broker: Broker, folder: Path) -> set[RequestCode]:
-    name_server = NameServer(NamesrvConfig(kv_config_path=str(folder / "kv.json")), OsDisk())
+    name_server = NameServer(
+        NamesrvConfig(namesrv=NamesrvTable(kv_config_path=str(folder / "kv.json"))), OsDisk()
+    )
     by_name_server = NameServerProcessor(name_server, ManualClock()).handlers()
     return {*broker.processors.handlers, *by_name_server}
 

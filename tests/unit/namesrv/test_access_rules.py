@@ -10,16 +10,17 @@ import trio
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
 from namesrv.access_rules import NAMESRV_RULES
-from namesrv.config import NamesrvConfig, resolve_config
+from namesrv.config import NamesrvConfig, load_config
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from remoting.access.account_store import RELOAD_INTERVAL_S
 from remoting.access.rules import ADMIN, SIGNED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
+from remoting.settings.reader import ConfigFile
 from tests.harness.fake_group import ManualClock
 from tests.harness.memory_network import InlineExecutor
-from tests.unit.namesrv.world import ask, register, running_namesrv
+from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
 
 ACCOUNTS = """\
 [accounts.operator]
@@ -32,7 +33,7 @@ OPERATOR, SERVICE = Credentials("operator", "0123456789"), Credentials("service-
 
 
 def test_every_code_with_a_handler_has_a_rule_and_no_other(tmp_path: Path) -> None:
-    config = NamesrvConfig(kv_config_path=str(tmp_path / "kv.json"))
+    config = config_in(tmp_path)
     handlers = NameServerProcessor(NameServer(config, OsDisk()), ManualClock()).handlers()
     assert {code.name for code in handlers} == {RequestCode(code).name for code in NAMESRV_RULES}
 
@@ -63,9 +64,7 @@ def accounts(tmp_path: Path) -> Path:
 
 
 def guarded(accounts: Path) -> NamesrvConfig:
-    return NamesrvConfig(
-        kv_config_path=str(accounts.with_name("kv.json")), acl_enable=True, acl_file=str(accounts)
-    )
+    return config_in(accounts.parent, acl_enable=True, acl_file=str(accounts))
 
 
 async def test_every_request_is_checked(accounts: Path, autojump_clock: object) -> None:
@@ -97,5 +96,5 @@ async def test_accounts_are_read_again(accounts: Path, autojump_clock: object) -
 
 
 def test_access_control_needs_accounts() -> None:
-    with pytest.raises(ConfigError, match="acl_enable needs acl_file"):
-        resolve_config(path="namesrv.conf", content=b"aclEnable=true\n")
+    with pytest.raises(ConfigError, match="acl_enable = true: needs server\\.acl_file"):
+        load_config([ConfigFile("namesrv.conf", "aclEnable=true\n")])

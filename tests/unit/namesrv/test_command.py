@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from namesrv.config import SETTINGS
+from namesrv.config import SCHEMA
 
 NAMESRV = (str(Path(sys.executable).with_name("dledger-namesrv")),)
 
@@ -28,11 +28,11 @@ def test_print_settings_shows_each_with_its_source_and_exits_0(tmp_path: Path) -
     file.write_text("listenPort=9999\n")
     done = run("-c", str(file), "--listen-host", "0.0.0.0", "-p")
     assert done.returncode == 0
-    lines = dict(line.split(" = ", 1) for line in done.stdout.splitlines())
-    assert set(lines) == set(SETTINGS)
-    assert lines["listen_port"].split() == ["9999", "#", str(file)]
-    assert lines["listen_host"].split() == ['"0.0.0.0"', "#", "command", "line"]
-    assert lines["broker_expiry_ms"].split() == ["120000", "#", "default"]
+    lines = {line.split()[0]: line.partition(" = ")[2] for line in done.stdout.splitlines()}
+    assert set(lines) == set(SCHEMA.settings)
+    assert lines["server.listen_port"].split() == ["9999", "#", str(file)]
+    assert lines["server.listen_host"].split() == ["0.0.0.0", "#", "command", "line"]
+    assert lines["namesrv.broker_expiry_ms"].split() == ["120000", "#", "default"]
 
 
 @pytest.mark.slow
@@ -41,7 +41,9 @@ def test_a_bad_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
     file.write_text("listenPort=9999\nlistenprot=1\n")
     done = run("-c", str(file))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {file}:2: unknown setting 'listenprot'\n"
+    assert (
+        done.stderr == f"error: {file}:2: unknown setting listenprot (did you mean listenPort?)\n"
+    )
 
 
 @pytest.mark.slow
@@ -79,4 +81,4 @@ def test_it_serves_until_sigterm_and_logs_json(tmp_path: Path) -> None:
         assert daemon.wait(10) == 0
     names = [event["event"] for event in events]
     assert names == ["settings", "namesrv_started", "signal", "namesrv_stopped"]
-    assert events[0]["listen_port"] == f"0 ({file})"
+    assert events[0]["server.listen_port"] == f"0 ({file})"

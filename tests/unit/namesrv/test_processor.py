@@ -22,6 +22,7 @@ from tests.unit.namesrv.world import (
     World,
     ask,
     broker_ext,
+    config_in,
     register,
     register_body,
     route,
@@ -37,7 +38,7 @@ NAMESRV_CODES = {
 
 @pytest.fixture
 def config(tmp_path: Path) -> NamesrvConfig:
-    return NamesrvConfig(kv_config_path=str(tmp_path / "kvConfig.json"))
+    return config_in(tmp_path)
 
 
 @pytest.fixture
@@ -359,12 +360,17 @@ async def test_settings_are_shown_under_rocketmq_s_names(connection: Connection)
         (b"kvConfigPath=/etc/passwd", 16, "Can not update config in black list: kvConfigPath"),
         (b"rocketmqHome=/", 16, "Can not update config in black list: rocketmqHome"),
         (b"useTLS=true", 1, "useTLS has no meaning here"),
-        (b"listenPort=1", 1, "listenPort cannot change while the NameServer runs"),
-        (b"orderMessageEnable=true\nnope=1", 1, "unknown setting 'nope'"),
+        (
+            b"listenPort=1",
+            1,
+            "listenPort cannot change while the NameServer runs: set it in the configuration and"
+            " restart",
+        ),
+        (b"orderMessageEnable=true\nnope=1", 1, "unknown setting nope"),
         (
             b"orderMessageEnable=maybe",
             1,
-            "orderMessageEnable = 'maybe': true or false is needed",
+            "orderMessageEnable = 'maybe': expected true or false",
         ),
         (b"\xff", 1, None),
     ],
@@ -389,11 +395,7 @@ async def test_the_list_of_all_topics_can_be_switched_off(connection: Connection
 async def test_a_nameserver_told_to_wait_answers_no_route_at_first(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    config = NamesrvConfig(
-        kv_config_path=str(tmp_path / "kv.json"),
-        need_wait_for_service=True,
-        wait_seconds_for_service=45,
-    )
+    config = config_in(tmp_path, need_wait_for_service=True, wait_seconds_for_service=45)
     async with running_namesrv(config) as world:
         connection = await world.connect()
         await register(connection, A, 0)

@@ -15,25 +15,18 @@ import trustme
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
 from namesrv.command import listener_tls
-from namesrv.config import NamesrvConfig, resolve_config
+from namesrv.config import load_config
 from namesrv.server import serve_namesrv
 from remoting.connection import Connection
 from remoting.edge import SystemRng, TcpNetwork, TrioClock
 from remoting.processor import ProcessorTable
 from remoting.protocol.codes import RequestCode
+from remoting.settings.reader import ConfigFile
 from tests.harness.metrics_page import MetricsPage
-from tests.unit.namesrv.world import ask, register, register_body, route, running_namesrv
+from tests.unit.namesrv.world import ask, config_in, register, register_body, route, running_namesrv
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
 ORDER = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
-
-
-def config_in(folder: Path, **more: int) -> NamesrvConfig:
-    return NamesrvConfig(
-        listen_port=0,
-        kv_config_path=str(folder / "kvConfig.json"),
-        **more,  # type: ignore[arg-type]  # names and values of the test's own
-    )
 
 
 async def test_over_real_sockets_a_broken_connection_removes_its_broker_at_once(
@@ -43,7 +36,7 @@ async def test_over_real_sockets_a_broken_connection_removes_its_broker_at_once(
         host, port = await nursery.start(
             partial(
                 serve_namesrv,
-                config_in(tmp_path),
+                config_in(tmp_path, listen_port=0),
                 clock=TrioClock(),
                 rng=SystemRng(),
                 network=TcpNetwork(),
@@ -83,7 +76,7 @@ async def test_it_shows_its_brokers_and_who_is_refused_to_prometheus(tmp_path: P
         host, port = await nursery.start(
             partial(
                 serve_namesrv,
-                config_in(tmp_path, metrics_listen_port=free_port),
+                config_in(tmp_path, listen_port=0, metrics_listen_port=free_port),
                 clock=TrioClock(),
                 rng=SystemRng(),
                 network=network,
@@ -117,25 +110,23 @@ async def test_tls_is_a_matter_of_configuration(tmp_path: Path) -> None:
     cert_file, key_file = tmp_path / "cert.pem", tmp_path / "key.pem"
     certificate.cert_chain_pems[0].write_to_path(cert_file)
     certificate.private_key_pem.write_to_path(key_file)
-    resolved = resolve_config(
-        path="namesrv.conf",
-        content=(
-            f"tls.server.mode=permissive\ntls.server.certPath={cert_file}\n"
-            f"tls.server.keyPath={key_file}\nlistenPort=0\nkvConfigPath={tmp_path}/kv.json\n"
-        ).encode(),
+    text = (
+        f"tls.server.mode=permissive\ntls.server.certPath={cert_file}\n"
+        f"tls.server.keyPath={key_file}\nlistenPort=0\nkvConfigPath={tmp_path}/kv.json\n"
     )
+    config = load_config([ConfigFile("namesrv.conf", text)])
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(
             partial(
                 serve_namesrv,
-                resolved.config,
+                config,
                 clock=TrioClock(),
                 rng=SystemRng(),
                 network=TcpNetwork(),
                 disk=OsDisk(),
-                tls=listener_tls(resolved.config),
+                tls=listener_tls(config),
             )
         )
         for tls in (trusted, None):
@@ -149,7 +140,7 @@ async def test_tls_is_a_matter_of_configuration(tmp_path: Path) -> None:
 async def test_a_broker_that_reconnected_outlives_its_old_connection(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    async with running_namesrv(config_in(tmp_path)) as world:
+    async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         old, new, client = [await world.connect() for _ in range(3)]
         await register(old, A, 0)
         await register(new, A, 0)
@@ -164,7 +155,7 @@ async def test_a_broker_that_reconnected_outlives_its_old_connection(
 async def test_a_silent_broker_expires_and_its_connection_is_closed(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    async with running_namesrv(config_in(tmp_path, idle_timeout_s=3600)) as world:
+    async with running_namesrv(config_in(tmp_path, listen_port=0, idle_timeout_s=3600)) as world:
         broker, client = await world.connect(), await world.connect()
         start = trio.current_time()
         await register(broker, A, 0)
@@ -182,7 +173,7 @@ async def test_a_silent_broker_expires_and_its_connection_is_closed(
 async def test_a_connection_that_still_serves_a_living_broker_is_kept(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    async with running_namesrv(config_in(tmp_path)) as world:
+    async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         shared = await world.connect()
         await register(shared, A, 0)
         await register(shared, B, 1, heartbeatTimeoutMillis="1000")
@@ -195,13 +186,13 @@ async def test_a_connection_that_still_serves_a_living_broker_is_kept(
 async def test_key_values_survive_a_restart_and_one_round_of_registrations_restores_routes(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    async with running_namesrv(config_in(tmp_path)) as world:
+    async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         connection = await world.connect()
         await ask(connection, RequestCode.PUT_KV_CONFIG, {**ORDER, "value": "broker-a:4"})
         await register(connection, A, 0, register_body(filters=["f:1"]))
         await register(connection, B, 1)
         before = await route(connection)
-    async with running_namesrv(config_in(tmp_path)) as world:
+    async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         connection = await world.connect()
         assert (await ask(connection, RequestCode.GET_KV_CONFIG, ORDER)).ext == {
             "value": "broker-a:4"
@@ -216,7 +207,7 @@ async def test_a_damaged_key_value_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "kvConfig.json").write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
         await serve_namesrv(
-            config_in(tmp_path),
+            config_in(tmp_path, listen_port=0),
             clock=TrioClock(),
             rng=SystemRng(),
             network=TcpNetwork(),
@@ -229,7 +220,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address"):
             await serve_namesrv(
-                NamesrvConfig(listen_port=port, kv_config_path=str(tmp_path / "kv.json")),
+                config_in(tmp_path, listen_port=port),
                 clock=TrioClock(),
                 rng=SystemRng(),
                 network=TcpNetwork(),
@@ -240,7 +231,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
 async def test_routes_are_served_between_the_registrations_of_many_brokers(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    async with running_namesrv(config_in(tmp_path)) as world:
+    async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         client = await world.connect()
         await register(client, A, 0)
         served = 0

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -14,7 +15,7 @@ import trio.testing
 from typing_extensions import Buffer
 
 from commitlog.disk import OsDisk
-from namesrv.config import NamesrvConfig
+from namesrv.config import SCHEMA, NamesrvConfig, load_config
 from namesrv.server import serve_namesrv
 from remoting.connection import Connection, ConnectionLimits
 from remoting.edge import SystemRng, TrioClock
@@ -95,6 +96,13 @@ class World:
         connection = Connection(stream, ProcessorTable(), limits=PATIENT, sign=sign)
         self.nursery.start_soon(connection.run)
         return connection
+
+
+def config_in(folder: Path, **named: object) -> NamesrvConfig:
+    """Return settings by their names, with the file of key-values in *folder*."""
+    paths = {setting.name: path for path, setting in SCHEMA.settings.items()}
+    values = {"kv_config_path": str(folder / "kvConfig.json"), **named}
+    return load_config(options={paths[name]: value for name, value in values.items()})
 
 
 @asynccontextmanager

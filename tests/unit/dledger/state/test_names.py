@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dledger.broker import _empty_tables
-from dledger.config import ConfigFile, load_config
+from dledger.config import load_config
 from dledger.state.names import TRACE_TOPIC
 from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from remoting.settings.reader import ConfigFile
 
 
 def test_the_topic_of_message_trace_is_there_when_it_is_asked_for() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commitlog.errors import ConfigError
-from remoting.java_properties import format_properties, parse_properties, read_properties
+from remoting.settings.properties import format_properties, parse_properties, read_properties
 
 
 @pytest.mark.parametrize(

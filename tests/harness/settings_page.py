@@ -1,36 +1,35 @@
-"""The table of settings in ``docs/configuration.md``, read off the settings themselves."""
+"""The tables of ``docs/configuration.md``: ``python -m tests.harness.settings_page``."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import Final
 
-from dledger.settings_ignored import REASONS
-from dledger.settings_refused import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
-from dledger.settings_tables import SETTINGS, TABLES
-from dledger.settings_values import default_text
+from dledger.settings_keys import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, REFUSED_KEYS
+from dledger.settings_tables import SCHEMA
+from tests.harness.shipped_files import ROOT
 
-BEGIN = "<!-- settings -->\n"
-END = "<!-- end of settings -->"
+PAGE: Final = ROOT / "docs" / "configuration.md"
+BEGIN: Final = "<!-- settings -->\n"
+END: Final = "<!-- end of settings -->"
 
 
 def settings_markdown() -> str:
     """Return one table per TOML table, and the ignored keys by reason."""
     parts: list[str] = []
-    for table, struct in TABLES.items():
+    for table, struct in SCHEMA.tables.items():
         about = (struct.__doc__ or "").partition(": ")[2].rstrip(".")
         parts.append(f"\n### `[{table}]` {about}\n\n")
         parts.append("| setting | RocketMQ key | default | meaning |\n|---|---|---|---|\n")
-        for setting in SETTINGS.values():
+        for setting in SCHEMA.settings.values():
             if setting.table != table:
                 continue
             keys = ", ".join(f"`{key}`" for key in setting.keys) or "none"
-            default = default_text(setting.path)
+            default = setting.default_text
             shown = f"`{default}`" if default else "empty"
             parts.append(f"| `{setting.name}` | {keys} | {shown} | {setting.about} |\n")
     parts.append("\n### Accepted, with a warning\n\n")
-    for reason, keys in REASONS.items():
-        listed = ", ".join(f"`{key}`" for key in keys.split())
+    for reason, names in REASONS.items():
+        listed = ", ".join(f"`{key}`" for key in names.split())
         parts.append(f"{reason[0].upper()}{reason[1:]}: {listed}.\n\n")
     parts.append("### Refused, unless they ask for nothing\n\n")
     parts += [f"* `{key}`: {reason}.\n" for key, reason in REFUSED_KEYS.items()]
@@ -46,13 +45,12 @@ def settings_markdown() -> str:
     return "".join(parts)
 
 
-def rewrite(path: Path) -> None:
-    """Put the current tables between the marks of the page at *path*."""
-    text = path.read_text(encoding="utf-8")
+def with_settings(text: str) -> str:
+    """Return the page with the present tables between its marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}{settings_markdown()}{END}{after}", encoding="utf-8")
+    return f"{before}{BEGIN}{settings_markdown()}{END}{after}"
 
 
 if __name__ == "__main__":
-    rewrite(Path(sys.argv[1]))
+    PAGE.write_text(with_settings(PAGE.read_text()))
