@@ -15,12 +15,11 @@ from cyclopts import App, Parameter
 from commitlog.errors import ConfigError
 from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.gate import Gate, gate
 from jepsen_like.history.sequence import encode_history
 from jepsen_like.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
 from jepsen_like.plans.shrink import shrink
-from jepsen_like.soak import SOMETIMES, Totals, run_worker
+from jepsen_like.soak import SOMETIMES, Gate, Totals, gate, run_worker
 from jepsen_like.worker import Order, Report, plan_of, report_of
 from jepsen_like.workloads.presets import PRESETS
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from jepsen_like.checkers import consumer_offsets, delayed, push_group
+from jepsen_like.checkers import push_group
 from jepsen_like.checkers.all_checks import Settings, check_source
 from jepsen_like.checkers.kernel.source import Source
-from jepsen_like.checkers.verdict import Verdict, Violation, checked, digest_of, merge
+from jepsen_like.checkers.verdict import Verdict, Violation, checked, digest_of
 from jepsen_like.history.parquet import FOLDER, SUMMARY, Ingested, ingest, read_summary
-from jepsen_like.history.run_files import PUSH_RECORD
+from jepsen_like.history.sequence import PUSH_RECORD
 from jepsen_like.plans.plan import Plan, decode_plan
-from jepsen_like.plans.promised import has_delayed_messages, promised
+from jepsen_like.plans.promised import merge_for, promised
+from jepsen_like.report.result import kept_verdicts, read_result
 
 Engine = Literal["local", "spark"]
-NO_END: Final = "the run did not end: it has no result.json"
 
 
 class Outcome(msgspec.Struct):
@@ -63,17 +63,7 @@ def outcome_of(
     if counts.lost_records:
         reason = f"{counts.lost_records} records of the history could not be read"
         every.append(Verdict("ingest", "unknown", reason=reason))
-    workload = None if plan is None else plan.workload
-    has_delayed = workload is not None and has_delayed_messages(workload)
-    left_out = {
-        delayed.NAME: not has_delayed,
-        consumer_offsets.NAME: workload is None or not workload.consumers,
-    }
-    merged = merge(
-        verdict
-        for verdict in every
-        if not (verdict.validity == "unknown" and left_out.get(verdict.checker))
-    )
+    merged = merge_for(None if plan is None else plan.workload, every)
     return Outcome(
         merged.validity,
         merged.reason,
@@ -189,7 +179,7 @@ def settings_of(folder: Path, plan: Plan | None, late_max_ns: int | None = None)
     """Return what a run promised, by its plan."""
     if plan is None:
         return Settings(late_max_ns=late_max_ns)
-    extras = result_of(folder).get("extras", {})
+    extras = read_result(folder).get("extras", {})
     is_foreign = bool(extras.get("namesrv"))
     return Settings(**promised(plan, is_foreign=is_foreign), late_max_ns=late_max_ns)
 
@@ -205,23 +195,6 @@ def push_groups(parquet: Path) -> list[Verdict]:
             lambda: push_group.check_record(push_group.decode_record(path.read_bytes())),
         )
     ]
-
-
-def result_of(folder: Path) -> dict[str, Any]:
-    """Return the result that a run left; nothing if it did not end."""
-    path = folder / "result.json"
-    result: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
-    return result
-
-
-def kept_verdicts(folder: Path, judged: set[str]) -> list[Verdict]:
-    """Return verdicts that no history holds: liveness, and files that could not be read."""
-    if not (folder / "plan.json").is_file():
-        return []
-    if not (folder / "result.json").is_file():
-        return [Verdict("run", "unknown", reason=NO_END)]
-    verdicts = msgspec.convert(result_of(folder).get("verdicts", []), type=list[Verdict])
-    return [verdict for verdict in verdicts if verdict.checker not in judged]
 
 
 def records(folder: Path) -> int:

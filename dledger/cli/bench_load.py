@@ -30,6 +30,10 @@ WARM_UP_S = 1.0
 FILL_BATCH = 200
 FILL_INFLIGHT = 8
 PULL_MESSAGES = 4_000
+FAILOVER_TOPIC = "bench-failover"
+FAILOVER_LOAD_S = 3.0
+"""Load before the kill, and after another one leads."""
+
 CONSUME_PASSES = 3
 """A backlog is read in a moment; the same one is read again to measure longer."""
 
@@ -129,6 +133,58 @@ async def cluster_for_bench(
             progress=tell,
         ) as cluster:
             yield [cluster.namesrv_address]
+
+
+async def bench_failover(inflight: int, tell: Callable[[str], None]) -> float:
+    """Kill the leader of a temporary cluster and return the time without acknowledgements, ms.
+
+    It ends with the first acknowledgement of a send that was begun after SIGKILL.
+
+    Args:
+        inflight: Sends outstanding all the time.
+
+    Raises:
+        CliError: The cluster did not start, or no send was acknowledged after the kill.
+    """
+    acknowledged: list[tuple[float, float]] = []
+
+    async def send_on(producer: Producer) -> None:
+        while True:
+            began_s = trio.current_time()
+            try:
+                await producer.send(Message(FAILOVER_TOPIC, bytes(256)))
+            except MQError:
+                await trio.sleep(0.01)  # the outcome of this one is not what is measured
+            else:
+                acknowledged.append((began_s, trio.current_time()))
+
+    with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
+        async with local_cluster(
+            Path(folder),
+            settings={"store.mapped_file_size_commit_log": 64 << 20},
+            progress=tell,
+        ) as cluster:
+            namesrvs = [cluster.namesrv_address]
+            await create_topic(namesrvs, FAILOVER_TOPIC, queues=4)
+            async with (
+                open_client(namesrvs) as client,
+                Producer(client, "bench-failover") as producer,
+                trio.open_nursery() as nursery,
+            ):
+                for _ in range(inflight):
+                    nursery.start_soon(send_on, producer)
+                await trio.sleep(FAILOVER_LOAD_S)
+                leader = await cluster.wait_leader()
+                tell(f"SIGKILL to {leader}, the leader")
+                killed_s = trio.current_time()
+                await cluster.kill(leader)
+                await cluster.wait_leader(other_than=leader)
+                await trio.sleep(FAILOVER_LOAD_S)
+                nursery.cancel_scope.cancel()
+    after = [ended_s for began_s, ended_s in acknowledged if began_s >= killed_s]
+    if not after:
+        raise CliError("no send was acknowledged after the leader was killed")
+    return 1000 * (min(after) - killed_s)
 
 
 async def bench_produce(

@@ -26,7 +26,6 @@ from commitlog.entry import (
 from commitlog.entry_log import EntryLog
 from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
-from dledger.cli.demo_check import body_of
 
 SIZE_TABLE_BYTES = 4
 ROUNDS = 4
@@ -82,7 +81,7 @@ class _Bench:
         record = encode_record(
             topic="bench",
             queue_id=0,
-            body=body_of("0", load.body_bytes),
+            body=bytes(load.body_bytes),
             properties=b"UNIQ_KEY\x01" + b"A" * 32 + b"\x02",
         )
         count = max((load.entry_bytes - ENTRY_HEADER_BYTES) // (len(record) + SIZE_TABLE_BYTES), 1)

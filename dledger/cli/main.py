@@ -40,7 +40,7 @@ COMMANDS = (
     ("msg", "dledger.cli.message_command:msg", MESSAGES, "Look at messages."),
     ("log", "dledger.cli.log_command:app", CHECK, "Check the data folder of a stopped broker."),
     ("bench", "dledger.cli.bench_command:app", CHECK, "Measure sending, consuming and storing."),
-    ("demo", "dledger.cli.demo_command:demo", CHECK, "Kill a leader under load and check."),
+    ("demo", "jepsen_like.chaos.demo:demo", CHECK, "Kill a leader under load and check."),
 )
 
 ABOUT = (

@@ -24,16 +24,16 @@ from dledger.cli.output import (
     print_table,
 )
 from jepsen_like.chaos import limits, loop_disk, namespaces, strace_inject
-from jepsen_like.chaos.candidates import Candidates
-from jepsen_like.chaos.drawn import drawn_plan
-from jepsen_like.chaos.extras import Extras
-from jepsen_like.chaos.outcome import result_of
-from jepsen_like.chaos.past_run import extras_of, faults_of, folder_of, verdicts_before
+from jepsen_like.chaos.minimize import Candidates
+from jepsen_like.chaos.plan_draw import drawn_plan
 from jepsen_like.chaos.planted_command import mutants
-from jepsen_like.chaos.playing import no_verdict, play, verdict_of
-from jepsen_like.chaos.recorder import encode_json, read_run
+from jepsen_like.chaos.recorder import read_run
+from jepsen_like.chaos.render_result import show_result, show_smallest
+from jepsen_like.chaos.run_command import no_verdict, play, verdict_of
+from jepsen_like.chaos.run_options import Extras
+from jepsen_like.chaos.run_result import result_of
+from jepsen_like.chaos.run_store import extras_of, faults_of, folder_of, write_result
 from jepsen_like.chaos.runner import LinksBy, Ran
-from jepsen_like.chaos.shown import show_result, show_smallest
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.mutants.registry import numbers
@@ -42,6 +42,7 @@ from jepsen_like.plans.packages import NETWORK, PACKAGES
 from jepsen_like.plans.plan import Kind, Plan, decode_plan, encode_plan
 from jepsen_like.plans.promised import promised
 from jepsen_like.plans.shrink import shrink
+from jepsen_like.report.result import kept_verdicts
 from jepsen_like.report.wording import many
 from jepsen_like.workloads.presets import PRESETS
 
@@ -250,18 +251,8 @@ def _repeats(extras: Extras, command: str) -> dict[str, Any]:
     return {"command": command, "extras": msgspec.to_builtins(extras)}
 
 
-def _written(folder: Path, result: dict[str, Any]) -> Path:
-    from jepsen_like.report.run_report import report as write_report
-
-    (folder / "result.json").write_bytes(encode_json(result))
-    page = write_report(folder)
-    result["report"] = str(page)
-    (folder / "result.json").write_bytes(encode_json(result))
-    return page
-
-
 def _finish(folder: Path, result: dict[str, Any], output: str) -> int:
-    _written(folder, result)
+    write_result(folder, result)
     if output == "json":
         told = {k: v for k, v in result.items() if k not in ("verdicts", "failover_ms", "counts")}
         print_json(told | {"faults_by_kind": result["faults"], "faults": result["faults_done"]})
@@ -284,8 +275,7 @@ def check(name: RunName, /, *, store: Store = DEFAULT_STORE, output: Output = "t
         settled=settled,
         **promised(plan, is_foreign=bool(extras_of(folder).namesrv)),
     )
-    before = verdicts_before(folder)
-    kept = [verdict for verdict in before if verdict.checker not in {v.checker for v in verdicts}]
+    kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
     ran = Ran(plan, folder, [*kept, *verdicts], history, Counter(faults_of(folder)))
     result = _judged(ran) | {"torn_bytes": torn_bytes, "report": str(folder / "report.html")}
     if output == "json":
@@ -352,7 +342,7 @@ def minimize(
     """
     folder = folder_of(name, store)
     plan = decode_plan((folder / "plan.json").read_text())
-    broken = [v for verdict in verdicts_before(folder) for v in verdict.violations]
+    broken = [v for verdict in kept_verdicts(folder) for v in verdict.violations]
     if not broken:
         raise CliError(
             f"{folder} broke no promise",
@@ -389,5 +379,5 @@ def minimize(
     page = None
     if (ran := candidates.ran) is not None:
         command = extras.command(ran.folder / "plan.json")
-        page = _written(ran.folder, _judged(ran) | _repeats(extras, command))
+        page = write_result(ran.folder, _judged(ran) | _repeats(extras, command))
     return show_smallest(plan, candidates, extras, page)

@@ -23,9 +23,8 @@ from typing import Final
 from commitlog.disk import OsDisk
 from commitlog.errors import StoreLockedError
 from commitlog.store_paths import StorePaths, parse_file_name
-from jepsen_like.chaos.data_extents import data_extents
-from jepsen_like.chaos.fault_error import FaultError
-from jepsen_like.nemesis.at_rest import marked_end
+from jepsen_like.chaos.loop_disk import data_extents
+from jepsen_like.nemesis.ground import FaultError, marked_end
 from remoting.seams import Rng
 
 SECTOR_BYTES: Final = 512
@@ -226,7 +225,7 @@ def _sectors_in_use(path: Path) -> Iterator[tuple[int, bytes]]:
 def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) -> list[Damage]:
     """Flip *bits* bits of a stopped broker's files and return what was done, durably.
 
-    Of the log only what is at rest is hit: see `jepsen_like.nemesis.at_rest`.
+    Of the log only what is at rest is hit: see `jepsen_like.nemesis.ground`.
 
     Bits are drawn one by one, so two of them may be the same one and cancel each other.
 
@@ -265,7 +264,7 @@ def tear_tail(
     never flushed this is a power cut, with any other it is rot.
 
     Args:
-        keep_marked: Leave alone what the commit mark covers: see `jepsen_like.nemesis.at_rest`.
+        keep_marked: Leave alone what the commit mark covers: see `jepsen_like.nemesis.ground`.
     Returns:
         What was done, durably; None when there is nothing to be written over.
     Raises:

@@ -15,7 +15,7 @@ import trio
 from client.core.errors import ClientError
 from dledger.cli.output import CliError
 from dledger.settings_values import parse_delay_levels
-from jepsen_like.chaos.real_client import RealClient
+from jepsen_like.chaos.machines import RealClient
 from jepsen_like.chaos.recorder import Recorder, write_rest, write_tables
 from jepsen_like.chaos.runner import LIVENESS, READERS, RPC_TIMEOUT_S, Options, Ran, versions
 from jepsen_like.checkers.all_checks import check_everything

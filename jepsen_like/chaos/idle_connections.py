@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.nemesis.ground import FaultError
 
 PER_HOLDER: Final = 5_000
 """Connections of one holder: one address of loopback has ports for five times as many."""

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
-from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.nemesis.ground import FaultError
 
 
 def why_not() -> str | None:

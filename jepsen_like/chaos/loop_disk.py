@@ -36,8 +36,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from jepsen_like.chaos.data_extents import data_extents
-from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.nemesis.ground import FaultError
 from remoting.seams import Rng
 
 PAGE_BYTES: Final = 4096
@@ -401,3 +400,21 @@ def _finished(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FaultError(f"{command[0]} could not be run: {error}") from error
+
+
+def data_extents(fd: int) -> list[tuple[int, int]]:
+    """Return (offset, end) of the stretches of an open file that hold data, on disk or not yet.
+
+    Space that was reserved and never written is none. Blocks for microseconds a stretch.
+    """
+    found: list[tuple[int, int]] = []
+    end = 0
+    while True:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return found
+            raise
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        found.append((start, end))

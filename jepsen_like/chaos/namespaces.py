@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from jepsen_like.chaos.fault_error import FaultError
+from jepsen_like.nemesis.ground import FaultError
 
 PREFIX: Final = "chaos"
 """First part of the name of every namespace made here."""

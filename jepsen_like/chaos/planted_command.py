@@ -10,10 +10,10 @@ import msgspec
 from cyclopts import Parameter, validators
 
 from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
-from jepsen_like.chaos.drawn import drawn_plan
-from jepsen_like.chaos.extras import Extras
+from jepsen_like.chaos.plan_draw import drawn_plan
 from jepsen_like.chaos.planted import Looked, look_for
-from jepsen_like.chaos.playing import no_verdict, play, verdict_of
+from jepsen_like.chaos.run_command import no_verdict, play, verdict_of
+from jepsen_like.chaos.run_options import Extras
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.mutants.registry import IN_REAL_BROKERS, names, numbers
 from jepsen_like.plans.plan import Plan, encode_plan

@@ -22,7 +22,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +31,8 @@ import trio
 
 from commitlog.errors import ConfigError, RemoteProtocolError
 from dledger.raft.wire import Kind, PeerFrameDecoder
-from jepsen_like.chaos.carrier import (
+from jepsen_like.chaos.link_model import Link, Passage
+from jepsen_like.chaos.proxy_pump import (
     RECEIVE_BYTES,
     WINDOW_BYTES,
     Carrier,
@@ -39,8 +40,6 @@ from jepsen_like.chaos.carrier import (
     reset_socket,
     until_readable,
 )
-from jepsen_like.chaos.link import Link
-from jepsen_like.chaos.passage import Passage
 from jepsen_like.plans.link_fault import HEALTHY, LinkFault
 from remoting.seams import Rng
 
@@ -189,15 +188,6 @@ class LinkProxy:
                 carrier.link_changed()
         self._changed.set()
         self._changed = trio.Event()
-
-    def cut_between(self, left: Iterable[str], right: Iterable[str]) -> None:
-        """Cut both ways between two sides."""
-        ours, theirs = list(left), list(right)
-        for one in ours:
-            for other in theirs:
-                if one != other:
-                    self.cut(one, other)
-                    self.cut(other, one)
 
     def mend_all(self, *, reset: float = 0.0) -> None:
         """Heal every cut and every link. Frames held for later connections stay held."""

@@ -15,10 +15,8 @@ import msgspec
 import trio
 
 from jepsen_like.checkers.push_group import PushRecord, encode_record
-from jepsen_like.history.latest_rows import LatestRows
 from jepsen_like.history.operation import Event, History, Operation, Row, RunHeader
-from jepsen_like.history.run_files import PUSH_RECORD
-from jepsen_like.history.sequence import encode_row, iter_rows
+from jepsen_like.history.sequence import PUSH_RECORD, LatestRows, encode_row, iter_rows
 
 WRITE_INTERVAL_S: Final = 0.05
 """What the runner's death may cost; below what a person could have looked at."""

@@ -33,21 +33,19 @@ from jepsen_like.chaos.cluster import (
     lay_out,
     name_server_names,
 )
-from jepsen_like.chaos.kernel_links import KernelLinks
 from jepsen_like.chaos.log_findings import read_logs
+from jepsen_like.chaos.machines import RealClient, RealMember
 from jepsen_like.chaos.namespaces import RunNetwork, entered, run_network
 from jepsen_like.chaos.proxy import LinkProxy
-from jepsen_like.chaos.real_client import RealClient
-from jepsen_like.chaos.real_ground import RealGround, RealMember
-from jepsen_like.chaos.real_links import RunLinks
+from jepsen_like.chaos.real_ground import RealGround
 from jepsen_like.chaos.recorder import Recorder, write_push_record, write_rest, write_tables
+from jepsen_like.chaos.run_links import KernelLinks, RunLinks
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import Event, History, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.clock_error import clock_ahead_ns
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
-from jepsen_like.plans.promised import promised
+from jepsen_like.plans.promised import clock_ahead_ns, promised
 from jepsen_like.workloads.clients import WorkloadClients
 from jepsen_like.workloads.due import due_within_s
 from jepsen_like.workloads.final_read import read_replica
@@ -69,6 +67,7 @@ SETTLED_WITHIN_S: Final = 240.0
 
 RPC_TIMEOUT_S: Final = 5.0
 LIVENESS: Final = "liveness"
+FINAL_READ: Final = "final_read"
 
 DISK_KINDS: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.DISK_FULL})
 """Faults that need a file system of the broker's own."""
@@ -112,13 +111,17 @@ class Options:
         settings: Of every broker, over those of the plan.
         mutant: Opaque number of a change that brokers are started with.
         links: Who breaks links. Where the kernel cannot, steps that want it are skipped.
-        on_progress: Told a few times a second how many rows there are, by kind and outcome.
+        on_progress: Called a few times a second with the phase, rows by kind and outcome, and
+            faults by kind.
+        on_event: Called with every fault when it begins and, with true, when it has ended, and
+            with every change of role.
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)
     mutant: int = 0
     links: LinksBy = "proxy"
     on_progress: Callable[[str, Counter[str], Counter[str]], None] = lambda *_: None
+    on_event: Callable[[Event, bool], None] = lambda *_: None
 
 
 async def run_plan(plan: Plan, folder: Path, options: Options | None = None) -> Ran:
@@ -352,31 +355,46 @@ class _Run:
         if not is_over:
             self.ran.history.events.append(event)
         self.recorder.note(event)
+        self.options.on_event(event, is_over)
 
     def _mark(self, kind: str, ground: RealGround) -> None:
         self._note(Event(ground.now_ns, ground.now_ns, kind))
 
     def _read_replicas(self, cluster: ChaosCluster) -> None:
         """Open every replica's files, now that no process has them, and read all there is."""
-        ran = self.ran
-        if not ran.settled:
-            return
-        now_ns = time.monotonic_ns() - self.begin_ns
-        unreadable: list[Violation] = []
-        for name, node in cluster.brokers.items():
-            assert node.config_path is not None
-            config = load_config([ConfigFile.read(node.config_path)])
-            try:
-                store = open_replica(config, OsDisk())
-            except MQError as error:
-                unreadable += read_replica(f"{name} ({error})", None, ran.history, now_ns)
-                continue
-            try:
-                unreadable += read_replica(name, store, ran.history, now_ns)
-            finally:
-                store.close(clean=True)
-        if unreadable:
-            self.found.append(Verdict("final_read", "invalid", tuple(unreadable)))
+        if self.ran.settled:
+            now_ns = time.monotonic_ns() - self.begin_ns
+            configs = {name: node.config_path for name, node in cluster.brokers.items()}
+            self.found += read_replicas(configs, self.ran.history, now_ns)
+
+
+def read_replicas(
+    configs: Mapping[str, Path | None],
+    history: History,
+    now_ns: int,
+    stores: Mapping[str, Path] | None = None,
+) -> list[Verdict]:
+    """Add to *history* what each replica holds; return a verdict if one cannot be read.
+
+    Args:
+        configs: Name of each broker to its configuration file. No process may run on its folder.
+        stores: Data folders that take the place of those in the configurations.
+    """
+    unreadable: list[Violation] = []
+    for name, path in configs.items():
+        assert path is not None
+        options = {"store.path_root_dir": str(stores[name])} if stores else {}
+        config = load_config([ConfigFile.read(path)], options=options)
+        try:
+            store = open_replica(config, OsDisk())
+        except MQError as error:
+            unreadable += read_replica(f"{name} ({error})", None, history, now_ns)
+            continue
+        try:
+            unreadable += read_replica(name, store, history, now_ns)
+        finally:
+            store.close(clean=True)
+    return [Verdict(FINAL_READ, "invalid", tuple(unreadable))] if unreadable else []
 
 
 def _links(cluster: ChaosCluster, network: RunNetwork | None, plan: Plan) -> RunLinks:

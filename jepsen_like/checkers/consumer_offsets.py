@@ -6,10 +6,6 @@ earliest return to the latest call among a commit and the reads that saw it. Lin
 read precedes its commit, no two forward zones overlap, and no backward zone lies inside a forward
 one.
 
-Where a run commits ascending offsets only and promises that they never go back, `check_maximum`
-decides the stronger claim: with c(v) the earliest call of a commit of v, and M(v) the earliest
-return of a commit or read of more than v, every read of v needs max(call, c(v)) ≤ min(ret, M(v)).
-
 Equal stamps overlap. One-way commits have no reply: they are unknown, always.
 
 Columns decide which slots are registers; a slot that is none is judged again, row by row, by what
@@ -283,53 +279,3 @@ def _went_back(zone: _Cluster, inside: _Cluster, subject: str) -> Violation:
 
 def _shown(value: int) -> str:
     return "nothing" if value == INITIAL else str(value)
-
-
-def check_maximum(operations: Iterable[Operation], subject: str = "") -> list[Violation]:
-    """Return the violations of a register that keeps the greatest value ever committed."""
-    rows = list(operations)
-    first_call: dict[int, int] = {INITIAL: _MINUS}
-    failed: dict[int, Operation] = {}
-    for op in rows:
-        if op.f == F.COMMIT and op.outcome == Outcome.FAIL:
-            failed[op.off] = op
-        elif op.f == F.COMMIT:
-            first_call[op.off] = min(first_call.get(op.off, NEVER), op.call_ns)
-    returned = sorted(
-        (op.off, op.ret_ns, op.op_id)
-        for op in rows
-        if op.outcome == Outcome.OK
-        and (op.f == F.COMMIT or (op.f == F.FETCH_COMMIT and op.level == Level.LINEARIZABLE))
-    )
-    values = [value for value, _, _ in returned]
-    earliest: list[tuple[int, int]] = [(NEVER, NOTHING)] * (len(returned) + 1)
-    for at in range(len(returned) - 1, -1, -1):
-        earliest[at] = min(earliest[at + 1], (returned[at][1], returned[at][2]))
-    found: list[Violation] = []
-    for op in rows:
-        if op.f != F.FETCH_COMMIT or op.outcome != Outcome.OK or op.level != Level.LINEARIZABLE:
-            continue
-        call = first_call.get(op.off)
-        if call is None:
-            name = ABORTED_COMMIT if op.off in failed else NEVER_COMMITTED
-            witnesses = (failed[op.off].op_id, op.op_id) if op.off in failed else (op.op_id,)
-            found.append(Violation(name, subject, f"offset {op.off} was read", witnesses))
-            continue
-        more_ret, more_id = earliest[bisect_left(values, op.off + 1)]
-        if call > op.ret_ns:
-            found.append(
-                Violation(
-                    BEFORE_COMMIT, subject, f"offset {op.off} was read too early", (op.op_id,)
-                )
-            )
-        elif max(op.call_ns, call) > more_ret:
-            found.append(
-                Violation(
-                    WENT_BACK,
-                    subject,
-                    f"offset {_shown(op.off)} was read after more had been there",
-                    (more_id, op.op_id),
-                    at_ns=op.ret_ns,
-                )
-            )
-    return found[:REPORTED_MAX]

@@ -42,7 +42,7 @@ from jepsen_like.history.operation import (
     Row,
     RunHeader,
 )
-from jepsen_like.history.run_files import PUSH_RECORD
+from jepsen_like.history.sequence import PUSH_RECORD
 
 FOLDER: Final = "parquet"
 SUMMARY: Final = "ingest.json"

@@ -1,12 +1,14 @@
 """A history as a CBOR sequence: rows one after the other, appended and flushed as they come.
 
-A crash of whoever writes leaves all flushed rows and perhaps a piece of the last one; the reader
-takes the rows and says how many bytes were left over.
+A crash of the writer leaves all flushed rows and perhaps a piece of the last one; the reader
+returns the rows and how many bytes were left over. A writer of a real run writes an operation or a
+fault when it begins and again when it has ended, so that its own death loses nothing; `LatestRows`
+keeps the later row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from typing import Any, Final
 
@@ -15,51 +17,13 @@ import msgspec
 from typing_extensions import Buffer
 
 from commitlog.errors import MQError
-from jepsen_like.history.operation import History, Row, RunHeader
-
-FLUSH_ROWS: Final = 256
-"""Rows that a crash of the harness may cost."""
+from jepsen_like.history.operation import Event, History, Operation, Row, RunHeader
 
 _DECODE_ERRORS = (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 class CorruptHistoryError(MQError):
     """A record in the middle of a history is damaged; what was before it is good."""
-
-
-class HistoryWriter:
-    """Appends rows. Where the bytes go is the caller's: a file, a simulated disk, a list.
-
-    Args:
-        write: Takes bytes; called once per flush with whole rows only.
-        flush: Makes what was written durable, or does nothing.
-        flush_rows: Rows collected before they are written.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[bytes], object],
-        flush: Callable[[], object] = lambda: None,
-        *,
-        flush_rows: int = FLUSH_ROWS,
-    ) -> None:
-        self._write = write
-        self._flush = flush
-        self._flush_rows = flush_rows
-        self._buffer: list[bytes] = []
-
-    def append(self, row: Row) -> None:
-        """Take one row; every `flush_rows` of them are written and flushed."""
-        self._buffer.append(encode_row(row))
-        if len(self._buffer) >= self._flush_rows:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write and flush what is left."""
-        if self._buffer:
-            buffer, self._buffer = self._buffer, []
-            self._write(b"".join(buffer))
-            self._flush()
 
 
 def encode_row(row: Row) -> bytes:
@@ -116,3 +80,33 @@ def read_history(data: Buffer) -> tuple[History, int]:
     for row, end in iter_rows(data):  # noqa: B007  # the last end is wanted
         history.add(row)
     return history, memoryview(data).nbytes - end
+
+
+class LatestRows:
+    """Takes rows in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self._rest = History(RunHeader(run_id=""))
+        self._operations: dict[int, Operation] = {}
+        self._events: dict[tuple[int, str, str], Event] = {}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take *rows*; one that was there already takes the place of the earlier one."""
+        for row in rows:
+            if isinstance(row, Operation):
+                self._operations[row.op_id] = row
+            elif isinstance(row, Event):
+                # Which node a target was is known only later; a change of role has no target.
+                self._events[row.at_ns, row.kind, row.target or row.node] = row
+            else:
+                self._rest.add(row)
+
+    def history(self) -> History:
+        """Return what there is, each row once, in the order in which they came first."""
+        self._rest.operations = list(self._operations.values())
+        self._rest.events = list(self._events.values())
+        return self._rest
+
+
+PUSH_RECORD: Final = "push_group.json"
+"""What is known of a push group when a run is over, so that it can be judged again."""

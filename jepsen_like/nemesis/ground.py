@@ -11,6 +11,11 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, unique
 from typing import Protocol
 
+from typing_extensions import Buffer
+
+from commitlog.errors import MQError
+from commitlog.mark import Mark
+from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
 from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.link_fault import LinkFault
 from jepsen_like.plans.plan import Kind
@@ -249,3 +254,23 @@ class Ground(Protocol):
 
     def missing_members(self) -> Sequence[str] | None:
         """Brokers that are no members, as the leader sees it; None when nobody leads."""
+
+
+class FaultError(MQError):
+    """A fault could not be injected or healed; the message says what stands as it was left.
+
+    It says nothing about the cluster under test: the run proves nothing from here on.
+    """
+
+
+def marked_end(mark_file: Buffer) -> int:
+    """Return the byte position up to which the log is at rest, from the file of its commit mark.
+
+    For faults that damage what was written long ago: bad bytes in the newest entries are the same
+    as a write that a crash has torn, and a start that finds them takes them for that
+    (docs/operations.md). What the commit mark covers cannot be mistaken.
+    """
+    view = memoryview(mark_file)
+    slots = [decode_slot(bytes(view[at : at + 512])) for at in (0, SLOT_STRIDE_BYTES)]
+    whole = [slot for slot in slots if slot is not None]
+    return Mark.decode(max(whole)[1]).end_position if whole else 0

@@ -1,12 +1,13 @@
-"""What a plan lets checkers hold a run to: the same for the runner and for whoever judges later."""
+"""What a plan lets checkers hold a run to: its promises, and how far clocks may be apart."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
-from jepsen_like.checkers import locks, transactions
-from jepsen_like.plans.clock_error import clock_error_ns
-from jepsen_like.plans.plan import Plan, Workload
+from jepsen_like.checkers import consumer_offsets, delayed, locks, transactions
+from jepsen_like.checkers.verdict import Verdict, merge
+from jepsen_like.plans.plan import Kind, Plan, Workload
 
 CHECKS_MAX: Final = 6
 """Of the runner's own brokers where there are transactions: short, so that check-back has work
@@ -44,3 +45,49 @@ def checks_max(workload: Workload) -> int:
 def has_delayed_messages(workload: Workload) -> bool:
     """Whether some sends have a delay level or a time; else there is nothing to prove of such."""
     return bool(workload.delayed_per_mille or workload.timer_per_mille)
+
+
+def merge_for(
+    workload: Workload | None, verdicts: Iterable[Verdict], *, left_out: Collection[str] = ()
+) -> Verdict:
+    """Return the verdict over all; a part that the workload leaves out need not be proved.
+
+    Args:
+        workload: Of the plan; None: there was no plan.
+        left_out: Checkers that need prove nothing, beside those of parts the workload lacks.
+    """
+    without = {*left_out}
+    if workload is None or not has_delayed_messages(workload):
+        without.add(delayed.NAME)
+    if workload is None or not workload.consumers:
+        without.add(consumer_offsets.NAME)
+    return merge(
+        verdict
+        for verdict in verdicts
+        if not (verdict.validity == "unknown" and verdict.checker in without)
+    )
+
+
+REAL_SLACK_NS: Final = 50_000_000
+"""Between reading a clock on a machine and writing down that it was read."""
+SIMULATED_SLACK_NS: Final = 1_000_000
+"""Virtual time passes between events only; what is left are roundings."""
+
+
+def clock_error_ns(plan: Plan, slack_ns: int = REAL_SLACK_NS) -> int:
+    """Return how far brokers' dates may be apart in a plan, and how fast their clocks may run."""
+    moved_ms = sum(abs(moved) for moved in _moved_ms(plan))
+    return int(moved_ms * 1e6) + slack_ns
+
+
+def clock_ahead_ns(plan: Plan) -> int:
+    """Return how far brokers' dates may have been ahead of the time."""
+    moved_ms = sum(max(moved, 0) for moved in _moved_ms(plan))
+    return int(moved_ms * 1e6) + REAL_SLACK_NS
+
+
+def _moved_ms(plan: Plan) -> list[float]:
+    """Return by how much each step moves a clock, in ms; drift is in parts per million."""
+    jumps = [float(step.arg) for step in plan.steps if step.kind is Kind.CLOCK_JUMP]
+    drifts = [step.arg * step.for_ms / 1e6 for step in plan.steps if step.kind is Kind.CLOCK_DRIFT]
+    return jumps + drifts

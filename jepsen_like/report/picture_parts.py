@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from markupsafe import Markup
 
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import History, Operation
-from jepsen_like.report.alt_texts import (
-    availability_alt,
-    faults_alt,
-    lag_alt,
-    latency_alt,
-    leader_alt,
-    order_alt,
-    rate_alt,
-)
 from jepsen_like.report.canvas import NARROW, WIDE, Layout
 from jepsen_like.report.faults import Fault
-from jepsen_like.report.order import orders_of
+from jepsen_like.report.order import QueueOrder, orders_of
 from jepsen_like.report.page import PageFigure, Part
 from jepsen_like.report.pictures import Pictures
 from jepsen_like.report.roles import Reign, down_of, lag_of, nodes_of
 from jepsen_like.report.run_folder import Run
 from jepsen_like.report.series import (
+    F64,
     Availability,
     Columns,
+    Latency,
+    Rates,
+    Served,
     Span,
     latency_of,
     percentile,
     rates_of,
 )
-from jepsen_like.report.wording import many
+from jepsen_like.report.wording import kind_text, many
 
 HEALED: Final = "healed"
 """Kind of the event after which nothing is broken any more."""
@@ -231,3 +228,64 @@ def _order_part(draw: _Both, run: Run, violations: Sequence[Violation]) -> Part:
         figures,
         "No violation names operations of a queue.",
     )
+
+
+def latency_alt(latency: Latency) -> str:
+    """Say the usual latency, and when the slowest operation was called."""
+    if np.isnan(latency.max_ms).all():
+        return "Latency over time: nothing was acknowledged."
+    worst = int(np.nanargmax(latency.max_ms))
+    return (
+        f"Latency over time: usual median {np.nanmedian(latency.p50_ms):,.1f} ms, "
+        f"slowest {latency.max_ms[worst]:,.0f} ms at {latency.at_s[worst]:,.0f} s."
+    )
+
+
+def rate_alt(rates: Rates) -> str:
+    """Say how much was acknowledged, and how much was not."""
+    return (
+        f"Operations per second over time: at most {rates.ok.max():,.0f} ok, "
+        f"{rates.info.max():,.0f} info and {rates.fail.max():,.0f} fail."
+    )
+
+
+def leader_alt(reigns: Sequence[Reign]) -> str:
+    """Say who led when."""
+    shown = "; ".join(
+        f"{reign.node} term {reign.term} from {reign.begin_s:,.0f} to {reign.end_s:,.0f} s"
+        for reign in reigns[:20]
+    )
+    more = f"; and {len(reigns) - 20} more" if len(reigns) > 20 else ""
+    return f"Who led: {shown or 'nobody'}{more}."
+
+
+def lag_alt(lag: Mapping[str, F64]) -> str:
+    """Say how far each follower was behind at its worst."""
+    worst = ", ".join(f"{node} {np.nanmax(behind):,.0f}" for node, behind in lag.items())
+    return f"Entries behind the leader over time, at worst: {worst}."
+
+
+def availability_alt(availability: Availability) -> str:
+    """Say when no send was acknowledged."""
+    gaps = [(begin, end) for kind, begin, end in availability.spells if kind is Served.NO]
+    if not gaps:
+        return "Every second with sends had an acknowledgement."
+    shown = ", ".join(f"{begin:,.0f} to {end:,.0f} s" for begin, end in gaps[:20])
+    return f"No send was acknowledged in {many(len(gaps), 'spell')}: {shown}."
+
+
+def order_alt(order: QueueOrder) -> str:
+    """Say what the witnesses say."""
+    said = "; ".join(
+        f"operation {mark.op.op_id}: {mark.says} {mark.low}"
+        + (f" to {mark.high}" if mark.high > mark.low else "")
+        for mark in order.marks
+        if mark.is_witness
+    )
+    return f"Offsets over time in {order.queue}. Witnesses: {said}."
+
+
+def faults_alt(faults: Sequence[Fault]) -> str:
+    """Say how often each fault was done; the table below the picture says when."""
+    counted = Counter(kind_text(fault.kind) for fault in faults)
+    return "Faults over time: " + ", ".join(f"{kind} {n}" for kind, n in counted.items()) + "."

@@ -15,22 +15,20 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from jepsen_like.report.canvas import (
-    WIDE,
-    Canvas,
-    Layout,
-    canvas,
-    draw_bands,
-    save,
-    time_axis,
-)
-from jepsen_like.report.colours import (
     BAD,
     DOUBT,
     FAINT,
     GOOD,
     INK,
     NODE_COLOURS,
+    WIDE,
+    Canvas,
+    Layout,
+    canvas,
+    draw_bands,
     look_of,
+    save,
+    time_axis,
 )
 from jepsen_like.report.faults import Fault, bands_of, kinds_of
 from jepsen_like.report.order import Mark, QueueOrder, Says, ends_of

@@ -5,12 +5,18 @@ A field that is missing or of another shape costs that field and a sentence, nev
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from jepsen_like.checkers.verdict import Validity, Verdict
+
+PLAN_FILE: Final = "plan.json"
+RESULT_FILE: Final = "result.json"
+NO_END: Final = "the run did not end: it has no result.json"
 
 _WALL_CLOCK_NS: Final = 10**15
 """Numbers above it are nanoseconds since 1970, below it seconds."""
@@ -64,6 +70,35 @@ class Result(msgspec.Struct):
     versions: dict[str, str] = {}
     begin: str = ""
     end: str = ""
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return `result.json` of a run as it was written; an empty map if the run did not end.
+
+    Raises:
+        OSError: The file cannot be read.
+        msgspec.DecodeError: It is damaged.
+    """
+    path = folder / RESULT_FILE
+    result: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    return result
+
+
+def kept_verdicts(folder: Path, judged: Collection[str] = ()) -> list[Verdict]:
+    """Return the verdicts of a run that its history does not hold, from `result.json`.
+
+    Liveness is one, files that could not be read another. A run that did not end is *unknown*; a
+    folder of tables without a plan is no run and has none.
+
+    Args:
+        judged: Checkers whose verdicts are not wanted: they have judged the history again.
+    """
+    if not (folder / PLAN_FILE).is_file():
+        return []
+    if not (folder / RESULT_FILE).is_file():
+        return [Verdict("run", "unknown", reason=NO_END)]
+    verdicts = msgspec.convert(read_result(folder).get("verdicts", []), type=list[Verdict])
+    return [verdict for verdict in verdicts if verdict.checker not in judged]
 
 
 def decode_result(raw: bytes) -> tuple[Result, list[str]]:

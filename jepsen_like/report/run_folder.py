@@ -11,13 +11,10 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from jepsen_like.history.latest_rows import LatestRows
 from jepsen_like.history.operation import NEVER, F, History, Operation, Outcome, Row, RunHeader
-from jepsen_like.history.sequence import CorruptHistoryError, iter_rows
-from jepsen_like.report.result import Result, decode_result
+from jepsen_like.history.sequence import CorruptHistoryError, LatestRows, iter_rows
+from jepsen_like.report.result import PLAN_FILE, RESULT_FILE, Result, decode_result
 
-PLAN_FILE: Final = "plan.json"
-RESULT_FILE: Final = "result.json"
 SAMPLES_FILE: Final = "samples.cbor"
 
 LOG_LINES_MAX: Final = 200

@@ -1,19 +1,25 @@
-"""What must hold at every moment, looked at after every step of every replica.
+"""Invariants of one broker group, checked after every step of every replica.
 
 ===================  =======================================================================
-one leader           a term has one leader, whoever looks; an old leader that runs gives up soon
-leader complete      who begins to lead has everything that was ever committed
+one leader           a term has one leader, as every node sees it; an old leader that runs
+                     gives up within `GIVE_UP_ELECTIONS`
+leader complete      a new leader has every entry that was ever committed
 log matching         what one node shows as committed every node has there, chain and all; two
                      logs that end with the same index and term end with the same entry
-commit               never goes back while a process lives, never beyond the log; a leader counts
+commit               never goes back while a process runs, never beyond the log; a leader counts
                      entries of its own term only; followers show nothing as committed that no
                      leader has
 members              the list in force was brought by an entry that is in the log
 durability           a process that starts again still has what it had shown as committed,
                      unless its disk broke a promise
 state machines       equal tables at equal applied index
-given up             messages go only with a right to it (`floors`)
-store time           not far ahead of the time, where at most one date is years off (`store_time`)
+floor                `Floors`: the log begins later only by a record whose cause covers all that
+                     goes, with the settings of the plan: `keep_bytes` and no less, no force
+                     unless the plan asks for it
+queue floor          `Floors`: a queue begins later by itself only where its topic has a retention
+nothing else         `Floors`: where no record gave anything up every queue begins with its first
+                     message
+store time           `StoreTime`: not far ahead of the time, where at most one date is years off
 ===================  =======================================================================
 """
 
@@ -25,9 +31,16 @@ from typing import TYPE_CHECKING, Any, Final
 from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
 from dledger.group import Group
+from dledger.raft.clocks import SKEW_MAX_MS
+from dledger.services.topic_retention import retention_ms
+from dledger.state.apply import Applied
+from dledger.state.floor_reason import FORCED, entitlement_error
+from dledger.state.names import TIMER_TOPIC
 from dledger.state.snapshot import snapshot
+from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
 from jepsen_like.simulation.claims import check_commit, check_recovered, check_stable
 from jepsen_like.simulation.event_trace import Event
+from jepsen_like.simulation.sim_clock import EPOCH_MS
 
 if TYPE_CHECKING:
     from jepsen_like.simulation.node import BrokerNode
@@ -279,3 +292,131 @@ class Checks:
             self._world.violate(
                 "state_machines", f"{node.name} and {name} differ in their tables at {index}"
             )
+
+
+class Floors:
+    """What one broker group has given up.
+
+    Attributes:
+        floors: First index kept, of every record that moved the floor.
+        queues: Topics whose queues begin later by themselves.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.floors: set[int] = set()
+        self.queues: set[str] = set()
+
+    def watch(self, node: BrokerNode, group: Group) -> None:
+        """Look at everything that a replica applies from now on."""
+        # What it applied when it was opened: the others have the same record before them.
+        self.floors.add(group.state.floor.first_index)
+        apply = group.store.apply
+
+        def applied(index: int) -> Applied:
+            result = apply(index)
+            if node.group is group:
+                self.applied(node, group, result)
+            return result
+
+        group.store.apply = applied  # type: ignore[method-assign]
+
+    def applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
+        """Look at the changes of one entry, and at where the log begins after it."""
+        tables: Any = group.state
+        for change in result.changes:
+            if isinstance(change, FloorChange):
+                self._check_floor(node, result.index, change)
+            elif isinstance(change, QueueFloorsChange):
+                self._check_queues(node, tables, result.index, change)
+        first = tables.floor.first_index
+        if first not in self.floors:
+            self._violate(node, result.index, f"the log begins with entry {first} without a record")
+
+    def _check_floor(self, node: BrokerNode, index: int, change: FloorChange) -> None:
+        self.floors.add(change.floor.first_index)
+        reason, store = change.reason, node.config.store
+        error = entitlement_error(change.floor, reason)
+        if error is None and reason is not None:
+            if reason.cause == FORCED and not store.clean_file_forcibly_enable:
+                error = "by force, which nobody asked for"
+            elif reason.keep_bytes != store.keep_bytes:
+                error = f"keep_bytes is {store.keep_bytes}, the record has {reason.keep_bytes}"
+            elif reason.reserved_hours != store.file_reserved_time:
+                error = f"{reason.reserved_hours} hours, the plan has {store.file_reserved_time}"
+        if error is not None:
+            self._violate(node, index, error)
+        self._world.sometimes["floor_moved"] += 1
+
+    def _check_queues(
+        self, node: BrokerNode, tables: Any, index: int, change: QueueFloorsChange
+    ) -> None:
+        keeps = dict(change.retention_ms)
+        for topic, _, _ in change.floors:
+            self.queues.add(topic)
+            config = tables.topics.get(topic)
+            if config is not None and retention_ms(config.attributes) != keeps.get(topic):
+                self._violate(node, index, f"{topic} has another retention than {keeps.get(topic)}")
+
+    def check_tables(self, node: BrokerNode, index: int, tables: Any) -> None:
+        """Compare where queues begin with what was given up; only where nothing was."""
+        if any(first > 1 for first in self.floors):
+            return
+        for (topic, queue_id), bounds in tables.queues.items():
+            if bounds.min_offset and topic not in self.queues:
+                self._violate(node, index, f"{topic} {queue_id} begins at {bounds.min_offset}")
+
+    def _violate(self, node: BrokerNode, index: int, text: str) -> None:
+        self._world.violate("given_up", f"{node.name}, entry {index}: {text}")
+
+
+class StoreTime:
+    """The store times of one broker group.
+
+    Attributes:
+        ahead_max_ms: How far store time may be ahead of the world's; None: nobody looks. It never
+            goes back, so a group that is ahead expires messages that are not old.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.ahead_max_ms: float | None = None
+        self._rolled_index = 0
+
+    def allow(self, moved_ns: int) -> None:
+        """Look from now on, where the dates of most brokers are off by *moved_ns* at most."""
+        self.ahead_max_ms = SKEW_MAX_MS + moved_ns / 1e6
+
+    def watch(self, node: BrokerNode, group: Group) -> None:
+        """Look at everything that a replica applies from now on."""
+        apply = group.store.apply
+
+        def applied(index: int) -> Applied:
+            result = apply(index)
+            if node.group is group:
+                self._applied(node, group, result)
+            return result
+
+        group.store.apply = applied  # type: ignore[method-assign]
+
+    def _applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
+        world = self._world
+        if result.index > self._rolled_index:
+            self._rolled_index = result.index
+            if number := rolled(result):
+                world.sometimes["timer_rolled"] += number
+        if self.ahead_max_ms is None:
+            return
+        ahead_ms = group.state.last_store_time_ms - EPOCH_MS - 1000 * world.elapsed_s
+        if ahead_ms > self.ahead_max_ms:
+            world.violate(
+                "store_time",
+                f"{node.name}, entry {result.index}: {ahead_ms:.0f} ms ahead of the time",
+            )
+
+
+def rolled(result: Applied) -> int:
+    """Return how many messages with a time of their own an entry stores anew. Pure."""
+    if not any(isinstance(change, TimersChange) and change.done for change in result.changes):
+        return 0
+    return sum(len(item.units) for item in result.units if item.topic == TIMER_TOPIC)

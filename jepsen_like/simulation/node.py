@@ -27,7 +27,7 @@ from commitlog.slot_file import SLOT_STRIDE_BYTES
 from dledger.broker import Broker, serve_broker
 from dledger.config import BrokerConfig
 from dledger.group import Group
-from jepsen_like.nemesis.at_rest import marked_end
+from jepsen_like.nemesis.ground import marked_end
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Event
 from jepsen_like.simulation.sim_clock import SimClock

@@ -15,14 +15,13 @@ import trio
 
 from client.core.errors import ClientError
 from dledger.settings_values import parse_delay_levels
-from jepsen_like.checkers import producer_order
+from jepsen_like.checkers import consumer_offsets, producer_order
 from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict, Violation, merge
+from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.clock_error import SIMULATED_SLACK_NS, clock_error_ns
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
-from jepsen_like.plans.promised import has_delayed_messages, promised
+from jepsen_like.plans.promised import SIMULATED_SLACK_NS, clock_error_ns, merge_for, promised
 from jepsen_like.simulation.minority_away import go_on_without
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
@@ -303,18 +302,9 @@ class _Run:
         )
 
     def _merged(self, verdicts: list[Verdict]) -> Verdict:
-        """A part of the workload that a plan leaves out proves nothing, and is no failure."""
-        workload = self.plan.workload
-        left_out = {
-            "delayed": not has_delayed_messages(workload),
-            producer_order.NAME: True,  # nothing may have been sent twice by one producer
-            "consumer_offsets": True,  # few runs are long enough to read a commit
-        }
-        return merge(
-            verdict
-            for verdict in verdicts
-            if not (verdict.validity == "unknown" and left_out.get(verdict.checker))
-        )
+        # No producer may have sent anything twice, and few runs are long enough to read a commit.
+        left_out = (producer_order.NAME, consumer_offsets.NAME)
+        return merge_for(self.plan.workload, verdicts, left_out=left_out)
 
 
 def _installed_in(world: World) -> Callable[[str, Program], SimMachine]:

@@ -29,9 +29,8 @@ import trio
 
 from dledger.config import BrokerConfig, load_config
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.checks import Checks
+from jepsen_like.simulation.checks import Checks, Floors, StoreTime
 from jepsen_like.simulation.event_trace import Trace
-from jepsen_like.simulation.floors import Floors
 from jepsen_like.simulation.node import (
     BrokerNode,
     ClientNode,
@@ -42,7 +41,6 @@ from jepsen_like.simulation.node import (
 )
 from jepsen_like.simulation.promises import Promises
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
-from jepsen_like.simulation.store_time import StoreTime
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
 
 T = TypeVar("T")

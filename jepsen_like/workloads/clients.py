@@ -41,12 +41,11 @@ from jepsen_like.history.outcome import classify
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import REST_FACTOR, Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.consumers import Consumers
+from jepsen_like.workloads.consumers import Consumers, Retriers
 from jepsen_like.workloads.due import timer_delay_max_ms
 from jepsen_like.workloads.filterers import Filterers
 from jepsen_like.workloads.hostile import HostileMessages
 from jepsen_like.workloads.lockers import Lockers
-from jepsen_like.workloads.retries import Retriers
 from jepsen_like.workloads.transactions import Transactions
 
 TOPIC: Final = "orders"

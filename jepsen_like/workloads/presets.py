@@ -100,6 +100,10 @@ PRESETS: Final[dict[str, Preset]] = {
             transactions_per_mille=50,
         ),
     ),
+    "demo": Preset(
+        "send and read back while others read: what `dledger demo` plays",
+        _workload(producers=32, consumers=0, readers=8, body_bytes=256),
+    ),
     "mixed": Preset(
         "plain, delayed and batched sends, pulls, offsets",
         _workload(delayed_per_mille=50, batch_per_mille=200),

@@ -1,7 +1,7 @@
 """One segment of the log, compared over all replicas; what is derived from it, likewise.
 
 A segment begins with an entry, so segments can be looked at by themselves, in any order and in
-different processes; `spark_jobs.audit.answer` joins what they say.
+different processes; `spark_jobs.audit.compare` joins what they say.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from commitlog.record import decode_record
 from commitlog.segment import BLANK_BYTES, encode_blank
 from dledger.state.names import STATE_TOPIC, TOPICS_QUEUE
 from dledger.state.state_record import TopicsChange, decode_change
-from spark_jobs.audit.entry_units import EntryUnits
 from spark_jobs.audit.finding import ANCHOR, FINDINGS_MAX, MARK, Finding
 from spark_jobs.audit.folder import ReplicaFolder
 from spark_jobs.audit.key_entries import ExpectedKeys
-from spark_jobs.audit.queue_units import QueueUnits
 from spark_jobs.audit.reference import Before, Side, Whole, choose, next_whole, whole_at
 from spark_jobs.audit.segment_report import Edge, SegmentReport, Suspect, SuspectKind
+from spark_jobs.audit.units import EntryUnits, QueueUnits
 
 COMPARE_BYTES: Final = 1 << 20
 """Compared in one go when whole segments may be equal."""

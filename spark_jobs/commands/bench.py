@@ -20,7 +20,7 @@ from jepsen_like.checkers.kernel.judge import judge_queue
 from jepsen_like.checkers.kernel.tables import gather
 from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
 from spark_jobs.generate.queue_stream import QueueStream
-from spark_jobs.kept_memory import keep_memory
+from spark_jobs.malloc_tuning import keep_memory
 
 KERNEL_CLIENTS: Final = (10, 1_000)
 ROUNDS: Final = 10

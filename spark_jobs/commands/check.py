@@ -12,11 +12,10 @@ from cyclopts import Parameter, validators
 
 from dledger.cli.output import ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
+from spark_jobs import live
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder
-from spark_jobs.commands.progress import progress
-from spark_jobs.commands.task_lines import task_lines
-from spark_jobs.kept_memory import keep_memory
-from spark_jobs.live import follow as live
+from spark_jobs.commands.progress import progress, task_lines
+from spark_jobs.malloc_tuning import keep_memory
 from spark_jobs.run import Engine, Outcome, judge_run, records
 
 EXIT: Final = {"valid": ExitCode.OK, "invalid": ExitCode.FAILED}

@@ -1,10 +1,13 @@
-"""A bar on the screen while something long goes on; nothing for programs."""
+"""Progress of a long command: a bar for people, lines about Spark tasks for people and logs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final, Protocol
 
 
 @contextmanager
@@ -20,3 +23,73 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+EVERY_S: Final = 2.0
+"""Work that takes less time has no line."""
+
+
+class Stage(Protocol):
+    """A stage that runs."""
+
+    @property
+    def numTasks(self) -> int:  # noqa: N802  # Spark's name
+        """How many tasks it has."""
+
+    @property
+    def numCompletedTasks(self) -> int:  # noqa: N802  # Spark's name
+        """How many of them are done."""
+
+
+class StatusTracker(Protocol):
+    """`pyspark.StatusTracker`: which stages run."""
+
+    def getActiveStageIds(self) -> Iterable[int]:  # noqa: N802  # Spark's name
+        """Return the stages that run."""
+
+    def getStageInfo(self, stageId: int) -> Stage | None:  # noqa: N802, N803  # Spark's names
+        """Return how far one is; None when it has been forgotten."""
+
+
+def task_line(tracker: StatusTracker, after_s: float) -> str:
+    """Return how far Spark is with what it does now.
+
+    Args:
+        after_s: Seconds since the command began.
+    """
+    found = (tracker.getStageInfo(number) for number in tracker.getActiveStageIds())
+    stages = [stage for stage in found if stage is not None]
+    if not stages:
+        return f"{after_s:.0f} s: Spark plans, or reads what was found"
+    done = sum(stage.numCompletedTasks for stage in stages)
+    tasks = sum(stage.numTasks for stage in stages)
+    return f"{after_s:.0f} s: {done:,} of {tasks:,} tasks of this step are done"
+
+
+@contextmanager
+def task_lines(
+    report: Callable[[str], object], every_s: float = EVERY_S
+) -> Iterator[Callable[[StatusTracker], None]]:
+    """Report every two seconds how far Spark is; yield what takes its tracker, once there is one.
+
+    A thread does it, since the block waits for Spark; it has ended when the block has.
+    """
+    over = threading.Event()
+    trackers: list[StatusTracker] = []
+    began_s = time.monotonic()
+
+    def look() -> None:
+        while not over.wait(every_s):
+            after_s = time.monotonic() - began_s
+            for tracker in trackers:
+                report(task_line(tracker, after_s))
+            if not trackers:
+                report(f"{after_s:.0f} s: Spark starts")
+
+    thread = threading.Thread(target=look, name="task lines", daemon=True)
+    thread.start()
+    try:
+        yield trackers.append
+    finally:
+        over.set()
+        thread.join()

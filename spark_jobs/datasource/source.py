@@ -6,9 +6,10 @@ one that stays. Each opens a client of its own; nothing is shared but what is pi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -35,7 +36,6 @@ from spark_jobs.datasource.options import (
 )
 from spark_jobs.datasource.pushdown import Bounds
 from spark_jobs.datasource.ranges import QueueRange, advance, between, chosen, cut
-from spark_jobs.datasource.rows import batch_of
 from spark_jobs.datasource.segments import SegmentPart, parts_of, read_part
 from spark_jobs.datasource.writer import BatchWriter, StreamWriter
 
@@ -223,3 +223,55 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_TYPES: Final[Mapping[str, Any]] = {
+    "topic": pa.string(),
+    "broker": pa.string(),
+    "queue_id": pa.int32(),
+    "queue_offset": pa.int64(),
+    "born_timestamp": _TIME,
+    "store_timestamp": _TIME,
+    "message_id": pa.string(),
+    "keys": pa.string(),
+    "tags": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "body": pa.binary(),
+}
+_VALUES: Final[Mapping[str, Callable[[MessageExt], Any]]] = {
+    "topic": lambda message: message.topic,
+    "broker": lambda message: message.broker_name,
+    "queue_id": lambda message: message.queue_id,
+    "queue_offset": lambda message: message.queue_offset,
+    "born_timestamp": lambda message: message.born_timestamp_ms * 1000,
+    "store_timestamp": lambda message: message.store_timestamp_ms * 1000,
+    "message_id": lambda message: message.message_id,
+    "keys": lambda message: message.keys,
+    "tags": lambda message: message.tags,
+    "properties": lambda message: list(message.properties.items()),
+    "body": lambda message: message.body_bytes,
+}
+
+
+def batch_of(messages: Iterable[MessageExt], columns: Sequence[str]) -> Any:
+    """Return messages as one record batch.
+
+    Raises:
+        CorruptRecordError: A record is not what its checksum says, or is compressed in a way that
+            this client cannot read.
+    """
+    rows = list(messages)
+    arrays = []
+    for name in columns:
+        value = _VALUES[name]
+        arrays.append(pa.array([value(message) for message in rows], _TYPES[name]))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([(name, _TYPES[name]) for name in columns])
+    )
+
+
+def register(spark: Any) -> None:
+    """Make ``format("dledger")`` known to *spark*; doing it again is harmless."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(DledgerSource)

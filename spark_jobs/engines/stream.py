@@ -21,8 +21,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from jepsen_like.checkers.queue_watch import QueueWatch
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import Operation
-from spark_jobs.live.follow import INTERVAL_S, by_queue
-from spark_jobs.live.tail import Tail
+from spark_jobs.live import INTERVAL_S, Tail, by_queue
 
 FORMAT: Final = "dledger_run"
 ROWS_SCHEMA: Final = "topic string, queue int, horizon_ns bigint, row binary"
@@ -138,7 +137,7 @@ def watched(rows: DataFrame) -> DataFrame:
 
 
 class QueueFound(msgspec.Struct):
-    """What a batch found in one queue; counts as in `follow.Progress`."""
+    """What a batch found in one queue; counts as in `live.Progress`."""
 
     batch: int
     topic: str

@@ -13,7 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from spark_jobs.notebooks.looking import SHIPPED
+from spark_jobs.notebooks.pictures import SHIPPED
 
 GOOD = SHIPPED / "good"
 BROKEN = SHIPPED / "broken"
@@ -25,7 +25,7 @@ import time
 from IPython.display import Image, display
 
 from jepsen_like.checkers import queue_log
-from spark_jobs.notebooks.looking import MORE, PICTURE, Looked, as_text, head
+from spark_jobs.notebooks.pictures import MORE, PICTURE, Looked, as_text, head
 from spark_jobs.run import judge_run
 
 

@@ -7,7 +7,7 @@ import random
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
 
 
-def random_history(rng: random.Random, size_max: int, *, ascending: bool) -> list[Operation]:
+def random_history(rng: random.Random, size_max: int) -> list[Operation]:
     """Return a history that really happened to a register, or nearly."""
     operations: list[Operation] = []
     now, span, lag = -1, rng.choice((4, 8, 14)), rng.choice((0, 1, 3, 6))
@@ -19,7 +19,7 @@ def random_history(rng: random.Random, size_max: int, *, ascending: bool) -> lis
             outcome = rng.choices((Outcome.OK, Outcome.INFO, Outcome.FAIL), (6, 3, 1))[0]
             off = op_id + 10
             if outcome is Outcome.OK or (outcome is Outcome.INFO and rng.random() < 0.5):
-                now = max(now, off) if ascending else off
+                now = off
             ret = NEVER if outcome is Outcome.INFO else ret
             f = F.COMMIT
         else:
@@ -38,7 +38,7 @@ def random_history(rng: random.Random, size_max: int, *, ascending: bool) -> lis
     return operations
 
 
-def is_linearizable(operations: list[Operation], *, ascending: bool) -> bool:
+def is_linearizable(operations: list[Operation]) -> bool:
     """Decide by trying every order."""
     must = [op for op in operations if op.outcome == Outcome.OK]
     every = must + [op for op in operations if op.outcome == Outcome.INFO]
@@ -59,8 +59,7 @@ def is_linearizable(operations: list[Operation], *, ascending: bool) -> bool:
             if done >> at & 1 or op.call_ns > horizon:
                 continue
             if op.f == F.COMMIT:
-                new = max(value, op.off) if ascending else op.off
-                stack.append((done | 1 << at, new))
+                stack.append((done | 1 << at, op.off))
             elif op.off == value:
                 stack.append((done | 1 << at, value))
     return False

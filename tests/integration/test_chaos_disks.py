@@ -31,7 +31,6 @@ from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.cli.topic_command import create_topic
 from jepsen_like.chaos import limits, loop_disk, strace_inject
-from jepsen_like.chaos.fault_error import FaultError
 from jepsen_like.chaos.file_damage import (
     Filling,
     Part,
@@ -47,6 +46,7 @@ from jepsen_like.chaos.file_damage import (
 from jepsen_like.chaos.limits import few_open_files, limit_with_spare
 from jepsen_like.chaos.loop_disk import PAGE_BYTES, LoopDisk, pages_kept
 from jepsen_like.chaos.strace_inject import fail_one_flush, slow_flushes
+from jepsen_like.nemesis.ground import FaultError
 
 DISK_BYTES = 64 << 20
 CUT_MAKINGS = 5

@@ -17,7 +17,6 @@ import msgspec
 import pytest
 
 from jepsen_like.chaos import namespaces
-from jepsen_like.chaos.drawn import SETTINGS
 from jepsen_like.chaos.namespaces import (
     FOLDER,
     PREFIX,
@@ -29,6 +28,7 @@ from jepsen_like.chaos.namespaces import (
     rule_lines,
     run_network,
 )
+from jepsen_like.chaos.plan_draw import SETTINGS
 from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
 from jepsen_like.workloads.presets import workload_for
 

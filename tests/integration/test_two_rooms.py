@@ -46,11 +46,10 @@ from jepsen_like.chaos.cluster import (
     lay_out,
     name_server_names,
 )
-from jepsen_like.chaos.drawn import SETTINGS
-from jepsen_like.chaos.kernel_links import KernelLinks
 from jepsen_like.chaos.namespaces import Host, entered, run_network
+from jepsen_like.chaos.plan_draw import SETTINGS
 from jepsen_like.chaos.proxy import LinkProxy
-from jepsen_like.chaos.real_links import RunLinks
+from jepsen_like.chaos.run_links import KernelLinks, RunLinks
 from jepsen_like.plans.plan import Plan
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode

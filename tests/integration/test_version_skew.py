@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import trio
 
-from jepsen_like.chaos.drawn import SETTINGS
+from jepsen_like.chaos.plan_draw import SETTINGS
 from jepsen_like.chaos.recorder import read_run
 from jepsen_like.chaos.runner import run_plan
 from jepsen_like.plans.plan import Kind, Plan, Step

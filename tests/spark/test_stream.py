@@ -12,8 +12,7 @@ from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.parquet import ingest
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape
-from spark_jobs.live.follow import LiveCheck
-from spark_jobs.live.tail import Tail
+from spark_jobs.live import LiveCheck, Tail
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, writes
 

@@ -19,6 +19,7 @@ from commitlog.entry import parse_header
 from commitlog.mark import Anchor, store_anchor
 from commitlog.slot_file import SlotFile
 from dledger.cli.main import main
+from spark_jobs.audit.compare import audit
 from spark_jobs.audit.finding import (
     ANCHOR,
     BLANK,
@@ -34,7 +35,6 @@ from spark_jobs.audit.finding import (
 )
 from spark_jobs.audit.folder import NotAFolderError, open_folder
 from spark_jobs.audit.key_entries import shape_of
-from spark_jobs.audit.run import audit
 from tests.harness.replica_folders import (
     INDEX_SLOTS,
     SEGMENT_BYTES,

@@ -17,14 +17,14 @@ from jepsen_like.checkers.push_group import Consumed, PushRecord, check_record, 
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 from jepsen_like.history.parquet import FOLDER, ingest
-from jepsen_like.history.run_files import PUSH_RECORD
-from jepsen_like.history.sequence import encode_history
+from jepsen_like.history.sequence import PUSH_RECORD, encode_history
 from jepsen_like.plans.plan import Plan, Workload, encode_plan
 from jepsen_like.plans.plan import Settings as Configured
 from jepsen_like.plans.promised import CHECKS_MAX, promised
+from jepsen_like.report.result import NO_END
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape, generate
-from spark_jobs.run import NO_END, judge_run, settings_of
+from spark_jobs.run import judge_run, settings_of
 from tests.harness.clean_histories import clean_history
 from tests.harness.workload_histories import recalled
 from tests.oracles.all_checks import check_row_wise

@@ -22,7 +22,7 @@ from spark_jobs.datasource.options import (
 )
 from spark_jobs.datasource.pushdown import Bounds
 from spark_jobs.datasource.ranges import QueueRange, advance, between, chosen, cut, total
-from spark_jobs.datasource.rows import batch_of
+from spark_jobs.datasource.source import batch_of
 
 GIVEN = {"namesrv": "h:1", "topic": "T"}
 Q0 = QueueRange("T", "b", 0, 10, 100)

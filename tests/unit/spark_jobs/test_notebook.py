@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.notebooks.build import NOTEBOOK, SOURCE, notebook_of, text_of
-from spark_jobs.notebooks.looking import MORE, PICTURE, SHIPPED, Looked
+from spark_jobs.notebooks.pictures import MORE, PICTURE, SHIPPED, Looked
 from spark_jobs.run import judge_run
 
 

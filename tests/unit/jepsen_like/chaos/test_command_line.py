@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.main import main
-from jepsen_like.chaos.extras import Extras
-from jepsen_like.chaos.progress import progress_line
+from jepsen_like.chaos.render_result import progress_line
+from jepsen_like.chaos.run_options import Extras
 from jepsen_like.plans.plan import Plan, encode_plan
 
 

@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 from jepsen_like.chaos.log_findings import SHOWN_MAX, contradictions, read_logs
-from jepsen_like.chaos.outcome import merged, result_of
+from jepsen_like.chaos.run_result import result_of
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.operation import History, RunHeader
+from jepsen_like.plans.promised import merge_for
 
 
 def line(event: str, error: str = "", level: str = "error") -> str:
@@ -25,7 +26,7 @@ def test_a_contradiction_in_a_log_makes_a_run_invalid(tmp_path: Path) -> None:
     logs["n0"].write_text(QUIET)
     logs["n1"].write_text(QUIET + line("peer_contradicts", "entry 7 of term 2 is another one"))
     verdicts = [Verdict("total_queue", "valid"), *read_logs(logs)]
-    verdict = merged(verdicts, delayed=False, commits=False)
+    verdict = merge_for(None, verdicts)
     assert verdict.validity == "invalid"
     (found,) = verdict.violations
     assert (found.checker, found.subject) == ("broker_logs", "n1")

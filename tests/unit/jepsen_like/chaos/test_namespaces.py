@@ -6,7 +6,6 @@ import os
 
 import pytest
 
-from jepsen_like.chaos.fault_error import FaultError
 from jepsen_like.chaos.namespaces import (
     HOSTS_MAX,
     RunNetwork,
@@ -16,6 +15,7 @@ from jepsen_like.chaos.namespaces import (
     rule_lines,
     run_network,
 )
+from jepsen_like.nemesis.ground import FaultError
 
 A, B, C = "10.77.1.2", "10.77.2.2", "10.77.3.2"
 

@@ -10,9 +10,10 @@ import pytest
 import trio
 
 from jepsen_like.chaos.cluster import CLIENTS, lay_out
-from jepsen_like.chaos.kernel_links import KernelLinks
+from jepsen_like.chaos.machines import RealMember
 from jepsen_like.chaos.namespaces import RunNetwork
-from jepsen_like.chaos.real_ground import RealGround, RealMember
+from jepsen_like.chaos.real_ground import RealGround
+from jepsen_like.chaos.run_links import KernelLinks
 from jepsen_like.history.operation import Event
 from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.plan import Kind, Plan, Step
@@ -52,7 +53,7 @@ async def test_what_a_broker_said_before_it_ended_is_over(
         await ended.wait()
         return {"commit_index": 7}
 
-    monkeypatch.setattr("jepsen_like.chaos.real_ground.raft_status", status)
+    monkeypatch.setattr("jepsen_like.chaos.machines.raft_status", status)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(member.look)
         await asked.wait()

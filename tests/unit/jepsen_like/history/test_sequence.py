@@ -19,7 +19,6 @@ from jepsen_like.history.operation import (
 )
 from jepsen_like.history.sequence import (
     CorruptHistoryError,
-    HistoryWriter,
     encode_history,
     encode_row,
     read_history,
@@ -56,16 +55,3 @@ def test_damage_in_the_middle_is_no_torn_end() -> None:
         read_history(rows[0] + b"\x83\x09\x01\x02" + rows[1])
     with pytest.raises(CorruptHistoryError):
         read_history(rows[0] + b"\xff" + rows[1])
-
-
-def test_rows_reach_the_file_whole_and_flushed() -> None:
-    log: list[bytes | str] = []
-    writer = HistoryWriter(log.append, lambda: log.append("flushed"), flush_rows=2)
-    writer.append(HISTORY.header)
-    assert log == []
-    writer.append(HISTORY.operations[0])
-    writer.append(HISTORY.operations[1])
-    writer.flush()
-    writer.flush()
-    first = encode_row(HISTORY.header) + encode_row(HISTORY.operations[0])
-    assert log == [first, "flushed", encode_row(HISTORY.operations[1]), "flushed"]

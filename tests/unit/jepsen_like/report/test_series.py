@@ -10,7 +10,7 @@ import pytest
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NEVER, NOTHING, Event, F, Operation, Outcome
 from jepsen_like.plans.plan import Kind
-from jepsen_like.report.colours import LOOKS, look_of
+from jepsen_like.report.canvas import LOOKS, look_of
 from jepsen_like.report.faults import Fault, bands_of, faults_of, kinds_of, skipped_of
 from jepsen_like.report.order import ORDER_OPERATIONS_MAX, Says, orders_of
 from jepsen_like.report.roles import Reign, down_of, lag_of, reigns_of

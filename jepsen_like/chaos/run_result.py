@@ -1,0 +1,190 @@
+"""The result of a run, as `result.json` and the report have it: arithmetic over its history."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from dledger.settings_values import parse_delay_levels
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.operation import Event, F, History, Operation, Outcome
+from jepsen_like.history.shares import by_workload
+from jepsen_like.plans.plan import Kind, decode_plan
+from jepsen_like.report.wording import many
+
+LEADER_LOSSES: Final = frozenset({Kind.KILL, Kind.POWER_CUT, Kind.PAUSE, Kind.ISOLATE})
+"""Faults after which another one has to lead."""
+
+LOST: Final = "acknowledged message lost"
+DOUBLED: Final = frozenset({"message stored twice", "duplicate", "delivered twice"})
+
+_BOOKKEEPING: Final = frozenset({"skipped", "restarted_by_supervisor", "failed"})
+_NOT_A_FAULT: Final = frozenset({"role", "healed", "add_missing"})
+_HOW_MANY: Final = re.compile(r"\((\d+) like it\)")
+
+
+def counts_by_outcome(operations: Iterable[Operation]) -> dict[str, dict[str, int]]:
+    """Return how many operations of each kind ended how."""
+    counted = Counter((op.f, op.outcome) for op in operations)
+    return {
+        F(f).name.lower(): {
+            outcome.name.lower(): counted.get((f, outcome), 0) for outcome in Outcome
+        }
+        for f in sorted({f for f, _ in counted})
+    }
+
+
+def skipped(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return which faults were not done, why, and how often."""
+    found = Counter(
+        (event.kind, event.detail.removeprefix("skipped: "))
+        for event in events
+        if event.detail.startswith("skipped")
+    )
+    return [
+        {"kind": kind, "reason": reason, "count": count}
+        for (kind, reason), count in sorted(found.items())
+    ]
+
+
+def failover_ms(history: History, kinds: frozenset[Kind] = LEADER_LOSSES) -> list[float]:
+    """Return, for each loss of a leader, how long until a send called since was acknowledged."""
+    leads = _reigns(history.events)
+    acked = sorted(
+        (op.call_ns, op.ret_ns)
+        for op in history.operations
+        if op.f == F.SEND and op.outcome == Outcome.OK
+    )
+    found: list[float] = []
+    for event in history.events:
+        hit = event.kind in kinds and not event.detail.startswith("skipped")
+        if not hit or _leader_at(leads, event.at_ns) != event.node:
+            continue
+        later = _first_ack(acked, event.at_ns)
+        if later is not None:
+            found.append((later - event.at_ns) / 1e6)
+    return found
+
+
+def _reigns(events: Iterable[Event]) -> list[tuple[int, str]]:
+    return [
+        (event.at_ns, event.node)
+        for event in events
+        if event.kind == "role" and event.detail.startswith("leader")
+    ]
+
+
+def _leader_at(leads: Sequence[tuple[int, str]], at_ns: int) -> str:
+    return next((node for since_ns, node in reversed(leads) if since_ns <= at_ns), "")
+
+
+def _first_ack(acked: Sequence[tuple[int, int]], at_ns: int) -> int | None:
+    low, high = 0, len(acked)
+    while low < high:
+        middle = (low + high) // 2
+        if acked[middle][0] < at_ns:
+            low = middle + 1
+        else:
+            high = middle
+    ends = [ret_ns for _, ret_ns in acked[low : low + 1000]]
+    return min(ends, default=None)
+
+
+def percentile(values: Sequence[float], per_cent: float) -> float | None:
+    """Return the nearest-rank percentile, as the report does; None when there is no value."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * per_cent / 100) - 1)]
+
+
+def result_of(
+    history: History, verdicts: Sequence[Verdict], verdict: Verdict, faults: Counter[str]
+) -> dict[str, Any]:
+    """Return what `result.json` says, but for what only the runner knows."""
+    counts = counts_by_outcome(history.operations)
+    times = failover_ms(history)
+    done = {
+        kind: count
+        for kind, count in sorted(faults.items())
+        if kind not in _BOOKKEEPING | _NOT_A_FAULT
+    }
+    return {
+        "verdict": verdict.validity,
+        "reason": verdict.reason,
+        "acknowledged": sum(by["ok"] for by in counts.values()),
+        "acknowledged_sends": counts.get("send", {}).get("ok", 0),
+        "lost": _how_many(verdict, frozenset({LOST})),
+        "duplicated": _how_many(verdict, DOUBLED),
+        "faults_done": sum(done.values()),
+        "fault_kinds": len(done),
+        "aimed_at_leader": sum(
+            event.target == "leader" and not event.detail.startswith("skipped")
+            for event in history.events
+        ),
+        "failovers": len(times),
+        "failover_p50_ms": _rounded(percentile(times, 50)),
+        "failover_p99_ms": _rounded(percentile(times, 99)),
+        "failover_max_ms": _rounded(max(times, default=None)),
+        "failover_ms": [round(value, 3) for value in times],
+        "counts": counts,
+        "by_workload": _by_workload(history),
+        "faults": done,
+        "skipped": skipped(history.events),
+        "versions": history.header.versions,
+        "verdicts": msgspec.to_builtins(list(verdicts)),
+    }
+
+
+FEW_FAULTS: Final = 3
+FEW_SENDS: Final = 100
+"""Below these a run is a smoke test: nearly every bug outlives it."""
+
+
+def too_little(result: Mapping[str, Any]) -> list[str]:
+    """Return why a good verdict of this run proves little; nothing when enough has happened."""
+    reasons = []
+    if result["faults_done"] < FEW_FAULTS:
+        reasons.append(f"{many(result['faults_done'], 'fault')} in all")
+    if not result["aimed_at_leader"]:
+        reasons.append("none of them at the leader")
+    if not result["failovers"]:
+        reasons.append("no fail-over")
+    if result["acknowledged_sends"] < FEW_SENDS:
+        reasons.append(f"{many(result['acknowledged_sends'], 'acknowledged send')}")
+    return reasons
+
+
+def _by_workload(history: History) -> dict[str, int]:
+    if not history.header.plan:
+        return {}
+    plan = decode_plan(history.header.plan)
+    shares = by_workload(
+        history.operations,
+        levels_ms=parse_delay_levels(plan.settings.delay_levels),
+        idempotent=plan.workload.idempotent,
+    )
+    return dict(shares.most_common())
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _how_many(verdict: Verdict, names: frozenset[str]) -> int:
+    """Count violations; checkers name the first few and say how many there are in all."""
+    by_checker: Counter[str] = Counter()
+    for violation in verdict.violations:
+        if violation.name in names:
+            told = _HOW_MANY.search(violation.detail)
+            by_checker[violation.checker] += 1
+            if told:
+                by_checker[violation.checker] = max(
+                    by_checker[violation.checker], int(told.group(1))
+                )
+    return max(by_checker.values(), default=0)

@@ -1,0 +1,51 @@
+"""The folder of a run that has ended: where it is, and what its `result.json` holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dledger.cli.output import CliError, ExitCode
+from jepsen_like.chaos.recorder import encode_json
+from jepsen_like.chaos.run_options import Extras
+from jepsen_like.report.result import RESULT_FILE, read_result
+
+
+def folder_of(name: str, store: Path) -> Path:
+    """Return the folder of a run, by its path or by its name in *store*.
+
+    Raises:
+        CliError: There is none; a usage error.
+    """
+    for folder in (Path(name), store / name):
+        if (folder / "plan.json").is_file():
+            return folder
+    raise CliError(
+        f"{name} is no run, here or in {store}",
+        next_step="name one, or its --store; dledger-chaos serve lists them",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def extras_of(folder: Path) -> Extras:
+    """Return the options of a run that are no part of its plan; the defaults if it did not end."""
+    return msgspec.convert(read_result(folder).get("extras", {}), type=Extras)
+
+
+def faults_of(folder: Path) -> dict[str, int]:
+    """Return how often each fault was done, as the run counted; nothing if it did not end."""
+    return dict(read_result(folder).get("faults", {}))
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> Path:
+    """Write `result.json` and the report of a run; return the page, also put into *result*."""
+    from jepsen_like.report.run_report import report
+
+    path = folder / RESULT_FILE
+    path.write_bytes(encode_json(result))
+    page = report(folder)
+    result["report"] = str(page)
+    path.write_bytes(encode_json(result))
+    return page

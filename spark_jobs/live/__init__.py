@@ -1,1 +1,0 @@
-"""The verdict while a run goes on."""

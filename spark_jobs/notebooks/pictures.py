@@ -1,0 +1,369 @@
+"""What the notebook shows of a checked run: rows, pictures, the surroundings of a violation.
+
+The last functions draw pictures that a report does not have: every operation by itself, and bounds
+of offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from jepsen_like.checkers.kernel.facts import NOT_YET, OPS_COLUMNS
+from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.columns import NODES, OBS, OPS, NodeKind, history_of
+from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from jepsen_like.history.parquet import FOLDER, SUMMARY
+from jepsen_like.report.canvas import (
+    BAD,
+    DOUBT,
+    FAINT,
+    GOOD,
+    Canvas,
+    canvas,
+    draw_bands,
+    save,
+    time_axis,
+)
+from jepsen_like.report.faults import Fault, faults_of
+from jepsen_like.report.order import orders_of
+from jepsen_like.report.pictures import Pictures
+from jepsen_like.report.roles import Reign, down_of, lag_of, nodes_of, reigns_of
+from jepsen_like.report.run_folder import Sample
+from jepsen_like.report.series import (
+    NS,
+    Columns,
+    Span,
+    availability_of,
+    columns_of,
+    latency_of,
+    rates_of,
+    span_of,
+)
+
+SHIPPED: Final = Path(__file__).parent / "data"
+"""A good run and a broken one."""
+PICTURE: Final = ("latency-raw", "latency", "rate", "leader", "lag", "availability", "faults")
+"""Pictures of a whole run, in the order in which one looks at them."""
+MORE: Final = ("unseen", "timeline")
+
+
+@dataclass
+class Looked:
+    """One run to look at.
+
+    Attributes:
+        folder: The run, or its tables.
+        pictures: Where pictures are written; made if it is not there.
+    """
+
+    folder: Path
+    pictures: Path
+
+    def __post_init__(self) -> None:
+        self.pictures.mkdir(parents=True, exist_ok=True)
+
+    def table(self, name: str) -> Any:
+        """Return a table: ops, obs, events or nodes."""
+        whole = (self.folder / SUMMARY).is_file()
+        parquet = self.folder if whole else self.folder / FOLDER
+        schema = {"ops": OPS, "obs": OBS, "nodes": NODES}.get(name)
+        return ds.dataset(parquet / f"{name}.parquet", schema=schema).to_table()
+
+    @cached_property
+    def history(self) -> Any:
+        """The rows of the tables."""
+        return history_of(*(self.table(name) for name in ("ops", "obs", "events", "nodes")))
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """What brokers said of themselves, in order of time."""
+        nodes = self.table("nodes")
+        rows = nodes.filter(pc.equal(nodes.column("kind"), int(NodeKind.SAMPLE))).to_pylist()
+        names = ("at_ns", "node", "role", "term", "commit_index", "last_index")
+        return sorted(
+            (Sample(*(row[name] for name in names)) for row in rows), key=lambda told: told.at_ns
+        )
+
+    @cached_property
+    def columns(self) -> Columns:
+        """All operations."""
+        return columns_of(self.history.operations)
+
+    @cached_property
+    def span(self) -> Span:
+        """The time it took."""
+        return span_of(self.columns, self.history.events, self.samples)
+
+    @cached_property
+    def faults(self) -> list[Fault]:
+        """What was done to the cluster."""
+        return faults_of(self.history.events, self.span)
+
+    @cached_property
+    def reigns(self) -> list[Reign]:
+        """Who led when."""
+        return reigns_of(self.history.events, self.samples, self.span)
+
+    @cached_property
+    def _draw(self) -> Pictures:
+        nodes = nodes_of(self.reigns, self.samples)
+        return Pictures(self.pictures, self.span, self.faults, nodes)
+
+    # -- pictures --------------------------------------------------------------------------
+
+    def draw(self, name: str) -> Path:
+        """Draw one of `PICTURE` or `MORE` and return its file.
+
+        Raises:
+            KeyError: There is no picture of this name.
+        """
+        columns, span, draw = self.columns, self.span, self._draw
+        {
+            "latency-raw": lambda: latency_raw(draw, columns),
+            "latency": lambda: draw.latency(latency_of(columns, span)),
+            "rate": lambda: draw.rate(rates_of(columns, span)),
+            "leader": lambda: draw.leader(self.reigns, down_of(self.samples, span)),
+            "lag": lambda: draw.lag(lag_of(self.samples, span)),
+            "availability": lambda: draw.availability(availability_of(columns, span)),
+            "faults": draw.timeline,
+            "unseen": lambda: unseen(draw, self.history.operations),
+            "timeline": lambda: timeline(draw, self.history.operations),
+        }[name]()
+        return self.pictures / f"{name}.png"
+
+    def draw_order(self, violation: Violation) -> Path:
+        """Draw sends and reads around the witnesses of a violation of a queue.
+
+        Raises:
+            ValueError: It names no operation of a queue.
+        """
+        (order, *_) = orders_of(self.history.operations, [violation])
+        self._draw.order(order, 1)
+        return self.pictures / "order-1.png"
+
+    def draw_bounds(self, topic: str, queue: int) -> Path:
+        """Draw until when each offset was missing, and from when on it was there."""
+        bounds(self._draw, self.bounds(topic, queue))
+        return self.pictures / "bounds.png"
+
+    # -- a violation -----------------------------------------------------------------------
+
+    def bounds(self, topic: str, queue: int) -> Bounds:
+        """Return the bounds of each offset of a queue, as the kernel has them."""
+        ops = self.table("ops")
+        its = pc.and_(pc.equal(ops.column("topic"), topic), pc.equal(ops.column("queue"), queue))
+        facts = gather([table_to_numpy(ops.filter(its), OPS_COLUMNS)], [])
+        facts.open(None)
+        lo, hi = facts.lo[: facts.end], facts.hi[: facts.end]
+        earliest = np.maximum.accumulate(lo)
+        latest = np.minimum.accumulate(hi[::-1])[::-1]
+        return Bounds(f"{topic}/{queue}", earliest, latest)
+
+    def witnesses(self, violation: Violation) -> list[dict[str, Any]]:
+        """Return the operations that prove a violation, as a person reads them."""
+        named = {op.op_id: op for op in self.history.operations}
+        return [self._row(named[op_id]) for op_id in violation.operations if op_id in named]
+
+    def _row(self, op: Any) -> dict[str, Any]:
+        return {
+            "operation": op.op_id,
+            "process": op.process,
+            "what": F(op.f).name.lower(),
+            "ended": Outcome(op.outcome).name.lower(),
+            "called at s": round(self.span.at_s(op.call_ns), 3),
+            "returned at s": None if op.ret_ns == NEVER else round(self.span.at_s(op.ret_ns), 3),
+            "queue": f"{op.topic}/{op.queue}",
+            "offset": op.off,
+            "value": op.value,
+        }
+
+    def held_at(self, topic: str, queue: int, off: int) -> dict[str, int]:
+        """Return what each replica held at an offset when the run was over."""
+        return {
+            read.node: read.values[off - read.min_off]
+            for read in self.history.replica_reads
+            if (read.topic, read.queue) == (topic, queue)
+            and 0 <= off - read.min_off < len(read.values)
+        }
+
+    def happened_between(self, begin_s: float, end_s: float) -> list[dict[str, Any]]:
+        """Return faults and changes of role in a part of the run."""
+        told = [
+            {
+                "at s": round(self.span.at_s(event.at_ns), 3),
+                "what": event.kind,
+                "node": event.node or event.target,
+                "detail": event.detail[:60],
+            }
+            for event in sorted(self.history.events, key=lambda event: event.at_ns)
+        ]
+        return [row for row in told if begin_s <= row["at s"] <= end_s]
+
+
+def as_text(rows: list[dict[str, Any]]) -> str:
+    """Return rows as a table of text."""
+    if not rows:
+        return "nothing"
+    columns = [[name, *(str(row[name]) for row in rows)] for name in rows[0]]
+    widths = [max(map(len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def head(table: pa.Table, count: int, *names: str) -> str:
+    """Return the first rows of a table as text."""
+    rows: list[dict[str, Any]] = table.slice(0, count).select(list(names)).to_pylist()
+    return as_text(rows)
+
+
+I64 = npt.NDArray[np.int64]
+
+POINTS_MAX: Final = 10_000
+"""Points drawn; of more operations every n-th, and the picture says so."""
+LANES_MAX: Final = 40
+"""Processes in the timeline; a person cannot tell more of them apart."""
+OUTCOMES: Final = {Outcome.OK: GOOD, Outcome.INFO: DOUBT, Outcome.FAIL: BAD}
+MARKERS: Final = {
+    F.SEND: "o", F.PULL: "v", F.MAX_OFFSET: "s", F.MIN_OFFSET: "D", F.COMMIT: "x",
+    F.FETCH_COMMIT: "+",
+}  # fmt: skip
+
+
+class Bounds(NamedTuple):
+    """By offset: the earliest and the latest time of its append that clients' answers allow."""
+
+    queue: str
+    earliest: I64
+    latest: I64
+
+
+def latency_raw(draw: Pictures, columns: Columns) -> str:
+    """Draw every operation at its call: how long it took, its kind, how it ended."""
+    kinds = [f for f in F if (columns.f == f).any()]
+    made = canvas("latency-raw", draw.layout, [3.2], legend_rows=4 + len(kinds) + len(draw.bands))
+    (axes,) = made.axes
+    step = -(-len(columns) // POINTS_MAX)
+    shown = np.arange(len(columns)) % step == 0
+    at_s = (columns.call_ns - draw.span.begin_ns) / NS
+    end_ns = np.where(columns.ret_ns == NEVER, draw.span.end_ns, columns.ret_ns)
+    took_ms = np.maximum(end_ns - columns.call_ns, 1) / 1e6
+    for outcome, colour in OUTCOMES.items():
+        for f in kinds:
+            rows = shown & (columns.outcome == outcome) & (columns.f == f)
+            axes.plot(
+                at_s[rows], took_ms[rows], ls="", marker=MARKERS.get(f, "*"), ms=2.6,
+                color=colour, alpha=0.6, mew=0.5,
+            )  # fmt: skip
+        name = outcome.name.lower() + (" (until the end)" if outcome is Outcome.INFO else "")
+        made.entries.append((Patch(color=colour), name))
+    for f in kinds:
+        marker = Line2D([], [], ls="", marker=MARKERS.get(f, "*"), color="#555555", ms=5)
+        made.entries.append((marker, f.name.lower()))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(numticks=9))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,g}"))
+    axes.set_ylabel("latency (ms)" if step == 1 else f"latency (ms), 1 in {step}")
+    return _finish(draw, made)
+
+
+def unseen(draw: Pictures, operations: Sequence[Operation]) -> str:
+    """Draw how many acknowledged messages no pull had found yet."""
+    made = canvas("unseen", draw.layout, [2.2], legend_rows=2 + len(draw.bands))
+    (axes,) = made.axes
+    acked = {
+        (op.topic, op.queue, op.off): op.ret_ns
+        for op in operations
+        if op.f == F.SEND and op.outcome == Outcome.OK
+    }
+    found: dict[tuple[str, int, int], int] = {}
+    for op in operations:
+        if op.f == F.PULL and op.outcome == Outcome.OK:
+            for off in range(op.off, op.off + op.cnt):
+                place = (op.topic, op.queue, off)
+                found[place] = min(found.get(place, NEVER), op.ret_ns)
+    ups = np.array(sorted(acked.values()), dtype=np.int64)
+    downs = [max(at, acked[place]) for place, at in found.items() if place in acked]
+    downs_ns = np.array(sorted(downs), dtype=np.int64)
+    times = np.unique(np.concatenate(([draw.span.begin_ns], ups, downs_ns, [draw.span.end_ns])))
+    count = np.searchsorted(ups, times, "right") - np.searchsorted(downs_ns, times, "right")
+    axes.step((times - draw.span.begin_ns) / NS, count, where="post", color=DOUBT, lw=1.2)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("acknowledged messages")
+    made.entries.append((Line2D([], [], color=DOUBT, lw=2), "not read yet"))
+    return _finish(draw, made)
+
+
+def timeline(draw: Pictures, operations: Sequence[Operation]) -> str:
+    """Draw a lane per process with a bar per operation; no answer: pale until the end."""
+    every = sorted({op.process for op in operations})
+    processes = every[:: -(-len(every) // LANES_MAX)]
+    made = canvas("timeline", draw.layout, [0.14 * max(len(processes), 12)], legend_rows=3)
+    (axes,) = made.axes
+    lane = {process: at for at, process in enumerate(processes)}
+    least_s = draw.span.duration_s / 2_000
+    for outcome, colour in OUTCOMES.items():
+        for process, at in lane.items():
+            rows = [op for op in operations if op.process == process and op.outcome == outcome]
+            spells = [(draw.span.at_s(op.call_ns), draw.span.at_s(op.ret_ns)) for op in rows]
+            bars = [(begin, max(end - begin, least_s)) for begin, end in spells]
+            alpha = 0.25 if outcome is Outcome.INFO else 0.9
+            axes.broken_barh(bars, (at - 0.4, 0.8), facecolor=colour, lw=0, alpha=alpha)
+        made.entries.append((Patch(color=colour), outcome.name.lower()))
+    axes.set_ylim(len(processes) - 0.5, -0.5)
+    step = max(len(processes) // 10, 1)
+    axes.set_yticks(range(0, len(processes), step), [str(p) for p in processes[::step]])
+    axes.set_ylabel("process" if len(every) == len(processes) else f"{len(processes)} processes")
+    time_axis(made, draw.span)
+    axes.grid(axis="x")
+    return save(made, draw.folder)
+
+
+def bounds(draw: Pictures, told: Bounds) -> str:
+    """Draw for each offset when its append may have happened; red where it cannot have."""
+    made = canvas("bounds", draw.layout, [3.4], legend_rows=4)
+    (axes,) = made.axes
+    offs = np.arange(len(told.earliest))
+    begin, end = draw.span.begin_ns, draw.span.end_ns
+    low = np.where(told.earliest == NOT_YET, begin, told.earliest)
+    high = np.where(told.latest == NEVER, end, told.latest)
+    low_s, high_s = (low - begin) / NS, (high - begin) / NS
+    wrong = low > high
+    axes.vlines(offs[~wrong], low_s[~wrong], high_s[~wrong], color=FAINT, lw=1.5)
+    axes.vlines(offs[wrong], high_s[wrong], low_s[wrong], color=BAD, lw=1.5)
+    axes.step(offs, low_s, where="mid", color=GOOD, lw=1.1)
+    axes.step(offs, high_s, where="mid", color=DOUBT, lw=1.1)
+    made.entries = [
+        (Line2D([], [], color=DOUBT, lw=2), "there by then"),
+        (Patch(color=FAINT), "appended meanwhile"),
+        (Line2D([], [], color=GOOD, lw=2), "missing until then"),
+        (Patch(color=BAD), "there, and missing later"),
+    ]
+    axes.set_ylabel("time (s)")
+    axes.set_xlabel(f"offset in {told.queue}", labelpad=3)
+    axes.grid(axis="both")
+    return save(made, draw.folder)
+
+
+def _finish(draw: Pictures, made: Canvas) -> str:
+    time_axis(made, draw.span)
+    for axes in made.axes:
+        axes.grid(axis="both")
+    draw_bands(made, draw.bands)
+    return save(made, draw.folder)

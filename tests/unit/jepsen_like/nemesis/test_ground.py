@@ -1,0 +1,21 @@
+"""What the commit mark covers is at rest."""
+
+from __future__ import annotations
+
+from commitlog.mark import Mark
+from commitlog.slot_file import SlotFile
+from jepsen_like.nemesis.ground import marked_end
+from tests.harness.crash_disk import CrashDisk
+
+
+def test_the_newest_mark_says_how_far_the_log_is_at_rest() -> None:
+    disk = CrashDisk()
+    disk.make_dir("/raft")
+    slots = SlotFile(disk, "/raft/commit_mark")
+    for end in (100, 250, 900):
+        slots.store(Mark(end, 1, end - 50, 7, end).encode())
+        assert marked_end(bytes(disk.files["/raft/commit_mark"].content)) == end
+
+
+def test_without_a_mark_nothing_is() -> None:
+    assert marked_end(bytes(8192)) == 0

@@ -1,0 +1,57 @@
+"""The determinism gate counts what it compared, and fails on any difference."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from jepsen_like.soak import Gate
+from jepsen_like.worker import Report
+
+REPORT = Report(
+    seed=7,
+    simulated_s=300.0,
+    cpu_s=1.0,
+    violations=[],
+    validity="valid",
+    digest="ab",
+    operations={"send_ok": 3},
+    faults={"kill": 1},
+    sometimes={"leader_change": 1},
+)
+
+
+def compared(**changes: object) -> Gate:
+    gate = Gate()
+    gate.compare(REPORT, msgspec.structs.replace(REPORT, **changes))
+    return gate
+
+
+def test_equal_runs_with_a_change_of_leader_count() -> None:
+    assert compared() == Gate(counted=1, played=1, simulated_s=300.0)
+
+
+@pytest.mark.parametrize("changes", [{"digest": "ac"}, {"operations": {"send_ok": 2}}])
+def test_a_difference_is_told_with_its_seed(changes: dict[str, object]) -> None:
+    gate = compared(**changes)
+    assert (gate.differing, gate.counted) == ([7], 0)
+
+
+def test_runs_that_broke_have_no_digest_and_are_never_equal() -> None:
+    gate = Gate()
+    broken = msgspec.structs.replace(REPORT, digest="")
+    gate.compare(broken, broken)
+    assert gate.differing == [7]
+
+
+@pytest.mark.parametrize("lacking", [{"sometimes": {}}, {"faults": {}}])
+def test_a_run_in_which_nothing_happened_is_not_counted(lacking: dict[str, object]) -> None:
+    gate, quiet = Gate(), msgspec.structs.replace(REPORT, **lacking)
+    gate.compare(quiet, quiet)
+    assert (gate.played, gate.counted, gate.differing) == (1, 0, [])
+
+
+def test_a_broken_promise_is_told() -> None:
+    gate, bad = Gate(), msgspec.structs.replace(REPORT, validity="invalid")
+    gate.compare(bad, bad)
+    assert (gate.invalid, gate.counted) == ([7], 0)
