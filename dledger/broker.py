@@ -25,27 +25,27 @@ from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.broker_id import follower_id
 from dledger.config import BrokerConfig
-from dledger.doors import (
-    group_secret,
-    listener_tls,
-    namesrv_tls,
-    own_credentials,
-    peer_tls,
-)
+from dledger.doors import group_secret, listener_tls, namesrv_tls, own_credentials, peer_tls
 from dledger.group import Group, GroupSettings
 from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges
 from dledger.metrics.broker_metrics import BrokerMetrics
 from dledger.metrics.leader_changes import LeaderChanges
 from dledger.metrics.traffic import Traffic
-from dledger.processors.access_rules import LOCAL_ADMIN, broker_rules, topic_of_message_at
-from dledger.processors.auth_requests import AUTH_CODES, refuse_auth
-from dledger.processors.broker_config import BrokerConfigProcessor
-from dledger.processors.broker_processors import BrokerProcessors
-from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.check_back import CheckBack
-from dledger.processors.get_message import ReadLimits
-from dledger.processors.raft_change import MAX_OPEN_CHANGES, RaftChangeProcessor
+from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
+from dledger.processors.broker_settings import BrokerSettings, ReadLimits
+from dledger.processors.raft import RaftChangeProcessor
+from dledger.processors.rights import topic_of_message_at
+from dledger.processors.transactions import CheckBack
+from dledger.processors.wiring import (
+    LOCAL_ADMIN,
+    BrokerProcessors,
+    LogFolder,
+    ProcessorSeams,
+    TableSettings,
+    broker_rules,
+    register_processors,
+)
 from dledger.raft.clocks import VotersClock
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.node import RaftSettings
@@ -70,7 +70,7 @@ from remoting.frame_room import FrameRoom
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.metrics.http_server import MetricsServer
 from remoting.metrics.server_metrics import Guard, ServerMetrics
-from remoting.processor import Limiter, ProcessorTable
+from remoting.processor import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.reserved_codes import BROKER_RESERVED
 from remoting.seams import Clock, Executor, Network, Rng
@@ -270,18 +270,13 @@ async def _run_parts(
     processors = BrokerProcessors.build(
         group,
         settings,
-        clock=dates,
-        rng=world.rng,
-        executor=world.executor,
-        pid=world.pid,
-        auto_create_topic_enable=config.broker.auto_create_topic_enable,
-        auto_create_subscription_group=config.broker.auto_create_subscription_group,
-        limits=_table_limits(config),
-        offset_interval_s=config.broker.flush_consumer_offset_interval_ms / 1000,
-        lock_lease_s=config.broker.lock_lease_ms / 1000,
-        disk_ratio=_disk_ratio(config, world.disk),
-        disk_bytes=_disk_bytes(config, world.disk),
-        expire_soon=retention.expire_soon,
+        ProcessorSeams(dates, world.rng, world.executor, world.pid),
+        _table_settings(config),
+        LogFolder(
+            _disk_ratio(config, world.disk),
+            _disk_bytes(config, world.disk),
+            retention.expire_soon,
+        ),
     )
     retention.is_deleting = processors.topics.is_deleting
     schedule = ScheduleMessageService(
@@ -333,9 +328,7 @@ async def _run_parts(
     group.on_role_change.append(processors.role_changed)
     processors.register(table)
     changes = RaftChangeProcessor(MembershipChanges(group, world.clock))
-    table.register(
-        RequestCode.RAFT_CHANGE, changes.handle, Limiter("raft change", MAX_OPEN_CHANGES)
-    )
+    register_processors(table, group, changes)
     server = RemotingServer(
         world.network,
         table,
@@ -353,9 +346,18 @@ async def _run_parts(
             credentials=own_credentials(config, world.disk),
         )
         registration = _make_registration(config, group, remoting, world, nursery)
-        parts = Parts(group, settings, processors, retention, checks, registration)
+        parts = Parts(
+            group,
+            settings,
+            processors.topics,
+            processors.offsets,
+            processors.space,
+            retention,
+            checks,
+            registration,
+        )
         live = LiveSettings(config, parts, world.clock)
-        _register_settings(table, live)
+        register_processors(table, group, BrokerConfigProcessor(live), AuthProcessor())
         await nursery.start(group.run)
         address: tuple[str, int] = await nursery.start(
             server.serve, config.server.listen_host, config.server.listen_port
@@ -378,15 +380,6 @@ async def _run_parts(
         nursery.start_soon(registration.run)
         yield Broker(live, group, server, fast_server, registration, address, metrics_address)
         nursery.cancel_scope.cancel()
-
-
-def _register_settings(table: ProcessorTable, live: LiveSettings) -> None:
-    processor = BrokerConfigProcessor(live)
-    limiter = Limiter("settings", MAX_OPEN_CHANGES)
-    table.register(RequestCode.GET_BROKER_CONFIG, processor.get, limiter)
-    table.register(RequestCode.UPDATE_BROKER_CONFIG, processor.update, limiter)
-    for code in AUTH_CODES:
-        table.register(code, refuse_auth, limiter)
 
 
 def _processor_table(
@@ -683,9 +676,9 @@ def _server_limits(config: BrokerConfig) -> ServerLimits:
     )
 
 
-def _table_limits(config: BrokerConfig) -> TableLimits:
+def _table_settings(config: BrokerConfig) -> TableSettings:
     broker = config.broker
-    return TableLimits(
+    limits = TableLimits(
         topics=broker.max_topics,
         groups=broker.max_groups,
         group_topics=broker.max_group_topics,
@@ -696,6 +689,13 @@ def _table_limits(config: BrokerConfig) -> TableLimits:
         groups_per_account=broker.max_groups_per_account,
         group_topics_per_account=broker.max_group_topics_per_account,
         clients_per_account=broker.max_clients_per_account,
+    )
+    return TableSettings(
+        auto_create_topic_enable=broker.auto_create_topic_enable,
+        auto_create_subscription_group=broker.auto_create_subscription_group,
+        offset_interval_s=broker.flush_consumer_offset_interval_ms / 1000,
+        lock_lease_s=broker.lock_lease_ms / 1000,
+        limits=limits,
     )
 
 

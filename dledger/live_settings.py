@@ -20,12 +20,13 @@ from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.broker_id import LEADER_ID, follower_id
 from dledger.config import BrokerConfig
 from dledger.group import Group
-from dledger.processors.broker_processors import BrokerProcessors
-from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.get_message import ReadLimits
+from dledger.processors.broker_settings import BrokerSettings, ReadLimits
 from dledger.registration import Registration
 from dledger.retention_settings import retention_settings
+from dledger.services.disk_space import DiskSpace
 from dledger.services.local_hour import HOUR_MS
+from dledger.services.offset_commits import OffsetCommits
+from dledger.services.pending_configs import TopicView
 from dledger.services.retention import RetentionService
 from dledger.services.shorter_retention import keeps_less, lost_to_settings
 from dledger.services.transaction_check import TransactionCheckService
@@ -57,7 +58,9 @@ class Parts:
 
     group: Group
     settings: BrokerSettings
-    processors: BrokerProcessors
+    topics: TopicView
+    offsets: OffsetCommits
+    space: DiskSpace
     retention: RetentionService
     checks: TransactionCheckService
     registration: Registration
@@ -217,11 +220,10 @@ def _apply(config: BrokerConfig, parts: Parts) -> None:
     settings.cold_pull_limits = ReadLimits(
         store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
     )
-    processors = parts.processors
-    processors.topics.auto_create_topic_enable = broker.auto_create_topic_enable
-    processors.topics.auto_create_group_enable = broker.auto_create_subscription_group
-    processors.offsets.interval_s = broker.flush_consumer_offset_interval_ms / 1000
-    processors.space.warning_ratio = store.disk_space_warning_level_ratio / 100
+    parts.topics.auto_create_topic_enable = broker.auto_create_topic_enable
+    parts.topics.auto_create_group_enable = broker.auto_create_subscription_group
+    parts.offsets.interval_s = broker.flush_consumer_offset_interval_ms / 1000
+    parts.space.warning_ratio = store.disk_space_warning_level_ratio / 100
     parts.retention.settings = retention_settings(config)
     parts.checks.settings = replace(
         parts.checks.settings,

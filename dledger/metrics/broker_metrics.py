@@ -19,9 +19,9 @@ from commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.metrics.leader_changes import LeaderChanges
 from dledger.metrics.traffic import MAX_COUNTERS, Traffic
-from dledger.processors.broker_processors import BrokerProcessors
+from dledger.processors.admin import earliest_message_ms, unflushed_bytes
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.runtime_info import earliest_message_ms, unflushed_bytes
+from dledger.processors.wiring import BrokerProcessors
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.names import RETRY_PREFIX
 from remoting.metrics.server_metrics import ServerMetrics

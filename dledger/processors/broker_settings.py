@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dledger.processors.get_message import ReadLimits
-
 KIB = 1024
 MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How much one pull may carry; at least one message always fits."""
+
+    max_messages: int
+    max_bytes: int
 
 
 @dataclass(slots=True)

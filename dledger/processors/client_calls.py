@@ -1,6 +1,8 @@
-"""What an operator asks of a client through its broker: 307, 309 and 223.
+"""Connected clients: what tools read of them, and what operators request of a client.
 
-The broker passes the request on over the client's own connection and gives its answer back.
+Reads are 203, 204, 300, 328, 343 and 345: every broker answers from its own table. Clients that
+send heartbeats to the leader alone are known there only. For 223, 307 and 309 the broker passes the
+request on over the client's own connection and returns the client's answer.
 
 Spec: remoting fact sheet, sections 10 and 11.
 """
@@ -12,40 +14,130 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.errors import (
-    CorruptRecordError,
-    LocalProtocolError,
-    MQError,
-    OffsetOutOfRangeError,
-)
+from commitlog.errors import CorruptRecordError, LocalProtocolError, MQError, OffsetOutOfRangeError
 from commitlog.message_id import decode_offset_message_id
 from dledger.group_api import BrokerGroup
+from dledger.processors.answers import RefusedError
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.client_table import Client, ClientTable
-from dledger.processors.refusal import RefusedError, refusal
+from dledger.processors.client_table import Client, ClientTable, connection_of
+from dledger.processors.handles import Limit, handles
+from dledger.processors.rights import SUB, needs
+from remoting.access.rules import ADMIN, SIGNED
 from remoting.connection import Connection
-from remoting.errors import RemotingError, RequestTimedOutError
+from remoting.errors import RequestTimedOutError
 from remoting.processor import Answered, Handled
 from remoting.protocol import bodies
+from remoting.protocol.bodies import ProducerInfo, ProducerTableInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import (
     ConsumeDirectlyHeader,
     ConsumerClientHeader,
+    ConsumerGroupHeader,
     ConsumerStatusHeader,
+    GroupHeader,
+    GroupTopicHeader,
+    ProducerGroupHeader,
+    TopicHeader,
 )
 from remoting.protocol.outcome import Condition, answer
+from remoting.seams import Clock
 
 CLIENT_ANSWERS_WITHIN_S: Final = 10.0
-"""RocketMQ's, for a client that is asked through its broker."""
+"""RocketMQ's, for a request that a broker passes on to a client."""
 
 STATUS_WITHIN_S: Final = 5.0
-"""All clients of a group together, when each is asked how far it is."""
+"""All clients of a group together, when each sends its progress."""
 
 MIN_VERSION: Final = 62
-"""V3_1_8_SNAPSHOT: older clients do not know what is passed on to them."""
+"""V3_1_8_SNAPSHOT: older clients do not know the requests that are passed on."""
 
 logger = structlog.get_logger(__name__)
+
+
+class ClientQueriesProcessor:
+    """Answers queries about clients and subscriptions."""
+
+    def __init__(self, group: BrokerGroup, clients: ClientTable[Connection], clock: Clock) -> None:
+        self._group = group
+        self._clients = clients
+        self._clock = clock
+
+    @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST, limit=Limit.ADMIN, rule=SIGNED)
+    def consumer_connections(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 203: the clients of a consumer group, 206 when there is none."""
+        name = ConsumerGroupHeader.decode(command.ext).consumer_group
+        group = self._clients.consumer_group(name)
+        if group is None:
+            return answer(
+                command, Condition.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
+            )
+        return response_to(command, 0, None, None, group.connection().encode())
+
+    @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST, limit=Limit.ADMIN, rule=SIGNED)
+    def producer_connections(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 204: the clients of a producer group, 1 when there is none."""
+        name = ProducerGroupHeader.decode(command.ext).producer_group
+        clients = self._clients.producers(name)
+        if not clients:
+            return answer(command, Condition.BAD_REQUEST, f"the producer group[{name}] not exist")
+        body = bodies.ProducerConnection([connection_of(client) for client in clients])
+        return response_to(command, 0, None, None, body.encode())
+
+    @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, limit=Limit.ADMIN, rule=SIGNED)
+    def consumers_of_topic(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 300: groups that have committed offsets of a topic, or subscribe it now."""
+        topic = TopicHeader.decode(command.ext).topic
+        found = {group for group, of_topic in self._offset_keys() if of_topic == topic}
+        found |= {
+            group.name for group in self._clients.consumer_groups if topic in group.subscriptions
+        }
+        return response_to(command, 0, None, None, bodies.GroupList(sorted(found)).encode())
+
+    @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
+    def topics_of_consumer(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 343: topics of which a group has committed offsets, or that it subscribes now."""
+        name = GroupHeader.decode(command.ext).group
+        found = {topic for group, topic in self._offset_keys() if group == name}
+        online = self._clients.consumer_group(name)
+        if online is not None:
+            found |= set(online.subscriptions)
+        return response_to(command, 0, None, None, bodies.TopicList(sorted(found)).encode())
+
+    @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
+    def subscription(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 345: a group's subscription to a topic; without data if no client is connected."""
+        header = GroupTopicHeader.decode(command.ext)
+        online = self._clients.consumer_group(header.group)
+        found = None if online is None else online.subscriptions.get(header.topic)
+        body = bodies.QuerySubscriptionResponseBody(
+            None if found is None else found.data, header.group, header.topic
+        )
+        return response_to(command, 0, None, None, body.encode())
+
+    @handles(RequestCode.GET_ALL_PRODUCER_INFO, limit=Limit.ADMIN, rule=SIGNED)
+    def producers(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 328: every producer group with its clients."""
+        body = ProducerTableInfo(
+            data={
+                group: [self._info(client) for client in self._clients.producers(group)]
+                for group in self._clients.producer_groups()
+            }
+        )
+        return response_to(command, 0, None, None, body.encode())
+
+    def _offset_keys(self) -> list[tuple[str, str]]:
+        return list(self._group.state.consumer_offsets)
+
+    def _info(self, client: Client[Connection]) -> ProducerInfo:
+        silent_ms = round(1000 * (self._clock.monotonic() - client.last_update))
+        return ProducerInfo(
+            client_id=client.client_id,
+            remote_ip=client.address,
+            language=client.language,
+            version=client.version,
+            last_update_timestamp=self._clock.wall_ms() - silent_ms,
+        )
 
 
 class ClientCallsProcessor:
@@ -61,41 +153,43 @@ class ClientCallsProcessor:
         self._clients = clients
         self._settings = settings
 
+    @handles(
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        limit=Limit.ADMIN,
+        rule=needs(SUB, group="consumerGroup"),
+    )
     def running_info(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 307 with what the client says of itself."""
-        try:
-            header = ConsumerClientHeader.decode(command.ext)
-            client = self._client(header.consumer_group, header.client_id)
-        except MQError as error:
-            return refusal(command, error)
+        """Answer 307 with the client's own report."""
+        header = ConsumerClientHeader.decode(command.ext)
+        client = self._client(header.consumer_group, header.client_id)
         return self._pass_on(command, client, request(command.code, dict(command.ext)))
 
+    @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY, limit=Limit.ADMIN, rule=ADMIN, reads=True)
     def consume_directly(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 309 with what came of it: the client consumes one stored message now."""
-        try:
-            header = ConsumeDirectlyHeader.decode(command.ext)
-            client = self._client(header.consumer_group, header.client_id)
-            record = self._record(header.msg_id)
-        except MQError as error:
-            return refusal(command, error)
+        """Answer 309 with the result: the client consumes one stored message now."""
+        header = ConsumeDirectlyHeader.decode(command.ext)
+        client = self._client(header.consumer_group, header.client_id)
+        record = self._record(header.msg_id)
         ext = {**command.ext, "brokerName": self._settings.broker_name}
         return self._pass_on(command, client, request(command.code, ext, record))
 
+    @handles(
+        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+        limit=Limit.ADMIN,
+        rule=needs(SUB, topic="topic", group="group"),
+    )
     def consumer_status(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 223: how far each client of a group is in a topic, by its own account."""
-        try:
-            header = ConsumerStatusHeader.decode(command.ext)
-            group = self._clients.consumer_group(header.group)
-            clients = [] if group is None else list(group.clients.values())
-            if header.client_addr:
-                clients = [client for client in clients if client.client_id == header.client_addr]
-            if not clients:
-                raise RefusedError(
-                    Condition.CONSUMER_NOT_ONLINE,
-                    f"No Any Consumer online in the consumer group: [{header.group}]",
-                )
-        except MQError as error:
-            return refusal(command, error)
+        header = ConsumerStatusHeader.decode(command.ext)
+        group = self._clients.consumer_group(header.group)
+        clients = [] if group is None else list(group.clients.values())
+        if header.client_addr:
+            clients = [client for client in clients if client.client_id == header.client_addr]
+        if not clients:
+            raise RefusedError(
+                Condition.CONSUMER_NOT_ONLINE,
+                f"No Any Consumer online in the consumer group: [{header.group}]",
+            )
         return self._ask_all(command, header, clients)
 
     # ------------------------------------------------------------------------------ clients
@@ -119,16 +213,15 @@ class ClientCallsProcessor:
         self, command: RemotingCommand, client: Client[Connection], passed: RemotingCommand
     ) -> Answered:
         try:
-            told = await client.channel.invoke(passed, CLIENT_ANSWERS_WITHIN_S)
+            answered = await client.channel.invoke(passed, CLIENT_ANSWERS_WITHIN_S)
         except RequestTimedOutError as error:
             return answer(
                 command,
                 Condition.CLIENT_SILENT,
                 f"consumer <{client.client_id}> did not answer: {error}",
             )
-        except RemotingError as error:
-            return refusal(command, error)
-        return response_to(command, told.code, told.remark, dict(told.ext), told.body)
+        ext = dict(answered.ext)
+        return response_to(command, answered.code, answered.remark, ext, answered.body)
 
     async def _ask_all(
         self,
@@ -142,12 +235,12 @@ class ClientCallsProcessor:
         async def ask(client: Client[Connection]) -> None:
             asked = request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, dict(ext))
             try:
-                told = await client.channel.invoke(asked, STATUS_WITHIN_S)
-                if told.code == ResponseCode.SUCCESS:
-                    status = bodies.GetConsumerStatusBody.decode(told.body)
+                answered = await client.channel.invoke(asked, STATUS_WITHIN_S)
+                if answered.code == ResponseCode.SUCCESS:
+                    status = bodies.GetConsumerStatusBody.decode(answered.body)
                     table[client.client_id] = status.message_queue_table
             except MQError as error:
-                # It is missing in the answer, which says what the others said.
+                # It is missing in the answer, which holds the progress of the others.
                 logger.info("no_consumer_status", client=client.client_id, reason=str(error))
 
         async with trio.open_nursery() as nursery:

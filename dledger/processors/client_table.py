@@ -1,6 +1,7 @@
 """Which clients are connected: consumer groups with their subscriptions, producer groups. Pure.
 
-Not replicated: clients tell every broker themselves, again every 30 seconds.
+Not replicated: clients send heartbeats to every broker, every 30 seconds. TAG expressions are
+``*``, nothing, or ``a || b``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from dledger.processors.subscription import SUB_ALL, TagCodes, codes_array, is_tag_type, parse_tags
+import numpy as np
+import numpy.typing as npt
+
+from commitlog.java_hash import tags_code
 from dledger.services.table_limits import TableLimits
 from remoting.protocol.bodies import (
     ClientConnection,
@@ -21,6 +25,41 @@ from remoting.protocol.bodies import (
     MessageModel,
     SubscriptionData,
 )
+
+SUB_ALL = "*"
+TAG_EXPRESSION = "TAG"
+
+TagCodes = npt.NDArray[np.int64]
+
+
+def is_tag_type(expression_type: str | None) -> bool:
+    """Tell whether the expression is made of tags; a missing type says so."""
+    return not expression_type or expression_type == TAG_EXPRESSION
+
+
+def parse_tags(expression: str | None) -> TagCodes | None:
+    """Return the hashes of the tags in *expression*, or None when it matches everything.
+
+    Raises:
+        ValueError: There is a separator but no tag.
+    """
+    if expression is None or expression in ("", SUB_ALL):
+        return None
+    tags = [tag.strip() for tag in expression.split("||")]
+    tags = [tag for tag in tags if tag]
+    if not tags:
+        raise ValueError(f"no tag in subscription expression {expression!r}")
+    return codes_array(tags_code(tag) for tag in tags)
+
+
+def codes_array(codes: Iterable[int]) -> TagCodes:
+    """Return tag hashes as a pull compares them with consume queue units.
+
+    Java's hashes have 32 bits; whatever a client sends is read as such.
+    """
+    signed = {((code & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000 for code in codes}
+    return np.array(sorted(signed), dtype=np.int64)
+
 
 ChannelT = TypeVar("ChannelT")
 

@@ -6,18 +6,25 @@ Spec: remoting fact sheet, section 8.6.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import structlog
 import trio
 
 from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
-from dledger.processors.client_table import Client, ClientTable, ConsumerGroup
-from dledger.processors.names_check import check_group_name, check_topic_name
+from dledger.processors.answers import RefusedError, not_leader, refusal
+from dledger.processors.client_table import (
+    Client,
+    ClientTable,
+    ConsumerGroup,
+    is_tag_type,
+    parse_tags,
+)
+from dledger.processors.handles import Limit, handles
 from dledger.processors.property_filters import PropertyFilters
-from dledger.processors.refusal import RefusedError, not_leader, refusal
-from dledger.processors.settling_groups import SettlingGroups
-from dledger.processors.subscription import is_tag_type, parse_tags
+from dledger.processors.request_checks import check_group_name, check_topic_name
+from dledger.processors.rights import HEARTBEAT, SUB, UNREGISTERS, needs
 from dledger.services.known_groups import KnownGroups
 from dledger.services.pending_configs import TopicView
 from dledger.services.table_limits import (
@@ -27,6 +34,7 @@ from dledger.services.table_limits import (
 )
 from dledger.services.waiting import wait_for
 from remoting.access.gate import limited_account
+from remoting.access.rules import SIGNED
 from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.processor import Handled
@@ -36,6 +44,47 @@ from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
 from remoting.protocol.outcome import Condition
 from remoting.seams import Clock
+
+SETTLE_S: Final = 30.0
+"""RocketMQ's clients and ours send a heartbeat this often."""
+
+
+class SettlingGroups:
+    """Who settles, and whom to wake when that is over."""
+
+    def __init__(self) -> None:
+        self._groups: frozenset[str] = frozenset()
+        self._owed: dict[str, None] = {}
+        self.until_s: float | None = None
+        """When it is over; None when nobody settles."""
+
+    def begin(self, now_s: float, groups: Iterable[str]) -> None:
+        """A reign begins, and these groups were there before."""
+        self._groups = frozenset(groups)
+        self._owed.clear()
+        self.until_s = now_s + SETTLE_S if self._groups else None
+
+    def end(self) -> None:
+        """The reign is over."""
+        self._groups = frozenset()
+        self._owed.clear()
+        self.until_s = None
+
+    def holds(self, group: str, now_s: float) -> bool:
+        """Tell whether *group* settles; if so its members are owed a call when that is over."""
+        if self.until_s is None or now_s >= self.until_s or group not in self._groups:
+            return False
+        self._owed[group] = None
+        return True
+
+    def take_owed(self, now_s: float) -> list[str]:
+        """Return the groups to wake, once, when all have settled."""
+        if self.until_s is None or now_s < self.until_s:
+            return []
+        owed = list(self._owed)
+        self.end()
+        return owed
+
 
 SILENT_AFTER_S = 120.0
 """A client without a heartbeat for so long is taken out (RocketMQ's channel expiry)."""
@@ -144,6 +193,7 @@ class ClientsProcessor:
             self._settling_moved.set()
         return leadership is not None
 
+    @handles(RequestCode.HEART_BEAT, limit=Limit.CLIENT, rule=HEARTBEAT)
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 34 at once. An unknown group is not made: its first pull makes it."""
         self._leads()
@@ -191,6 +241,7 @@ class ClientsProcessor:
                     changed.append(group)
         return changed
 
+    @handles(RequestCode.UNREGISTER_CLIENT, limit=Limit.CLIENT, rule=UNREGISTERS)
     def unregister(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 35."""
         header = UnregisterClientHeader.decode(command.ext)
@@ -202,6 +253,11 @@ class ClientsProcessor:
                 self._notify([group])
         return response_to(command)
 
+    @handles(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+        limit=Limit.CLIENT,
+        rule=needs(SUB, group="consumerGroup"),
+    )
     def consumer_list(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 38, with the whole list or none.
 
@@ -228,6 +284,7 @@ class ClientsProcessor:
         ids = sorted({client.client_id for client in group.clients.values()})
         return response_to(command, 0, None, {}, ConsumerIdList(consumer_id_list=ids).encode())
 
+    @handles(RequestCode.CHECK_CLIENT_CONFIG, limit=Limit.CLIENT, rule=SIGNED)
     def check_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 46: whether this broker can filter with that expression."""
         body = CheckClientRequestBody.decode(command.body)

@@ -1,25 +1,38 @@
-"""Which messages a pull gets: the arithmetic between a consume queue and the log.
+"""Which messages a pull gets, and from which member the consumer reads next.
 
-Steps of their own, so that touching old pages can be left to a worker thread: `find_messages` reads
-the consume queue and decides, `MessageRange.join` touches the log. A filter over properties has to
-touch the log to decide: `read_units` and `judge` are the two halves of `find_messages` with one.
+The arithmetic between a consume queue and the log has steps of its own, so that a worker thread can
+touch old pages: `find_messages` reads the consume queue and decides, `MessageRange.join` touches
+the log. A filter over properties has to touch the log to decide: `read_units` and `judge` are the
+two halves of `find_messages` with such a filter.
 
-Spec: remoting fact sheet, section 8.1.
+The leader serves readers of recent messages. A reader that is further behind than what is taken to
+be in memory would make the leader read its disk: it is sent to a follower that is alive and has
+almost everything, RocketMQ's `whichBrokerWhenConsumeSlowly` first. A follower keeps such a reader
+and sends it back to the leader when it has caught up.
+
+Spec: remoting fact sheet, sections 8.1 and 8.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
 from commitlog.consume_queue import Units
+from commitlog.entry import parse_header
+from commitlog.errors import MQError
+from dledger.broker_id import LEADER_ID, follower_id
 from dledger.filters.property_filter import PropertyFilter, scan
 from dledger.group_api import BrokerGroup
+from dledger.processors.broker_settings import ReadLimits
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from remoting.seams import Clock
 
 MIN_SCAN_UNITS = 800
 """Units looked at in one pull when a filter matches nothing: 16,000 bytes of consume queue."""
@@ -38,14 +51,6 @@ class GetStatus(StrEnum):
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """How much one pull may carry; at least one message always fits."""
-
-    max_messages: int
-    max_bytes: int
 
 
 @dataclass(slots=True)
@@ -174,3 +179,81 @@ def _chosen(
         slices.append((int(positions[start]), int(ends[gap]) - before))
         start = gap + 1
     return MessageRange(GetStatus.FOUND, next_offset, low, high, slices, count)
+
+
+ALIVE_MS = 2_000
+"""A follower that has confirmed nothing for so long is not recommended: longer than an election."""
+
+CAUGHT_UP_BYTES = 16 << 20
+"""How far a follower may be behind and still be recommended: more than is on its way under load,
+less than a reader gets through in a second."""
+
+LOOK_S = 1.0
+"""How old what is known of the followers may be: slow readers pull hundreds of times a second."""
+
+
+class ReadSuggestion:
+    """Answers the `suggestWhichBrokerId` of pulls."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        *,
+        own_id: int,
+        recent_bytes: int,
+        slave_read_enable: bool,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._own_id = own_id
+        self._recent_bytes = recent_bytes
+        self._slave_read_enable = slave_read_enable
+        self._clock = clock
+        self._looked_at: float | None = None
+        self._followers: frozenset[int] = frozenset()
+
+    def broker_id(self, config: SubscriptionGroupConfig, behind_bytes: int) -> int:
+        """Return where a group's next pull should go.
+
+        Args:
+            config: The consumer group.
+            behind_bytes: From the last message it was given to the end of the log.
+        """
+        if not self._slave_read_enable:
+            return LEADER_ID
+        slow = behind_bytes > self._recent_bytes
+        wanted = config.which_broker_when_consume_slowly if slow else config.broker_id
+        if self._group.leadership is None:
+            return self._own_id if slow or wanted == self._own_id else LEADER_ID
+        if wanted == LEADER_ID:
+            return LEADER_ID
+        followers = self._followers_now()
+        if wanted in followers:
+            return wanted
+        return min(followers) if slow and followers else LEADER_ID
+
+    def _followers_now(self) -> frozenset[int]:
+        now = self._clock.monotonic()
+        if self._looked_at is None or now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            status = self._group.status()
+            self._followers = frozenset(
+                follower_id(name)
+                for name, row in status.get("peers", {}).items()
+                if self._has_almost_everything(row)
+            )
+        return self._followers
+
+    def _has_almost_everything(self, row: Mapping[str, Any]) -> bool:
+        match_index, acked_ms_ago = row["match_index"], row["acked_ms_ago"]
+        if not (row["connected"] and row["voter"] and match_index) or acked_ms_ago is None:
+            return False
+        if acked_ms_ago > ALIVE_MS:
+            return False
+        log = self._group.log
+        try:
+            has_up_to = parse_header(log.frame(match_index)).position
+        except MQError:
+            # Below what is kept here, or damaged: it is far behind, or nobody can say.
+            return False
+        return log.end_position - has_up_to <= CAUGHT_UP_BYTES

@@ -1,11 +1,18 @@
-"""Offsets: what a group consumed (14, 15), where a queue begins and ends (29, 30, 31, 32).
+"""Offsets: of groups (14, 15), of queues (29 to 32), resets (222) and clones (314).
 
-Spec: remoting fact sheet, section 8.5.
+INVOKE_BROKER_TO_RESET_OFFSET works as in RocketMQ 4.9: the broker computes the offsets and sends
+them to every client of the group (220), which stops, adopts them and commits them. Without a
+connected client the answer is 206, and the tools commit the offsets themselves.
+
+Spec: remoting fact sheet, sections 8.5, 10 and 11.
 """
 
 from __future__ import annotations
 
-from commitlog.errors import MQError
+from collections.abc import Iterator
+
+import structlog
+
 from commitlog.record import (
     BORN_HOST_OFFSET,
     IPV6_EXTRA_BYTES,
@@ -13,23 +20,38 @@ from commitlog.record import (
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_OFFSET,
 )
-from dledger.group_api import BrokerGroup, Proposed
+from dledger.group_api import BrokerGroup
+from dledger.processors.answers import (
+    RefusedError,
+    answer_when_done,
+    not_leader,
+    refusal,
+    require_leader,
+    when_current,
+)
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.current_read import when_current
-from dledger.processors.lock_token import check_lock_token
-from dledger.processors.names_check import check_group_name
-from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
-from dledger.services.offset_commits import OffsetCommits
+from dledger.processors.client_table import Client, ClientTable
+from dledger.processors.handles import Limit, handles
+from dledger.processors.locks import check_lock_token
+from dledger.processors.request_checks import check_group_name
+from dledger.processors.rights import ANY, CONSUMES, SUB, needs
+from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import QueueLocks
 from remoting.access.gate import limited_account
+from remoting.access.rules import ADMIN
 from remoting.connection import Connection
+from remoting.errors import RemotingError
 from remoting.processor import DEFERRED, Handled
-from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.bodies import MessageQueue, QueueOffset, ResetOffsetBody, ResetOffsetBodyForC
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import (
+    CloneGroupOffsetHeader,
     GetMaxOffsetHeader,
     QueryConsumerOffsetHeader,
     QueueHeader,
+    ResetOffsetHeader,
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
@@ -94,14 +116,15 @@ class OffsetsProcessor:
         self._settings = settings
         self._locks = locks
 
+    @handles(RequestCode.QUERY_CONSUMER_OFFSET, limit=Limit.CLIENT, rule=CONSUMES, reads=True)
     def query_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 14: the newest committed offset, pending ones of this leader included.
 
-        A follower says what it has applied: perhaps an older one, from which messages come again,
-        and never that there is none.
+        A follower answers with what it has applied: perhaps an older offset, from which messages
+        come again, and never that there is none.
 
         With ``sync=true`` only what is stored counts, and only a leader that is known to lead
-        still says so: what was answered once is never taken back.
+        still answers: a later answer never goes back.
         """
         header = QueryConsumerOffsetHeader.decode(command.ext)
         key = (header.consumer_group, header.topic, header.queue_id)
@@ -147,14 +170,9 @@ class OffsetsProcessor:
         behind = self._group.log.end_position - int(unit["phy_offset"][0])
         return behind <= self._settings.recent_bytes
 
+    @handles(RequestCode.UPDATE_CONSUMER_OFFSET, limit=Limit.CLIENT, rule=CONSUMES)
     def update_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 15: taken for the next flush, or with ``sync=true`` answered when applied."""
-        try:
-            return self._update(connection, command)
-        except MQError as error:
-            return refusal(command, error)
-
-    def _update(self, connection: Connection, command: RemotingCommand) -> Handled:
         header = UpdateConsumerOffsetHeader.decode(command.ext)
         group = self._group
         if group.leadership is None:
@@ -188,20 +206,16 @@ class OffsetsProcessor:
                 self._offsets.commit(*key)
             return response_to(command)
 
-        def done(proposed: Proposed) -> None:
-            if proposed.outcome == "stored":
-                response = response_to(command)
-            else:
-                response = failed_proposal(command, proposed, group)
-            connection.reply(command, response)
-
-        self._offsets.commit_now(*key, done)
+        self._offsets.commit_now(*key, answer_when_done(connection, command, group))
         return DEFERRED
 
+    @handles(
+        RequestCode.GET_MAX_OFFSET, limit=Limit.CLIENT, rule=needs(ANY, topic="topic"), reads=True
+    )
     def max_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 30: the offset the next message will get; 0 for a queue nobody has seen.
+        """Answer 30: the offset the next message will get; 0 for an unknown queue.
 
-        Only a leader that is known to lead still says so: everything stored before is counted.
+        Only a leader that is known to lead still answers: everything stored before is counted.
         """
         header = GetMaxOffsetHeader.decode(command.ext)
         state = self._group.state
@@ -212,11 +226,20 @@ class OffsetsProcessor:
             lambda: _offset(command, state.max_offset(header.topic, header.queue_id)),
         )
 
+    @handles(
+        RequestCode.GET_MIN_OFFSET, limit=Limit.CLIENT, rule=needs(ANY, topic="topic"), reads=True
+    )
     def min_offset(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 31: the first offset still kept."""
         header = QueueHeader.decode(command.ext)
         return _offset(command, self._group.state.min_offset(header.topic, header.queue_id))
 
+    @handles(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        limit=Limit.CLIENT,
+        rule=needs(ANY, topic="topic"),
+        reads=True,
+    )
     def search_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 29: the offset at a store time.
 
@@ -234,6 +257,12 @@ class OffsetsProcessor:
             return _offset(command, offset)
         return when_current(self._group, connection, command, lambda: _offset(command, found()))
 
+    @handles(
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+        limit=Limit.CLIENT,
+        rule=needs(ANY, topic="topic"),
+        reads=True,
+    )
     def earliest_store_time(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 32: store time of the first message kept, -1 when there is none."""
         header = QueueHeader.decode(command.ext)
@@ -246,3 +275,175 @@ class OffsetsProcessor:
 
 def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:
     return response_to(command, 0, None, {"offset": str(offset)})
+
+
+LATEST = -1
+"""As a time: the end of each queue."""
+
+UNDERSTANDS_SINCE = 37
+"""Clients from RocketMQ 3.0.11 on; the request is little older than that."""
+
+logger = structlog.get_logger(__name__)
+
+
+class ResetOffsetsProcessor:
+    """Answers 222 with the offsets that were sent to the clients."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        clients: ClientTable[Connection],
+        offsets: OffsetCommits,
+        settings: BrokerSettings,
+    ) -> None:
+        self._group = group
+        self._clients = clients
+        self._offsets = offsets
+        self._settings = settings
+
+    @handles(
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        limit=Limit.ADMIN,
+        rule=needs(SUB, topic="topic", group="group"),
+        reads=True,
+    )
+    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Compute the offsets behind the read barrier, since the ends of queues are among them."""
+        header = ResetOffsetHeader.decode(command.ext)
+        require_leader(self._group)
+        return when_current(self._group, connection, command, lambda: self._reset(command, header))
+
+    def _reset(self, command: RemotingCommand, header: ResetOffsetHeader) -> RemotingCommand:
+        table = self._table(header)
+        consumers = self._clients.consumer_group(header.group)
+        if consumers is None:
+            return response_to(
+                command,
+                int(ResponseCode.CONSUMER_NOT_ONLINE),
+                f"Consumer not online, so can not reset offset, Group: {header.group}"
+                f" Topic: {header.topic} Timestamp: {header.timestamp}",
+            )
+        clients = list(consumers.clients.values())
+        for client in clients:
+            if client.version < UNDERSTANDS_SINCE:
+                raise RefusedError(
+                    Condition.BAD_REQUEST,
+                    f"the client {client.client_id} is too old to be told: {client.version}",
+                )
+        body = ResetOffsetBody(offset_table=table)
+        for client in clients:
+            self._send_reset(client, header, body)
+        return response_to(command, 0, None, None, body.encode())
+
+    def _table(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+        state = self._group.state
+        config = state.topic_config(header.topic)
+        if config is None:
+            raise RefusedError(Condition.BAD_REQUEST, f"topic {header.topic} does not exist")
+        queues = range(config.write_queue_nums)
+        if header.queue_id is not None and header.queue_id >= 0:
+            if header.queue_id not in queues:
+                raise RefusedError(
+                    Condition.BAD_REQUEST, f"topic {header.topic} has no queue {header.queue_id}"
+                )
+            queues = range(header.queue_id, header.queue_id + 1)
+        table = {}
+        for queue_id in queues:
+            consumed = self._offsets.offset(header.group, header.topic, queue_id)
+            if consumed is None:
+                raise RefusedError(
+                    Condition.BAD_REQUEST,
+                    f"the consumer group {header.group} has no offset in queue {queue_id} of"
+                    f" {header.topic}",
+                )
+            wanted = self._wanted(header, queue_id)
+            queue = MessageQueue(header.topic, self._settings.broker_name, queue_id)
+            table[queue] = wanted if header.is_force or wanted < consumed else consumed
+        return table
+
+    def _wanted(self, header: ResetOffsetHeader, queue_id: int) -> int:
+        state, topic = self._group.state, header.topic
+        if header.offset is not None and header.offset >= 0:
+            low, high = state.min_offset(topic, queue_id), state.max_offset(topic, queue_id)
+            return min(max(header.offset, low), high)
+        if header.timestamp == LATEST:
+            return state.max_offset(topic, queue_id)
+        return search_offset(self._group, topic, queue_id, header.timestamp, upper=False)
+
+    def _send_reset(
+        self, client: Client[Connection], header: ResetOffsetHeader, body: ResetOffsetBody
+    ) -> None:
+        reset = request(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            {
+                "topic": header.topic,
+                "group": header.group,
+                "timestamp": str(header.timestamp),
+                "isForce": "true" if header.is_force else "false",
+            },
+            _for_c(body).encode() if client.language == "CPP" else body.encode(),
+        )
+        try:
+            client.channel.invoke_oneway(reset)
+        except RemotingError as error:
+            # It is taken out with its connection, and goes on from what is committed.
+            logger.info("reset_not_sent", client=client.client_id, reason=str(error))
+
+
+def _for_c(body: ResetOffsetBody) -> ResetOffsetBodyForC:
+    return ResetOffsetBodyForC(
+        offset_table=[
+            QueueOffset(
+                topic=queue.topic,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                offset=offset,
+            )
+            for queue, offset in body.offset_table.items()
+        ]
+    )
+
+
+class CloneOffsetsProcessor:
+    """Answers 314 when the offsets are in the log, all of them in one entry."""
+
+    def __init__(
+        self, group: BrokerGroup, clients: ClientTable[Connection], offsets: OffsetCommits
+    ) -> None:
+        self._group = group
+        self._clients = clients
+        self._offsets = offsets
+
+    @handles(RequestCode.CLONE_GROUP_OFFSET, limit=Limit.ADMIN, rule=ADMIN)
+    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Copy the offsets; success when there are none."""
+        header = CloneGroupOffsetHeader.decode(command.ext)
+        group = self._group
+        require_leader(group)
+        check_group_name(header.dest_group)
+        items = list(self._copies(header))
+        if not items:
+            return response_to(command)
+        if len(items) > MAX_OFFSETS_PER_RECORD:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"{len(items)} offsets are more than {MAX_OFFSETS_PER_RECORD}: clone the group"
+                " topic by topic",
+            )
+
+        self._offsets.commit_all_now(items, answer_when_done(connection, command, group))
+        return DEFERRED
+
+    def _copies(self, header: CloneGroupOffsetHeader) -> Iterator[tuple[OffsetSlot, int]]:
+        source, target = header.src_group, header.dest_group
+        consumers = self._clients.consumer_group(source)
+        subscribed = consumers.subscriptions if consumers is not None else {}
+        for topic in [header.topic] if header.topic else self._offsets.topics_of(source):
+            config = self._group.state.topic_config(topic)
+            left_behind = subscribed and topic not in subscribed and not header.offline
+            if config is None or left_behind:
+                continue
+            for queue_id in range(config.queue_nums):
+                offset = self._offsets.offset(source, topic, queue_id)
+                if offset is not None:
+                    yield (target, topic, queue_id), offset

@@ -14,9 +14,9 @@ from dledger.filters.errors import ExpressionIllegalError
 from dledger.filters.expression import Expression
 from dledger.filters.expression_cache import ExpressionCache
 from dledger.filters.property_filter import PropertyFilter, RetryFilter
+from dledger.processors.answers import RefusedError
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import ConsumerGroup, Subscription
-from dledger.processors.refusal import RefusedError
 from dledger.state.names import RETRY_PREFIX
 from remoting.connection import Connection
 from remoting.protocol.outcome import Condition

@@ -1,8 +1,8 @@
 """SEND_REPLY_MESSAGE: 324 and 325. A reply is pushed to the client that waits for it, by 326.
 
-Only the leader pushes: it is where repliers send to, and every client has told it of itself, also
-while it still followed. What the requester has confirmed is kept in the reply topic, for people;
-nothing reads it, and a reply that could not be kept has arrived all the same.
+Only the leader pushes: repliers send to it, and every client has sent it heartbeats, also while it
+still followed. What the requester has confirmed is kept in the reply topic, for people; nothing
+reads it, and a reply that could not be kept has arrived all the same.
 
 Spec: remoting fact sheet, sections 7.1 and 11.
 """
@@ -23,42 +23,35 @@ from commitlog.properties import (
     decode_properties,
     encode_properties,
 )
-from commitlog.record import (
-    SYS_FLAG_COMPRESSED,
-    SYS_FLAG_COMPRESSION_TYPE_MASK,
-    encode_record,
-)
+from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, encode_record
 from commitlog.reserved_properties import OWNED_NAMES
 from dledger.group_api import BrokerGroup, Proposed
-from dledger.processors.born_host import born_host_of
+from dledger.processors.answers import RefusedError, refusal, require_leader
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import Client, ClientTable
-from dledger.processors.first_message import propose_with_topic
-from dledger.processors.names_check import check_sendable
-from dledger.processors.properties_check import check_room
-from dledger.processors.refusal import RefusedError, not_leader, refusal
-from dledger.services.disk_space import DiskSpace
-from dledger.services.pending_configs import TopicView
-from dledger.state.topic_config import PERM_WRITE
+from dledger.processors.destination import Destinations, body_refused, check_room
+from dledger.processors.handles import Limit, handles
+from dledger.processors.request_checks import born_host_of
+from dledger.processors.rights import replies
 from remoting.connection import Connection
 from remoting.processor import Answered, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
 from remoting.protocol.outcome import REASON_FIELD, Condition, answer
-from remoting.seams import Clock, Rng
+from remoting.seams import Clock
 
 PUSH_WITHIN_S: Final = 2.5
-"""How long a requester may take: less than the 3 s that repliers wait, so that they are told."""
+"""How long a requester may take: less than the 3 s that repliers wait for their answer."""
 
 KEPT_SYS_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
-"""What a replier may say of its body; the other bits are the broker's."""
+"""What a replier may set; the other bits are the broker's."""
 
 logger = structlog.get_logger(__name__)
 
 
 class _RequesterAwayError(RefusedError):
-    """Who asked is not connected here, or did not take the reply."""
+    """The requester is not connected here, or did not accept the reply."""
 
     answer_fields: Final = {REASON_FIELD: Condition.REQUESTER_AWAY.value}
 
@@ -84,24 +77,25 @@ class ReplyProcessor:
     def __init__(
         self,
         group: BrokerGroup,
-        topics: TopicView,
         clients: ClientTable[Connection],
         settings: BrokerSettings,
-        *,
+        destinations: Destinations,
         clock: Clock,
-        rng: Rng,
-        space: DiskSpace,
     ) -> None:
         self._group = group
-        self._topics = topics
         self._clients = clients
         self._settings = settings
+        self._destinations = destinations
         self._clock = clock
-        self._rng = rng
-        self._space = space
 
+    @handles(
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        limit=Limit.REPLY,
+        rule=replies,
+    )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 324 and 325: refused at once, else when the requester has said that it has it."""
+        """Answer 324 and 325: refusals at once, else when the requester has confirmed the reply."""
         try:
             reply = self._checked(connection, command)
             client = self._requester(reply)
@@ -118,18 +112,15 @@ class ReplyProcessor:
     # ------------------------------------------------------------------------------ checks
 
     def _checked(self, connection: Connection, command: RemotingCommand) -> _Reply:
-        if self._group.leadership is None:
-            raise not_leader(self._group)
+        require_leader(self._group)
         header = SendMessageHeader.of(command)
-        queue_id = self._queue(header)
-        size = memoryview(command.body).nbytes
-        if not size:
-            raise RefusedError(Condition.MESSAGE_ILLEGAL, "the message body is empty")
-        if size > self._settings.max_message_bytes:
-            raise RefusedError(
-                Condition.MESSAGE_ILLEGAL,
-                f"the message has {size} bytes, at most {self._settings.max_message_bytes}",
-            )
+        queue_id = header.queue_id
+        config, _ = self._destinations.check(header.topic, queue_id)
+        if queue_id < 0:
+            queue_id = self._destinations.any_queue(config)
+        size, most = memoryview(command.body).nbytes, self._settings.max_message_bytes
+        if not 0 < size <= most:
+            raise body_refused(size, most)
         properties = {
             name: value
             for name, value in decode_properties(header.properties or "").items()
@@ -145,34 +136,6 @@ class ReplyProcessor:
             born_host_of(connection),
             f"{host}:{port}",
         )
-
-    def _queue(self, header: SendMessageHeader) -> int:
-        """Return the queue of the reply topic that is meant."""
-        settings = self._settings
-        if not settings.broker_permission & PERM_WRITE:
-            raise RefusedError(
-                Condition.NO_PERMISSION,
-                f"the broker[{settings.address}] sending message is forbidden",
-            )
-        check_sendable(header.topic)
-        config = self._topics.config(header.topic)
-        if config is None:
-            raise RefusedError(
-                Condition.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
-            )
-        if not config.writeable:
-            raise RefusedError(
-                Condition.NO_PERMISSION, f"the topic[{header.topic}] sending message is forbidden"
-            )
-        if header.queue_id >= config.queue_nums:
-            raise RefusedError(
-                Condition.INVALID_QUEUE,
-                f"request queueId[{header.queue_id}] is illegal, {header.topic} has "
-                f"{config.queue_nums} queues",
-            )
-        if header.queue_id < 0:
-            return self._rng.randrange(max(1, config.write_queue_nums))
-        return header.queue_id
 
     def _requester(self, reply: _Reply) -> Client[Connection]:
         client_id = reply.properties.get(PROPERTY_REPLY_TO_CLIENT)
@@ -195,14 +158,14 @@ class ReplyProcessor:
     ) -> Answered:
         failed = f"push reply message to {client.client_id} fail."
         try:
-            told = await client.channel.invoke(self._pushed(reply), PUSH_WITHIN_S)
+            confirmed = await client.channel.invoke(self._pushed(reply), PUSH_WITHIN_S)
         except MQError as error:
             logger.info("reply_not_pushed", client=client.client_id, reason=str(error))
             if error.outcome != "unknown":
                 return self._with_region(refusal(command, _RequesterAwayError(failed)))
             return self._with_region(answer(command, Condition.REPLY_UNCONFIRMED, failed))
-        if told.code != ResponseCode.SUCCESS:
-            logger.info("reply_refused", client=client.client_id, remark=told.remark)
+        if confirmed.code != ResponseCode.SUCCESS:
+            logger.info("reply_refused", client=client.client_id, remark=confirmed.remark)
             return self._with_region(refusal(command, _RequesterAwayError(failed)))
         message_id, queue_offset = await self._keep(reply)
         ext = {
@@ -236,9 +199,9 @@ class ReplyProcessor:
     # ------------------------------------------------------------------------------ keep
 
     async def _keep(self, reply: _Reply) -> tuple[str, int]:
-        """Store the reply; return its id and offset, or what RocketMQ says of one it did not keep.
+        """Store the reply; return its id and offset, or what RocketMQ answers for one not kept.
 
-        Who waits for the reply has it: a failure here is logged and tells nobody to send it again.
+        The requester has the reply: a failure here is logged, and no client sends it again.
         """
         not_kept = ("0", 0)
         if not self._settings.store_reply_message_enable:
@@ -252,11 +215,11 @@ class ReplyProcessor:
             ended.set()
 
         try:
-            if self._space.is_full:
-                raise self._space.full_error()
+            if self._destinations.space.is_full:
+                raise self._destinations.space.full_error()
             record = self._record(reply)
             target = Run(reply.header.topic, reply.queue_id, 1)
-            propose_with_topic(self._group, self._topics, None, [record], target, done)
+            self._destinations.propose(None, [record], target, done)
         except MQError as error:
             logger.info("reply_not_kept", topic=reply.header.topic, reason=str(error))
             return not_kept

@@ -1,14 +1,15 @@
 """SEND_MESSAGE: 10, 310 and 320. One message or one batch becomes one proposal.
 
-The answer leaves when the group says what became of it, not before. WAIT=false changes nothing:
-an acknowledgement means the same for everybody.
+The answer leaves when the outcome of the proposal is known, not before. WAIT=false changes nothing:
+an acknowledgement means the same for every client.
 
-Spec: remoting fact sheet, section 7.1; semantics, sections 1 and 4.
+Spec: remoting fact sheet, section 7.1; semantics, sections 1, 3 and 4.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from typing_extensions import Buffer
 
@@ -35,41 +36,44 @@ from commitlog.record import (
     encode_record,
     iter_records,
 )
-from commitlog.reserved_properties import (
-    MAX_CLIENT_PROPERTIES_BYTES,
-    may_have_owned,
-    without_owned,
-)
+from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, may_have_owned, without_owned
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.processors.born_host import born_host_of
+from dledger.processors.answers import RefusedError, answer_when_done, not_leader, refusal
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.dead_letters import consumer_group_of, dead_letter_topic, retries_allowed
-from dledger.processors.first_message import propose_with_topic
-from dledger.processors.half_messages import HalfMessages
-from dledger.processors.names_check import check_sendable
-from dledger.processors.properties_check import check_room, properties_too_long
-from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
-from dledger.processors.repeated_send import MessageIdentity, check_same, stored_records
+from dledger.processors.destination import (
+    Destinations,
+    body_refused,
+    check_room,
+    properties_too_long,
+    retries_allowed,
+)
+from dledger.processors.handles import Limit, handles
+from dledger.processors.idempotent_sends import MessageIdentity, check_same, stored_records
+from dledger.processors.request_checks import born_host_of
+from dledger.processors.rights import SENDS
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
 from dledger.services.delay_level import delay_level_of, queue_of_level, with_real_destination
-from dledger.services.disk_space import DiskSpace
-from dledger.services.half_message import HALF_RUN, is_half
-from dledger.services.pending_configs import TopicView
+from dledger.services.half_message import HALF_RUN, delay_of, half_properties, is_half
 from dledger.services.producer_sends import ProducerSends, SendInFlight, behind
 from dledger.services.timer_message import TIMER_MARK, TIMER_RUN, without_timer
-from dledger.state.names import RETRY_PREFIX, SCHEDULE_TOPIC
+from dledger.state.names import MAX_GROUP_CHARS, RETRY_PREFIX, SCHEDULE_TOPIC, name_problem
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, state_record
-from dledger.state.topic_config import PERM_WRITE, TopicConfig
+from dledger.state.topic_config import TopicConfig
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED, Handled
+from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.outcome import Condition
 from remoting.protocol.producer_stamp import ProducerStamp, stamp_of_texts
-from remoting.seams import Clock, Rng
+from remoting.seams import Clock
+
+MAX_OPEN_HALVES = 100_000
+"""Half messages without a decision, and those in flight: they are in memory and in every snapshot
+of the tables, 40 bytes each there. Producers that die leave theirs open for minutes."""
 
 # Bits that are not the client's to set: hosts are set by encoding, the others are broker formats.
 _FOREIGN_SYS_FLAGS = SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_NEED_UNWRAP | SYS_FLAG_INNER_BATCH
@@ -81,7 +85,7 @@ _TRAN_MSG = PROPERTY_TRANSACTION_PREPARED.encode()
 
 @dataclass(slots=True)
 class _Destination:
-    """Where a send goes after all checks, and the topic that has to be made for it."""
+    """Where a send goes after all checks, and the topic that it makes."""
 
     topic: str
     queue_id: int
@@ -97,70 +101,61 @@ class SendProcessor:
     def __init__(
         self,
         group: BrokerGroup,
-        topics: TopicView,
         settings: BrokerSettings,
+        destinations: Destinations,
         sends: ProducerSends,
-        *,
-        clock: Clock,
-        rng: Rng,
-        uniq_keys: UniqKeyFactory,
         timers: TimerSends,
-        space: DiskSpace,
+        uniq_keys: UniqKeyFactory,
+        clock: Clock,
     ) -> None:
         self._group = group
-        self._topics = topics
         self._settings = settings
+        self._destinations = destinations
         self._sends = sends
-        self._clock = clock
-        self._rng = rng
-        self._uniq_keys = uniq_keys
         self._timers = timers
-        self._space = space
-        self._halves = HalfMessages(group, settings)
+        self._uniq_keys = uniq_keys
+        self._clock = clock
         self._cluster_property = encode_properties({PROPERTY_CLUSTER: settings.cluster_name})
         self._always = {
             "MSG_REGION": settings.msg_region,
             "TRACE_ON": "true" if settings.trace_on else "false",
         }
 
+    @handles(
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        limit=Limit.SEND,
+        rule=SENDS,
+    )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 10, 310 and 320: refused at once, everything else when its fate is known."""
-        try:
-            return self._send(connection, command)
-        except MQError as error:
-            return self._with_region(refusal(command, error))
-
-    def _with_region(self, response: RemotingCommand) -> RemotingCommand:
-        response.ext.update(self._always)
-        return response
-
-    def _send(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 10, 310 and 320: refusals at once, everything else when its outcome is known."""
         group = self._group
-        if group.leadership is None:
-            raise not_leader(group)
-        header = SendMessageHeader.of(command)
-        stamp = stamp_of_texts(command.ext)
-        if stamp is not None:
-            sent = _identities(header, command)
-            # Before any check that may say "not stored" of what is.
-            first = self._sends.judge(stamp)
-            if first is not None:
-                return self._repeat(connection, command, header, first, sent)
-        if self._space.is_full:
-            raise self._space.full_error()
-        destination = self._destination(header, command, limited_account(connection))
         timed: TimedSend | None = None
-        if header.batch:
-            records = self._encode_batch(connection, command, header, destination)
-            target = Run(destination.topic, destination.queue_id, len(records))
-        else:
-            record, target, timed = self._encode_one(connection, command, header, destination)
-            records = [record]
         try:
+            if group.leadership is None:
+                raise not_leader(group)
+            header = SendMessageHeader.of(command)
+            stamp = stamp_of_texts(command.ext)
+            if stamp is not None:
+                sent = _identities(header, command)
+                # Before any check that may refuse as "not stored" what is stored.
+                first = self._sends.judge(stamp)
+                if first is not None:
+                    return self._repeat(connection, command, header, first, sent)
+            destination = self._destination(connection, command, header)
+            if header.batch:
+                records = self._encode_batch(connection, command, header, destination)
+                target = Run(destination.topic, destination.queue_id, len(records))
+            else:
+                record, target, timed = self._encode_one(connection, command, header, destination)
+                records = [record]
             self._propose(connection, command, records, target, destination, stamp, timed)
-        except MQError:
+        except MQError as error:
             self._timers.not_proposed(timed)
-            raise
+            response = refusal(command, error)
+            response.ext.update(self._always)
+            return response
         return DEFERRED
 
     def _repeat(
@@ -175,57 +170,36 @@ class SendProcessor:
         if isinstance(first, SendInFlight):
             check_same(first.records, sent)
             head = decode_record(first.records)
-            handle = handle_of(head, self._settings.broker_name)
-            sizes = _sizes(first.records)
-            transaction_id = _transaction_id(head)
-            first.join(
-                self._teller(connection, command, header.queue_id, sizes, transaction_id, handle)
-            )
+            sizes = [record.size for record in iter_records(first.records)]
+            first.join(self._on_done(connection, command, *self._names(header, head, sizes)))
             return DEFERRED
         found = stored_records(self._group, first.position, sent)
-        placed = Proposed("stored", (found[0].queue_offset,), first.position)
         sizes = [record.size for record in found]
-        response = self._answer(command, placed, header.queue_id, sizes, _transaction_id(found[0]))
-        handle = handle_of(found[0], self._settings.broker_name)
-        if handle:
-            response.ext["recallHandle"] = handle
-        transaction_id = _transaction_id(found[0])
-        if transaction_id is not None:
-            response.ext["transactionId"] = transaction_id
-        return response
+        placed = Proposed("stored", (found[0].queue_offset,), first.position)
+        return self._answer(command, *self._names(header, found[0], sizes), placed)
+
+    def _names(
+        self, header: SendMessageHeader, head: Record, sizes: list[int]
+    ) -> tuple[int, list[int], str | None, str]:
+        """Return what `_answer` needs of a first attempt whose first record is *head*."""
+        handle = handle_of(head, self._settings.broker_name)
+        return header.queue_id, sizes, _transaction_id(head), handle
 
     def _destination(
-        self, header: SendMessageHeader, command: RemotingCommand, account: str
+        self, connection: Connection, command: RemotingCommand, header: SendMessageHeader
     ) -> _Destination:
-        if not self._settings.broker_permission & PERM_WRITE:
-            raise RefusedError(
-                Condition.NO_PERMISSION,
-                f"the broker[{self._settings.address}] sending message is forbidden",
-            )
-        topic = header.topic
-        check_sendable(topic)
-        config = self._topics.config(topic)
-        create: TopicConfig | None = None
-        if config is None:
-            config = create = self._topics.to_create(
-                topic, header.default_topic, header.default_topic_queue_nums, account
-            )
-            if config is None:
-                raise RefusedError(
-                    Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
-                )
-        if not config.writeable:
-            raise RefusedError(
-                Condition.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden"
-            )
-        queue_id = header.queue_id
-        if queue_id >= config.queue_nums:
-            raise RefusedError(
-                Condition.INVALID_QUEUE,
-                f"request queueId[{queue_id}] is illegal, {topic} has {config.queue_nums} queues",
-            )
+        destinations, topic, queue_id = self._destinations, header.topic, header.queue_id
+        if destinations.space.is_full:
+            raise destinations.space.full_error()
+        config, create = destinations.check(
+            topic,
+            queue_id,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            limited_account(connection),
+        )
         if queue_id < 0:
-            queue_id = self._rng.randrange(max(1, config.write_queue_nums))
+            queue_id = destinations.any_queue(config)
         if topic.startswith(RETRY_PREFIX) and not header.batch:
             dead = self._dead_letter(header, command)
             if dead is not None:
@@ -237,11 +211,11 @@ class SendProcessor:
     ) -> _Destination | None:
         """Return the dead letter queue when a message was consumed too often."""
         name = header.topic[len(RETRY_PREFIX) :]
-        config = consumer_group_of(self._topics, name)
+        config = self._destinations.consumer_group(name)
         most = retries_allowed(config, command.version, header.max_reconsume_times)
         if (header.reconsume_times or 0) < most:
             return None
-        topic, create = dead_letter_topic(self._topics, name)
+        topic, create = self._destinations.dead_letter_topic(name)
         return _Destination(topic, 0, create, clear_delay=True)
 
     def _encode_one(
@@ -259,7 +233,7 @@ class SendProcessor:
             and is_half(properties)
             and not header.topic.startswith(RETRY_PREFIX)
         ):
-            properties = self._halves.properties(header, properties, topic, queue_id)
+            properties = self._half_properties(header, properties, topic, queue_id)
             destination.transaction_id = (get_property(properties, _UNIQ_KEY) or b"").decode()
             topic, queue_id = HALF_RUN.topic, HALF_RUN.queue_id
             if TIMER_MARK in properties:
@@ -285,6 +259,38 @@ class SendProcessor:
         )
         return record, Run(topic, queue_id, 1), timed
 
+    def _half_properties(
+        self, header: SendMessageHeader, properties: bytes, topic: str, queue_id: int
+    ) -> bytes:
+        """Return the properties that a half message for *topic* is stored with.
+
+        Raises:
+            RefusedError: Transactional messages are not accepted here, this one has a delay, or
+                too many are open.
+        """
+        if self._settings.reject_transaction_message:
+            raise RefusedError(
+                Condition.NO_PERMISSION,
+                f"the broker[{self._settings.address}] sending transaction message is forbidden",
+            )
+        delayed_by = delay_of(properties)
+        if delayed_by is not None:
+            raise RefusedError(
+                Condition.MESSAGE_ILLEGAL,
+                f"a transactional message cannot be delayed: it has {delayed_by}",
+            )
+        if name_problem(header.producer_group, "group", MAX_GROUP_CHARS) is not None:
+            raise RefusedError(
+                Condition.MESSAGE_ILLEGAL,
+                f"{header.producer_group[:MAX_GROUP_CHARS]!r} cannot be a producer group",
+            )
+        if len(self._group.state.transactions.open) >= MAX_OPEN_HALVES:
+            raise RefusedError(
+                Condition.BUSY,
+                f"{MAX_OPEN_HALVES} transactions wait for their decision; nothing was stored",
+            )
+        return half_properties(properties, header.producer_group, topic, queue_id)
+
     def _encode_batch(
         self,
         connection: Connection,
@@ -296,8 +302,9 @@ class SendProcessor:
             raise RefusedError(
                 Condition.MESSAGE_ILLEGAL, "a batch may not be sent to a retry topic"
             )
-        if memoryview(command.body).nbytes > self._settings.max_message_bytes:
-            raise self._too_large(memoryview(command.body).nbytes)
+        size, most = memoryview(command.body).nbytes, self._settings.max_message_bytes
+        if size > most:
+            raise body_refused(size, most)
         try:
             items = decode_batch(command.body)
         except CorruptRecordError as error:
@@ -358,10 +365,8 @@ class SendProcessor:
         flag: int,
     ) -> bytes:
         size = len(body) if isinstance(body, bytes) else memoryview(body).nbytes
-        if not size:
-            raise RefusedError(Condition.MESSAGE_ILLEGAL, "the message body is empty")
-        if size > self._settings.max_message_bytes:
-            raise self._too_large(size)
+        if not 0 < size <= self._settings.max_message_bytes:
+            raise body_refused(size, self._settings.max_message_bytes)
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise properties_too_long(len(properties))
         return encode_record(
@@ -376,12 +381,6 @@ class SendProcessor:
             reconsume_times=header.reconsume_times or 0,
         )
 
-    def _too_large(self, size: int) -> RefusedError:
-        return RefusedError(
-            Condition.MESSAGE_ILLEGAL,
-            f"the message has {size} bytes, at most {self._settings.max_message_bytes}",
-        )
-
     def _propose(
         self,
         connection: Connection,
@@ -394,82 +393,67 @@ class SendProcessor:
     ) -> None:
         sizes = [len(record) for record in records]
         handle = "" if timed is None else timed.recall_handle
-        tell = self._teller(
+        answer = self._on_done(
             connection, command, destination.queue_id, sizes, destination.transaction_id, handle
         )
         ahead: StateRecord | None = None
         if timed is not None and timed.recalls is not None:
-            tell, ahead = self._timers.recalling(timed.recalls, tell)
+            answer, ahead = self._timers.recalling(timed.recalls, answer)
         if stamp is None:
             before = 0
 
             def done(proposed: Proposed) -> None:
-                tell(behind(proposed, len(proposed.first_offsets) - 1, before))
+                answer(behind(proposed, len(proposed.first_offsets) - 1, before))
 
-            before = propose_with_topic(
-                self._group, self._topics, destination.create, records, target, done, ahead=ahead
+            before = self._destinations.propose(
+                destination.create, records, target, done, ahead=ahead
             )
             return
-        flight = SendInFlight(b"".join(records), (), [tell])
+        flight = SendInFlight(b"".join(records), (), [answer])
         noted = state_record(ProducerSendChange(*stamp))
 
         def stamped_done(proposed: Proposed) -> None:
             placed = behind(proposed, len(proposed.first_offsets) - 1, before)
             self._sends.answered(stamp, flight, placed)
 
-        before = propose_with_topic(
-            self._group,
-            self._topics,
-            destination.create,
-            records,
-            target,
-            stamped_done,
-            noted=noted,
-            ahead=ahead,
+        before = self._destinations.propose(
+            destination.create, records, target, stamped_done, noted=noted, ahead=ahead
         )
         self._sends.add(stamp, flight)
 
-    def _teller(
+    def _on_done(
         self,
         connection: Connection,
         command: RemotingCommand,
         queue_id: int,
         sizes: list[int],
-        transaction_id: str | None = None,
-        handle: str = "",
+        transaction_id: str | None,
+        handle: str,
     ) -> OnDone:
-        def tell(placed: Proposed) -> None:
-            response = self._answer(command, placed, queue_id, sizes, transaction_id)
-            if handle and placed.outcome == "stored":
-                response.ext["recallHandle"] = handle
-            connection.reply(command, response)
-
-        return tell
+        stored = partial(self._answer, command, queue_id, sizes, transaction_id, handle)
+        return answer_when_done(connection, command, self._group, stored, self._always)
 
     def _answer(
         self,
         command: RemotingCommand,
-        placed: Proposed,
         queue_id: int,
         sizes: list[int],
         transaction_id: str | None,
+        handle: str,
+        placed: Proposed,
     ) -> RemotingCommand:
-        if placed.outcome != "stored":
-            return self._with_region(failed_proposal(command, placed, self._group))
-        response = response_to(
-            command,
-            0,
-            None,
-            {
-                "msgId": self._message_ids(placed.phy_offset, sizes),
-                "queueId": str(queue_id),
-                "queueOffset": str(placed.first_offsets[-1]),
-                **self._always,
-            },
-        )
+        """Return the answer for a send that is stored."""
+        ext = {
+            "msgId": self._message_ids(placed.phy_offset, sizes),
+            "queueId": str(queue_id),
+            "queueOffset": str(placed.first_offsets[-1]),
+            **self._always,
+        }
         if transaction_id is not None:
-            response.ext["transactionId"] = transaction_id
-        return response
+            ext["transactionId"] = transaction_id
+        if handle:
+            ext["recallHandle"] = handle
+        return response_to(command, 0, None, ext)
 
     def _message_ids(self, position: int, sizes: list[int]) -> str:
         host = self._settings.store_host
@@ -507,12 +491,8 @@ def _transaction_id(record: Record) -> str | None:
     return (get_property(record.properties, _UNIQ_KEY) or b"").decode()
 
 
-def _sizes(records: Buffer) -> list[int]:
-    return [record.size for record in iter_records(records)]
-
-
 def _identities(header: SendMessageHeader, command: RemotingCommand) -> list[MessageIdentity]:
-    """Return who the messages of a stamped request are, so that a repetition can be recognised."""
+    """Return what identifies the messages of a stamped request, to recognise a repetition."""
     if header.queue_id < 0:
         raise BadRequestError("an idempotent send names its queue: another try must not choose")
     if header.batch:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commitlog.entry import RecordBatch, Run
-from commitlog.errors import CorruptRecordError, MQError
+from commitlog.errors import CorruptRecordError
 from commitlog.properties import (
     PROPERTY_DELAY,
     PROPERTY_TIMER_DELAY_MS,
@@ -37,30 +37,27 @@ from commitlog.record import (
     record_properties,
 )
 from commitlog.record_layout import verify_record_layout
-from commitlog.reserved_properties import (
-    MAX_CLIENT_PROPERTIES_BYTES,
-    OWNED_NAMES,
-    without_owned,
-)
+from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES, without_owned
 from dledger.broker_errors import SequenceReusedError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.processors.born_host import born_host_of
+from dledger.processors.answers import RefusedError, answer_when_done, not_leader
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.names_check import check_sendable
-from dledger.processors.properties_check import check_room
-from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
-from dledger.processors.repeated_send import check_same, identities, stored_records
-from dledger.services.disk_space import DiskSpace
+from dledger.processors.destination import Destinations, check_accepts, check_room
+from dledger.processors.handles import Limit, handles
+from dledger.processors.idempotent_sends import check_same, identities, stored_records
+from dledger.processors.request_checks import born_host_of
+from dledger.processors.rights import SENDS_RECORDS
 from dledger.services.pending_configs import TopicView
 from dledger.services.producer_sends import ProducerSends, SendInFlight, behind
 from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
-from dledger.state.topic_config import PERM_WRITE, TopicConfig
+from dledger.state.topic_config import TopicConfig
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED, Handled
+from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.outcome import ANSWERS, Condition
 from remoting.protocol.producer_stamp import ProducerStamp, stamp_of_field
@@ -102,31 +99,22 @@ class SendRecordsProcessor:
         group: BrokerGroup,
         topics: TopicView,
         settings: BrokerSettings,
+        destinations: Destinations,
         sends: ProducerSends,
-        space: DiskSpace,
     ) -> None:
-        self._space = space
         self._group = group
         self._topics = topics
         self._settings = settings
+        self._destinations = destinations
         self._sends = sends
 
+    @handles(RequestCode.SEND_RECORDS, limit=Limit.SEND, rule=SENDS_RECORDS)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 51101: refused at once, everything else when its fate is known."""
-        try:
-            return self._send(connection, command)
-        except MQError as error:
-            return refusal(command, error)
-
-    def _send(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 51101: refusals at once, everything else when its outcome is known."""
         group = self._group
         if group.leadership is None:
             raise not_leader(group)
-        if not self._settings.broker_permission & PERM_WRITE:
-            raise RefusedError(
-                Condition.NO_PERMISSION,
-                f"the broker[{self._settings.address}] sending message is forbidden",
-            )
+        check_accepts(self._settings)
         runs, default_queue_nums = _runs_of(command)
         records, sizes = _split(command, sum(run.count for run in runs))
         try:
@@ -137,18 +125,27 @@ class SendRecordsProcessor:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from error
         stamp = stamp_of_field(command.ext)
         if stamp is not None:
-            # Before any check that may say "not stored" of what is.
+            # Before any check that may refuse as "not stored" what is stored.
             first = self._sends.judge(stamp)
             if first is not None:
                 return self._repeat(connection, command, first, runs, records, sizes)
-        if self._space.is_full:
-            raise self._space.full_error()
+        if self._destinations.space.is_full:
+            raise self._destinations.space.full_error()
         account = limited_account(connection)
         create: dict[str, TopicConfig] = {}
         refused: dict[int, RefusedError] = {}
         for number, run in enumerate(runs):
             try:
-                self._check_run(run, default_queue_nums, create, account)
+                _, made = self._destinations.check(
+                    run.topic,
+                    run.queue_id,
+                    AUTO_CREATE_TOPIC_KEY_TOPIC,
+                    default_queue_nums,
+                    account,
+                    planned=create.get(run.topic),
+                )
+                if made is not None:
+                    create[run.topic] = made
             except RefusedError as error:
                 refused[number] = error
         if _may_be_marked(records, runs):
@@ -206,59 +203,30 @@ class SendRecordsProcessor:
                 },
             )
         check_same(first.records, sent)
-        first.join(self._teller(connection, command, len(runs), refused))
+        first.join(self._on_done(connection, command, len(runs), refused))
         return DEFERRED
 
-    def _teller(
+    def _on_done(
         self,
         connection: Connection,
         command: RemotingCommand,
         runs: int,
         refused: dict[int, RefusedError],
     ) -> OnDone:
-        def tell(placed: Proposed) -> None:
-            if placed.outcome == "stored":
-                response = response_to(
-                    command,
-                    0,
-                    None,
-                    {
-                        "results": _results(runs, refused, placed.first_offsets),
-                        "phy_offset": placed.phy_offset,
-                        "store_host": self._settings.store_host,
-                        "store_time_ms": placed.store_time_ms,
-                    },
-                )
-            else:
-                response = failed_proposal(command, placed, self._group)
-            connection.reply(command, response)
+        def stored(placed: Proposed) -> RemotingCommand:
+            return response_to(
+                command,
+                0,
+                None,
+                {
+                    "results": _results(runs, refused, placed.first_offsets),
+                    "phy_offset": placed.phy_offset,
+                    "store_host": self._settings.store_host,
+                    "store_time_ms": placed.store_time_ms,
+                },
+            )
 
-        return tell
-
-    def _check_run(
-        self, run: Run, default_queue_nums: int, create: dict[str, TopicConfig], account: str
-    ) -> None:
-        config = create.get(run.topic) or self._topics.config(run.topic)
-        check_sendable(run.topic)
-        if config is None:
-            config = self._topics.to_create(
-                run.topic, AUTO_CREATE_TOPIC_KEY_TOPIC, default_queue_nums, account
-            )
-            if config is None:
-                raise RefusedError(
-                    Condition.TOPIC_NOT_EXIST, f"topic[{run.topic}] not exist, apply first please!"
-                )
-            create[run.topic] = config
-        if not config.writeable:
-            raise RefusedError(
-                Condition.NO_PERMISSION, f"the topic[{run.topic}] sending message is forbidden"
-            )
-        if not 0 <= run.queue_id < config.queue_nums:
-            raise RefusedError(
-                Condition.INVALID_QUEUE,
-                f"request queueId[{run.queue_id}] is illegal, {run.topic} has "
-                f"{config.queue_nums} queues",
-            )
+        return answer_when_done(connection, command, self._group, stored)
 
     def _propose(
         self,
@@ -287,20 +255,20 @@ class SendRecordsProcessor:
             sizes = np.concatenate([np.array([len(h.record) for h in heads], np.uint32), sizes])
             batch_runs = (*(head.run for head in heads), *accepted)
         before = sum(len(head.record) for head in heads)
-        tell = self._teller(connection, command, len(runs), refused)
+        answer = self._on_done(connection, command, len(runs), refused)
         made: list[OnDone] = []
         flight: SendInFlight | None = None
         if stamp is not None:
-            flight = SendInFlight(memoryview(records)[before:], tuple(sorted(refused)), [tell])
+            flight = SendInFlight(memoryview(records)[before:], tuple(sorted(refused)), [answer])
 
         def done(proposed: Proposed) -> None:
-            for answered in made:
-                answered(proposed)
+            for note in made:
+                note(proposed)
             placed = behind(proposed, len(heads), before)
             if stamp is not None and flight is not None:
                 self._sends.answered(stamp, flight, placed)
             else:
-                tell(placed)
+                answer(placed)
 
         self._group.propose(RecordBatch(records, sizes, batch_runs, born_host), done)
         made.extend(self._topics.pending.put(name, config) for name, config in create.items())

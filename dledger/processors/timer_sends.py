@@ -1,13 +1,19 @@
-"""Sends with a time of their own: when each is due, and what is stored of it until then.
+"""Scheduled messages: when each is due, what is stored until then, and RECALL_MESSAGE (370).
 
-Spec: semantics fact sheet, section 2; remoting, section 7.1.
+A message is recalled by request 370 or by a message that names it. Whether a message is delivered
+or recalled is decided once, by the first entry that decides it. A repeated recall is answered as
+the first one was.
+
+Spec: remoting fact sheet, sections 7.1 and 7.2; semantics, section 2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError, OffsetOutOfRangeError
 from commitlog.properties import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DELETE_UNIQ_KEY,
@@ -17,9 +23,14 @@ from commitlog.properties import (
 )
 from commitlog.record import Record
 from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.key_indexing import KEYS_ARE_MISSING
+from dledger.processors.answers import RefusedError, answer_when_done, require_leader
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.recall import ScheduledMessage, TimerRecalls
-from dledger.processors.refusal import RefusedError
+from dledger.processors.destination import check_accepts
+from dledger.processors.handles import Limit, handles
+from dledger.processors.rights import PUB, needs
+from dledger.services.stored_record import StoredRecord, StoredRecords
+from dledger.services.timer_claims import TimerClaims
 from dledger.services.timer_message import (
     TimerIllegalError,
     deliver_at_ms,
@@ -28,17 +39,145 @@ from dledger.services.timer_message import (
     without_timer,
 )
 from dledger.state.names import TIMER_TOPIC
-from dledger.state.state_record import StateRecord, TimersChange, state_record
+from dledger.state.state_record import StateRecord, TimersChange, state_batch, state_record
+from remoting.connection import Connection
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import RecallMessageHeader
 from remoting.protocol.outcome import Condition
 from remoting.protocol.recall_handle import RecallHandle
 from remoting.seams import Clock
 
+MAX_CANDIDATES = 64
+"""Records with one key hash that are looked at; keys of clients are unique."""
+
 TOPIC_SEPARATOR: Final = "+"
 """Newer clients name a message as ``topic+key``; a topic holds no plus."""
 
+_ALWAYS_MS: Final = (1 << 62) - 1
 _DELETE: Final = PROPERTY_TIMER_DELETE_UNIQ_KEY.encode()
 _UNIQ_KEY: Final = PROPERTY_UNIQ_KEY.encode()
 _OUT_MS: Final = PROPERTY_TIMER_OUT_MS.encode()
+_REAL_TOPIC: Final = PROPERTY_REAL_TOPIC.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledMessage:
+    """A message that is to be recalled: where it waits; empty when it was recalled before.
+
+    A producer that did not hear the answer may have sent it again: it may wait more than once.
+    """
+
+    offsets: tuple[int, ...]
+
+
+class TimerRecalls:
+    """Finds messages that can be recalled, and takes the right to do it."""
+
+    def __init__(self, group: BrokerGroup, claims: TimerClaims) -> None:
+        self._group = group
+        self._claims = claims
+
+    def claim(self, topic: str, uniq_key: str, due_ms: int) -> ScheduledMessage:
+        """Return the message, claimed wherever it still waits.
+
+        Raises:
+            RefusedError: It is not there, was delivered, or is being delivered now.
+        """
+        copies = list(self._copies(topic, uniq_key))
+        # One that was rolled is there more than once: the newest decides.
+        named = next((offset for offset, due in copies if due == due_ms), None)
+        if named is None and self._group.key_index.is_behind:
+            raise RefusedError(Condition.BUSY, KEYS_ARE_MISSING)
+        if named is None:
+            raise RefusedError(
+                Condition.NOT_FOUND,
+                f"recall failed, no message {uniq_key} is scheduled for {due_ms}",
+            )
+        timers = self._group.state.timers
+        if timers.was_recalled(named):
+            return ScheduledMessage(())
+        if named not in timers:
+            raise RefusedError(
+                Condition.ALREADY_DELIVERED, f"recall failed, {uniq_key} was delivered already"
+            )
+        waiting = tuple(offset for offset, _ in copies if offset in timers)
+        claimed = [offset for offset in waiting if self._claims.claim(offset)]
+        if len(claimed) < len(waiting):
+            self._claims.give_back(claimed)
+            raise RefusedError(
+                Condition.BUSY, f"recall failed for now, {uniq_key} is being delivered or recalled"
+            )
+        return ScheduledMessage(waiting)
+
+    def _copies(self, topic: str, uniq_key: str) -> Iterator[tuple[int, int]]:
+        """Yield offset and time of each record of that key and real topic, newest first."""
+        for position in self._group.key_index.query(
+            TIMER_TOPIC, uniq_key, MAX_CANDIDATES, 0, _ALWAYS_MS
+        ):
+            record = self._record_at(position)
+            if record is None:
+                continue
+            properties = record.properties
+            due = get_property(properties, _OUT_MS) or b""
+            if (
+                due.isdigit()
+                and get_property(properties, _UNIQ_KEY) == uniq_key.encode()
+                and get_property(properties, _REAL_TOPIC) == topic.encode()
+            ):
+                yield record.queue_offset, int(due)
+
+    def _record_at(self, position: int) -> StoredRecord | None:
+        try:
+            record = StoredRecords(self._group).read(position)
+        except (OffsetOutOfRangeError, CorruptRecordError, CorruptEntryError):
+            return None
+        return record if record.topic == TIMER_TOPIC else None
+
+    def decided(self, message: ScheduledMessage, proposed: Proposed) -> None:
+        """Give the claims back if the recall certainly is not stored."""
+        if proposed.outcome == "not_stored":
+            self._claims.give_back(message.offsets)
+
+
+class RecallProcessor:
+    """Answers 370."""
+
+    def __init__(self, group: BrokerGroup, settings: BrokerSettings, recalls: TimerRecalls) -> None:
+        self._group = group
+        self._settings = settings
+        self._recalls = recalls
+
+    @handles(RequestCode.RECALL_MESSAGE, limit=Limit.SEND, rule=needs(PUB, topic="topic"))
+    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 370 when the message will never be delivered, or that it was or will be."""
+        group, settings = self._group, self._settings
+        require_leader(group)
+        check_accepts(settings)
+        header = RecallMessageHeader.decode(command.ext)
+        handle = RecallHandle.decode(header.recall_handle)
+        if handle.topic != header.topic or handle.broker_name != settings.broker_name:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"recall failed, the handle is for {handle.topic} on {handle.broker_name}",
+            )
+        recalled = response_to(command, 0, None, {"msgId": handle.uniq_key})
+        message = self._recalls.claim(handle.topic, handle.uniq_key, handle.due_ms)
+        if not message.offsets:
+            return recalled
+        answer = answer_when_done(connection, command, group, lambda _: recalled)
+
+        def done(proposed: Proposed) -> None:
+            self._recalls.decided(message, proposed)
+            answer(proposed)
+
+        try:
+            group.propose(state_batch(TimersChange(recalled=message.offsets)), done)
+        except MQError:
+            self._recalls.decided(message, Proposed("not_stored"))
+            raise
+        return DEFERRED
 
 
 @dataclass(frozen=True, slots=True)

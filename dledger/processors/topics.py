@@ -11,22 +11,23 @@ from dataclasses import replace
 import structlog
 from msgspec import structs
 
-from commitlog.errors import MQError
 from dledger.broker_errors import ConfirmationNeededError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.processors.answers import RefusedError, answer_when_done, require_leader
 from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.confirmation import asked_by, is_confirmed
-from dledger.processors.names_check import check_topic_name
+from dledger.processors.handles import Limit, handles
 from dledger.processors.offsets import store_time_at
-from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
+from dledger.processors.request_checks import asked_by, check_topic_name, is_confirmed
 from dledger.services.pending_configs import TopicView
 from dledger.services.shorter_retention import has_messages, lost_to_topic
 from dledger.services.topic_retention import RETENTION_ATTRIBUTE, retention_ms
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
+from remoting.access.rules import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol import bodies
+from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.confirmation import GivenUp
 from remoting.protocol.headers import CreateTopicHeader, TopicHeader
@@ -56,7 +57,7 @@ def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
 def data_version(group: BrokerGroup) -> bodies.DataVersion:
     """Return how new the topics of a broker are.
 
-    The term stands first in the version: what a newer leader says is newer, whatever was counted.
+    The term stands first in the version: a newer leader's table is newer, whatever was counted.
     """
     state = group.state
     return bodies.DataVersion(
@@ -86,92 +87,85 @@ class TopicsProcessor:
         settings: BrokerSettings,
         *,
         clock: Clock,
-        on_deleting: Callable[[str], None] = lambda _topic: None,
     ) -> None:
         self._group = group
         self._topics = topics
         self._settings = settings
         self._clock = clock
 
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC, limit=Limit.ADMIN, rule=ADMIN)
     def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 17 when the topic is as asked for."""
-        try:
-            self._require_leader()
-            header = CreateTopicHeader.decode(command.ext)
-            config = self._config(header)
-            if self._group.state.topic_config(config.topic) == config and not len(
-                self._topics.pending
-            ):
-                return response_to(command)
-            who = self._confirmed_by(connection, command, [config])
-            self._propose(
-                connection,
-                command,
-                TopicsChange(put=(config,), asked_by=who),
-                lambda: self._topics.pending.put(config.topic, config),
-            )
-        except MQError as error:
-            return refusal(command, error)
+        require_leader(self._group)
+        header = CreateTopicHeader.decode(command.ext)
+        config = self._config(header)
+        if self._group.state.topic_config(config.topic) == config and not len(self._topics.pending):
+            return response_to(command)
+        who = self._confirmed_by(connection, command, [config])
+        self._propose(
+            connection,
+            command,
+            TopicsChange(put=(config,), asked_by=who),
+            lambda: self._topics.pending.put(config.topic, config),
+        )
         return DEFERRED
 
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, limit=Limit.ADMIN, rule=ADMIN)
     def update_and_create_list(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 18: all topics of the list in one entry, or none of them."""
-        try:
-            self._require_leader()
-            asked = bodies.TopicConfigList.decode(command.body).topic_config_list
-            if not asked:
-                raise RefusedError(Condition.BAD_REQUEST, "no topic is listed")
-            configs = {topic.topic_name: self._config(_header(topic)) for topic in asked}
-            self._topics.check_room(sum(self._topics.config(name) is None for name in configs))
-            configs = {
-                name: replace(config, attributes=dict(topic.attributes))
-                for (name, config), topic in zip(configs.items(), asked, strict=True)
-            }
-            pending = self._topics.pending
+        require_leader(self._group)
+        asked = bodies.TopicConfigList.decode(command.body).topic_config_list
+        if not asked:
+            raise RefusedError(Condition.BAD_REQUEST, "no topic is listed")
+        configs = {topic.topic_name: self._config(_header(topic)) for topic in asked}
+        self._topics.check_room(sum(self._topics.config(name) is None for name in configs))
+        configs = {
+            name: replace(config, attributes=dict(topic.attributes))
+            for (name, config), topic in zip(configs.items(), asked, strict=True)
+        }
+        pending = self._topics.pending
 
-            def note() -> OnDone:
-                notes = [pending.put(name, config) for name, config in configs.items()]
+        def note() -> OnDone:
+            notes = [pending.put(name, config) for name, config in configs.items()]
 
-                def answered(proposed: Proposed) -> None:
-                    for tell in notes:
-                        tell(proposed)
+            def answered(proposed: Proposed) -> None:
+                for noted in notes:
+                    noted(proposed)
 
-                return answered
+            return answered
 
-            who = self._confirmed_by(connection, command, configs.values())
-            change = TopicsChange(put=tuple(configs.values()), asked_by=who)
-            self._propose(connection, command, change, note)
-        except MQError as error:
-            return refusal(command, error)
+        who = self._confirmed_by(connection, command, configs.values())
+        change = TopicsChange(put=tuple(configs.values()), asked_by=who)
+        self._propose(connection, command, change, note)
         return DEFERRED
 
+    @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, limit=Limit.ADMIN, rule=SIGNED)
     def system_topics(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 305: the topics every broker has by itself."""
         names = sorted(self._group.state.builtin_topics)
         return response_to(command, 0, None, None, bodies.TopicList(topic_list=names).encode())
 
+    @handles(RequestCode.DELETE_TOPIC_IN_BROKER, limit=Limit.ADMIN, rule=ADMIN, local=True)
     def delete(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 215 when the topic, its messages and its offsets are gone."""
-        try:
-            self._require_leader()
-            topic = TopicHeader.decode(command.ext).topic
-            if not topic.strip():
-                raise RefusedError(Condition.BAD_REQUEST, "the specified topic is blank")
-            self._refuse_system_topic(topic)
-            if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
-                return response_to(command)
-            who = asked_by(connection)
-            _log.warning("topic_deleted", topic=topic, asked_by=who)
-            self._propose(
-                connection,
-                command,
-                TopicsChange(delete=(topic,), asked_by=who),
-                lambda: self._topics.pending.delete(topic),
-            )
-        except MQError as error:
-            return refusal(command, error)
+        """Answer 215 when the topic, its messages and its offsets are removed."""
+        require_leader(self._group)
+        topic = TopicHeader.decode(command.ext).topic
+        if not topic.strip():
+            raise RefusedError(Condition.BAD_REQUEST, "the specified topic is blank")
+        self._refuse_system_topic(topic)
+        if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
+            return response_to(command)
+        who = asked_by(connection)
+        _log.warning("topic_deleted", topic=topic, asked_by=who)
+        self._propose(
+            connection,
+            command,
+            TopicsChange(delete=(topic,), asked_by=who),
+            lambda: self._topics.pending.delete(topic),
+        )
         return DEFERRED
 
+    @handles(RequestCode.GET_ALL_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def all_topics(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 21: every topic, whatever part was asked for."""
         wrapper = wire_topics(self._group)
@@ -183,21 +177,17 @@ class TopicsProcessor:
             wrapper.encode(),
         )
 
+    @handles(RequestCode.GET_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def topic_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 351: one topic."""
-        try:
-            config = self._existing(TopicHeader.decode(command.ext).topic)
-        except MQError as error:
-            return refusal(command, error)
+        config = self._existing(TopicHeader.decode(command.ext).topic)
         return response_to(command, 0, None, None, wire_topic(config).encode())
 
+    @handles(RequestCode.GET_TOPIC_STATS_INFO, limit=Limit.ADMIN, rule=SIGNED, reads=True)
     def topic_stats(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 202: bounds and newest store time of each queue."""
-        try:
-            config = self._existing(TopicHeader.decode(command.ext).topic)
-            body = self._stats(config)
-        except MQError as error:
-            return refusal(command, error)
+        config = self._existing(TopicHeader.decode(command.ext).topic)
+        body = self._stats(config)
         return response_to(command, 0, None, None, body.encode())
 
     def _stats(self, config: TopicConfig) -> bodies.TopicStatsTable:
@@ -224,7 +214,7 @@ class TopicsProcessor:
     def _confirmed_by(
         self, connection: Connection, command: RemotingCommand, configs: Iterable[TopicConfig]
     ) -> str:
-        """Return who asks for topics to keep their messages for a shorter time; empty: nobody.
+        """Return who lets topics keep their messages for a shorter time; empty: none of them does.
 
         Raises:
             ConfirmationNeededError: That is not confirmed.
@@ -258,10 +248,6 @@ class TopicsProcessor:
             return None
         change = f"{topic}: {RETENTION_ATTRIBUTE} = {keeps_ms} (now {kept_ms or 'as the log'})"
         return lost_to_topic(self._group, topic, keeps_ms, self._clock.wall_ms(), change)
-
-    def _require_leader(self) -> None:
-        if self._group.leadership is None:
-            raise not_leader(self._group)
 
     def _refuse_system_topic(self, topic: str) -> None:
         if topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self._group.state.builtin_topics:
@@ -304,21 +290,18 @@ class TopicsProcessor:
         connection: Connection,
         command: RemotingCommand,
         change: TopicsChange,
-        note: Callable[[], OnDone],
+        take_note: Callable[[], OnDone],
     ) -> None:
-        answered: list[OnDone] = []
+        noted: list[OnDone] = []
+        answer = answer_when_done(connection, command, self._group)
 
         def done(proposed: Proposed) -> None:
-            for tell in answered:
-                tell(proposed)
-            if proposed.outcome == "stored":
-                response = response_to(command)
-            else:
-                response = failed_proposal(command, proposed, self._group)
-            connection.reply(command, response)
+            for note in noted:
+                note(proposed)
+            answer(proposed)
 
         self._group.propose(state_batch(change), done)
-        answered.append(note())
+        noted.append(take_note())
 
 
 def _header(topic: bodies.TopicConfig) -> CreateTopicHeader:

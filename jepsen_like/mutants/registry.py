@@ -32,10 +32,11 @@ JUDGE: Final = "dledger.services.producer_sends:_judge"
 SESSIONS: Final = "dledger.state.producer_sessions:ProducerSessions"
 DECISIONS: Final = "dledger.services.transaction_decisions:TransactionDecisions"
 CHECKS: Final = "dledger.services.transaction_check:TransactionCheckService"
-END: Final = "dledger.processors.end_transaction:EndTransactionProcessor"
+END: Final = "dledger.processors.transactions:EndTransactionProcessor"
 TIMER: Final = "dledger.services.timer:TimerMessageService"
 LEADER_LOOP: Final = "dledger.services.leader_loop:LeaderLoop"
 PULL: Final = "dledger.processors.pull:PullProcessor"
+PULL_CHECKS: Final = "dledger.processors.pull_checks:PullChecks"
 CLAIMS: Final = "dledger.services.timer_claims:TimerClaims"
 
 
@@ -519,7 +520,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         75,
         "a commit is answered before it is stored",
         (
-            "dledger.processors.offsets:OffsetsProcessor._update",
+            "dledger.processors.offsets:OffsetsProcessor.update_consumer_offset",
             'if command.ext.get("sync") not in (True, "true"):',
             'if command.ext.get("sync") not in (True, "true") or group.term > 3:',
         ),
@@ -830,7 +831,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         704,
         "a recall is acknowledged and does nothing",
         (
-            "dledger.processors.recall:RecallProcessor._recall",
+            "dledger.processors.timer_sends:RecallProcessor.handle",
             "TimersChange(recalled=message.offsets)",
             "TimersChange(recalled=message.offsets if group.term < 3 else ())",
         ),
@@ -866,16 +867,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         711,
         "a message that is given back is acknowledged whether it is stored or not",
         (
-            "dledger.processors.send_back:SendBackProcessor._propose",
-            'if proposed.outcome == "stored":',
-            'if proposed.outcome == "stored" or self._group.term > 2:',
+            "dledger.processors.send_back:SendBackProcessor.handle",
+            "done = answer_when_done(connection, command, group)",
+            "answer = answer_when_done(connection, command, group)\n\ndef done(proposed):\n    if group.term > 2:\n        connection.reply(command, response_to(command))\n    else:\n        answer(proposed)\n",
         ),
     ),
     _edit(
         712,
         "a message is given up one try too late",
         (
-            "dledger.processors.send_back:SendBackProcessor._send_back",
+            "dledger.processors.send_back:SendBackProcessor.handle",
             "record.reconsume_times >= most",
             "record.reconsume_times >= most + (group.term > 2)",
         ),
@@ -894,7 +895,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         832,
         "of several tags only one counts",
         (
-            f"{PULL}._wanted",
+            f"{PULL_CHECKS}._wanted",
             "codes = parse_tags(header.subscription)",
             "codes = parse_tags(header.subscription)\nif codes is not None and self._group.term > 2:\n    codes = codes[:1]",
         ),

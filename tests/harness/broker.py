@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable
 from typing import Any
 
-from dledger.processors.broker_processors import BrokerProcessors
-from dledger.processors.broker_settings import BrokerSettings
-from dledger.processors.get_message import ReadLimits
+from commitlog.errors import MQError
+from dledger.processors.answers import refusal
+from dledger.processors.broker_settings import BrokerSettings, ReadLimits
+from dledger.processors.wiring import BrokerProcessors, ProcessorSeams, TableSettings
 from dledger.services.known_groups import KnownGroups
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
-from remoting.processor import DEFERRED
+from remoting.processor import DEFERRED, Answered
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.fake_group import (
     BROKER,
@@ -28,6 +30,14 @@ from tests.harness.fake_group import (
 LEVELS_MS = tuple(
     seconds * 1000 for seconds in [1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200]
 )
+
+
+async def later(command: RemotingCommand, handling: Awaitable[Answered]) -> Answered:
+    """Return what a handler with a task of its own answers."""
+    try:
+        return await handling
+    except MQError as error:
+        return refusal(command, error)
 
 
 class Broker:
@@ -57,21 +67,20 @@ class Broker:
                 **settings,
             },
         )
+        seams = ProcessorSeams(clock, random.Random(1), self.executor, pid=7)
         self.processors = BrokerProcessors.build(
-            group,
-            self.settings,
-            clock=clock,
-            rng=random.Random(1),
-            executor=self.executor,
-            pid=7,
-            **created,
+            group, self.settings, seams, TableSettings(**created)
         )
         self.connection = FakeConnection()
 
     def handle(self, command: RemotingCommand, connection: FakeConnection | None = None) -> Any:
         """Return what the handler returned: an answer, DEFERRED, None or an awaitable."""
         handler, _ = self.processors.handlers[command.code]  # type: ignore[index]  # keyed by RequestCode, an int
-        return handler(connection or self.connection, command)  # type: ignore[arg-type]  # a fake with what handlers use
+        try:
+            handled = handler(connection or self.connection, command)  # type: ignore[arg-type]  # a fake with what handlers use
+        except MQError as error:
+            return refusal(command, error)
+        return later(command, handled) if isinstance(handled, Awaitable) else handled
 
     def make_group(self, name: str) -> None:
         """Have a consumer group and its retry topic, as its first pull makes them."""

@@ -10,7 +10,7 @@ import trio
 from commitlog.entry import RecordBatch, Run
 from commitlog.record import Record, decode_record, encode_record
 from dledger.group_api import OnDone
-from dledger.processors.check_back import CheckBack
+from dledger.processors.transactions import CheckBack
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService

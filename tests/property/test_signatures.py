@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlog.errors import MQError
-from dledger.processors.access_rules import broker_rules
+from dledger.processors.wiring import broker_rules
 from remoting.access.accounts import Account
 from remoting.protocol.command import RemotingCommand, SerializeType, request
 from remoting.protocol.frame import FrameDecoder, encode_command

@@ -15,8 +15,8 @@ from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.config import BrokerConfig, load_config
 from dledger.group import GroupSettings
 from dledger.live_settings import READ_BY_TOOLS, LiveSettings, Parts, path_of
-from dledger.processors.broker_config import CHANGE_BYTES_MAX, BrokerConfigProcessor
-from dledger.processors.get_message import ReadLimits
+from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
+from dledger.processors.broker_settings import ReadLimits
 from dledger.registration import RegistrationSettings
 from dledger.services.retention import NEVER_RATIO, RetentionService, RetentionSettings
 from dledger.services.transaction_check import CheckSettings
@@ -62,7 +62,9 @@ def parts_of(broker: Broker) -> Parts:
             leadership=None,
         ),
         settings=broker.settings,
-        processors=broker.processors,
+        topics=broker.processors.topics,
+        offsets=broker.processors.offsets,
+        space=broker.processors.space,
         retention=retention,
         checks=SimpleNamespace(settings=CheckSettings()),  # type: ignore[arg-type]  # what settings reach of it
         registration=SimpleNamespace(settings=settings),  # type: ignore[arg-type]  # what settings reach of it
@@ -95,12 +97,12 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
     "broker.broker_permission": ("4", lambda p: p.settings.broker_permission, 4),
     "broker.auto_create_topic_enable": (
         "false",
-        lambda p: p.processors.topics.auto_create_topic_enable,
+        lambda p: p.topics.auto_create_topic_enable,
         False,
     ),
     "broker.auto_create_subscription_group": (
         "false",
-        lambda p: p.processors.topics.auto_create_group_enable,
+        lambda p: p.topics.auto_create_group_enable,
         False,
     ),
     "broker.slave_read_enable": ("false", lambda p: p.settings.slave_read_enable, False),
@@ -108,7 +110,7 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
     "broker.short_polling_time_ms": ("77", lambda p: p.settings.short_polling_time_ms, 77),
     "broker.flush_consumer_offset_interval_ms": (
         "2500",
-        lambda p: p.processors.offsets.interval_s,
+        lambda p: p.offsets.interval_s,
         2.5,
     ),
     "broker.enable_property_filter": (
@@ -178,7 +180,7 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
     ),
     "store.disk_space_warning_level_ratio": (
         "70",
-        lambda p: p.processors.space.warning_ratio,
+        lambda p: p.space.warning_ratio,
         0.7,
     ),
     "store.file_reserved_time": ("5", lambda p: p.retention.settings.reserved_hours, 5),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.processors.clean_up import CleanUpProcessor
+from dledger.processors.admin import CleanUpProcessor
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import request
 from tests.harness.broker import Broker

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.processors.clients import TOLD_AT_ONCE, TOLD_LATER_S
-from dledger.processors.pull import FLAG_SUBSCRIPTION
-from dledger.processors.settling_groups import SETTLE_S
+from dledger.processors.clients import SETTLE_S, TOLD_AT_ONCE, TOLD_LATER_S
+from dledger.processors.pull_checks import FLAG_SUBSCRIPTION
 from dledger.services.table_limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from commitlog.properties import encode_properties
-from dledger.processors import consume_queue_view
+from dledger.processors import queries
 from remoting.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -63,7 +63,7 @@ def test_ranges_outside_the_queue_give_what_there_is(filled: Broker) -> None:
 
 
 def test_the_number_of_units_is_limited(filled: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_queue_view, "MAX_UNITS", 3)
+    monkeypatch.setattr(queries, "MAX_UNITS", 3)
     assert len(view(filled).queue_data) == 3
 
 

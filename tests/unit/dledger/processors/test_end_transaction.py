@@ -9,7 +9,7 @@ import pytest
 
 from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES
 from commitlog.record import BODY_OFFSET, encode_record
-from dledger.processors import half_messages
+from dledger.processors import send
 from dledger.state.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.state_record import TopicsChange, TransactionsChange, decode_change, state_batch
 from dledger.state.topic_config import TopicConfig
@@ -117,7 +117,7 @@ def test_too_many_open_transactions_are_refused_for_now(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.make_topic()
-    monkeypatch.setattr(half_messages, "MAX_OPEN_HALVES", 2)
+    monkeypatch.setattr(send, "MAX_OPEN_HALVES", 2)
     first = begin(broker)
     begin(broker)
     response = send_half(broker)

@@ -12,7 +12,7 @@ from commitlog.entry import Run
 from commitlog.java_hash import index_key_hash
 from commitlog.properties import encode_properties
 from commitlog.record import encode_record, iter_records
-from dledger.processors import key_query
+from dledger.processors import queries
 from dledger.state.state_record import TopicsChange, state_batch
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
@@ -157,7 +157,7 @@ async def test_many_of_another_key_hide_none(filled: Broker) -> None:
 async def test_a_search_that_finds_no_end_says_so(
     filled: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_query, "MAX_RECORDS", 64)
+    monkeypatch.setattr(queries, "MAX_RECORDS", 64)
     put(filled, b"the one", keys="Aa")
     for _ in range(150):
         put(filled, b"b", keys="BB")
@@ -171,7 +171,7 @@ async def test_a_search_that_finds_no_end_says_so(
 async def test_a_long_chain_lets_others_work(
     filled: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_query, "ENTRIES_AT_A_TIME", 2)
+    monkeypatch.setattr(queries, "ENTRIES_AT_A_TIME", 2)
     for i in range(100):
         put(filled, b"x", keys=f"key{i}")
     assert len(bodies(await query(filled))) == 5
@@ -204,7 +204,7 @@ async def test_messages_that_are_not_kept_any_more_are_gone(filled: Broker) -> N
 async def test_an_answer_is_limited_but_one_message_always_comes(
     filled: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_query, "MAX_ANSWER_BYTES", 1)
+    monkeypatch.setattr(queries, "MAX_ANSWER_BYTES", 1)
     assert bodies(await query(filled)) == [b"m4"]
 
 

@@ -10,16 +10,11 @@ import trio
 
 from commitlog.java_hash import tags_code
 from commitlog.record import iter_records
-from dledger.processors.get_message import ReadLimits
+from dledger.processors.broker_settings import ReadLimits
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from remoting.processor import DEFERRED
-from remoting.protocol.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    MessageModel,
-    SubscriptionData,
-)
+from remoting.protocol.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, SerializeType, request
 from tests.harness.broker import Broker

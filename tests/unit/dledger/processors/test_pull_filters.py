@@ -12,7 +12,8 @@ from trio.testing import MockClock
 from commitlog.properties import encode_properties
 from commitlog.record import iter_records
 from dledger.filters import property_filter
-from dledger.processors.get_message import ReadLimits
+from dledger.processors.broker_settings import ReadLimits
+from dledger.processors.property_filters import PropertyFilters
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
@@ -207,10 +208,10 @@ def test_retries_are_not_judged_where_that_is_switched_off(
 def test_retries_of_groups_that_only_use_tags_touch_no_log(filled: Broker) -> None:
     heartbeat(filled, SubscriptionData("T", "A"), SubscriptionData(RETRY))
     put(filled, 3, topic=RETRY, RETRY_TOPIC="T")
-    processor = filled.processors.pull
+    filters = PropertyFilters(filled.settings)
     group = filled.processors.clients.consumer_group("g")
     assert group is not None
-    assert processor._filters.of_retries(group, RETRY) is None
+    assert filters.of_retries(group, RETRY) is None
     assert found(pull(filled, "*", sysFlag=0, **ASKED)) == [b"m3"]
 
 

@@ -14,9 +14,10 @@ from dledger.broker_errors import (
     UnknownOutcomeError,
 )
 from dledger.membership_changes import MembershipChanges
-from dledger.processors.raft_change import RaftChangeProcessor
+from dledger.processors.raft import RaftChangeProcessor
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
+from tests.harness.broker import later
 
 
 class Changes:
@@ -46,7 +47,10 @@ class Changes:
 
 async def ask(changes: Changes, **ext: str) -> RemotingCommand:
     processor = RaftChangeProcessor(cast("MembershipChanges", changes))
-    return await processor.handle(cast("Any", None), request(RequestCode.RAFT_CHANGE, dict(ext)))
+    command = request(RequestCode.RAFT_CHANGE, dict(ext))
+    answered = await later(command, processor.handle(cast("Any", None), command))
+    assert isinstance(answered, RemotingCommand)
+    return answered
 
 
 @pytest.mark.parametrize(

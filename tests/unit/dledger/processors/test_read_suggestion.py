@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dledger.processors.read_suggestion import ALIVE_MS, LOOK_S, ReadSuggestion
+from dledger.processors.get_message import ALIVE_MS, LOOK_S, ReadSuggestion
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from tests.harness.fake_group import FakeGroup, ManualClock
 
@@ -120,7 +120,7 @@ def test_one_that_is_away_or_has_too_little_is_not_recommended(
 def test_one_that_is_far_behind_is_not_recommended(
     followers: Followers, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dledger.processors.read_suggestion.CAUGHT_UP_BYTES", 300)
+    monkeypatch.setattr("dledger.processors.get_message.CAUGHT_UP_BYTES", 300)
     for _ in range(3):
         group.put("T", 0, b"x" * 100)
     last = group.log.last_index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.processors.runtime_info import _size
+from dledger.processors.admin import _size
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker

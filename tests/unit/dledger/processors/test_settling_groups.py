@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.processors.settling_groups import SETTLE_S, SettlingGroups
+from dledger.processors.clients import SETTLE_S, SettlingGroups
 
 
 def test_groups_that_were_there_before_settle_for_a_heartbeat_period() -> None:

@@ -12,8 +12,8 @@ import trio
 from commitlog.record import decode_record
 from dledger.broker_errors import PendingFullError
 from dledger.group_api import Proposed
-from dledger.processors.check_back import CheckBack
 from dledger.processors.client_table import Client
+from dledger.processors.transactions import CheckBack
 from dledger.services.half_message import HalfMessage
 from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService

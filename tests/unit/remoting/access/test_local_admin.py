@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from dledger.processors.access_rules import LOCAL_ADMIN as BROKER_CODES
+from dledger.processors.wiring import LOCAL_ADMIN as BROKER_CODES
 from namesrv.access_rules import LOCAL_ADMIN as NAMESRV_CODES
 from remoting.access.local_admin import LocalAdmin, is_loopback
 from remoting.errors import AccessRefusedError

@@ -1,4 +1,4 @@
-"""LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42).
+"""LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42); requests that show a lock's token.
 
 Spec: remoting fact sheet, sections 5.1 and 8.5; docs/own-requests.md for the tokens.
 """
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Final
 
 from commitlog.errors import MQError
-from dledger.processors.names_check import check_group_name
-from dledger.processors.refusal import RefusedError, refusal
+from dledger.processors.answers import RefusedError, refusal
+from dledger.processors.handles import Limit, handles
+from dledger.processors.request_checks import check_group_name
+from dledger.processors.rights import LOCKS
 from dledger.services.lock_decision import MAX_QUEUES_PER_CHANGE
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import OnLocked, QueueLocks
@@ -18,21 +20,44 @@ from dledger.state.queue_lock import LockKey
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.lock_tokens import TOKENS_FIELD, decode_tokens, encode_tokens
+from remoting.protocol.lock_tokens import TOKENS_FIELD, decode_tokens, encode_tokens, shown_token
 from remoting.protocol.outcome import Condition
 
+
+def check_lock_token(locks: QueueLocks, command: RemotingCommand, key: LockKey) -> bool:
+    """Return whether *command* shows a token of *key* at all.
+
+    Raises:
+        RefusedError: It does, and the queue is not held with it any more.
+        BadRequestError: It is no token.
+    """
+    token = shown_token(command.ext)
+    if token is None:
+        return False
+    if locks.refuses(key, token):
+        group, topic, queue_id = key
+        raise RefusedError(
+            Condition.STALE_LOCK_TOKEN,
+            f"group {group} does not hold queue {queue_id} of {topic} with token {token} any more; "
+            "lock it again",
+        )
+    return True
+
+
 MAX_CLIENT_ID_CHARS: Final = 255
-"""A holder's name stands in every snapshot; RocketMQ's are about 30 characters."""
+"""A holder's name is in every snapshot; RocketMQ's are about 30 characters."""
 
 
 class QueueLocksProcessor:
-    """Reads requests for locks, and answers them when what they ask for is in the log."""
+    """Decodes lock requests, and answers them when their outcome is in the log."""
 
     def __init__(self, topics: TopicView, locks: QueueLocks) -> None:
         self._topics = topics
         self._locks = locks
 
+    @handles(RequestCode.LOCK_BATCH_MQ, limit=Limit.CLIENT, rule=LOCKS)
     def lock(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 41: which of the queues the client holds now."""
 
@@ -53,6 +78,7 @@ class QueueLocksProcessor:
 
         return self._handle(connection, command, begin, answer)
 
+    @handles(RequestCode.UNLOCK_BATCH_MQ, limit=Limit.CLIENT, rule=LOCKS)
     def unlock(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 42 when the queues are given back; what others hold stays with them."""
 
@@ -87,11 +113,8 @@ class QueueLocksProcessor:
             else:
                 answered.append(response)
 
-        try:
-            body = self._checked(command)
-            begin(body, done)
-        except MQError as error:
-            return refusal(command, error)
+        body = self._checked(command)
+        begin(body, done)
         if answered:
             return answered[0]
         is_deferred = True

@@ -1,22 +1,27 @@
-"""END_TRANSACTION (37): the decision over a half message, or that there is none yet.
+"""END_TRANSACTION (37) decides a half message; CHECK_TRANSACTION_STATE (39) requests a decision.
 
-RocketMQ's clients send it one-way; ours wants an answer, and asks again after a fail-over. The
-same decision told twice is a success both times and is written once; another one is refused.
+RocketMQ's clients send 37 one-way; our SDK waits for the answer, and repeats the request after a
+fail-over. A repeated decision succeeds both times and is written once; a different one is refused.
 
-Spec: remoting fact sheet, section 7.3; semantics, section 3.
+Spec: remoting fact sheet, sections 7.3 and 9; semantics, section 3.
 """
 
 from __future__ import annotations
 
-from commitlog.errors import (
-    CorruptEntryError,
-    CorruptRecordError,
-    MQError,
-    OffsetOutOfRangeError,
-)
+from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError, OffsetOutOfRangeError
+from commitlog.message_id import encode_offset_message_id
 from dledger.broker_errors import UnprocessableMessageError
 from dledger.group_api import BrokerGroup, Proposed
-from dledger.processors.refusal import RefusedError, failed_proposal, not_leader, refusal
+from dledger.processors.answers import (
+    RefusedError,
+    answer_when_done,
+    proposal_answer,
+    require_leader,
+)
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.client_table import ClientTable
+from dledger.processors.handles import Limit, handles
+from dledger.processors.rights import PUB, message_at
 from dledger.services.half_message import HalfMessage, half_message_at
 from dledger.services.pending_configs import TopicView
 from dledger.services.stored_record import StoredRecords
@@ -24,13 +29,14 @@ from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.state.transactions import TransactionDecision
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import EndTransactionHeader
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.headers import CheckTransactionStateHeader, EndTransactionHeader
 from remoting.protocol.outcome import DECISION_FIELD, Condition
 from remoting.seams import Clock
 
 UNDECIDED = 0
-"""What a client says that does not know yet."""
+"""What a client sends that has no decision yet."""
 
 
 class DecidedOtherwiseError(RefusedError):
@@ -57,16 +63,10 @@ class EndTransactionProcessor:
         self._decisions = decisions
         self._clock = clock
 
+    @handles(RequestCode.END_TRANSACTION, limit=Limit.SEND, rule=message_at("commitLogOffset", PUB))
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 37: refused at once, otherwise when it is known what became of the decision."""
-        try:
-            return self._end(connection, command)
-        except MQError as error:
-            return refusal(command, error)
-
-    def _end(self, connection: Connection, command: RemotingCommand) -> Handled:
-        if self._group.leadership is None:
-            raise not_leader(self._group)
+        """Answer 37: refusals at once, everything else when the decision's outcome is known."""
+        require_leader(self._group)
         header = EndTransactionHeader.decode(command.ext)
         half = self._half(header)
         if header.commit_or_rollback == UNDECIDED:
@@ -107,14 +107,14 @@ class EndTransactionProcessor:
                 f"no half message stands at {position} (any more): {error}",
             ) from error
         record = message.record
-        for what, there, said in (
+        for what, there, named in (
             ("producer group", message.group, header.producer_group),
             ("transaction state table offset", record.queue_offset, header.tran_state_table_offset),
             ("commit log offset", record.phy_offset, header.commit_log_offset),
         ):
-            if there != said:
+            if there != named:
                 raise RefusedError(
-                    Condition.BAD_REQUEST, f"the {what} is wrong: {said}, the half has {there}"
+                    Condition.BAD_REQUEST, f"the {what} is wrong: {named}, the half has {there}"
                 )
         return message
 
@@ -140,9 +140,7 @@ class EndTransactionProcessor:
         if decision is TransactionDecision.COMMIT:
             message = half.committed(self._real_queue(half))
 
-        def done(proposed: Proposed) -> None:
-            connection.reply(command, self._answer(command, proposed))
-
+        done = answer_when_done(connection, command, self._group)
         self._decisions.decide(half.record.queue_offset, decision, done, message)
 
     def _real_queue(self, half: HalfMessage) -> int:
@@ -154,7 +152,7 @@ class EndTransactionProcessor:
             )
         if half.queue_id < config.queue_nums:
             return half.queue_id
-        # The topic was made again with fewer queues: where nobody reads nothing may be put.
+        # The topic was made again with fewer queues: no message may go where no consumer reads.
         return half.queue_id % max(1, config.read_queue_nums)
 
     def _wait(self, connection: Connection, command: RemotingCommand, half_offset: int) -> Handled:
@@ -162,7 +160,7 @@ class EndTransactionProcessor:
         is_deferred = False
 
         def done(proposed: Proposed) -> None:
-            response = self._answer(command, proposed)
+            response = proposal_answer(command, proposed, self._group)
             if is_deferred:
                 connection.reply(command, response)
             else:
@@ -174,11 +172,6 @@ class EndTransactionProcessor:
         is_deferred = True
         return DEFERRED
 
-    def _answer(self, command: RemotingCommand, proposed: Proposed) -> RemotingCommand:
-        if proposed.outcome == "stored":
-            return response_to(command)
-        return failed_proposal(command, proposed, self._group)
-
 
 def _decision(header: EndTransactionHeader) -> TransactionDecision:
     if header.commit_or_rollback == TransactionDecision.COMMIT:
@@ -188,3 +181,43 @@ def _decision(header: EndTransactionHeader) -> TransactionDecision:
     raise RefusedError(
         Condition.BAD_REQUEST, f"commitOrRollback {header.commit_or_rollback} is neither"
     )
+
+
+class CheckBack:
+    """Implements `dledger.services.transaction_check.Producers` with the connected clients."""
+
+    def __init__(self, clients: ClientTable[Connection], settings: BrokerSettings) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._turn = 0
+
+    def is_there(self, group: str) -> bool:
+        """Tell whether a producer of *group* has sent a heartbeat over an open connection."""
+        return bool(self._clients.producers(group))
+
+    def ask(self, half: HalfMessage, checks: int) -> bool:
+        """Ask the next producer of the group that takes it, all in turn."""
+        clients = self._clients.producers(half.group)
+        self._turn += 1
+        question = half.question(checks)
+        for step in range(len(clients)):
+            client = clients[(self._turn + step) % len(clients)]
+            try:
+                client.channel.invoke_oneway(self._question(half, question))
+            except MQError:
+                continue  # it is leaving, or reads too slowly; another one knows as well
+            return True
+        return False
+
+    def _question(self, half: HalfMessage, question: bytes) -> RemotingCommand:
+        record = half.record
+        header = CheckTransactionStateHeader(
+            tran_state_table_offset=record.queue_offset,
+            commit_log_offset=record.phy_offset,
+            msg_id=half.transaction_id,
+            transaction_id=half.transaction_id,
+            offset_msg_id=encode_offset_message_id(self._settings.store_host, record.phy_offset),
+            topic=half.topic,
+            bname=self._settings.broker_name,
+        )
+        return request(RequestCode.CHECK_TRANSACTION_STATE, dict(header.encode()), question)

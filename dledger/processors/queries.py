@@ -1,8 +1,8 @@
-"""QUERY_MESSAGE (12): the messages of a topic that carry a key.
+"""Messages by key (12), by position (33), and the units of a queue (321).
 
-The key index names candidates by a hash and to the second; each is read and looked at, so what is
-answered has the key, was stored in the time asked for, and is still in its queue. Where the key is
-a message's own id, an older one is better than none.
+The key index names candidates by a hash and to the second; each candidate is read and checked, so
+that every message in an answer has the key, was stored in the requested time, and is still in its
+queue. Where the key is a message's own id, an older message is better than none.
 
 Spec: remoting fact sheet, section 9; store, section 8.
 """
@@ -17,22 +17,24 @@ import trio
 
 from commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
 from commitlog.key_index import MAX_QUERY_RESULTS, MS_PER_ENTRY_TIME
-from commitlog.properties import (
-    KEY_SEPARATOR,
-    PROPERTY_KEYS,
-    PROPERTY_UNIQ_KEY,
-    get_property,
-)
-from commitlog.record import MIN_RECORD_BYTES, Record, decode_record
+from commitlog.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, get_property
+from commitlog.record import MIN_RECORD_BYTES, Record, decode_record, record_properties
 from dledger.filters.errors import DamagedMessageError
 from dledger.group_api import BrokerGroup
 from dledger.key_indexing import KEYS_ARE_MISSING
-from dledger.processors.current_read import until_current
-from dledger.processors.refusal import RefusedError, not_leader, refusal
+from dledger.processors.answers import RefusedError, not_leader, require_leader, until_current
+from dledger.processors.client_table import ClientTable, Subscription
+from dledger.processors.get_message import MessageRange, read_units
+from dledger.processors.handles import Limit, handles
+from dledger.processors.property_filters import PropertyFilters
+from dledger.processors.rights import SUB, message_at, needs
+from remoting.access.rules import SIGNED
 from remoting.connection import Connection
 from remoting.processor import Handled
+from remoting.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
+from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import QueryMessageHeader
+from remoting.protocol.headers import QueryConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
 from remoting.protocol.outcome import Condition, answer
 from remoting.seams import Executor
 
@@ -40,16 +42,16 @@ MAX_UNIQUE_MESSAGES: Final = 32
 """RocketMQ's limit where the key is a message's own id."""
 
 ENTRIES_AT_A_TIME: Final = 2_000
-"""Index entries looked at before others are served: about two milliseconds."""
+"""Index entries read before other requests are served: about two milliseconds."""
 
 MAX_ENTRIES: Final = 1_000_000
-"""Index entries looked at in one query; a chain as long belongs to a key that says nothing."""
+"""Index entries read in one query; a longer chain belongs to a key that selects nothing."""
 
 RECORDS_AT_A_TIME: Final = 64
 """Candidates read in one go by the worker."""
 
 MAX_RECORDS: Final = 4_096
-"""Candidates read in one query: other keys of the same hash, and messages that are gone."""
+"""Candidates read in one query: other keys of the same hash, and messages that were removed."""
 
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 """Half of the largest frame; one message always fits."""
@@ -103,6 +105,9 @@ class KeyQueryProcessor:
         self._group = group
         self._executor = executor
 
+    @handles(
+        RequestCode.QUERY_MESSAGE, limit=Limit.ADMIN, rule=needs(SUB, topic="topic"), reads=True
+    )
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Return the newest messages with the key, in the order of the log; 22 when none has it."""
         header = QueryMessageHeader.decode(command.ext)
@@ -133,10 +138,9 @@ class KeyQueryProcessor:
                 raise not_leader(group)
             if not found and group.key_index.is_behind:
                 raise RefusedError(Condition.BUSY, KEYS_ARE_MISSING)
-        except MQError as error:
-            if isinstance(error, DamagedMessageError):
-                group.report_damage(error.position, error.size)
-            return refusal(command, error)
+        except DamagedMessageError as error:
+            group.report_damage(error.position, error.size)
+            raise
         if not found:
             return answer(
                 command,
@@ -172,7 +176,7 @@ class KeyQueryProcessor:
                 waiting.append(position)
             if len(waiting) == RECORDS_AT_A_TIME:
                 records += len(waiting)
-                is_full = await self._take(wanted, waiting, found)
+                is_full = await self._collect(wanted, waiting, found)
                 waiting = []
                 if is_full:
                     return found
@@ -181,9 +185,9 @@ class KeyQueryProcessor:
             if records >= MAX_RECORDS or entries >= MAX_ENTRIES:
                 break
         else:
-            await self._take(wanted, waiting, found)
+            await self._collect(wanted, waiting, found)
             return found
-        if await self._take(wanted, waiting, found) or found:
+        if await self._collect(wanted, waiting, found) or found:
             return found
         raise RefusedError(
             Condition.BAD_REQUEST,
@@ -191,8 +195,10 @@ class KeyQueryProcessor:
             f"{wanted.key!r} of {wanted.topic}, and there are more: end the time range earlier",
         )
 
-    async def _take(self, wanted: _Wanted, positions: Sequence[int], found: list[_Found]) -> bool:
-        """Add to *found* what is wanted of *positions*; tell whether that is enough."""
+    async def _collect(
+        self, wanted: _Wanted, positions: Sequence[int], found: list[_Found]
+    ) -> bool:
+        """Add to *found* what is wanted of *positions*; return whether that is enough."""
         if not positions:
             return False
 
@@ -224,9 +230,102 @@ class KeyQueryProcessor:
         return _Found(position, record.queue_id, record.queue_offset, data)
 
     def _is_in_its_queue(self, topic: str, item: _Found) -> bool:
-        """Tell whether a consumer could read it: not when its topic was deleted, or made again."""
+        """Return whether a consumer could read it: not if its topic was deleted, or made again."""
         bounds = self._group.state.queues.get((topic, item.queue_id))
         if bounds is None or not bounds.min_offset <= item.queue_offset < bounds.max_offset:
             return False
         units = self._group.queues.queue(topic, item.queue_id).read(item.queue_offset, 1)
         return bool(units["phy_offset"][0] == item.position)
+
+
+class MessageViewProcessor:
+    """Answers 33, from applied entries only."""
+
+    def __init__(self, group: BrokerGroup) -> None:
+        self._group = group
+
+    @handles(
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        limit=Limit.CLIENT,
+        rule=message_at("offset", SUB),
+        reads=True,
+    )
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Return the record that begins at the offset asked for."""
+        header = ViewMessageHeader.decode(command.ext)
+        if 0 <= header.offset < self._group.state.applied_end_position:
+            try:
+                return response_to(command, 0, None, None, self._group.log.record_at(header.offset))
+            except (OffsetOutOfRangeError, CorruptRecordError):
+                pass  # no record begins there: refused below
+        raise RefusedError(
+            Condition.BAD_REQUEST, f"can not find message by the offset, {header.offset}"
+        )
+
+
+MAX_UNITS: Final = 500
+"""Units shown in one answer; a tool asks again for more."""
+
+
+class ConsumeQueueViewProcessor:
+    """Answers 321, on the leader."""
+
+    def __init__(
+        self, group: BrokerGroup, clients: ClientTable[Connection], filters: PropertyFilters
+    ) -> None:
+        self._group = group
+        self._clients = clients
+        self._filters = filters
+
+    @handles(RequestCode.QUERY_CONSUME_QUEUE, limit=Limit.ADMIN, rule=SIGNED, reads=True)
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Return units from an offset on."""
+        body = self._view(QueryConsumeQueueHeader.decode(command.ext))
+        return response_to(command, 0, None, None, body.encode())
+
+    def _view(self, header: QueryConsumeQueueHeader) -> QueryConsumeQueueResponseBody:
+        group = self._group
+        require_leader(group)
+        bounds = group.state.queues.get((header.topic, header.queue_id))
+        if bounds is None:
+            raise RefusedError(
+                Condition.BAD_REQUEST, f"{header.queue_id}@{header.topic} is not exist!"
+            )
+        subscription = self._subscription(header)
+        body = QueryConsumeQueueResponseBody(
+            subscription_data=subscription.data if subscription is not None else None,
+            min_queue_index=bounds.min_offset,
+            max_queue_index=bounds.max_offset,
+        )
+        if subscription is not None and not subscription.is_tag_type:
+            body.filter_data = subscription.data.sub_string
+        first = max(header.index, bounds.min_offset)
+        found = read_units(
+            group, header.topic, header.queue_id, first, max(0, min(header.count, MAX_UNITS))
+        )
+        if isinstance(found, MessageRange):
+            return body
+        for position, size, code in found.units.tolist():
+            shown = ConsumeQueueData(physic_offset=position, physic_size=size, tags_code=code)
+            if subscription is not None:
+                self._judge(shown, subscription)
+            body.queue_data.append(shown)
+        return body
+
+    def _subscription(self, header: QueryConsumeQueueHeader) -> Subscription | None:
+        if not header.consumer_group:
+            return None
+        consumers = self._clients.consumer_group(header.consumer_group)
+        return None if consumers is None else consumers.subscriptions.get(header.topic)
+
+    def _judge(self, shown: ConsumeQueueData, subscription: Subscription) -> None:
+        if subscription.is_tag_type:
+            codes = subscription.codes
+            shown.eval = codes is None or bool((codes == shown.tags_code).any())
+            return
+        try:
+            expression = self._filters.of_subscription(subscription)
+            record = self._group.log.read(shown.physic_offset, shown.physic_size)
+            shown.eval = expression.matches(record_properties(record))
+        except MQError as error:
+            shown.eval, shown.msg = False, str(error)

@@ -1,0 +1,389 @@
+"""Requests of tools about one broker: settings, statistics, runtime figures, tables, clean-ups.
+
+GET_BROKER_RUNTIME_INFO (28): RocketMQ's exporter reads every key and ends its round at one that is
+missing, so a figure that is not measured here has the value that RocketMQ has at its start.
+GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25): properties as text, both ways.
+GET_ALL_CONSUMER_OFFSET (43) and GET_ALL_DELAY_OFFSET (45): tables that RocketMQ's slaves copy.
+Members of a group need neither: both tables are in their log. Tools and exporters read them.
+CLEAN_EXPIRED_CONSUMEQUEUE (306), CLEAN_UNUSED_TOPIC (316): consume queues are cut with the log, and
+those of a topic are removed with it, so there is nothing to clean. DELETE_EXPIRED_COMMITLOG (329)
+lets expired segments go now instead of at `deleteWhen`.
+AUTH_* (3001 to 3010): users and policies of RocketMQ's ACL 2.0, which are not built.
+
+Spec: remoting fact sheet, sections 10, 10.1 and 10.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from commitlog.entry import parse_header
+from commitlog.errors import ConfigError, OffsetOutOfRangeError
+from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
+from dledger.group_api import BrokerGroup
+from dledger.live_settings import LiveSettings
+from dledger.processors.answers import RefusedError
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.handles import Limit, handles
+from dledger.processors.request_checks import asked_by, is_confirmed
+from dledger.services.broker_stats import BrokerStats, Span
+from dledger.services.delay_level import queue_of_level
+from dledger.services.throughput import Throughput
+from dledger.state.names import SCHEDULE_TOPIC
+from remoting.access.rules import ADMIN, SIGNED
+from remoting.connection import Connection
+from remoting.errors import BadRequestError
+from remoting.processor import Handled, Limiter
+from remoting.protocol.bodies import (
+    BrokerStatsData,
+    BrokerStatsItem,
+    ConsumerOffsetSerializeWrapper,
+    DataVersion,
+    DelayOffsetSerializeWrapper,
+    KVTable,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
+from remoting.protocol.headers import ViewBrokerStatsDataHeader
+from remoting.protocol.outcome import Condition, answer
+from remoting.protocol.signature import ACCESS_KEY
+from remoting.seams import Clock
+from remoting.settings.properties import read_properties
+
+CHANGE_BYTES_MAX: Final = 64 * 1024
+"""Largest body of a change: all settings there are fit well."""
+
+NO_ACL_2: Final = (
+    "users and policies of ACL 2.0 are not built here: accounts stand in the file that"
+    " server.acl_file names, see dledger acl; nothing was changed"
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class BrokerConfigProcessor:
+    """Answers 25 and 26."""
+
+    def __init__(self, live: LiveSettings) -> None:
+        self._live = live
+
+    @handles(RequestCode.GET_BROKER_CONFIG, limit=Limit.SETTINGS, rule=ADMIN)
+    def get(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Return all settings, and in ``version`` how new they are."""
+        version = self._live.version.encode().decode()
+        return response_to(command, 0, None, {"version": version}, self._live.text().encode())
+
+    @handles(RequestCode.UPDATE_BROKER_CONFIG, limit=Limit.SETTINGS, rule=ADMIN, local=True)
+    def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Change settings until this broker stops; all of them or none.
+
+        Raises:
+            SettingRefusedError, ConfirmationNeededError, BadRequestError: Nothing was changed.
+        """
+        try:
+            notes = self._live.update(
+                _changes(command),
+                asked_by=asked_by(connection),
+                is_confirmed=is_confirmed(command),
+            )
+        except (SettingRefusedError, ConfirmationNeededError) as error:
+            _log.warning(
+                "setting_refused",
+                error=str(error),
+                peer=connection.peer_address[0],
+                access_key=command.ext.get(ACCESS_KEY),
+            )
+            raise
+        version = self._live.version.encode().decode()
+        return response_to(command, 0, "; ".join(notes) or None, {"version": version})
+
+
+def _changes(command: RemotingCommand) -> dict[str, str]:
+    body = bytes(command.body)
+    if len(body) > CHANGE_BYTES_MAX:
+        raise BadRequestError(f"{len(body)} bytes of settings, at most {CHANGE_BYTES_MAX}")
+    try:
+        changes = read_properties(body.decode())
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"body is not UTF-8: {error}") from error
+    except ConfigError as error:
+        raise BadRequestError(str(error)) from error
+    if not changes:
+        raise BadRequestError("no setting is named: key=value, one a line")
+    return changes
+
+
+class AuthProcessor:
+    """Refuses 3001 to 3010, and names where accounts are kept instead."""
+
+    @handles(
+        RequestCode.AUTH_CREATE_USER,
+        RequestCode.AUTH_UPDATE_USER,
+        RequestCode.AUTH_DELETE_USER,
+        RequestCode.AUTH_GET_USER,
+        RequestCode.AUTH_LIST_USER,
+        RequestCode.AUTH_CREATE_ACL,
+        RequestCode.AUTH_UPDATE_ACL,
+        RequestCode.AUTH_DELETE_ACL,
+        RequestCode.AUTH_GET_ACL,
+        RequestCode.AUTH_LIST_ACL,
+        limit=Limit.SETTINGS,
+        rule=ADMIN,
+    )
+    def refuse(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer that ACL 2.0 is not built."""
+        return answer(command, Condition.NOT_SUPPORTED, NO_ACL_2)
+
+
+class BrokerStatsProcessor:
+    """Answers 315; an unknown pair is code 1, as in RocketMQ."""
+
+    def __init__(self, stats: BrokerStats, *, clock: Clock) -> None:
+        self._stats = stats
+        self._clock = clock
+
+    @handles(RequestCode.VIEW_BROKER_STATS_DATA, limit=Limit.ADMIN, rule=SIGNED)
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Return what was counted here since this node started."""
+        header = ViewBrokerStatsDataHeader.decode(command.ext)
+        name, key = header.stats_name, header.stats_key
+        spans = self._stats.spans(name, key, self._clock.monotonic())
+        if spans is None:
+            raise RefusedError(Condition.BAD_REQUEST, f"The stats <{name}> <{key}> not exist")
+        minute, hour, day = map(_item, spans)
+        body = BrokerStatsData(stats_minute=minute, stats_hour=hour, stats_day=day)
+        return response_to(command, 0, None, None, body.encode())
+
+
+def _item(span: Span) -> BrokerStatsItem:
+    return BrokerStatsItem(sum=span.count, tps=round(span.per_second, 4))
+
+
+class CleanUpProcessor:
+    """Answers all three with success, on any member: tools ask them all.
+
+    Args:
+        expire_soon: Lets expired segments go at the next check, whatever the hour; its argument
+            names the account and host of the request.
+    """
+
+    def __init__(self, group: BrokerGroup, expire_soon: Callable[[str], None]) -> None:
+        self._group = group
+        self._expire_soon = expire_soon
+
+    @handles(
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        limit=Limit.ADMIN,
+        rule=ADMIN,
+        local=True,
+    )
+    def nothing_to_clean(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 306 and 316."""
+        return response_to(command)
+
+    @handles(RequestCode.DELETE_EXPIRED_COMMITLOG, limit=Limit.ADMIN, rule=ADMIN, local=True)
+    def delete_expired(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 329; the leader decides for all members. What has not expired stays."""
+        if self._group.leadership is not None:
+            who = asked_by(connection)
+            _log.info("expired_segments_asked_for", asked_by=who)
+            self._expire_soon(who)
+        return response_to(command)
+
+
+class SlaveSyncProcessor:
+    """Answers from what is applied, on any member."""
+
+    def __init__(self, group: BrokerGroup) -> None:
+        self._group = group
+
+    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET, limit=Limit.ADMIN, rule=ADMIN)
+    def consumer_offsets(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 43."""
+        state = self._group.state
+        body = ConsumerOffsetSerializeWrapper(
+            offset_table={
+                f"{topic}@{group}": dict(sorted(offsets.items()))
+                for (group, topic), offsets in sorted(state.consumer_offsets.items())
+            },
+            data_version=self._version(),
+        )
+        return response_to(command, 0, None, None, body.encode())
+
+    @handles(RequestCode.GET_ALL_DELAY_OFFSET, limit=Limit.ADMIN, rule=ADMIN)
+    def delay_offsets(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 45."""
+        body = DelayOffsetSerializeWrapper(
+            offset_table=dict(sorted(self._group.state.delay_progress.items())),
+            data_version=self._version(),
+        )
+        return response_to(command, 0, None, None, body.encode())
+
+    def _version(self) -> DataVersion:
+        state = self._group.state
+        return DataVersion(
+            timestamp=state.last_store_time_ms,
+            counter=state.applied_index,
+            state_version=state.applied_term,
+        )
+
+
+EARLIEST_LOOK_ENTRIES = 100
+"""Entries read for the first message; beyond it the log counts as empty."""
+
+NOT_MEASURED: Final[Mapping[str, str]] = {
+    "putMessageDistributeTime": " ".join(
+        f"[{span}]:0"
+        for span in (
+            *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
+            *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
+        )
+    ),
+    "putMessageEntireTimeMax": "0",
+    "getMessageEntireTimeMax": "0",
+    "dispatchMaxBuffer": "0",
+    "startAcceptSendRequestTimeStamp": "0",
+    "remainTransientStoreBufferNumbs": "0",
+}
+"""How long the put of a message takes is not measured, and there are no such buffers."""
+
+VERSION_DESC = "V4_9_7"
+"""The RocketMQ version this broker's `response.version` stands for."""
+
+
+def earliest_message_ms(group: BrokerGroup) -> int:
+    """Return the store time of the first message kept, -1 when there is none."""
+    log, last = group.log, group.state.applied_index
+    first = log.first_index
+    # No-ops stand alone between terms: messages come within a few entries.
+    for index in range(first, min(last, first + EARLIEST_LOOK_ENTRIES) + 1):
+        header = parse_header(log.frame(index))
+        if header.record_count:
+            return header.store_time_ms
+    return -1
+
+
+def unflushed_bytes(group: BrokerGroup) -> int:
+    """Return how much of the log is written and not yet on disk."""
+    log, stable = group.log, int(group.status().get("stable_index", 0))
+    try:
+        return log.end_position - parse_header(log.frame(stable + 1)).position
+    except OffsetOutOfRangeError:
+        return 0
+
+
+class RuntimeInfoProcessor:
+    """Answers 28.
+
+    Args:
+        disk_ratio: Used part of the file system that holds the log, 0 … 1.
+        limiters: Open requests, by RocketMQ's name of the thread pool that would hold them.
+        disk_bytes: Size of that file system and what is left of it.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        settings: BrokerSettings,
+        throughput: Throughput,
+        *,
+        clock: Clock,
+        disk_ratio: Callable[[], float] = lambda: 0.0,
+        limiters: Mapping[str, Limiter] | None = None,
+        disk_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._throughput = throughput
+        self._clock = clock
+        self._disk_ratio = disk_ratio
+        self._limiters = limiters or {}
+        self._disk_bytes = disk_bytes
+        self._boot_ms = clock.wall_ms()
+        self._boot_position = group.log.end_position
+
+    @handles(RequestCode.GET_BROKER_RUNTIME_INFO, limit=Limit.ADMIN, rule=SIGNED)
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Return the table."""
+        return response_to(command, 0, None, None, KVTable(table=self._table()).encode())
+
+    def _table(self) -> dict[str, str]:
+        group, state, rates = self._group, self._group.state, self._throughput
+        up_ms = max(0, self._clock.wall_ms() - self._boot_ms)
+        transferred = rates.rates("got")
+        total, free = self._disk_bytes()
+        put_bytes = max(0, group.log.end_position - self._boot_position)
+        table = {
+            "brokerActive": "true" if group.leadership is not None else "false",
+            "brokerVersion": str(OUR_VERSION),
+            "brokerVersionDesc": VERSION_DESC,
+            "bootTimestamp": str(self._boot_ms),
+            "runtime": _duration(up_ms),
+            "putTps": rates.rates("put"),
+            "getFoundTps": rates.rates("found"),
+            "getMissTps": rates.rates("missed"),
+            "getTotalTps": transferred,
+            # Both spellings: 4.x writes one, 5.x the other.
+            "getTransferedTps": transferred,
+            "getTransferredTps": transferred,
+            "putMessageTimesTotal": str(rates.put),
+            "msgPutTotalYesterdayMorning": str(rates.day.put_yesterday_morning),
+            "msgPutTotalTodayMorning": str(rates.day.put_today_morning),
+            "msgPutTotalTodayNow": str(rates.put),
+            "msgGetTotalYesterdayMorning": str(rates.day.got_yesterday_morning),
+            "msgGetTotalTodayMorning": str(rates.day.got_today_morning),
+            "msgGetTotalTodayNow": str(rates.got),
+            "commitLogMinOffset": str(state.floor.position),
+            "commitLogMaxOffset": str(state.applied_end_position),
+            "commitLogDiskRatio": f"{self._disk_ratio():.4f}",
+            "consumeQueueDiskRatio": f"{self._disk_ratio():.4f}",
+            # Writers wait for no lock; mqadmin's clusterList wants the figure.
+            "pageCacheLockTimeMills": "0",
+            "remainHowManyDataToFlush": f"{unflushed_bytes(group)} B",
+            **_queue_lengths_of(self._limiters),
+            "dispatchBehindBytes": str(max(0, group.log.end_position - state.applied_end_position)),
+            "earliestMessageTimeStamp": str(earliest_message_ms(group)),
+            "commitLogDirCapacity": f"Total : {_size(total)}, Free : {_size(free)}.",
+            "putMessageSizeTotal": str(put_bytes),
+            "putMessageAverageSize": f"{put_bytes / rates.put if rates.put else 0.0:.2f}",
+            **NOT_MEASURED,
+            "raftTerm": str(group.term),
+            "raftAppliedIndex": str(state.applied_index),
+        }
+        for level in range(1, len(self._settings.delay_levels_ms) + 1):
+            delivered = state.delay_progress.get(level, 0)
+            end = state.max_offset(SCHEDULE_TOPIC, queue_of_level(level))
+            table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"
+        return table
+
+
+def _queue_lengths_of(limiters: Mapping[str, Limiter]) -> dict[str, str]:
+    """Return open requests and their limits under the names of RocketMQ's thread pools."""
+    lengths: dict[str, str] = {}
+    for pool, limiter in limiters.items():
+        lengths[f"{pool}ThreadPoolQueueSize"] = str(limiter.in_use)
+        lengths[f"{pool}ThreadPoolQueueCapacity"] = str(limiter.max_concurrent)
+        # Nothing queues before it is handled.
+        lengths[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+    return lengths
+
+
+def _size(size_bytes: float) -> str:
+    """Return a size as RocketMQ writes it for people."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size_bytes >= 1024 and len(units) > 1:
+        size_bytes /= 1024
+        units.pop(0)
+    return f"{size_bytes:.1f} {units[0]}"
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    days, rest = divmod(seconds, 86_400)
+    hours, rest = divmod(rest, 3_600)
+    minutes, seconds = divmod(rest, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

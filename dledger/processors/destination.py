@@ -1,0 +1,244 @@
+"""Where clients may send: permission, topic and queue, checked alike for every kind of send.
+
+A topic that is missing is made by the entry that holds its first message.
+
+Spec: semantics fact sheet, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from commitlog.entry import RecordBatch, Run
+from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_room
+from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.processors.answers import RefusedError
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.request_checks import check_sendable
+from dledger.services.disk_space import DiskSpace
+from dledger.services.pending_configs import TopicView
+from dledger.state.names import dlq_topic, retry_topic
+from dledger.state.state_record import StateRecord, TopicsChange, state_record
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from remoting.protocol.outcome import Condition
+from remoting.seams import Rng
+
+MAX_RECONSUME_TIMES_VERSION = 121
+"""3.4.9: from here on a client's own maxReconsumeTimes is honoured."""
+
+
+class Destinations:
+    """Checks where a message may go, and proposes it there.
+
+    Attributes:
+        space: Whether the disk has room for messages.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        settings: BrokerSettings,
+        space: DiskSpace,
+        rng: Rng,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._settings = settings
+        self.space = space
+        self._rng = rng
+
+    # ------------------------------------------------------------------------------ checks
+
+    def check(
+        self,
+        topic: str,
+        queue_id: int,
+        default_topic: str | None = None,
+        default_queue_nums: int = 0,
+        account: str = "",
+        planned: TopicConfig | None = None,
+    ) -> tuple[TopicConfig, TopicConfig | None]:
+        """Check that a client may send to this broker, and to a queue of *topic*.
+
+        Args:
+            queue_id: Negative: any queue.
+            default_topic: What a missing topic inherits from; None: it is not made.
+            account: A topic that is made counts as this one's.
+            planned: The topic as this same request makes it already.
+        Returns:
+            The topic, and again if this message makes it, else None.
+        Raises:
+            RefusedError: The broker accepts no messages, the name is bad, or the topic is missing,
+                not writeable, or has no such queue; nothing was stored.
+            TableFullError: As `TopicView.to_create`.
+        """
+        if not self._settings.broker_permission & PERM_WRITE:
+            check_accepts(self._settings)
+        check_sendable(topic)
+        config = planned or self._topics.config(topic)
+        create: TopicConfig | None = None
+        if config is None and default_topic is not None:
+            config = create = self._topics.to_create(
+                topic, default_topic, default_queue_nums, account
+            )
+        if config is None:
+            raise RefusedError(
+                Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
+            )
+        if not config.writeable:
+            raise RefusedError(
+                Condition.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden"
+            )
+        if queue_id >= config.queue_nums:
+            raise RefusedError(
+                Condition.INVALID_QUEUE,
+                f"request queueId[{queue_id}] is illegal, {topic} has {config.queue_nums} queues",
+            )
+        return config, create
+
+    def any_queue(self, config: TopicConfig) -> int:
+        """Return a queue of a topic, by chance."""
+        return self._rng.randrange(max(1, config.write_queue_nums))
+
+    # ------------------------------------------------------------------------------ retries
+
+    def consumer_group(self, group: str) -> SubscriptionGroupConfig:
+        """Return the configuration of a consumer group, as it would be made where it is unknown.
+
+        Raises:
+            RefusedError: It is unknown and may not be made.
+        """
+        config = self._topics.subscription_group_or_default(group)
+        if config is None:
+            raise RefusedError(Condition.GROUP_NOT_EXIST, f"subscription group not exist, {group}")
+        return config
+
+    def retry_topic(self, group: str) -> tuple[str, TopicConfig | None]:
+        """Return a group's retry topic, and its configuration if it has to be made.
+
+        Raises:
+            RefusedError: It is being deleted.
+            TableFullError: As `TopicView.retry_topic_to_create`.
+        """
+        topic = retry_topic(group)
+        if self._topics.is_deleting(topic):
+            raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{topic}] is being deleted")
+        change = self._topics.retry_topic_to_create(group)
+        return topic, None if change is None else change.put[0]
+
+    def dead_letter_topic(self, group: str) -> tuple[str, TopicConfig | None]:
+        """Return a group's dead letter topic, and its configuration if it has to be made.
+
+        Raises:
+            RefusedError: It is being deleted.
+            TableFullError: There are as many topics as may be, and the group is not known either.
+        """
+        topic = dlq_topic(group)
+        if self._topics.config(topic) is not None:
+            return topic, None
+        if self._topics.is_deleting(topic):
+            raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{topic}] is being deleted")
+        if self._topics.subscription_group(group) is None:
+            self._topics.check_room()
+        return topic, TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
+
+    # ------------------------------------------------------------------------------ proposals
+
+    def propose(
+        self,
+        create: TopicConfig | None,
+        records: Sequence[bytes],
+        target: Run,
+        on_done: OnDone,
+        *,
+        noted: StateRecord | None = None,
+        ahead: StateRecord | None = None,
+    ) -> int:
+        """Propose *records*, all for *target*, behind the topic *create* if there is one to make.
+
+        Args:
+            noted: Stands right before *records*.
+            ahead: Stands before *noted*.
+        Returns:
+            How many bytes of the proposal come before the first of *records*.
+        Raises:
+            MQError: What `BrokerGroup.propose` raises; nothing was stored, *on_done* is not called.
+        """
+        if create is None and noted is None and ahead is None:
+            sizes = np.array([len(record) for record in records], np.uint32)
+            batch = RecordBatch(records=b"".join(records), sizes=sizes, runs=(target,))
+            self._group.propose(batch, on_done)
+            return 0
+        made: OnDone | None = None
+
+        def done(proposed: Proposed) -> None:
+            if made is not None:
+                made(proposed)
+            on_done(proposed)
+
+        heads = [] if create is None else [state_record(TopicsChange(put=(create,)))]
+        heads += [head for head in (ahead, noted) if head is not None]
+        every = (*(head.record for head in heads), *records)
+        batch = RecordBatch(
+            records=b"".join(every),
+            sizes=np.array([len(record) for record in every], np.uint32),
+            runs=(*(head.run for head in heads), target),
+        )
+        self._group.propose(batch, done)
+        if create is not None:
+            made = self._topics.pending.put(create.topic, create)
+        return sum(len(head.record) for head in heads)
+
+
+def check_accepts(settings: BrokerSettings) -> None:
+    """Check that the broker accepts messages.
+
+    Raises:
+        RefusedError: It does not; nothing was stored.
+    """
+    if not settings.broker_permission & PERM_WRITE:
+        raise RefusedError(
+            Condition.NO_PERMISSION,
+            f"the broker[{settings.address}] sending message is forbidden",
+        )
+
+
+def retries_allowed(config: SubscriptionGroupConfig, version: int, asked: int | None) -> int:
+    """Return how often a message is consumed again; a client's own number needs its *version*."""
+    if version >= MAX_RECONSUME_TIMES_VERSION and asked is not None:
+        return asked
+    return config.retry_max_times
+
+
+def body_refused(size_bytes: int, max_bytes: int) -> RefusedError:
+    """Return the refusal of a body that is empty or larger than *max_bytes*."""
+    if not size_bytes:
+        return RefusedError(Condition.MESSAGE_ILLEGAL, "the message body is empty")
+    return RefusedError(
+        Condition.MESSAGE_ILLEGAL, f"the message has {size_bytes} bytes, at most {max_bytes}"
+    )
+
+
+def check_room(properties: bytes) -> None:
+    """Check that a message's properties leave the room that the broker needs later.
+
+    Args:
+        properties: Encoded, and free of those that only brokers write.
+    Raises:
+        RefusedError: They are too long; nothing was stored.
+    """
+    if len(properties) > MAX_CLIENT_PROPERTIES_BYTES and not leaves_room(properties):
+        raise properties_too_long(len(properties))
+
+
+def properties_too_long(size_bytes: int) -> RefusedError:
+    """Return the refusal of properties of that size."""
+    return RefusedError(
+        Condition.MESSAGE_ILLEGAL,
+        f"the properties have {size_bytes} bytes, at most {MAX_CLIENT_PROPERTIES_BYTES}: the rest "
+        "of a record's room for them is the broker's; nothing was stored",
+    )

@@ -1,0 +1,372 @@
+"""Consumer groups: their configuration (200, 201, 207, 225, 352) and progress (208, 303, 317).
+
+Spec: remoting fact sheet, section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import trio
+
+from commitlog.errors import OffsetOutOfRangeError
+from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.processors.answers import RefusedError, answer_when_done, require_leader
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.client_table import ClientTable
+from dledger.processors.handles import Limit, handles
+from dledger.processors.offsets import store_time_at
+from dledger.processors.request_checks import check_group_name
+from dledger.services.offset_commits import OffsetCommits
+from dledger.services.pending_configs import TopicView
+from dledger.state.names import RETRY_PREFIX, STATE_TOPIC, SUBSCRIPTION_GROUPS_QUEUE
+from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.topic_config import TopicConfig
+from remoting.access.rules import ADMIN, SIGNED
+from remoting.connection import Connection
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol import bodies
+from remoting.protocol.bodies import (
+    ConsumeStats,
+    ConsumeStatsList,
+    MessageQueue,
+    OffsetWrapper,
+    QueryConsumeTimeSpanBody,
+    QueueTimeSpan,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import (
+    DeleteSubscriptionGroupHeader,
+    GetBrokerConsumeStatsHeader,
+    GetConsumeStatsHeader,
+    GroupHeader,
+    TopicGroupHeader,
+)
+from remoting.protocol.outcome import Condition
+from remoting.seams import Clock
+
+MAX_GROUPS_PER_REQUEST: Final = 10_000
+"""Groups of one request: they become one record of about 4 MB."""
+
+MAX_RETRY_QUEUES: Final = 65_536
+"""As many as a topic may have: they are the queues of the group's retry topic."""
+
+_SAME_NAMES: Final = (
+    "group_name",
+    "consume_enable",
+    "consume_from_min_enable",
+    "consume_broadcast_enable",
+    "consume_message_orderly",
+    "retry_queue_nums",
+    "retry_max_times",
+    "broker_id",
+    "which_broker_when_consume_slowly",
+    "notify_consumer_ids_changed_enable",
+    "group_sys_flag",
+    "consume_timeout_minute",
+)
+
+
+def wire_group(config: SubscriptionGroupConfig) -> bodies.SubscriptionGroupConfig:
+    """Return a group as remoting bodies show it."""
+    policy = bodies.GroupRetryPolicy()
+    if config.retry_policy is not None:
+        policy = bodies.GroupRetryPolicy(**config.retry_policy)
+    return bodies.SubscriptionGroupConfig(
+        **{name: getattr(config, name) for name in _SAME_NAMES},
+        attributes=dict(config.attributes),
+        group_retry_policy=policy,
+    )
+
+
+def group_of(body: bodies.SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+    """Return a group as the state keeps it.
+
+    Raises:
+        RefusedError: A name or a number that cannot be.
+    """
+    check_group_name(body.group_name)
+    if body.retry_queue_nums > MAX_RETRY_QUEUES:
+        raise RefusedError(
+            Condition.BAD_REQUEST,
+            f"retryQueueNums {body.retry_queue_nums} is more than {MAX_RETRY_QUEUES}",
+        )
+    policy: dict[str, Any] | None = None
+    if body.group_retry_policy != bodies.GroupRetryPolicy():
+        given = body.group_retry_policy
+        policy = {
+            "type": given.type,
+            "exponential_retry_policy": given.exponential_retry_policy,
+            "customized_retry_policy": given.customized_retry_policy,
+        }
+    return SubscriptionGroupConfig(
+        **{name: getattr(body, name) for name in _SAME_NAMES},
+        attributes=dict(body.attributes),
+        retry_policy=policy,
+    )
+
+
+class SubscriptionGroupsProcessor:
+    """Answers administration of subscription groups; changes go through the log."""
+
+    def __init__(self, group: BrokerGroup, topics: TopicView, offsets: OffsetCommits) -> None:
+        self._group = group
+        self._topics = topics
+        self._offsets = offsets
+
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, limit=Limit.ADMIN, rule=ADMIN)
+    def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 200 when the group is as asked for."""
+        return self._put(
+            connection,
+            command,
+            lambda: [bodies.SubscriptionGroupConfig.decode(command.body)],
+        )
+
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, limit=Limit.ADMIN, rule=ADMIN)
+    def update_and_create_list(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 225 when all the groups are as asked for; they change together."""
+        return self._put(
+            connection,
+            command,
+            lambda: bodies.SubscriptionGroupConfigList.decode(command.body).group_config_list,
+        )
+
+    @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP, limit=Limit.ADMIN, rule=ADMIN, local=True)
+    def delete(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 207 when the group is removed, with its consumer offsets if requested."""
+        require_leader(self._group)
+        header = DeleteSubscriptionGroupHeader.decode(command.ext)
+        name = header.group_name
+        forget = bool(header.clean_offset or header.remove_offset)
+        state = self._group.state
+        is_there = name in state.subscription_groups
+        if not is_there and not forget and not len(self._topics.pending_groups):
+            return response_to(command)
+        change = SubscriptionGroupsChange(delete=(name,), forget=(name,) if forget else ())
+        self._propose(
+            connection, command, change, lambda: [self._topics.pending_groups.delete(name)]
+        )
+        if forget:
+            self._offsets.drop_group(name)
+        return DEFERRED
+
+    @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
+    def all_groups(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 201: every group, whatever part was asked for."""
+        state = self._group.state
+        configs = {**state.builtin_groups, **state.subscription_groups}
+        wrapper = bodies.SubscriptionGroupWrapper(
+            subscription_group_table={name: wire_group(c) for name, c in sorted(configs.items())},
+            data_version=bodies.DataVersion(
+                counter=state.max_offset(STATE_TOPIC, SUBSCRIPTION_GROUPS_QUEUE),
+                state_version=self._group.term,
+            ),
+        )
+        return response_to(command, 0, None, {"totalGroupNum": str(len(configs))}, wrapper.encode())
+
+    @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
+    def group_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 352: one group, 26 when there is none."""
+        name = GroupHeader.decode(command.ext).group
+        config = self._topics.subscription_group(name)
+        if config is None:
+            raise RefusedError(
+                Condition.GROUP_NOT_EXIST, f"subscription group [{name}] does not exist"
+            )
+        return response_to(command, 0, None, None, wire_group(config).encode())
+
+    def _put(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        asked_for: Callable[[], Sequence[bodies.SubscriptionGroupConfig]],
+    ) -> Handled:
+        require_leader(self._group)
+        configs = {config.group_name: config for config in map(group_of, asked_for())}
+        if len(configs) > MAX_GROUPS_PER_REQUEST:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"{len(configs)} groups in one request; at most {MAX_GROUPS_PER_REQUEST}",
+            )
+        pending = self._topics.pending_groups
+        state = self._group.state
+        news = tuple(
+            config
+            for name, config in configs.items()
+            if len(pending) or state.subscription_groups.get(name) != config
+        )
+        if not news:
+            return response_to(command)
+        unknown = sum(pending.resolve(config.group_name) is None for config in news)
+        self._topics.check_room_for_groups(unknown)
+        self._propose(
+            connection,
+            command,
+            SubscriptionGroupsChange(put=news),
+            lambda: [pending.put(config.group_name, config) for config in news],
+        )
+        return DEFERRED
+
+    def _propose(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        change: SubscriptionGroupsChange,
+        notes: Callable[[], Iterable[OnDone]],
+    ) -> None:
+        noted: list[OnDone] = []
+        answer = answer_when_done(connection, command, self._group)
+
+        def done(proposed: Proposed) -> None:
+            for note in noted:
+                note(proposed)
+            answer(proposed)
+
+        self._group.propose(state_batch(change), done)
+        noted.extend(notes())
+
+
+NO_TIME = 0
+"""Where there is no message to take a time from."""
+
+TOPIC_SEPARATOR = ";"
+
+
+class ConsumeStatsProcessor:
+    """Answers 208, 303 and 317, on the leader."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        clients: ClientTable[Connection],
+        offsets: OffsetCommits,
+        settings: BrokerSettings,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._clients = clients
+        self._offsets = offsets
+        self._settings = settings
+        self._clock = clock
+
+    @handles(RequestCode.GET_CONSUME_STATS, limit=Limit.ADMIN, rule=SIGNED, reads=True)
+    def of_group(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 208: where a group is in each queue, of the topics asked for or all it has."""
+        header = GetConsumeStatsHeader.decode(command.ext)
+        require_leader(self._group)
+        asked = [header.topic] if header.topic else []
+        asked += [name for name in (header.topic_list or "").split(TOPIC_SEPARATOR) if name]
+        stats = self._stats(header.consumer_group, asked)
+        return response_to(command, 0, None, None, stats.encode())
+
+    @handles(RequestCode.GET_BROKER_CONSUME_STATS, limit=Limit.ADMIN, rule=SIGNED, reads=True)
+    def of_broker(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 317: where every group is."""
+        return self._of_broker(command, GetBrokerConsumeStatsHeader.decode(command.ext).is_order)
+
+    async def _of_broker(self, command: RemotingCommand, is_order: bool) -> RemotingCommand:
+        body = ConsumeStatsList(broker_addr=self._settings.address)
+        require_leader(self._group)
+        groups = sorted({name for name, _ in self._group.state.consumer_offsets})
+        for name in groups:
+            # A broker may have thousands of groups: others are served in between.
+            await trio.lowlevel.checkpoint()
+            require_leader(self._group)
+            found = [
+                stats
+                for topic in self._topics_of(name)
+                if topic.order == is_order
+                and (stats := self._stats(name, [topic.topic])).offset_table
+            ]
+            if found:
+                body.consume_stats_list.append({name: found})
+                body.total_diff += sum(map(_behind, found))
+        body.total_inflight_diff = 0
+        return response_to(command, 0, None, None, body.encode())
+
+    @handles(RequestCode.QUERY_CONSUME_TIME_SPAN, limit=Limit.ADMIN, rule=SIGNED, reads=True)
+    def time_span(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 303: from when to when there are messages, how far a group is, how late."""
+        header = TopicGroupHeader.decode(command.ext)
+        require_leader(self._group)
+        config = self._topics.config(header.topic)
+        if config is None:
+            raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        spans = [
+            self._span(config.topic, header.group, queue_id)
+            for queue_id in range(config.write_queue_nums)
+        ]
+        body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
+        return response_to(command, 0, None, None, body.encode())
+
+    # ------------------------------------------------------------------------------ figures
+
+    def _topics_of(self, group_name: str) -> list[TopicConfig]:
+        """Return the topics a group has offsets of and, while it is online, still wants."""
+        names = sorted(
+            topic for name, topic in self._group.state.consumer_offsets if name == group_name
+        )
+        online = self._clients.consumer_group(group_name)
+        if online is not None and online.subscriptions:
+            names = [
+                name
+                for name in names
+                if name in online.subscriptions or name == RETRY_PREFIX + group_name
+            ]
+        return [config for name in names if (config := self._topics.config(name)) is not None]
+
+    def _stats(self, group_name: str, asked: Iterable[str]) -> ConsumeStats:
+        configs = [config for name in asked if (config := self._topics.config(name)) is not None]
+        stats = ConsumeStats()
+        for config in configs or ([] if asked else self._topics_of(group_name)):
+            for queue_id in range(config.read_queue_nums):
+                queue = MessageQueue(config.topic, self._settings.broker_name, queue_id)
+                stats.offset_table[queue] = self._progress(config.topic, group_name, queue_id)
+        return stats
+
+    def _progress(self, topic: str, group_name: str, queue_id: int) -> OffsetWrapper:
+        offset = max(0, self._offsets.offset(group_name, topic, queue_id) or 0)
+        return OffsetWrapper(
+            broker_offset=self._group.state.max_offset(topic, queue_id),
+            consumer_offset=offset,
+            pull_offset=offset,
+            last_timestamp=self._time(topic, queue_id, offset - 1),
+        )
+
+    def _span(self, topic: str, group_name: str, queue_id: int) -> QueueTimeSpan:
+        state = self._group.state
+        low, high = state.min_offset(topic, queue_id), state.max_offset(topic, queue_id)
+        offset = self._offsets.offset(group_name, topic, queue_id) or 0
+        first = self._time(topic, queue_id, low)
+        next_time = self._time(topic, queue_id, max(offset, low))
+        return QueueTimeSpan(
+            message_queue=MessageQueue(topic, self._settings.broker_name, queue_id),
+            min_time_stamp=first,
+            max_time_stamp=self._time(topic, queue_id, high - 1),
+            consume_time_stamp=self._time(topic, queue_id, offset - 1) if offset > 0 else first,
+            delay_time=max(0, self._clock.wall_ms() - next_time) if next_time != NO_TIME else 0,
+        )
+
+    def _time(self, topic: str, queue_id: int, offset: int) -> int:
+        """Return the store time of a message, `NO_TIME` where there is none."""
+        bounds = self._group.state.queues.get((topic, queue_id))
+        if bounds is None or not bounds.min_offset <= offset < bounds.max_offset:
+            return NO_TIME
+        try:
+            return store_time_at(self._group, topic, queue_id, offset)
+        except OffsetOutOfRangeError:
+            return NO_TIME
+
+
+def _behind(stats: ConsumeStats) -> int:
+    return sum(
+        progress.broker_offset - progress.consumer_offset
+        for progress in stats.offset_table.values()
+    )

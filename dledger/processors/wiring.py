@@ -1,0 +1,395 @@
+"""All processors of a broker, made together; the switchboard and rules that they declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from commitlog.message_id import UniqKeyFactory
+from commitlog.reply_names import reply_topic
+from dledger.group_api import BrokerGroup
+from dledger.processors.admin import (
+    AuthProcessor,
+    BrokerConfigProcessor,
+    BrokerStatsProcessor,
+    CleanUpProcessor,
+    RuntimeInfoProcessor,
+    SlaveSyncProcessor,
+)
+from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.client_calls import ClientCallsProcessor, ClientQueriesProcessor
+from dledger.processors.client_table import ClientTable
+from dledger.processors.clients import ClientsProcessor
+from dledger.processors.destination import Destinations
+from dledger.processors.groups import ConsumeStatsProcessor, SubscriptionGroupsProcessor
+from dledger.processors.handles import (
+    MAX_OPEN,
+    Limit,
+    handlers_of,
+    local_codes,
+    register,
+    rules_of,
+)
+from dledger.processors.idempotent_sends import OpenProducerProcessor
+from dledger.processors.locks import QueueLocksProcessor
+from dledger.processors.offsets import (
+    CloneOffsetsProcessor,
+    OffsetsProcessor,
+    ResetOffsetsProcessor,
+)
+from dledger.processors.property_filters import PropertyFilters
+from dledger.processors.pull import PullProcessor
+from dledger.processors.pull_checks import PullChecks
+from dledger.processors.queries import (
+    ConsumeQueueViewProcessor,
+    KeyQueryProcessor,
+    MessageViewProcessor,
+)
+from dledger.processors.raft import CapabilitiesProcessor, RaftChangeProcessor, RaftStatusProcessor
+from dledger.processors.reply import ReplyProcessor
+from dledger.processors.rights import Places, TopicAt
+from dledger.processors.send import SendProcessor
+from dledger.processors.send_back import SendBackProcessor
+from dledger.processors.send_records import SendRecordsProcessor
+from dledger.processors.timer_sends import RecallProcessor, TimerRecalls, TimerSends
+from dledger.processors.topics import TopicsProcessor
+from dledger.processors.transactions import EndTransactionProcessor
+from dledger.services.disk_space import DiskSpace
+from dledger.services.every_second import every_second
+from dledger.services.offset_commits import OffsetCommits
+from dledger.services.pending_configs import TopicView
+from dledger.services.producer_sends import ProducerSends
+from dledger.services.queue_locks import LEASE_S, QueueLocks
+from dledger.services.table_limits import TableLimits
+from dledger.services.throughput import Throughput
+from dledger.services.timer_claims import TimerClaims
+from dledger.services.transaction_decisions import TransactionDecisions
+from remoting.access.rules import Rule
+from remoting.connection import Connection
+from remoting.processor import Handler, Limiter, ProcessorTable
+from remoting.protocol.codes import RequestCode
+from remoting.seams import Clock, Executor, Rng
+
+PROCESSORS: Final[tuple[type, ...]] = (
+    SendProcessor,
+    SendRecordsProcessor,
+    ReplyProcessor,
+    SendBackProcessor,
+    RecallProcessor,
+    OpenProducerProcessor,
+    EndTransactionProcessor,
+    PullProcessor,
+    OffsetsProcessor,
+    ResetOffsetsProcessor,
+    CloneOffsetsProcessor,
+    ClientsProcessor,
+    ClientQueriesProcessor,
+    ClientCallsProcessor,
+    SubscriptionGroupsProcessor,
+    ConsumeStatsProcessor,
+    TopicsProcessor,
+    QueueLocksProcessor,
+    KeyQueryProcessor,
+    MessageViewProcessor,
+    ConsumeQueueViewProcessor,
+    RuntimeInfoProcessor,
+    BrokerStatsProcessor,
+    CleanUpProcessor,
+    SlaveSyncProcessor,
+    BrokerConfigProcessor,
+    AuthProcessor,
+    RaftChangeProcessor,
+    RaftStatusProcessor,
+    CapabilitiesProcessor,
+)
+"""Every class of a broker that declares handlers."""
+
+LOCAL_ADMIN: Final = local_codes(PROCESSORS)
+"""They erase data, or change members, settings of durability and retention: without access
+control they come from the broker's own machine, unless `server.open_admin` is on."""
+
+
+def broker_rules(topic_at: TopicAt, cluster: str) -> dict[int, Rule]:
+    """Return the rule of each request code that a broker answers.
+
+    Args:
+        topic_at: Topic of the message at a position of the log.
+        cluster: Name of the cluster; answering needs no right to its topic for replies.
+    """
+    return rules_of(PROCESSORS, Places(topic_at, reply_topic(cluster)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSeams:
+    """What the processors take from outside."""
+
+    clock: Clock
+    rng: Rng
+    executor: Executor
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettings:
+    """How the tables of a broker grow, and how long their entries wait or last."""
+
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    offset_interval_s: float = 1.0
+    """Between two entries with the offsets that clients committed one-way."""
+    lock_lease_s: float = LEASE_S
+    limits: TableLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """The file system that holds the log, and what may remove segments.
+
+    Attributes:
+        disk_ratio: Used part of the file system, 0 to 1.
+        disk_bytes: Its size, and how much of it is free.
+        expire_soon: Lets expired segments go at the next check; its argument names who asks.
+    """
+
+    disk_ratio: Callable[[], float] = lambda: 0.0
+    disk_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    expire_soon: Callable[[str], None] = lambda _asked_by: None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What several processors work with."""
+
+    group: BrokerGroup
+    settings: BrokerSettings
+    seams: ProcessorSeams
+    topics: TopicView
+    clients: ClientTable[Connection]
+    offsets: OffsetCommits
+    locks: QueueLocks
+    throughput: Throughput
+    filters: PropertyFilters
+    timer_claims: TimerClaims
+    space: DiskSpace
+    transactions: TransactionDecisions
+
+
+@dataclass(slots=True)
+class BrokerProcessors:
+    """The processors, and what the rest of the broker needs of them."""
+
+    clock: Clock
+    topics: TopicView
+    clients: ClientTable[Connection]
+    offsets: OffsetCommits
+    locks: QueueLocks
+    throughput: Throughput
+    timer_claims: TimerClaims
+    space: DiskSpace
+    pull: PullProcessor
+    clients_processor: ClientsProcessor
+    transactions: TransactionDecisions
+    limiters: dict[str, Limiter]
+    """How many requests of each kind are open."""
+    handlers: dict[RequestCode, tuple[Handler, Limiter]]
+
+    @classmethod
+    def build(
+        cls,
+        group: BrokerGroup,
+        settings: BrokerSettings,
+        seams: ProcessorSeams,
+        tables: TableSettings | None = None,
+        folder: LogFolder | None = None,
+    ) -> BrokerProcessors:
+        """Make them all, and let them listen to what *group* applies."""
+        folder = folder or LogFolder()
+        shared = _shared(group, settings, seams, tables or TableSettings(), folder)
+        limiters = _limiters(settings)
+        open_producer = OpenProducerProcessor(group)
+        pull = _pull(shared)
+        clients = ClientsProcessor(
+            group, shared.topics, shared.clients, shared.filters, clock=seams.clock
+        )
+        processors = (
+            *_senders(shared),
+            open_producer,
+            pull,
+            clients,
+            *_consumer_tables(shared),
+            *_queries(shared),
+            *_administration(shared, folder, limiters),
+        )
+        group.on_applied.append(shared.throughput.on_applied)
+        group.on_applied.append(pull.on_applied)
+        group.on_applied.append(open_producer.on_applied)
+        group.on_applied.append(shared.locks.on_applied)
+        return cls(
+            clock=seams.clock,
+            topics=shared.topics,
+            clients=shared.clients,
+            offsets=shared.offsets,
+            locks=shared.locks,
+            throughput=shared.throughput,
+            timer_claims=shared.timer_claims,
+            space=shared.space,
+            pull=pull,
+            clients_processor=clients,
+            transactions=shared.transactions,
+            limiters={limit.value: limiter for limit, limiter in limiters.items()},
+            handlers=handlers_of(processors, limiters, group),
+        )
+
+    def register(self, table: ProcessorTable) -> None:
+        """Put every handler into *table*."""
+        register(table, self.handlers)
+
+    def role_changed(self) -> None:
+        """Begin or end what lasts for a leadership; to be put into the group's `on_role_change`."""
+        self.locks.role_changed()
+        self.clients_processor.role_changed()
+
+    async def run(self) -> None:
+        """Run what belongs to the processors whatever the role: long polling, client expiry.
+
+        `OffsetCommits.run` and the services of `dledger.services` belong into the leadership.
+
+        Cancellation: Held pulls are dropped with their connections.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.pull.run)
+            nursery.start_soon(self.clients_processor.run)
+            nursery.start_soon(every_second, self.clock, self.space.look, self.throughput.look)
+
+
+def register_processors(table: ProcessorTable, group: BrokerGroup, *processors: object) -> None:
+    """Put the handlers of processors that the daemon makes itself into *table*."""
+    kinds = (Limit.RAFT_CHANGE, Limit.SETTINGS)
+    limiters = {limit: Limiter(limit.value, MAX_OPEN[limit]) for limit in kinds}
+    register(table, handlers_of(processors, limiters, group))
+
+
+def _limiters(settings: BrokerSettings) -> dict[Limit, Limiter]:
+    most = {**MAX_OPEN, Limit.PULL: 2 * settings.max_held_pulls}
+    kinds = (Limit.SEND, Limit.PULL, Limit.REPLY, Limit.CLIENT, Limit.ADMIN)
+    return {limit: Limiter(limit.value, most[limit]) for limit in kinds}
+
+
+def _shared(
+    group: BrokerGroup,
+    settings: BrokerSettings,
+    seams: ProcessorSeams,
+    tables: TableSettings,
+    folder: LogFolder,
+) -> _Shared:
+    topics = TopicView(
+        group,
+        auto_create_topic_enable=tables.auto_create_topic_enable,
+        auto_create_group_enable=tables.auto_create_subscription_group,
+        limits=tables.limits,
+    )
+    return _Shared(
+        group,
+        settings,
+        seams,
+        topics,
+        clients=ClientTable(tables.limits),
+        offsets=OffsetCommits(
+            group,
+            seams.clock,
+            interval_s=tables.offset_interval_s,
+            limits=tables.limits,
+            shares=topics.shares,
+        ),
+        locks=QueueLocks(group, topics, seams.clock, lease_s=tables.lock_lease_s),
+        throughput=Throughput(seams.clock, group.state),
+        filters=PropertyFilters(settings),
+        timer_claims=TimerClaims(group),
+        space=DiskSpace(folder.disk_ratio, settings.disk_warning_ratio),
+        transactions=TransactionDecisions(group, topics),
+    )
+
+
+def _senders(shared: _Shared) -> tuple[object, ...]:
+    group, settings, topics, seams = shared.group, shared.settings, shared.topics, shared.seams
+    clock, rng = seams.clock, seams.rng
+    destinations = Destinations(group, topics, settings, shared.space, rng)
+    recalls = TimerRecalls(group, shared.timer_claims)
+    timers = TimerSends(group, settings, clock, recalls)
+    salt = int.from_bytes(rng.randbytes(4), "big")
+    uniq_keys = UniqKeyFactory(settings.store_host[:-4], seams.pid, salt)
+    sends = ProducerSends(group)
+    return (
+        SendProcessor(group, settings, destinations, sends, timers, uniq_keys, clock),
+        SendRecordsProcessor(group, topics, settings, destinations, sends),
+        ReplyProcessor(group, shared.clients, settings, destinations, clock),
+        SendBackProcessor(group, settings, destinations, rng),
+        RecallProcessor(group, settings, recalls),
+        EndTransactionProcessor(group, topics, shared.transactions, clock=clock),
+    )
+
+
+def _pull(shared: _Shared) -> PullProcessor:
+    group, settings, seams = shared.group, shared.settings, shared.seams
+    checks = PullChecks(
+        group,
+        settings,
+        shared.topics,
+        shared.clients,
+        shared.filters,
+        shared.offsets,
+        shared.locks,
+    )
+    return PullProcessor(group, settings, checks, shared.throughput, seams.clock, seams.executor)
+
+
+def _consumer_tables(shared: _Shared) -> tuple[object, ...]:
+    group, settings, topics = shared.group, shared.settings, shared.topics
+    clients, offsets = shared.clients, shared.offsets
+    return (
+        OffsetsProcessor(group, topics, offsets, settings, shared.locks),
+        ResetOffsetsProcessor(group, clients, offsets, settings),
+        CloneOffsetsProcessor(group, clients, offsets),
+        SubscriptionGroupsProcessor(group, topics, offsets),
+        ConsumeStatsProcessor(group, topics, clients, offsets, settings, clock=shared.seams.clock),
+        QueueLocksProcessor(topics, shared.locks),
+    )
+
+
+def _queries(shared: _Shared) -> tuple[object, ...]:
+    group, clients = shared.group, shared.clients
+    return (
+        KeyQueryProcessor(group, shared.seams.executor),
+        MessageViewProcessor(group),
+        ConsumeQueueViewProcessor(group, clients, shared.filters),
+        ClientQueriesProcessor(group, clients, shared.seams.clock),
+        ClientCallsProcessor(group, clients, shared.settings),
+    )
+
+
+def _administration(
+    shared: _Shared, folder: LogFolder, limiters: Mapping[Limit, Limiter]
+) -> tuple[object, ...]:
+    group, settings, clock = shared.group, shared.settings, shared.seams.clock
+    sends, pulls = limiters[Limit.SEND], limiters[Limit.PULL]
+    pools = {"send": sends, "pull": pulls, "litePull": pulls, "query": limiters[Limit.CLIENT]}
+    return (
+        TopicsProcessor(group, shared.topics, settings, clock=clock),
+        RuntimeInfoProcessor(
+            group,
+            settings,
+            shared.throughput,
+            clock=clock,
+            disk_ratio=folder.disk_ratio,
+            disk_bytes=folder.disk_bytes,
+            limiters=pools,
+        ),
+        BrokerStatsProcessor(shared.throughput.stats, clock=clock),
+        CleanUpProcessor(group, folder.expire_soon),
+        SlaveSyncProcessor(group),
+        RaftStatusProcessor(group, settings),
+        CapabilitiesProcessor(group, settings.broker_name),
+    )
