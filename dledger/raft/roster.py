@@ -127,8 +127,19 @@ class Roster:
             self.is_listed(key)
             or self._is_vouched_for(key)
             or self._is_of_successors(key)
-            or (not self.log.index and key[0] in self.configured and self.is_found(key))
+            or (self._finds_by_address and key[0] in self.configured and self.is_found(key))
         )
+
+    @property
+    def _finds_by_address(self) -> bool:
+        """Whether members are those that answer at configured addresses.
+
+        So it is before this node has a list, and as long as no list of its own names it as it is
+        now: with a new folder it copies a log whose old lists name its predecessor, and members
+        that are long replaced. It is counted by none of these lists, so it decides nothing.
+        """
+        own = (self.self_id, self.identity.incarnation)
+        return not self.log.index or not self.is_listed(own)
 
     def _is_vouched_for(self, key: Vouched) -> bool:
         # A list older than one's own says nothing: who has left since stands in it.
@@ -226,8 +237,8 @@ class Roster:
     def expected(self) -> frozenset[str]:
         """Names that this node looks for by itself."""
         names = {*self.followers()}
-        if self.log.index == 0:
-            # No list in the log yet, and the bootstrap value of others may be long out of date.
+        if self._finds_by_address:
+            # The bootstrap value of others, or the list so far, may be long out of date.
             names.update(self.configured)
         return frozenset(names - {self.self_id})
 

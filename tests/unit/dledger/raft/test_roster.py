@@ -134,3 +134,20 @@ def test_roster_lets_two_members_find_each_other_that_neither_list_names() -> No
     assert [calls("n0", "n2"), calls("n2", "n0"), calls("n0", "n2")] == [False, True, True]
     assert rosters["n0"].is_known(("n2", "b2"))
     assert rosters["n2"].is_known(("n0", "c0"))
+
+
+def test_roster_hears_configured_addresses_until_a_list_names_it() -> None:
+    log = MembersLog()
+    log.reset(12, Members.bootstrap(OLD, ADDRESSES, {}))
+    identity: Any = SimpleNamespace(incarnation="c2", voters={})
+    roster = Roster(log, identity, "n2", {**ADDRESSES, "n3": ("127.0.0.1", 40914)})
+    leader, other = ("n0", "b0"), ("n9", "b9")
+    assert "n3" in roster.expected()
+    assert not roster.is_member(leader), "it has not answered at its address"
+    for name, incarnation in (leader, other):
+        roster.found(call(name, incarnation))
+    assert roster.is_member(leader)
+    assert not roster.is_member(other), "nothing is configured for that name"
+    log.reset(40, Members.bootstrap({"n0": "z0", "n1": "a1", "n2": "c2"}, ADDRESSES, {}))
+    assert not roster.is_member(leader)
+    assert "n3" not in roster.expected()
