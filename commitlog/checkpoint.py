@@ -1,9 +1,9 @@
 """The checkpoint and abort files as RocketMQ has them.
 
-The checkpoint says up to which store time log, queues and key index are on disk; the abort file is
-there while a broker runs, so that finding it at start tells of an unclean stop.
+The checkpoint holds up to which store time log, queues and key index are on disk; the abort file is
+there while a broker runs, so that finding it at start means an unclean stop.
 
-Spec: docs/formats.md, section 8.
+Spec: docs/reference/formats.md, section 8.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CheckpointFile:
 
         Raises:
             DiskFullError: No space to make the file.
-            FlushFailedError: The disk said no.
+            FlushFailedError: The flush failed.
         """
         file = self._open()
         if file is None:

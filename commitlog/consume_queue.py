@@ -7,7 +7,7 @@ Units are derived from committed entries only and can be written again at any ti
 count is not recorded here: the state tables own each queue's min and max offset, so bytes at or
 past the max offset may be left-overs and mean nothing.
 
-Spec: docs/formats.md, section 3.
+Spec: docs/reference/formats.md, section 3.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ MAX_OPEN_FILES: Final = 200
 """Open consume queue files; a mapped one has two descriptors, and 1,024 is the usual limit."""
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""The process, or the machine, has no descriptor left: that says nothing about the disk."""
+"""The process, or the machine, has no descriptor left: the disk itself may be sound."""
 
 EAGER_QUEUES: Final = 1_000
 """Queues with files that are looked for when the store is opened; with more of them each is looked
 for when it is asked for, so that a start does not read a hundred thousand folders."""
 
 FLUSH_TOGETHER: Final = 256
-"""Above so many files that were not open a flush asks for all of them at once: one after the other
-takes a minute for 20,000 of them, and the next checkpoint waits for it."""
+"""Above this number of files that were not open a flush asks for all of them at once: one after the
+other takes a minute for 20,000 of them, and the next checkpoint waits for it."""
 
 SHARED_BYTES_MAX: Final = 32 << 20
 """Shared units in memory. Beyond it units are written into files of their queue at once."""
@@ -583,7 +583,7 @@ class ConsumeQueue:
         tail = self._tail
         if tail is None:
             raise InvariantBroken(f"{self.topic} queue {self.queue_id} has no shared units")
-        # Found now: while a flush makes files, what is in the folder says nothing.
+        # Found now: while a flush makes files, the content of the folder proves nothing.
         _ = self._begins
         self._store._topics_with_files.add(self.topic)
         self._moving = tail
@@ -619,7 +619,7 @@ class ConsumeQueue:
     # -- units -----------------------------------------------------------------------------
 
     def _check(self) -> None:
-        # One file tells: files of two sizes never lie side by side.
+        # One file decides: files of two sizes never lie side by side.
         for begin in sorted(self._begins)[:1]:
             self._store._open(self._path(begin))
 

@@ -1,10 +1,11 @@
 """Entries whose bytes went bad after they were written: how they are found, and which they are.
 
 The entry index knows position, size, term and chain of every entry, apart from the segments; so a
-frame that does not fit its checksums or its unit is told from a good one wherever it stands. Units
-that are damaged themselves are made anew from the frames, see `EntryLog.restore_unit`.
+frame that does not fit its checksums or its unit is distinguished from a good one wherever it
+stands. Units that are damaged themselves are made again from the frames, see
+`EntryLog.restore_unit`.
 
-Spec: docs/formats.md, section 10.
+Spec: docs/reference/formats.md, section 10.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def check_entries(entry_log: CheckedLog, first: int, last: int, max_bytes: int) 
     to be checked again by that one.
 
     Args:
-        max_bytes: Stop after so many bytes; at least one entry is looked at.
+        max_bytes: Stop after this number of bytes; at least one entry is checked.
     """
     checked = Checked(first, 0, [])
     chain = entry_log.stored_chain(first - 1)

@@ -1,9 +1,9 @@
 """What a committed entry means for the derived files: queue units and index keys of its records.
 
 `derive` works on columns and costs next to nothing for records without tags and keys;
-`derive_plain` decodes record by record and says what `derive` must return.
+`derive_plain` decodes record by record and defines what `derive` must return.
 
-Spec: docs/formats.md, sections 3 and 4.
+Spec: docs/reference/formats.md, sections 3 and 4.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DEFAULT_DELAY_MS: Final[Mapping[int, int]] = {
 """Delay level → milliseconds, as RocketMQ ships them."""
 
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""Its units hold the delivery time, too: what TIMER_OUT_MS says; 0 for records without it."""
+"""Its units hold the delivery time, too: the value of TIMER_OUT_MS; 0 for records without it."""
 
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000
 """For a level that is not in the table, as RocketMQ does it."""
@@ -65,7 +65,7 @@ _PLAIN_RECORDS: Final = 8
 """Up to here decoding record by record is cheaper than starting numpy (measured)."""
 
 _TIME_DIGITS: Final = 19
-"""So many digits may be more than 64 bits hold, and are no time."""
+"""This number of digits may be more than 64 bits hold, and are no time."""
 
 _UNIQ_KEY_BYTES: Final = 32
 """Length of a UNIQ_KEY made on an IPv4 host: the shape worth a fast path."""

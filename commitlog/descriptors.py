@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeVar
 T = TypeVar("T")
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""The process, or the machine, has no descriptor left: that says nothing about the disk."""
+"""The process, or the machine, has no descriptor left: the disk itself may be sound."""
 
 
 class DescriptorUser(Protocol):
@@ -36,7 +36,8 @@ class Descriptors:
 
     Attributes:
         lock: Held while a file gets or gives back a descriptor.
-        uses: Goes up with each use of a file. Without the lock: it only decides who goes first.
+        uses: Goes up with each use of a file. Without the lock: it only decides which one goes
+            first.
     """
 
     __slots__ = ("_count", "_files", "_most", "lock", "uses")
@@ -45,7 +46,7 @@ class Descriptors:
         """Hold none yet.
 
         Args:
-            most: So many are kept; None: as many as the process may have.
+            most: Number that is kept; None: as many as the process may have.
         """
         # A file that is opened gives others up, under the same lock.
         self.lock = threading.RLock()

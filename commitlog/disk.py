@@ -235,7 +235,7 @@ class OsFile:
         return True
 
     def _flush_closed(self) -> None:
-        # Its pages may still be dirty: any descriptor of the file will do. A file that is gone
+        # Its pages may still be dirty: any descriptor of the file will do. A file that is missing
         # (a truncation overtook the flush) has nothing left to keep.
         try:
             fd = self._pool.opened(lambda: os.open(self._path, _OPEN_FLAGS))
@@ -290,7 +290,8 @@ class OsDisk:
         """Open nothing yet.
 
         Args:
-            descriptors_max: So many descriptors of files are kept; None: as many as there are.
+            descriptors_max: Number of descriptors of files that are kept; None: as many as there
+                are.
         """
         self._descriptors = Descriptors(descriptors_max)
 

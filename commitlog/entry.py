@@ -10,7 +10,7 @@ big-endian::
 `bodyCRC` covers everything behind the header, `crc` the header without itself, `chain` is a running
 checksum over all entries so far: equal chains at one index mean equal logs up to it.
 
-Spec: docs/formats.md, section 2.
+Spec: docs/reference/formats.md, section 2.
 """
 
 from __future__ import annotations
@@ -251,9 +251,9 @@ def seal_entry(
         prev_chain: Chain of entry *index* - 1.
         store_time_ms: Not less than that of any entry before; the caller sees to it.
         store_host: Packed like the records' own store hosts: 8 bytes, or 20 where their system
-            flag says IPv6.
+            flag has IPv6.
     Raises:
-        InvariantBroken: Sizes, runs or hosts do not fit the records: a bug of the caller, who
+        InvariantBroken: Sizes, runs or hosts do not fit the records: a bug of the caller, which
             checks foreign batches with `commitlog.record_layout.verify_record_layout`.
     """
     if len(batches) == 1:

@@ -5,11 +5,11 @@ Unit, 32 bytes, big-endian::
     0 position i64   8 term i64   16 chain u64   24 size u32   28 crc u32
 
 `crc` covers the index (i64) and the unit before it, so a unit that a power cut lost, or that
-stands at the wrong place, is told from a good one. Everything here can be rebuilt from the
+stands at the wrong place, is distinguished from a good one. Everything here can be rebuilt from the
 segments. Files are named by the Raft index of their first unit; unit 0 is unused. They are read,
 not mapped: units on a bad sector are as good as lost.
 
-Spec: docs/formats.md, section 6.
+Spec: docs/reference/formats.md, section 6.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class EntryIndex:
         self._new_names = True
 
     def put(self, index: int, position: int, term: int, chain: int, size: int) -> None:
-        """Write the unit of *index*, which has room and follows the one before it."""
+        """Write the unit of *index*, which has space and follows the one before it."""
         base = index - index % self._units_per_file
         unit = encode_unit(index, position, term, chain, size)
         try:
@@ -211,7 +211,7 @@ class EntryIndex:
         """Read a page whose units have all been written, and keep it; None when it cannot be read.
 
         A copy is good until one of its units changes, which raises the generation: taken before
-        the read, it tells a copy that another thread made of bytes that were about to change.
+        the read, it reveals a copy that another thread made of bytes that were about to change.
         """
         generation = self._generation
         try:
@@ -224,7 +224,7 @@ class EntryIndex:
         return data
 
     def renew(self, index: int) -> range:
-        """Write the page of *index* anew if the disk does not give it back, to be filled again.
+        """Write the page of *index* again if the disk does not give it back, to be filled again.
 
         Returns:
             The indexes whose units are to be restored: of the whole page then, else this one.
@@ -252,7 +252,7 @@ class EntryIndex:
         return content
 
     def renew_unreadable(self) -> None:
-        """Write all pages anew that the disk did not give back; their units are to be put."""
+        """Write all pages again that the disk did not give back; their units are to be put."""
         for page in sorted(self._unreadable):
             self.renew(page)
 

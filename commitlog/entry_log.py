@@ -3,7 +3,7 @@
 Synchronous, and owned by one thread. Two things may run in a worker: `FlushTicket.run` and
 `EntryLog.reserve_next`. A log whose flush failed is poisoned: it can be read, nothing else.
 
-Spec: docs/formats.md, sections 5, 6 and 10.
+Spec: docs/reference/formats.md, sections 5, 6 and 10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one error tree. Every error says what happened to the message and what to do next.
+"""The one error tree. Every error states what happened to the message and what to do next.
 
 ::
 
@@ -33,7 +33,7 @@ Outcome = Literal["stored", "not_stored", "unknown"]
 class MQError(Exception):
     """Root of every error this project raises on purpose.
 
-    ``retriable`` says that the same call may succeed later; ``refresh_route`` that the caller's
+    ``retriable`` means that the same call may succeed later; ``refresh_route`` that the caller's
     picture of the cluster is out of date; ``outcome`` what certainly happened to the message.
     """
 
@@ -55,7 +55,7 @@ class ConfigError(MQError):
 
 
 class ProtocolError(MQError):
-    """Bytes that are not what the protocol says."""
+    """Bytes that do not follow the protocol."""
 
 
 class LocalProtocolError(ProtocolError):

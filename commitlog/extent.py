@@ -1,11 +1,11 @@
 """What the log notes about itself beside the segments, in two slot files.
 
-The *extent* says how far the segments may have been written, so that recovery need not read a
+The *extent* records how far the segments may have been written, so that recovery need not read a
 gibibyte of zeros to know that nothing follows; and up to which entry the entry index is durable.
 The *truncation* names a cut before it begins, so that a crash in the middle of it is finished
 and not taken for damage.
 
-Spec: docs/formats.md, section 7.
+Spec: docs/reference/formats.md, section 7.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Truncation:
     done: bool = False
 
     def encode(self) -> bytes:
-        """Return the payload of the slot file; an empty one says that there was no cut."""
+        """Return the payload of the slot file; an empty one means that there was no cut."""
         return _CUT.pack(self.end_position, self.written_to, self.done)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 Hashes run over UTF-16 units, ``h = 31·h + unit`` in 32 bits.
 
-Spec: docs/formats.md, sections 3 and 4.
+Spec: docs/reference/formats.md, sections 3 and 4.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A file that the disk does not give back is given up, with those after it: the in
 earlier position then, and its owner puts the keys of entries from there on again. Until that has
 come to its end a mark is missing on the disk, so that a restart does not forget it.
 
-Spec: docs/formats.md, section 4.
+Spec: docs/reference/formats.md, section 4.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_QUERY_RESULTS: Final = 64
 """RocketMQ's maxMsgsNumBatch."""
 
 MS_PER_ENTRY_TIME: Final = 1000
-"""An entry's time is the begin of its second, counted from its file's first: who wants all from a
+"""An entry's time is the begin of its second, counted from its file's first: a search from a
 time on asks for less than one of these before it."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -211,7 +211,7 @@ class KeyIndex:
             if len(name) == _NAME_LENGTH and name.isdecimal():
                 self._load(f"{root}/{name}")
         if mark is not None and not self._files:
-            self.is_behind = True  # the folder may have been removed while nobody looked
+            self.is_behind = True  # the folder may have been removed unnoticed
         self.give_up_unreadable()
         for index_file in self._files[:-1]:
             index_file.slots_in_file = True
@@ -299,7 +299,7 @@ class KeyIndex:
         """Return positions of records that may have *key*, newest first.
 
         Other keys with the same hash are among them, and times are compared in whole seconds from
-        the begin of the file: the caller looks at the records.
+        the begin of the file: the caller reads the records.
 
         Args:
             max_num: At most 64 are returned.

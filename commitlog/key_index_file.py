@@ -1,13 +1,13 @@
 """One file of the key index: a header, a table of slots and entries.
 
 A slot holds the number of its newest entry and each entry the number of the one before it in the
-same slot. What a file counts as its own is what its header says, and the header becomes durable
+same slot. What a file counts as its own is what its header has, and the header becomes durable
 after the entries it counts.
 
 The file is read, not mapped: an `OSError` of a read, or of a write that has to read the rest of a
 page first, passes through, and `commitlog.key_index` gives the file up.
 
-Spec: docs/formats.md, section 4.
+Spec: docs/reference/formats.md, section 4.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Entries = npt.NDArray[Any]
 
 
 class Header(NamedTuple):
-    """What a file says of itself."""
+    """The header of a file."""
 
     begin_timestamp_ms: int = 0
     end_timestamp_ms: int = 0
@@ -140,7 +140,7 @@ class IndexFile:
         phy_offsets: npt.NDArray[np.int64],
         store_times: npt.NDArray[np.int64],
     ) -> None:
-        """Add entries for which there is room; what it holds is void when this raises."""
+        """Add entries for which there is space; what it holds is void when this raises."""
         count = len(hashes)
         if count <= PLAIN_ENTRIES:
             self._append_plain(hashes.tolist(), phy_offsets.tolist(), store_times.tolist())

@@ -1,6 +1,6 @@
 """How a folder's log was written: sizes that cannot change while files of the old size are there.
 
-Spec: docs/formats.md, section 9.
+Spec: docs/reference/formats.md, section 9.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_format(disk: Disk, paths: StorePaths, wanted: LogFormat) -> LogFormat:
 
     Raises:
         ConfigError: A size that no log can have.
-        ForeignStoreError: Another segment size, a newer version, or segments nobody of ours wrote.
+        ForeignStoreError: Another segment size, a newer version, or segments of another program.
         CorruptStoreError: The format file is damaged.
     """
     if not MIN_SEGMENT_BYTES <= wanted.segment_bytes <= MAX_SEGMENT_BYTES:

@@ -3,7 +3,7 @@
 A mark names one entry together with its chain, so "the entry there is that one, and so is every
 entry before it" is one comparison. The anchor is the mark just below the first kept entry.
 
-Spec: docs/formats.md, sections 7 and 9.
+Spec: docs/reference/formats.md, sections 7 and 9.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def load_anchor(disk: Disk, path: str) -> Anchor:
     """Return the anchor of a log; without a file the log begins at index 1, position 0.
 
     Raises:
-        CorruptStoreError: The file is damaged: nobody knows where the log begins.
+        CorruptStoreError: The file is damaged: where the log begins is not known.
         ForeignStoreError: A newer version wrote it.
     """
     if not disk.exists(path):

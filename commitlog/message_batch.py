@@ -3,7 +3,7 @@
 Each item: totalSize i32 · magic i32 0 · crc i32 0 · flag i32 · body i32 length + bytes ·
 properties i16 length + bytes.
 
-Spec: docs/formats.md, section 1.
+Spec: docs/reference/formats.md, section 1.
 """
 
 from __future__ import annotations

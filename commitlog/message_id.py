@@ -30,7 +30,7 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int, int]:
     """Return host, port and physical offset of an offset message id.
 
     Raises:
-        LocalProtocolError: Not one; a UNIQ_KEY has the same length and cannot be told apart.
+        LocalProtocolError: Not one; a UNIQ_KEY has the same length and cannot be distinguished.
     """
     try:
         raw = bytes.fromhex(message_id)

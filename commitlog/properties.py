@@ -1,6 +1,6 @@
 """Message properties: ``key \\x01 value \\x02`` repeated, as UTF-8.
 
-Spec: docs/formats.md, section 1.
+Spec: docs/reference/formats.md, section 1.
 """
 
 from __future__ import annotations

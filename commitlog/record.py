@@ -8,7 +8,7 @@ One layout everywhere (signed big-endian; offsets for IPv4 hosts)::
     64 storeHost 8|20  72 reconsumeTimes i32   76 preparedTransactionOffset i64
     84 body i32 length + bytes · topic u8 (V1) or i16 (V2) length + bytes · properties i16 + bytes
 
-Spec: docs/formats.md, section 1.
+Spec: docs/reference/formats.md, section 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fields of many records as columns: `commitlog.record.decode_record` for thousands at once.
 
-Spec: docs/formats.md, section 1.
+Spec: docs/reference/formats.md, section 1.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def record_columns(
 
     Args:
         buffer: One byte an item. Records may be of both versions and have hosts of both kinds.
-        sizes: Bytes each record has according to whoever cut the buffer.
+        sizes: Bytes each record has according to the code that cut the buffer.
     Raises:
         CorruptRecordError: A record leaves the buffer, is not one, has another size than *sizes*
-            says, or has lengths that do not add up. The message names the first such record.
+            claims, or has lengths that do not add up. The message names the first such record.
     """
     _refuse(
         (sizes < MIN_RECORD_BYTES) | (starts < 0) | (starts + sizes > len(buffer)),

@@ -1,6 +1,6 @@
 """Check of a batch that a client sent in record layout, before its bytes enter the log.
 
-Spec: docs/formats.md, section 1.
+Spec: docs/reference/formats.md, section 1.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def verify_record_layout(
         runs: Topic, queue and length of each stretch, as the client gave them.
         max_body_bytes: Largest body as stored, compressed or not.
     Raises:
-        CorruptRecordError: Naming the first record that is not what it says, is none the client
+        CorruptRecordError: Naming the first record that is not what it claims, is none the client
             may send, or has a body that does not fit its checksum. Nothing was stored.
     """
     view = memoryview(records).cast("B")

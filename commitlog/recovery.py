@@ -5,13 +5,13 @@ counts only when magic, checksums, index, term, position and chain all fit. Wher
 
 * nothing valid follows: a torn tail, never acknowledged; it is cut;
 * a valid entry follows, or the place is at or below the commit mark, or the log was longer when
-  it was closed: damage to something this node may have promised. `DamagedLogError`; the node
+  it was closed: damage to something this node may have acknowledged. `DamagedLogError`; the node
   must neither vote nor lead with it.
 
 A missing blank is no damage: the chain of the first entry in the next segment proves that
 nothing stood between.
 
-Spec: docs/formats.md, section 10.
+Spec: docs/reference/formats.md, section 10.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Damage:
 
 
 class DamagedLogError(CorruptStoreError):
-    """Damage where this node may have promised something; the files were left as they were."""
+    """Damage where this node may have acknowledged something; the files were left as they were."""
 
     def __init__(self, damage: Damage) -> None:
         super().__init__(str(damage))
@@ -90,8 +90,8 @@ class RecoveryReport:
         torn_tail: Something unusable stood behind the last entry and was removed.
         cut_bytes: How much of it.
         mark_valid: False when a mark was given and the log does not hold that entry.
-        index_rebuilt: The whole entry index was made anew.
-        damage: What was cut although it may have been promised; only with ``repair=True``.
+        index_rebuilt: The whole entry index was made again.
+        damage: What was cut although it may have been acknowledged; only with ``repair=True``.
     """
 
     first_scanned_index: int = 1
@@ -212,7 +212,7 @@ class Recovery:
             CorruptStoreError: A file beside the segments is damaged.
             ForeignStoreError: A segment of another layout.
             DiskFullError: No space to rebuild the index; nothing is lost.
-            FlushFailedError: The disk said no.
+            FlushFailedError: The flush failed.
         """
         payload = self._extent_slots.load()
         self._extent = None if payload is None else Extent.decode(payload)

@@ -1,6 +1,6 @@
 """Names of RocketMQ's request and reply, for brokers and clients alike.
 
-Spec: remoting fact sheet, section 11.
+Spec: docs/internals/protocol/remoting.md, section 11.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Properties that a broker writes: whose they are, and how much room they need in a record.
+"""Properties that a broker writes: their owners, and how much space they need in a record.
 
 A client that writes one of the owned names would speak to services of the broker in the broker's
 place: they are taken out of what clients send. Messages that were delivered carry them, so clients
@@ -118,7 +118,7 @@ def without_owned(properties: bytes) -> bytes:
 
 
 def leaves_room(properties: bytes) -> bool:
-    """Tell whether a record has room for *properties* and for all that a broker adds.
+    """Return whether a record has space for *properties* and for all that a broker adds.
 
     What has the name of something that is added counts as that: a message that is sent on has
     some of it already.

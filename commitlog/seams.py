@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from typing_extensions import Buffer
 
 CANNOT_BE_READ: Final = frozenset({errno.EIO, errno.EBADF, errno.ENODATA})
-"""What `DiskFile.read` says of a bad sector, as file systems report it; or of a closed file."""
+"""What `DiskFile.read` raises for a bad sector, as file systems report it; or for a closed file."""
 
 UtcOffset = Callable[[int], int]
 """Wall time in ms to the milliseconds that local time is ahead of UTC then."""
@@ -42,7 +42,7 @@ class DiskFile(Protocol):
     def view(self, offset: int, size: int) -> memoryview:
         """Return a read-only view of bytes *offset* … *offset+size*, kept by the page cache.
 
-        It sees later writes. It pins the mapping: the file stays mapped while a view lives,
+        It sees later writes. It pins the mapping: the file stays mapped while a view exists,
         even after `close`.
         """
 
@@ -59,7 +59,7 @@ class DiskFile(Protocol):
         """Make everything written so far durable. May be called from a worker thread.
 
         Raises:
-            FlushFailedError: The disk said no. Never retry: the pages may be lost.
+            FlushFailedError: The flush failed. Never retry: the pages may be lost.
         """
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Disk(Protocol):
         For many of them: it may flush the whole file system. What was removed is passed over.
 
         Raises:
-            FlushFailedError: The disk said no; nothing is known of any of them.
+            FlushFailedError: The flush failed; nothing is known of any of them.
         """
 
     def free_bytes(self, path: str) -> int:

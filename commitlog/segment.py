@@ -4,7 +4,7 @@ A segment is named by the position of its first byte, a multiple of the segment 
 never spans two: when it and the 8 bytes of a blank do not fit any more, a blank record fills the
 rest and the entry begins the next segment. A blank has the same bytes on every replica.
 
-Spec: docs/formats.md, section 5.
+Spec: docs/reference/formats.md, section 5.
 """
 
 from __future__ import annotations

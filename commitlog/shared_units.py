@@ -9,7 +9,7 @@ A file is a row of chunks, each of them one flush. When the next chunk does not 
 begins with what counts. How far the newest file goes is kept in a slot file of its own, which is
 written after the chunk: what stands beyond that may be torn, what stands before it may not.
 
-Spec: docs/formats.md, section 3.
+Spec: docs/reference/formats.md, section 3.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILE_BYTES_MIN: Final = 4 << 20
 """A file takes chunks for a while before what counts is written once more."""
 
 FILE_GROWTH: Final = 4
-"""A new file has room for so many times what counts when it is made."""
+"""A new file has space for this many times what counts when it is made."""
 
 _CHUNK: Final = struct.Struct(">III")
 _ROW: Final = struct.Struct(">BHiqI")

@@ -8,7 +8,7 @@ its own large sectors cannot touch both. Slot layout, big-endian::
 
 `crc` covers length, sequence and payload.
 
-Spec: docs/formats.md, section 7.
+Spec: docs/reference/formats.md, section 7.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SlotFile:
     """One value in a file of two slots.
 
     Not thread-safe: one user at a time. After a failed `store` the file is unusable, because
-    nobody knows which of the two values a power cut would leave.
+    which of the two values a power cut would leave is not known.
     """
 
     def __init__(self, disk: Disk, path: str, slot_bytes: int = 512) -> None:
@@ -137,7 +137,7 @@ class SlotFile:
         except OSError as error:
             if error.errno not in CANNOT_BE_READ:
                 raise
-            return b"\xff"  # no slot looks like this
+            return b"\xff"  # no slot has such bytes
 
     def store(self, payload: Buffer) -> None:
         """Make *payload* the value, durably. Blocks for one flush.
@@ -153,7 +153,7 @@ class SlotFile:
         if self._broken:
             raise FlushFailedError(f"an earlier flush of {self._path} failed")
         if self._file is None:
-            # The first value goes into both slots: from then on damage to one never looks like
+            # The first value goes into both slots: from then on damage to one never resembles
             # a file in which nothing was stored.
             self._file = self._make()
             self._write(self._file, data)

@@ -14,11 +14,11 @@
         extent  truncation                   slot files of the log itself
         vote  commit_mark                    slot files of the consensus layer
         identity  snapshot/                  this replica's name; local snapshots of the tables
-        doubt                                why promises of this replica may be lost
+        doubt                                why what it acknowledged may be lost
         derived_lost                         queues and key index are derived from the log again
         install  installation                a leader's snapshot that is taken in; how far that is
 
-Spec: docs/formats.md.
+Spec: docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class StorePaths:
 
     @property
     def doubt(self) -> str:
-        """Why promises of this replica may be lost; missing while none may be."""
+        """Why acknowledgements of this replica may be lost; missing while none may be."""
         return self._at("raft", "doubt")
 
     @property
@@ -171,7 +171,8 @@ class StorePaths:
 
     @property
     def install(self) -> str:
-        """A leader's snapshot that is being installed; gone when the log has caught up with it."""
+        """A leader's snapshot that is being installed; removed when the log has caught up with
+        it."""
         return self._at("raft", "install")
 
     @property

@@ -1,4 +1,4 @@
-"""The client in plain calls that block, for programs without trio. Guide: docs/guide/push.md."""
+"""The client in plain calls that block, for programs without trio. Guide: docs/how-to/push.md."""
 
 from client.blocking import (
     BlockingAdmin,

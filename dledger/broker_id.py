@@ -1,6 +1,6 @@
 """Under which number a member of a group is registered: the leader is 0, whoever it is.
 
-Spec: semantics fact sheet, section 11.
+Spec: docs/internals/protocol/semantics.md, section 11.
 """
 
 from __future__ import annotations

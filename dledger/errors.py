@@ -1,4 +1,4 @@
-"""The errors that a program which uses the client can get. Tables: docs/errors.md.
+"""The errors that a program which uses the client can get. Tables: docs/reference/errors.md.
 
 Each has ``outcome`` (what happened to the message), ``retriable`` (the same call may succeed later)
 and ``refresh_route`` as attributes. `MQError` is the root of all, `ClientError` of those that are

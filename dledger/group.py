@@ -295,7 +295,7 @@ class Group:
         """How far the newest entry's store time is ahead of this replica's date.
 
         A little below 0 while messages come, more in a quiet group. Far above 0: the group was once
-        led by a wrong date, see docs/operations.md.
+        led by a wrong date, see docs/operate/operations.md.
         """
         return self.store.log.last_store_time_ms - self._clock.wall_ms()
 

@@ -11,7 +11,7 @@
 * *done*: the log is as far as the snapshot, and a checkpoint of this replica says so. A file of a
   snapshot that is still there means nothing.
 
-Spec: docs/formats.md, section 9.
+Spec: docs/reference/formats.md, section 9.
 """
 
 from __future__ import annotations

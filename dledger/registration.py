@@ -4,7 +4,8 @@ A group registers as RocketMQ's DLedger groups do: one broker name, the leader a
 as the number in its own id plus one. Every NameServer has a task of its own, so one that is down
 never holds up the others; with all of them down the broker goes on serving.
 
-Spec: semantics fact sheet, section 11; remoting fact sheet, section 12.
+Spec: docs/internals/protocol/semantics.md, section 11; docs/internals/protocol/remoting.md, section
+12.
 """
 
 from __future__ import annotations

@@ -286,5 +286,5 @@ def members_wanted(source: str, key: str, raw: str, *, group: str, peer_port: in
         " among the members of one group: write, the same for each of them,"
         f" enableDLegerCommitLog=true, dLegerGroup={group},"
         f" dLegerPeers=n0-HOST0:{peer_port};n1-HOST1:{peer_port};n2-HOST2:{peer_port}, and for each"
-        " its own dLegerSelfId (n0, n1, n2); see docs/from-master-slave.md"
+        " its own dLegerSelfId (n0, n1, n2); see docs/operate/from-master-slave.md"
     )

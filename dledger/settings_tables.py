@@ -1,7 +1,8 @@
 """Every setting of a broker: its table, name, type, default, RocketMQ key and what it is for.
 
-The structs below are the only list. Files, the command line, ``-p`` and ``docs/configuration.md``
-are all read off their fields. Names are RocketMQ's keys in snake_case where it has one.
+The structs below are the only list. Files, the command line, ``-p`` and
+``docs/reference/configuration.md`` are all read off their fields. Names are RocketMQ's keys in
+snake_case where it has one.
 """
 
 from __future__ import annotations

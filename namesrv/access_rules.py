@@ -1,7 +1,8 @@
 """What each request of a NameServer must be allowed to do.
 
-RocketMQ's NameServers check nothing. With access control here, whoever asks for routes signs, and
-whoever changes what everybody is told is an administrator: brokers register with such an account.
+RocketMQ's NameServers check nothing. With access control here, clients that ask for routes sign,
+and those that change what all clients get are administrators: brokers register with such an
+account.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NAMESRV_RULES: Final[dict[int, Rule]] = {
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: SIGNED,
     RequestCode.GET_KV_CONFIG: SIGNED,
     RequestCode.GET_KVLIST_BY_NAMESPACE: SIGNED,
-    # A broker speaks for a group: who may do that may send its clients anywhere.
+    # A broker registers for a group: with that right it may send clients anywhere.
     RequestCode.REGISTER_BROKER: ADMIN,
     RequestCode.UNREGISTER_BROKER: ADMIN,
     RequestCode.BROKER_HEARTBEAT: ADMIN,

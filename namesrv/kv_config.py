@@ -50,8 +50,8 @@ def decode_kv_config(content: bytes) -> dict[str, dict[str, str]]:
 class KvConfigManager:
     """Namespaces of keys and values, durable as soon as a change returns.
 
-    Invariant: what `get` answers is what the file says.
-    Spec: KVConfigManager; the file is ``kvConfig.json``.
+    Invariant: what `get` answers is what the file has.
+    Spec: docs/internals/protocol/semantics.md, section 11.
     """
 
     def __init__(self, disk: Disk, path: str, tables: dict[str, dict[str, str]]) -> None:

@@ -3,7 +3,7 @@
 Every handler is synchronous: nothing can come between a question and its answer, and a route is
 served whether or not brokers are registering.
 
-Spec: remoting fact sheet section 12.
+Spec: docs/internals/protocol/remoting.md, section 12.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class NameServerProcessor:
         }
 
     def scan(self) -> None:
-        """Remove silent brokers and close connections that served nobody else."""
+        """Remove silent brokers and close connections that served no other broker."""
         routes = self._name_server.routes
         gone = routes.scan(self._now_ms())
         _log_removed(gone, "expired")
@@ -153,7 +153,7 @@ class NameServerProcessor:
     def get_broker_cluster_info(
         self, _connection: Connection, asked: RemotingCommand
     ) -> RemotingCommand:
-        """GET_BROKER_CLUSTER_INFO: every broker and cluster, and who is refused."""
+        """GET_BROKER_CLUSTER_INFO: every broker and cluster, and the refused ones."""
         routes = self._name_server.routes
         refused = msgspec.json.encode(routes.refused.reasons()).decode()
         ext = {REFUSED_BROKERS_FIELD: refused} if routes.refused else None

@@ -13,7 +13,7 @@ REMEMBERED_MS: Final = 120_000
 """A broker that goes on trying asks again sooner than this."""
 
 SHOWN_CHARACTERS: Final = 120
-"""So much of a name that a stranger chose is shown."""
+"""Length up to which a name that a stranger chose is shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@
         i32 length · filter servers as a JSON list
         …            static-topic mappings of 5.x senders, not read
 
-Spec: remoting fact sheet section 12.
+Spec: docs/internals/protocol/remoting.md, section 12.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CRC_MASK: Final = 0x7FFFFFFF
 
 
 def decode_register_body(body: Buffer, *, compressed: bool, crc: int) -> RegisterBrokerBody:
-    """Return what a registration says.
+    """Return what a registration has.
 
     Args:
         body: As it came; empty means a broker without topics.
@@ -106,7 +106,7 @@ class _Reader:
         size = self.count()
         part = self._data[self._position : self._position + size]
         if len(part) != size:
-            raise ValueError(f"{size} bytes promised, {len(part)} left")
+            raise ValueError(f"{size} bytes announced, {len(part)} left")
         self._position += size
         return part
 

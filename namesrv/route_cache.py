@@ -14,7 +14,7 @@ from remoting.protocol.fastjson import Dialect
 
 
 def route_dialect(version: int, *, accept_standard_json_only: bool) -> Dialect:
-    """Return the dialect a client can read, by its version and what it said in its request."""
+    """Return the dialect a client can read, by its version and its request."""
     if accept_standard_json_only or version >= STANDARD_JSON_VERSION:
         return Dialect.STANDARD
     return Dialect.FASTJSON
@@ -32,7 +32,7 @@ class RouteCache:
         self._bodies: dict[Dialect, dict[str, bytes]] = {dialect: {} for dialect in Dialect}
 
     def body(self, topic: str, dialect: Dialect) -> bytes | None:
-        """Return the encoded route of *topic*, or None when nobody serves it."""
+        """Return the encoded route of *topic*, or None when no broker serves it."""
         bodies = self._bodies[dialect]
         body = bodies.get(topic)
         if body is None:

@@ -4,7 +4,7 @@ Sans-IO: nothing here waits, and time comes in as *now_ms*, milliseconds of a mo
 A broker address is in either all tables it belongs to or none. There is one way out, `_remove`,
 taken by scan, unregistration, a broken connection and a takeover alike.
 
-Spec: RouteInfoManager.
+Spec: docs/internals/protocol/semantics.md, section 11.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BrokerLiveInfo:
         return Claim(self.identity, self.data_version.state_version, self.proof)
 
     def may_be_changed_by(self, identity: str, connection: int | None) -> bool:
-        """Whether a request of somebody with *identity* over *connection* is its own.
+        """Whether a request from a broker with *identity* over *connection* is its own.
 
         An address without an identity is anybody's, as in RocketMQ. One with a proof is its own
         connection's: the identity alone may be copied.
@@ -84,7 +84,7 @@ class BrokerLiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a broker says about itself.
+    """What a broker registers about itself.
 
     Args:
         heartbeat_timeout_ms: Silence after which it is removed, ten minutes at most; None takes
@@ -94,7 +94,7 @@ class Registration:
         proof: What members of that group alone can say; empty: they share no secret.
         members: Addresses of all members of that group.
         since: *topics* are only those that changed since this version; None: they are all.
-        removed_topics: With *since*, topics that are gone.
+        removed_topics: With *since*, topics that were removed.
     """
 
     cluster_name: str
@@ -129,9 +129,9 @@ class Registration:
 class RegisterResult:
     """The answer to a registration; both addresses are empty for a leader and when none is known.
 
-    ``moved`` tells that the address was not there before, or under another id. ``superseded``
-    tells that another address keeps the id, ``kept_by``: nothing changed. ``left_out`` has the
-    topics that are not in the route, with the reason. ``needs_all`` tells that differences do not
+    ``moved`` means that the address was not there before, or under another id. ``superseded``
+    means that another address keeps the id, ``kept_by``: nothing changed. ``left_out`` has the
+    topics that are not in the route, with the reason. ``needs_all`` means that differences do not
     follow what is known here: nothing changed.
     """
 
@@ -193,7 +193,8 @@ class RouteInfoManager:
                 or another group, the address to another group, a single topic from a broker that
                 is not known yet, a data version out of range, or a table is full. Nothing changed.
                 A topic that no client could read is left out of the route; the rest counts.
-        Spec: registration rules 2 to 6; `namesrv.takeover`.
+        Spec: docs/internals/protocol/semantics.md, section 11, rules 2 to 6. Takeovers are
+            decided in `namesrv.takeover`.
         """
         name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
         own_timeout_ms = registration.heartbeat_timeout_ms or 0
@@ -505,7 +506,7 @@ class RouteInfoManager:
         return {addr for live in self._lives(broker_name) for addr in live.members}
 
     def stated_identities(self, topic: str) -> dict[str, list[str]]:
-        """Return what clients are told of the groups of a topic.
+        """Return what clients get of the groups of a topic.
 
         Returns:
             Broker name to the identity of its group and the addresses of members that are
@@ -531,7 +532,7 @@ class RouteInfoManager:
         ]
 
     def _remove_strangers(self, broker: BrokerData) -> None:
-        """Take out who came before the name had an identity or a proof, and is no member."""
+        """Remove brokers that came before the name had an identity or a proof, and is no member."""
         name = broker.broker_name
         if not self.identity_of(name):
             return

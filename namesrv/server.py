@@ -33,7 +33,7 @@ DEFAULT_MEMORY_BYTES: Final = 1 << 30
 """For a caller that does not know how much memory there is: a quarter of it is 256 MiB."""
 
 RESERVED_SHARE: Final = 4
-"""At most one part in so many of the connections is reserved: clients are most of them."""
+"""At most one part in this number of the connections is reserved: clients are most of them."""
 
 _log = structlog.get_logger()
 
@@ -128,7 +128,7 @@ async def _serve_metrics(
             MetricsServer(network, metrics.pieces).serve, host, port
         )
     except OSError as error:
-        # Who watches a NameServer misses the page; who uses it must not miss the NameServer.
+        # Monitoring can miss the page; clients must not miss the NameServer.
         _log.warning(
             "metrics_port_left_out",
             address=f"{host}:{port}",

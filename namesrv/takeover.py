@@ -26,14 +26,14 @@ PROOF_CHARS_MAX: Final = 64
 """Longer than that is no proof of ours."""
 
 IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
-"""What a broker group's identity looks like."""
+"""The form of a broker group's identity."""
 
 HOLDER_SILENCE_MS: Final = 45_000
 """An address that registered within this time keeps its id against another of the same state
 version: brokers register every 30 s, so a living one is never silent for longer."""
 
 HEARTBEAT_TIMEOUT_MS_MAX: Final = 600_000
-"""Longest silence that a broker may ask for: longer, and a broker that is gone would hold its
+"""Longest silence that a broker may ask for: longer, and a broker that is dead would hold its
 place in the routes for as long as it likes."""
 
 
@@ -46,7 +46,7 @@ class Claim:
     state_version: int
     """Term of the leader that it knows of."""
     proof: str = ""
-    """What members of the group alone can say; empty: it said nothing."""
+    """What members of the group alone can prove; empty: no proof."""
 
     @property
     def weight(self) -> int:
@@ -59,7 +59,7 @@ def refuses_identity(claim: Claim, *, owner: str, proof: str, is_member: bool) -
 
     Args:
         owner: The identity that the broker name belongs to; empty: to none.
-        proof: What registered members of it have said; empty: nothing.
+        proof: Proof of registered members of it; empty: none.
         is_member: Whether a registered address with that identity names this one as a member.
     """
     if claim.identity and not IDENTITY.fullmatch(claim.identity):
@@ -90,7 +90,7 @@ def may_take(claim: Claim, holder: Claim, *, silent_ms: int) -> bool:
     """Whether *claim* takes an id that another address holds under the same broker name.
 
     Args:
-        silent_ms: Time since the holder was heard.
+        silent_ms: Time since the holder registered.
     """
     if claim.weight != holder.weight:
         return claim.weight > holder.weight

@@ -133,7 +133,7 @@ def _at_least(what: str, measured: float, unit: str, limit: float, command: str)
 
 
 def as_markdown(figures: list[Figure]) -> str:
-    """Return the table of docs/performance.md."""
+    """Return the table of docs/operate/performance.md."""
     lines = ["| what | measured | target | met | repeat with |", "|---|---|---|---|---|"]
     lines += [
         f"| {f.what} | {f.measured:,.2f} {f.unit} | {f.target} | {'yes' if f.met else '**no**'} |"

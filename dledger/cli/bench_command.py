@@ -167,7 +167,9 @@ async def all_figures(
     duration: Annotated[float, Parameter(help="Seconds of each load.")] = 10.0,
     output: Annotated[
         Literal["table", "json", "markdown"],
-        Parameter(name=["--output", "-o"], help="markdown is the table of docs/performance.md."),
+        Parameter(
+            name=["--output", "-o"], help="markdown is the table of docs/operate/performance.md."
+        ),
     ] = "table",
 ) -> int:
     """Measure every figure this project aims at in one run, each beside its target.

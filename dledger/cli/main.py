@@ -46,7 +46,7 @@ COMMANDS = (
 ABOUT = (
     "A message broker in which every broker group is one Raft log. Where daemons check who asks:"
     " dledger --credentials FILE COMMAND, and --tls-ca-file FILE where they talk TLS; see"
-    " docs/guide/access.md."
+    " docs/operate/access.md."
 )
 
 OTHER_PACKAGES = "dledger.commands"

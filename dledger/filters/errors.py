@@ -7,7 +7,7 @@ from remoting.protocol.outcome import Condition
 
 
 class ExpressionIllegalError(LocalProtocolError):
-    """It is no SQL92 expression, or too large a one. The message says where and why."""
+    """It is no SQL92 expression, or too large a one. The message names the place and the reason."""
 
     condition = Condition.SUBSCRIPTION_ILLEGAL
 

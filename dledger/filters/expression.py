@@ -1,6 +1,6 @@
 """An SQL92 expression, ready to be asked whether a message matches.
 
-Spec: semantics fact sheet, section 7.
+Spec: docs/internals/protocol/semantics.md, section 7.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dledger.filters.sql_grammar import parse_sql
 from dledger.filters.sql_tree import MAX_DEPTH, Node, Property, children
 
 SEARCHED_NAMES: Final = 4
-"""Up to so many names it is cheaper to search the raw properties than to decode them all."""
+"""Up to this number of names it is cheaper to search the raw properties than to decode them all."""
 
 
 class Expression:
@@ -24,7 +24,7 @@ class Expression:
 
     Attributes:
         text: What it was made from.
-        names: The properties it looks at.
+        names: The properties it reads.
         cost: How many operands and operators it has: what looking at one message costs.
     """
 

@@ -1,6 +1,6 @@
 """How texts become numbers and truth values, and how values of two kinds compare: as in Java.
 
-Spec: semantics fact sheet, section 7.
+Spec: docs/internals/protocol/semantics.md, section 7.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def boolean(text: str) -> bool:
 
 
 def compare_doubles(left: float, right: float) -> int:
-    """Return what ``Double.compare`` says: NaN is the greatest and equals itself, -0.0 < 0.0."""
+    """Compare as ``Double.compare`` does: NaN is the greatest and equals itself, -0.0 < 0.0."""
     if left < right:
         return -1
     if left > right:

@@ -1,6 +1,6 @@
 """Which messages of a stretch of a queue match, by their properties.
 
-Spec: semantics fact sheet, section 7.
+Spec: docs/internals/protocol/semantics.md, section 7.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dledger.filters.expression import Expression
 
 MAX_SCAN_COST: Final = 16_000
 """Operands and operators evaluated in one pull, reading a message counted as `MESSAGE_COST`: so
-long, some ten milliseconds, nobody else is served."""
+long, some ten milliseconds, no other request is served."""
 
 MESSAGE_COST: Final = 8
 """What finding the properties of a message costs beside evaluating."""
 
 MAX_SCAN_PROPERTIES_BYTES: Final = 512 * 1024
-"""Properties looked at in one pull: long ones cost more than the count of messages says."""
+"""Properties read in one pull: long ones cost more than the count of messages shows."""
 
 MAX_SCANNED_UNITS: Final = MAX_SCAN_COST // MESSAGE_COST
 """More messages than any expression is asked about in one pull."""
@@ -67,7 +67,7 @@ class Matching(NamedTuple):
 
     Attributes:
         places: The units that match, by their place among those given.
-        scanned: So many units have been decided, from the first one on; at least one.
+        scanned: Number of units that have been decided, from the first one on; at least one.
     """
 
     places: list[int]
@@ -82,7 +82,7 @@ def scan(
     Args:
         read: Returns the bytes at a position of the log.
         units: Consume queue units of the messages, at least one.
-        wanted: Stop when so many match.
+        wanted: Stop when this number match.
     Raises:
         DamagedMessageError: A record is none.
         OffsetOutOfRangeError: One is not kept any more.

@@ -3,7 +3,7 @@
 Each node becomes a closure; what can be decided when it is made is decided there. None is unknown.
 A value that cannot be read as the kind it is compared with ends the whole evaluation.
 
-Spec: semantics fact sheet, section 7.
+Spec: docs/internals/protocol/semantics.md, section 7.
 """
 
 from __future__ import annotations

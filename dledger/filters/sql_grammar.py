@@ -1,6 +1,6 @@
 """The grammar of SQL92 expressions, and the way from text to tree.
 
-Spec: semantics fact sheet, section 7.
+Spec: docs/internals/protocol/semantics.md, section 7.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ MAX_EXPRESSION_CHARS: Final = 8192
 """Longest expression: as much as is read before the words are counted."""
 
 MAX_WORDS: Final = 1024
-"""Names, literals, operators and signs in an expression: parsing and asking it cost so much."""
+"""Names, literals, operators and signs in an expression: parsing and evaluating it costs as
+much."""
 
 MAX_LONG_DIGITS: Final = 19
 

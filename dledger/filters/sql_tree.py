@@ -1,6 +1,6 @@
-"""What an SQL92 expression says, as a tree, and which operands may stand where.
+"""An SQL92 expression as a tree, and which operands may stand where.
 
-Spec: semantics fact sheet, section 7.
+Spec: docs/internals/protocol/semantics.md, section 7.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_DEPTH: Final = 64
 """Operators inside operators: evaluation calls as deep, and Python's stack has about a thousand."""
 
 SHOWN_CHARS: Final = 32
-"""So much is shown of a word that cannot stand where it does."""
+"""Length up to which a word is shown that cannot stand where it does."""
 
 Value: TypeAlias = "str | int | float | bool | None"
 """What an operand may be while a message is looked at; None is unknown."""

@@ -3,7 +3,7 @@
 Read off tables and counters that exist anyway. Nothing waits, and others are served in between:
 a page of 5,000 groups is as many pieces as it takes.
 
-Spec: RocketMQ's BrokerMetricsConstant and DefaultStoreMetricsConstant for names and labels.
+Spec: docs/operate/metrics.md; names and labels are RocketMQ's.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class BrokerMetrics:
         family = Family(
             "rocketmq_consumer_lag_messages",
             "gauge",
-            "Messages a group has not consumed yet, of those that are kept; told by the leader.",
+            "Messages a group has not consumed yet, of those that are kept; known to the leader.",
         )
         left_out[family.name] = 0
         if self._group.leadership is not None:
@@ -379,7 +379,7 @@ class BrokerMetrics:
 _ABOUT: Final = {
     "last_index": "Newest entry of this member's log.",
     "commit_index": "Newest entry this member knows to be committed.",
-    "doubtful": "1: promises of this member may be lost; it has no vote meanwhile.",
+    "doubtful": "1: acknowledgements of this member may be lost; it has no vote meanwhile.",
     "damaged": "1: entries are missing here until a leader has sent them again.",
     "store_time_ahead_ms": "Store time of the newest entry minus this member's date.",
     "clock_behind_voters_ms": "The middle date of the voters minus this leader's; 0 elsewhere.",
@@ -431,7 +431,7 @@ def _peer_families(status: Mapping[str, Any], *, leads: bool) -> Iterator[tuple[
             Family(
                 "dledger_peer_lag_entries",
                 "gauge",
-                "Entries that member has not acknowledged yet; told by the leader.",
+                "Entries that member has not acknowledged yet; known to the leader.",
             ),
             [
                 ({"peer": name}, max(0, status["last_index"] - row["match_index"]))

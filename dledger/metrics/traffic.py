@@ -1,8 +1,8 @@
 """Messages and bytes that came in by topic, and went out by topic and consumer group.
 
-Counted only while somebody may ask for them. What came in is counted by the leader that applies
-it, so that the sum over the members of a group is what the group took; what went out by whoever
-answered the pull.
+Counted only while they may be asked for. What came in is counted by the leader that applies
+it, so that the sum over the members of a group is what the group took; what went out by the broker
+that answered the pull.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Count:
 
 @dataclass(slots=True)
 class Counters(Generic[KeyT]):
-    """Counts by key, for so many keys; they are the first ones, until these are forgotten."""
+    """Counts by key, for a limited number of keys; they are the first ones, until these are
+    forgotten."""
 
     counts: dict[KeyT, Count] = field(default_factory=dict)
     left_out: dict[KeyT, None] = field(default_factory=dict)

@@ -7,7 +7,7 @@ that is the one it wants to leave.
 
 A send that was stored before, or is in flight, gets the answer of its first attempt.
 
-Spec: docs/own-requests.md; docs/guide/idempotent-producer.md.
+Spec: docs/reference/own-requests.md; docs/concepts/idempotent-producer.md.
 """
 
 from __future__ import annotations

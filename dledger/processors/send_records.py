@@ -7,7 +7,7 @@ checks and patches, it never parses message by message. Answer: ``results`` = on
 queue offset, remark?] for each run, ``phy_offset`` of the first stored record, ``store_host``
 (8 bytes), ``store_time_ms``. Accepted runs stand in the log one behind the other.
 
-Spec: docs/own-requests.md.
+Spec: docs/reference/own-requests.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The registry of guards: what we correct in the consensus library, one switch each.
 
-Every field is one row of the table in docs/consensus.md. A guard is on unless a test builds a
-node with it off; no setting, flag or environment variable reaches these switches.
+Every field is one row of the table in docs/internals/consensus.md. A guard is on unless a test
+builds a node with it off; no setting, flag or environment variable reaches these switches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Guards:
     """Which corrections are in force. Product code always uses the default: all of them."""
 
     durable_before_promise: bool = _guard("ack or vote lost by power failure")
-    envelope: bool = _guard("stale ack raises match index in a later reign")
+    envelope: bool = _guard("stale ack raises match index in a later term")
     idempotent_append: bool = _guard("duplicate or late append cuts acknowledged entries")
     next_index_never_back: bool = _guard("pipelined entries are sent again and again")
     one_vote_per_voter: bool = _guard(

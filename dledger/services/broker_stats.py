@@ -3,7 +3,7 @@
 Counters only grow; three rings keep copies of them, so a span costs two copies and a subtraction,
 and sending costs nothing: what a topic took is read from where its queues end.
 
-Spec: RocketMQ's BrokerStatsManager; remoting fact sheet, section 10.2.
+Spec: docs/internals/protocol/remoting.md, section 10.2.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A delayed message is an ordinary record of the schedule topic whose properties n
 and queue. What is delivered is the same message with the property string unchanged, DELAY,
 REAL_TOPIC and REAL_QID included: that is what RocketMQ's brokers store and its clients show.
 
-Spec: semantics fact sheet, section 1; docs/state.md.
+Spec: docs/internals/protocol/semantics.md, section 1; docs/internals/state.md.
 """
 
 from __future__ import annotations

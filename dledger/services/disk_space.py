@@ -3,7 +3,7 @@
 Above the warning level a leader refuses sends and takes what the group itself has to write, such
 as the record that lets old segments go. Below it again it takes sends, by itself.
 
-Spec: store fact sheet, section 12.
+Spec: docs/internals/protocol/store.md, section 12.
 """
 
 from __future__ import annotations

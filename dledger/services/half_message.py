@@ -5,7 +5,8 @@ queue, so that no consumer of these sees it. What is committed is the same messa
 property string unchanged, REAL_TOPIC, REAL_QID and TRAN_MSG included: that is what RocketMQ's
 brokers store and its clients show.
 
-Spec: semantics fact sheet, section 3; store fact sheet, sections 1 and 3.
+Spec: docs/internals/protocol/semantics.md, section 3; docs/internals/protocol/store.md, sections 1
+and 3.
 """
 
 from __future__ import annotations

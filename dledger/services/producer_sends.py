@@ -17,7 +17,7 @@ An entry whose outcome is unknown stays in flight until it is applied or the ter
 for it meanwhile is told so. A new leader begins with nothing in flight: by then it has applied
 whatever can still be stored of earlier terms.
 
-Spec: docs/guide/idempotent-producer.md.
+Spec: docs/concepts/idempotent-producer.md.
 """
 
 from __future__ import annotations

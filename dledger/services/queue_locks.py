@@ -4,7 +4,8 @@ One entry of this service is in flight at a time, so every decision is made on a
 what arrives meanwhile waits and shares the next entry. A renewal takes no entry, but the read
 barrier: a leader that was deposed long ago, and does not know it, can renew nothing.
 
-Spec: remoting fact sheet, section 8.5; semantics, section 5.
+Spec: docs/internals/protocol/remoting.md, section 8.5; docs/internals/protocol/semantics.md,
+section 5.
 """
 
 from __future__ import annotations

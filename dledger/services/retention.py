@@ -13,7 +13,7 @@ time: the next one when the first has left the leader's disk and the disk is sti
 What stands in the way of the floor does not stand there for ever: delayed messages are delivered,
 and half messages given up, within `TransactionCheckService`'s patience.
 
-Spec: store fact sheet, section 12.
+Spec: docs/internals/protocol/store.md, section 12.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A copy is the message with its body, keys and tags, born when and where it was; 
 what it is a copy of. One that is consumed again is a delayed message whose real topic is the
 group's retry topic.
 
-Spec: semantics fact sheet, section 4.
+Spec: docs/internals/protocol/semantics.md, section 4.
 """
 
 from __future__ import annotations

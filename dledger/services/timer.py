@@ -7,7 +7,7 @@ happens to the leader. Nobody is delivered before its time by the leader's wall 
 A message that waits for longer than the roll window is stored anew at the end of the log, so that
 what retention has to keep for it does not grow with how far its time is away.
 
-Spec: semantics fact sheet, section 2; docs/state.md, section 6.
+Spec: docs/internals/protocol/semantics.md, section 2; docs/internals/state.md, section 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Such a message is an ordinary record of the timer topic; its properties say when
 (TIMER_OUT_MS) and where it goes then. What is delivered is the same message with the property
 string unchanged, as with delay levels.
 
-Spec: semantics fact sheet, section 2; docs/state.md, section 6.
+Spec: docs/internals/protocol/semantics.md, section 2; docs/internals/state.md, section 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ How often one was asked for is in the log before it is asked, so that no fail-ov
 the message itself is not stored again. A question that finds no live producer is none: it is not
 counted, and the half message waits for the next round, until it is older than messages are kept.
 
-Spec: semantics fact sheet, section 3.
+Spec: docs/internals/protocol/semantics.md, section 3.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class QueueUnits:
 
 @dataclass(slots=True)
 class Applied:
-    """What an entry did, for the derived files and for those who wait.
+    """What an entry did, for the derived files and for those that wait.
 
     Write `units` first, then delete the consume queues of `deleted_topics`.
     """

@@ -21,7 +21,7 @@ from dledger.state.transactions import OpenHalf, TransactionDecision
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Changed rows by key; None, or no queues, for a row that is gone."""
+    """Changed rows by key; None, or no queues, for a row that was removed."""
 
     applied_index: int
     scalars: dict[str, Any]
@@ -72,13 +72,13 @@ def scalars(tables: StateTables) -> dict[str, Any]:
 
 
 def take_cut(tables: StateTables) -> Cut:
-    """Copy what changed since the cut before, and begin to mark anew."""
+    """Copy what changed since the cut before, and begin to mark again."""
     marks, tables.marks = tables.marks, Marks()
     return _cut(tables, marks, tables.producers.take_touched())
 
 
 def cut_everything(tables: StateTables) -> Cut:
-    """Copy all rows, and begin to mark anew."""
+    """Copy all rows, and begin to mark again."""
     tables.marks = Marks()
     tables.producers.take_touched()
     everything = Marks(

@@ -39,8 +39,8 @@ class FloorReason:
         keep_bytes: `store.keep_bytes`; 0: no limit.
         disk_used_permille: Used part of the leader's disk.
         force_permille: From where on unexpired segments go; 0: never.
-        asked_by: Who asked: for a request, or for the setting that the cause comes from, where it
-            was changed while the broker ran. Empty: its configuration.
+        asked_by: The requester: of a request, or for the setting that the cause comes from, where
+            it was changed while the broker ran. Empty: its configuration.
     """
 
     cause: str

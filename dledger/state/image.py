@@ -27,7 +27,7 @@ _MAP: Final = 5
 
 
 class Image:
-    """Everything the cuts so far said."""
+    """Everything in the cuts so far."""
 
     def __init__(self) -> None:
         self.applied_index = 0
@@ -135,7 +135,7 @@ class _EncodedMap:
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
-        # By length, then by bytes: the canonical order. May hold keys that are gone.
+        # By length, then by bytes: the canonical order. May hold keys that were removed.
         self._keys: list[tuple[int, bytes]] = []
         self._is_sorted = True
         self._joined: bytes | None = None
@@ -172,7 +172,7 @@ class _EncodedMap:
 
 
 class _EncodedTree:
-    """A map of text to maps of text; a branch without leaves is gone."""
+    """A map of text to maps of text; a branch without leaves is removed."""
 
     __slots__ = ("_branches", "_changed", "_map")
 

@@ -1,6 +1,6 @@
 """Names with a meaning of their own, and the topics and groups a broker is born with.
 
-Spec: docs/state.md; RocketMQ's TopicConfigManager.
+Spec: docs/internals/state.md.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ MAX_SPECIAL_TOPIC_CHARS = 255
 MAX_GROUP_CHARS = 255
 
 CHECKED_NAMES_MAX = 65_536
-"""Names remembered as checked, so that the hot path looks each up once."""
+"""Names remembered as checked, so that the hot path checks each once."""
 
 _VALID = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
 

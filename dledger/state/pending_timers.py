@@ -5,7 +5,7 @@ When each is due stands in its consume queue unit, so this is all that has to be
 A piece whose messages are all done is dropped: what is kept grows with the messages that wait and
 with how far they are apart, 512 bytes for each stretch of 4096 offsets that one of them is in.
 
-Spec: docs/state.md, section 6.
+Spec: docs/internals/state.md, section 6.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_OFFSETS: Final = 4096
 """Offsets in one piece: small enough that one late message keeps little alive."""
 
 RECALLED_KEPT: Final = 10_000
-"""Newest recalls that are remembered, so that one that is repeated is told that it was done."""
+"""Newest recalls that are remembered, so that a repeated one is answered as done."""
 
 _PIECE_BYTES: Final = PIECE_OFFSETS // 8
 

@@ -8,7 +8,7 @@ and forgotten here.
 Everything is made from committed entries: every replica has the same sessions in the same order,
 the one that was used longest ago first.
 
-Spec: docs/guide/idempotent-producer.md; docs/state.md.
+Spec: docs/concepts/idempotent-producer.md; docs/internals/state.md.
 """
 
 from __future__ import annotations

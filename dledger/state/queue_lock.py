@@ -1,9 +1,10 @@
-"""Who holds which queue, as the replicated state keeps it: grants with fencing tokens.
+"""Holders of queues in the replicated state: grants with fencing tokens.
 
 A grant is an entry of the log, and the index of that entry is its token: a later grant of the same
-queue has a larger one, whoever leads. Leases are not here: time is no part of the replicated state.
+queue has a larger one, under any leader. Leases are not here: time is no part of the replicated
+state.
 
-Spec: docs/state.md.
+Spec: docs/internals/state.md.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def apply_queue_locks(
     """Bring *locks* to what they are behind the entry *index*.
 
     Raises:
-        InvariantBroken: Another grant stands where the change says, or one entry grants a queue
-            twice, so that two holders would have one token. *locks* may be half changed.
+        InvariantBroken: Another grant stands where the change has its own, or one entry grants a
+            queue twice, so that two holders would have one token. *locks* may be half changed.
     """
     for release in change.releases:
         _expect(locks, release.key, release.token, index)

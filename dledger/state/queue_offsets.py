@@ -11,7 +11,7 @@ from dledger.state.tables import QueueKey, StateTables
 class PendingQueueOffsets:
     """Next offset of every queue: applied state plus what this leader has appended since.
 
-    Made anew when leadership begins, thrown away when it ends. One exists per leadership, used
+    Made again when leadership begins, thrown away when it ends. One exists per leadership, used
     when an entry is sealed.
     """
 

@@ -3,7 +3,7 @@
 Layout: ``magic 8 bytes · format u32 · crc32(body) u32 · body length u64 · body``, big-endian.
 Built-in topics and groups are not in it: they come from the group's settings.
 
-Spec: docs/state.md.
+Spec: docs/internals/state.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 t
 transactions, 8 queue locks, 10 producer sessions, 12 messages with a time of their own, 13 queues
 that begin later.
 
-Spec: docs/state.md.
+Spec: docs/internals/state.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ConsumerOffset = tuple[str, str, int, int]
 class TopicsChange:
     """Topics created or changed, and topics deleted.
 
-    ``asked_by`` is who asked for a change that gives up messages; empty for others, and in
+    ``asked_by`` is the requester of a change that gives up messages; empty for others, and in
     records of versions that did not note it.
     """
 
@@ -142,7 +142,7 @@ class TransactionsChange:
 class TimersChange:
     """Messages of the timer queue that wait no longer, by queue offset.
 
-    ``done`` were delivered, or stored anew further on; ``recalled`` never will be delivered.
+    ``done`` were delivered, or stored again further on; ``recalled`` never will be delivered.
     """
 
     done: tuple[int, ...] = ()

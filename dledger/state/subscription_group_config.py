@@ -25,7 +25,7 @@ class SubscriptionGroupConfig:
     consume_timeout_minute: int = 15
     attributes: Mapping[str, str] = field(default_factory=dict)
     retry_policy: Mapping[str, Any] | None = None
-    """Kept for who asks; RocketMQ's brokers follow it for POP consumers alone."""
+    """Kept for queries; RocketMQ's brokers follow it for POP consumers alone."""
 
     def to_state(self) -> dict[str, Any]:
         """Return the CBOR form of a state record."""

@@ -35,7 +35,7 @@ class QueueBounds:
     min_offset: int = 0
     max_offset: int = 0
     first_position: int = field(default=0, compare=False)
-    """No message that is kept stands before it in the log; 0 says nothing. Only saves work."""
+    """No message that is kept stands before it in the log; 0: not known. Only saves work."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class StateTables:
     """Applied state of one replica. Equal on all replicas that applied the same entries.
 
     Changed by `apply_entry` and `load` alone; everybody else reads. Built-in topics and groups
-    come from the group's own settings and are overlaid by what the log says.
+    come from the group's own settings and are overlaid by what the log has.
     """
 
     builtin_topics: Mapping[str, TopicConfig] = field(default_factory=dict)
@@ -59,10 +59,10 @@ class StateTables:
     transactions: TransactionTable = field(default_factory=TransactionTable)
 
     floor: Anchor = field(default_factory=Anchor)
-    """Where the kept log begins: what stands before it may be gone on any replica."""
+    """Where the kept log begins: what stands before it may be removed on any replica."""
 
     queue_locks: dict[LockKey, QueueLock] = field(default_factory=dict)
-    """Grants that stand: queue by queue, who holds it and with which token."""
+    """Grants that stand: queue by queue, its holder and the token."""
     queue_locks_index: int = 0
     """Index of the newest applied change of them."""
 
@@ -233,7 +233,7 @@ class StateTables:
             self.marks.offsets.add(pair)
 
     def become(self, other: StateTables) -> None:
-        """Take over everything from *other*; whoever holds these tables sees the new state."""
+        """Take over everything from *other*; every holder of these tables sees the new state."""
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))
 

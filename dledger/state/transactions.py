@@ -1,9 +1,9 @@
 """Half messages that wait for their decision, and the decisions taken last. Pure.
 
 A half message is named by its queue offset in the half topic: that queue is never deleted, so an
-offset there names one message for ever.
+offset there names one message permanently.
 
-Spec: docs/state.md, section 5.
+Spec: docs/internals/state.md, section 5.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from commitlog.errors import InvariantBroken
 
 DECISIONS_KEPT: Final = 65_536
-"""Newest decisions that are remembered, so that a decision told twice is answered as the first
+"""Newest decisions that are remembered, so that a decision sent twice is answered as the first
 time: about a minute of a thousand transactions a second. Part of the state: all replicas forget
 the same."""
 
@@ -32,9 +32,9 @@ class TransactionDecision(IntEnum):
     COMMIT = 8
     """It is in its real queue."""
     ROLLBACK = 12
-    """Nobody will ever see it."""
+    """No consumer will ever see it."""
     GIVEN_UP = 16
-    """Nobody said in time; a copy is in ``TRANS_CHECK_MAX_TIME_TOPIC``."""
+    """There was no decision in time; a copy is in ``TRANS_CHECK_MAX_TIME_TOPIC``."""
 
 
 class OpenHalf(NamedTuple):

@@ -1,4 +1,4 @@
-"""Clusters for tests, in this process or in several. Guide: docs/guide/testing.md.
+"""Clusters for tests, in this process or in several. Guide: docs/how-to/testing.md.
 
 A name is imported when it is asked for: pytest loads this package in every run, for the plug-in.
 """

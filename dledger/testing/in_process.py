@@ -247,7 +247,7 @@ async def embedded_cluster(
 
     Args:
         topics: Topics to create, with their number of queues.
-        settings: ``table.name`` to value, for every broker; see docs/configuration.md.
+        settings: ``table.name`` to value, for every broker; see docs/reference/configuration.md.
         folder: Where data is kept, and used again; else a folder that is removed at the end.
         seed: Of the brokers' random numbers; sockets and threads stay as they are.
     Raises:

@@ -14,7 +14,7 @@ Equal stamps overlap, so the comparison is strict.
 
 `kernel` decides; here the rows of its suspects are read again and violations get their names.
 
-Spec: the argument is written out in docs/simulation.md.
+Spec: docs/internals/proofs/queue-log.md.
 """
 
 from __future__ import annotations

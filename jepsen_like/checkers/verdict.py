@@ -18,7 +18,7 @@ class Violation(msgspec.Struct, frozen=True):
     """One broken promise.
 
     Attributes:
-        name: Which anomaly, by the name it has in docs/simulation.md.
+        name: Which anomaly, by the name it has in docs/internals/simulation/checkers.md.
         subject: Where, e.g. ``orders/3``.
         detail: One sentence a person can act on.
         operations: Op ids of the witnesses, as few as prove it.

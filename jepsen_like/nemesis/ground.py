@@ -268,7 +268,7 @@ def marked_end(mark_file: Buffer) -> int:
 
     For faults that damage what was written long ago: bad bytes in the newest entries are the same
     as a write that a crash has torn, and a start that finds them takes them for that
-    (docs/operations.md). What the commit mark covers cannot be mistaken.
+    (docs/operate/operations.md). What the commit mark covers cannot be mistaken.
     """
     view = memoryview(mark_file)
     slots = [decode_slot(bytes(view[at : at + 512])) for at in (0, SLOT_STRIDE_BYTES)]

@@ -12,8 +12,8 @@ has torn: its owner comes back without a doubt and with a vote. So it is allowed
 vote can elect nobody who lacks anything: see `tail_is_spare`.
 
 A power failure may leave a log torn before entries that survived, and what cannot be told from a
-broken promise takes a member's vote (docs/operations.md). A list of even length has no vote to
-spare for that: its members are killed instead. Everything else (kills, cuts, pauses, newer
+broken promise takes a member's vote (docs/operate/operations.md). A list of even length has no
+vote to spare for that: its members are killed instead. Everything else (kills, cuts, pauses, newer
 versions, power failures of all nodes, full disks, clocks) may happen at any time.
 """
 

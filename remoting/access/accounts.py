@@ -5,7 +5,7 @@ what its own line about that name says; where it has none, its default for topic
 A consumer group is named by its retry topic in RocketMQ, so a right to that topic is a right to
 the group.
 
-Spec: semantics fact sheet, section 9.
+Spec: docs/internals/protocol/semantics.md, section 9.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A pattern is an address, ``a.b.c.*``, a range in an octet (``a.b.c.10-20``), a c
 octets (``a.b.c.{10,11}``), or ``*``; several stand one after the other with ``,`` or ``;``
 between them. IPv6 addresses are compared whole.
 
-Spec: semantics fact sheet, section 9.
+Spec: docs/internals/protocol/semantics.md, section 9.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Nothing can be registered past it: `ProcessorTable` asks the gate for each handler. Without access
 control there is no gate, and handlers are called as they are.
 
-Spec: semantics fact sheet, section 9: texts and order of the checks are RocketMQ's.
+Spec: docs/internals/protocol/semantics.md, section 9: texts and order of the checks are RocketMQ's.
 """
 
 from __future__ import annotations

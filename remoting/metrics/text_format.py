@@ -1,6 +1,6 @@
 """Prometheus' text format 0.0.4, written. Pure.
 
-Spec: prometheus.io, Exposition formats, "Text format details".
+The format is described at prometheus.io: Exposition formats, "Text format details".
 """
 
 from __future__ import annotations

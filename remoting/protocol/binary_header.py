@@ -1,6 +1,6 @@
 """RocketMQ's binary header (serialize type 1).
 
-Spec: remoting fact sheet section 2.2.
+Spec: docs/internals/protocol/remoting.md, section 2.2.
 """
 
 from __future__ import annotations

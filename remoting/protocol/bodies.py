@@ -3,7 +3,7 @@
 Written in standard JSON (or with unquoted numeric keys for clients before 4.9.4), read leniently:
 fastjson's dialect, missing and unknown keys, numbers as strings, enums as ordinals.
 
-Spec: remoting fact sheet section 5.1.
+Spec: docs/internals/protocol/remoting.md, section 5.1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Request and response codes: RocketMQ's, and the range 51100-51199 that is ours.
 
-Spec: remoting fact sheet sections 4 and 17.
+Spec: docs/internals/protocol/remoting.md, sections 4 and 17.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One request or response, apart from how its header is encoded.
 
-Spec: remoting fact sheet sections 2 and 3.
+Spec: docs/internals/protocol/remoting.md, sections 2 and 3.
 """
 
 from __future__ import annotations

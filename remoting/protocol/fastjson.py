@@ -5,7 +5,7 @@ as keys, `$ref` for objects that occur twice, stray commas and number suffixes. 
 the shape of standard JSON: every key is a string; an object used as a key becomes its compact JSON
 text, which is also how a key comes that was sent as a string holding an object.
 
-Spec: remoting fact sheet section 5.
+Spec: docs/internals/protocol/remoting.md, section 5.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     header
     body
 
-Spec: remoting fact sheet section 1.
+Spec: docs/internals/protocol/remoting.md, section 1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A header's fields are named as RocketMQ names them, in snake_case; `encode` and `decode` translate.
 A field without a default is required; None means it was absent.
 
-Spec: remoting fact sheet sections 3.2 and 7 to 12.
+Spec: docs/internals/protocol/remoting.md, sections 3.2 and 7 to 12.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Written strictly (keys in alphabetical order, nulls left out, compact), read leniently: real
 clients send numbers and booleans where strings belong, a trailing newline, unknown keys.
 
-Spec: remoting fact sheet section 2.1.
+Spec: docs/internals/protocol/remoting.md, section 2.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A lock request that carries `TOKENS_FIELD` gets one token per granted queue back
 the body's list; an unlock request may carry the tokens of what it gives back. Pulls and offset
 commits show theirs in `TOKEN_FIELD`.
 
-Spec: docs/own-requests.md.
+Spec: docs/reference/own-requests.md.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "timers lie in the log, in the topic `rmq_sys_wheel_timer`": """
         GET_TIMER_CHECK_POINT GET_TIMER_METRICS
     """,
-    "filter servers are gone since RocketMQ 4.9": """
+    "filter servers were removed in RocketMQ 4.9": """
         REGISTER_FILTER_SERVER REGISTER_MESSAGE_FILTER_CLASS
     """,
     "208 and 314 do what it is used for": """
@@ -35,7 +35,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "messages that were given up are in `TRANS_CHECK_MAX_TIME_TOPIC`: send them again": """
         RESUME_CHECK_HALF_MESSAGE
     """,
-    "accounts say who may read what: `dledger acl grant`": """
+    "permissions of accounts decide what may be read: `dledger acl grant`": """
         UPDATE_AND_GET_GROUP_FORBIDDEN
     """,
     "there is no RocksDB": """
@@ -56,7 +56,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "each process is one broker: stop it with SIGTERM": """
         REMOVE_BROKER
     """,
-    "a leader is told by Raft, not by a NameServer": """
+    "Raft elects the leader, not a NameServer": """
         NOTIFY_MIN_BROKER_ID_CHANGE
     """,
     "members replicate by Raft: `dledger raft status` shows how far each is": """

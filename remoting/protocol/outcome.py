@@ -3,7 +3,7 @@
 Every answer that is not plain success says `outcome` in its ext fields: ``stored``,
 ``not_stored`` or ``unknown``. Codes 0, 10, 11 and 12 are used only when the record is in the log.
 
-Spec: remoting fact sheet section 4; design chapter "Wire".
+Spec: docs/internals/protocol/remoting.md, section 4; docs/reference/errors.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In SEND_RECORDS it is one CBOR field, ``producer`` = [id, epoch, sequence, first open]; in 10, 310
 and 320 four text fields, the id in hexadecimal. No other client sends any of them.
 
-Spec: docs/own-requests.md.
+Spec: docs/reference/own-requests.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Format: URL-safe base64 of ``v1 <topic> <brokerName> <time, ms> <UNIQ_KEY>``.
 
-Spec: remoting fact sheet, section 7.2.
+Spec: docs/internals/protocol/remoting.md, section 7.2.
 """
 
 from __future__ import annotations

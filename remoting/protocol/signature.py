@@ -5,7 +5,7 @@ of HMAC-SHA1, under the secret key, of the values of all ext fields but the sign
 the other in the order of their names, and then the body. Values are text as they travel in a
 header of strings. Java orders names by UTF-16 code units.
 
-Spec: semantics fact sheet, section 9.
+Spec: docs/internals/protocol/semantics.md, section 9.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ def parse_properties(text: str) -> list[tuple[int, str, str]]:
 
     Raises:
         ConfigError: A ``\\u`` escape without four hexadecimal digits; names the line.
-    Spec: java.util.Properties: ``key=value``, ``key: value`` or ``key value``; comments begin
-        with ``#`` or ``!``; a backslash at the end of a line continues it.
+    Format:
+        That of java.util.Properties: ``key=value``, ``key: value`` or ``key value``; comments
+        begin with ``#`` or ``!``; a backslash at the end of a line continues it.
     """
     return [
         (number, *_split(line, number)) for number, line in _logical_lines(text) if line.strip()

@@ -40,7 +40,7 @@ _Entries = npt.NDArray[Any]
 
 
 class Header(NamedTuple):
-    """An index file's header, as in docs/formats.md."""
+    """An index file's header, as in docs/reference/formats.md."""
 
     begin_ms: int
     end_ms: int

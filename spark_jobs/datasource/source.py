@@ -44,7 +44,7 @@ BATCH_ROWS = 8192
 
 
 class DledgerSource(DataSource):
-    """``spark.read.format("dledger")`` and its relatives; see docs/spark.md for the options."""
+    """``spark.read.format("dledger")`` and its relatives; options: docs/how-to/spark.md."""
 
     @classmethod
     def name(cls) -> str:

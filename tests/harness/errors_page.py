@@ -1,4 +1,4 @@
-"""The tables of ``docs/errors.md``, read off the code: ``python -m tests.harness.errors_page``."""
+"""Write the tables of ``docs/reference/errors.md``: ``python -m tests.harness.errors_page``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remoting.errors import ConnectionLostError
 from remoting.protocol.outcome import ANSWERS, Condition, condition_of
 from tests.harness.shipped_files import ROOT
 
-PAGE: Final = ROOT / "docs" / "errors.md"
+PAGE: Final = ROOT / "docs" / "reference" / "errors.md"
 MODULES: Final = (
     client.core.errors,
     dledger.broker_errors,
@@ -37,8 +37,8 @@ WHEN: Final = {
     Condition.PRODUCER_UNKNOWN: "an idempotent producer's session is over, or was never opened",
     Condition.SEQUENCE_TOO_OLD: "an idempotent send is older than what is remembered",
     Condition.SEQUENCE_UNDECIDED: "an earlier attempt of an idempotent send is still on its way",
-    Condition.REPLY_UNCONFIRMED: "the requester did not say whether it has the reply",
-    Condition.NOT_LEADER: "another broker leads; `leaderAddr` and `term` say which",
+    Condition.REPLY_UNCONFIRMED: "the requester did not confirm the reply",
+    Condition.NOT_LEADER: "another broker leads; `leaderAddr` and `term` name it",
     Condition.SHUTTING_DOWN: "the broker is stopping",
     Condition.NOT_READY: "the server has just started, or waits for something",
     Condition.DISK_FULL: "no space for the bytes",
@@ -52,12 +52,12 @@ WHEN: Final = {
     Condition.TIMER_NOT_ENABLED: "a message with a time of its own, and `timerWheelEnable=false`",
     Condition.ALREADY_DELIVERED: "a message is to be recalled and was delivered",
     Condition.MESSAGE_ILLEGAL: "topic, size, properties or batch break a rule",
-    Condition.BAD_REQUEST: "a field or the body is not what the request's code says",
-    Condition.NOT_SUPPORTED: "nobody here handles this request code",
+    Condition.BAD_REQUEST: "a field or the body does not fit the request's code",
+    Condition.NOT_SUPPORTED: "no handler for this request code",
     Condition.TABLE_FULL: "a limit of topics, groups, offsets or clients is met; the remark names"
     " the setting",
     Condition.NO_PERMISSION: "the topic, the broker or a setting forbids it",
-    Condition.ACCESS_REFUSED: "access control: who asks is not proved, or may not",
+    Condition.ACCESS_REFUSED: "access control: the requester is not proved, or has no right",
     Condition.TOPIC_NOT_EXIST: "no such topic, and it may not be created",
     Condition.GROUP_NOT_EXIST: "no such consumer group, and it may not be created",
     Condition.INVALID_QUEUE: "the topic has no such queue",
@@ -65,7 +65,7 @@ WHEN: Final = {
     Condition.SUBSCRIPTION_NOT_EXIST: "the group's heartbeat has not come yet",
     Condition.SUBSCRIPTION_NOT_LATEST: "the group's heartbeat is older than the request",
     Condition.NOT_FOUND: "no message, offset or entry there",
-    Condition.OFFSET_MOVED: "the offset is outside the queue; the answer says where to go on",
+    Condition.OFFSET_MOVED: "the offset is outside the queue; the answer names where to go on",
     Condition.SEQUENCE_REUSED: "an idempotent send repeats a sequence with another message",
     Condition.ILLEGAL_OPERATION: "the answer to a transaction check comes before its time",
     Condition.CONSUMER_NOT_ONLINE: "no consumer of the group is connected here",
@@ -96,8 +96,8 @@ def client_errors() -> str:
 
 
 def daemon_errors() -> str:
-    """Return the table of what is raised inside daemons, and how a client is told."""
-    rows = ["| error | told as | outcome | means |", "|---|---|---|---|"]
+    """Return the table of what is raised inside daemons, and how a client is answered."""
+    rows = ["| error | answered as | outcome | means |", "|---|---|---|---|"]
     for kind in _below(MQError):
         if issubclass(kind, ClientError):
             continue

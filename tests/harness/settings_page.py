@@ -1,4 +1,4 @@
-"""The tables of ``docs/configuration.md``: ``python -m tests.harness.settings_page``."""
+"""The tables of ``docs/reference/configuration.md``: ``python -m tests.harness.settings_page``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dledger.settings_keys import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, 
 from dledger.settings_tables import SCHEMA
 from tests.harness.shipped_files import ROOT
 
-PAGE: Final = ROOT / "docs" / "configuration.md"
+PAGE: Final = ROOT / "docs" / "reference" / "configuration.md"
 BEGIN: Final = "<!-- settings -->\n"
 END: Final = "<!-- end of settings -->"
 
@@ -37,7 +37,7 @@ def settings_markdown() -> str:
     parts.append(
         f"* {slaves}, and `brokerRole = SLAVE`: a broker that copies another one needs"
         " `dLegerPeers`, the members of its group; see"
-        " [from-master-slave.md](from-master-slave.md).\n"
+        " [from-master-slave.md](../operate/from-master-slave.md).\n"
     )
     in_sync = ", ".join(f"`{key}`" for key in sorted(IN_SYNC_KEYS))
     parts.append(f"* {in_sync}: more than a majority of the members is refused.\n")

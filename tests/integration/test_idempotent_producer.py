@@ -38,7 +38,7 @@ SETTINGS: dict[str, object] = {
 KILLS = 6
 SENDERS = 24
 QUEUES = 4
-GUIDE = ROOT / "docs" / "guide" / "idempotent-producer.md"
+GUIDE = ROOT / "docs" / "concepts" / "idempotent-producer.md"
 
 
 @dataclass

@@ -18,37 +18,50 @@ from tests.harness.shipped_files import ROOT
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
-    *sorted(f"docs/guide/{p.name}" for p in ROOT.glob("docs/guide/*.md")),
+    *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md")),
 ]
-SPARK = "docs/spark.md"
+TUTORIAL = "docs/start/tutorial.md"
+SPARK = "docs/how-to/spark.md"
+APART = ("README.md", TUTORIAL, SPARK)
+"""Pages with a test of their own."""
 
 
 @pytest.mark.slow
 @pytest.mark.side_by_side
 @pytest.mark.timeout(300)
-def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
-    printed = run_page("README.md", tmp_path)
-    make, start, by_hand, blocking, with_trio, kill, stop, settings = printed
+def test_readme_prints_what_it_stores(tmp_path: Path) -> None:
+    make, start, python, _, settings = run_page("README.md", tmp_path)
     assert make == ""
     assert "yes" in start
-    assert "[greeting]  first message" in by_hand
-    assert by_hand.count("follower") == 2
-    assert "stored in queue" in blocking
-    assert "first message" in blocking
-    # A queue may come in several parts.
-    counts = re.findall(r"(\d+) messages of queue (\d+)", with_trio)
-    assert {queue for _, queue in counts} == set("0123")
-    assert sum(int(count) for count, _ in counts) >= 1002
-    assert "SEND_OK" in kill
-    assert re.search(r"verdict +│ good", stop)
+    assert "stored in queue" in python
+    assert "from Python" in python
     assert re.search(r"server\.listen_port += \d+ +# .*broker-n0\.conf", settings)
 
 
 @pytest.mark.slow
 @pytest.mark.side_by_side
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("README.md", SPARK)])
+def test_tutorial_prints_what_it_explains(tmp_path: Path) -> None:
+    start, shell, blocking, group, with_trio, kill, stop = run_page(TUTORIAL, tmp_path)
+    assert "yes" in start
+    assert "[greeting]  first message" in shell
+    assert shell.count("follower") == 2
+    assert "stored in queue" in blocking
+    assert "first message" in blocking
+    assert "giving back: from Python" in group
+    assert "consumed: from Python after 1 retries" in group
+    # A queue may come in several parts.
+    counts = re.findall(r"(\d+) messages of queue (\d+)", with_trio)
+    assert {queue for _, queue in counts} == set("0123")
+    assert sum(int(count) for count, _ in counts) >= 1002
+    assert "SEND_OK" in kill
+    assert re.search(r"verdict +│ good", stop)
+
+
+@pytest.mark.slow
+@pytest.mark.side_by_side
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in APART])
 def test_what_other_pages_tell_to_type_works(page: str, tmp_path: Path) -> None:
     if any(language in ("sh", "python") for language, _ in blocks(page)):
         run_page(page, tmp_path)

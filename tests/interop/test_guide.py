@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, needs_cpp_client, needs_js_client]
 
 
 async def test_the_examples_send_what_they_say(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "guide" / "other-clients.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "other-clients.md").read_text()
     python, javascript = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     async with local_cluster(tmp_path / "cluster", settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "orders", queues=4)

@@ -27,6 +27,7 @@ TRIES = 400
 """Seeds tried for one kind: not every history has what an anomaly needs."""
 
 
+CHECKERS_PAGE = Path(__file__).parents[2] / "docs" / "internals" / "simulation" / "checkers.md"
 TESTS = Path(__file__).parents[1] / "unit" / "jepsen_like" / "checkers"
 WITH_TESTS_OF_THEIR_OWN = ("producer_order", "push_group", "retries", "filters")
 """Checkers of histories that are not drawn here: of idempotent producers, of push consumers, of
@@ -72,14 +73,14 @@ def test_those_without_a_planter_are_planted_in_tests_of_their_own() -> None:
 
 
 def test_every_anomaly_a_checker_can_name_is_in_the_documentation() -> None:
-    page = Path(__file__).parents[2].joinpath("docs/simulation.md").read_text(encoding="utf-8")
+    page = CHECKERS_PAGE.read_text(encoding="utf-8")
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     kinds = [kind for named in anomalies().values() for kind in named.values()]
     assert [(checker, name) for checker, name in kinds if name not in rows.get(checker, "")] == []
 
 
 def test_documented_checkers_are_the_one_list_of_checks() -> None:
-    page = Path(__file__).parents[2].joinpath("docs/simulation.md").read_text(encoding="utf-8")
+    page = CHECKERS_PAGE.read_text(encoding="utf-8")
     table = page[page.index("| checker | decides |") :].split("\n\n")[0]
     documented = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
     assert documented == {*CHECKS, push_group.NAME}

@@ -18,7 +18,7 @@ def test_the_page_about_spark_does_what_it_says(tmp_path: Path) -> None:
     why = why_no_java()
     if why is not None:
         pytest.skip(why)
-    start, topics, stop, folder = run_page("docs/spark.md", tmp_path)
+    start, topics, stop, folder = run_page("docs/how-to/spark.md", tmp_path)
     assert "yes" in start
     assert "1000 orders" in topics
     assert re.search(r"^\[400, 400, 200\]\n\[0?\]$", topics, re.MULTILINE)

@@ -8,7 +8,7 @@ from collections import Counter
 from tests.harness.shipped_files import ROOT
 
 PACKAGES = ("dledger", "commitlog", "namesrv", "client", "remoting")
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "internals" / "architecture.md"
 
 
 def paths_of_the_table() -> list[str]:

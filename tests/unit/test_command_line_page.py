@@ -8,7 +8,7 @@ import pytest
 
 from dledger.cli.main import ABOUT_OTHERS, COMMANDS, build_app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "command-line.md").read_text()
 NAMES = sorted({name for name, *_ in COMMANDS} | set(ABOUT_OTHERS))
 
 

@@ -1,4 +1,4 @@
-"""docs/errors.md says what the code does."""
+"""docs/reference/errors.md says what the code does."""
 
 from __future__ import annotations
 

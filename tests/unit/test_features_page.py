@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.shipped_files import ROOT
 
-PAGE = ROOT / "docs" / "features.md"
+PAGE = ROOT / "docs" / "reference" / "features.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|\n").split("|")]
     for line in PAGE.read_text().splitlines()

@@ -16,7 +16,7 @@ from remoting.access.account_file import parse_accounts
 from remoting.settings.reader import ConfigFile
 from tests.harness.shipped_files import ROOT
 
-PAGE = (ROOT / "docs" / "guide" / "access.md").read_text()
+PAGE = (ROOT / "docs" / "operate" / "access.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

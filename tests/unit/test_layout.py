@@ -24,6 +24,7 @@ TOP_LEVEL = {
     "pyproject.toml",
     "constraints.txt",
     "Makefile",
+    "mkdocs.yml",
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",

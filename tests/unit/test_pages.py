@@ -27,7 +27,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_is_linked_from_the_index() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in links(index)}
-    decisions = ROOT / "docs" / "decisions"
+    decisions = ROOT / "docs" / "internals" / "decisions"
     pages = {page for page in PAGES if page.parent != decisions and page != index}
     assert {page.name for page in pages - linked} == set()
 

@@ -7,7 +7,7 @@ every pull with a hash.
 
 Facts may be those of one chunk of offsets: `cut.routes` chooses the rows that a chunk needs.
 
-Spec: the argument for the times stands in `jepsen_like/checkers/queue_log.py`.
+Spec: docs/internals/proofs/queue-log.md.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_p_prints_every_setting_with_its_source(
     assert broker_main(tokens) == 0
     printed = capsys.readouterr().out
     golden = ROOT / "tests" / "data" / "print_settings.txt"
-    assert printed == golden.read_text(), "the list of settings changed: see docs/configuration.md"
+    assert printed == golden.read_text(), "settings changed: see docs/reference/configuration.md"
 
 
 def test_a_script_is_its_sub_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,7 +168,7 @@ def test_a_slave_without_members_does_not_start_and_says_what_to_write(text: str
         f"broker.conf:2: {key} = {value}: this broker would be a group of its"
     )
     assert "dLegerGroup=broker-a, dLegerPeers=n0-HOST0:20911;n1-HOST1:20911" in message
-    assert "docs/from-master-slave.md" in message
+    assert "docs/operate/from-master-slave.md" in message
     assert "\n" not in message
 
 

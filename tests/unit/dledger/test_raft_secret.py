@@ -98,11 +98,11 @@ def loaded(text: str) -> BrokerConfig:
 
 def test_every_example_of_members_is_taken_by_a_broker() -> None:
     configs = {where: loaded(text) for where, text in examples()}
-    assert "docs/from-master-slave.md" in configs
+    assert "docs/operate/from-master-slave.md" in configs
     assert len(configs) >= 10
     far = {
         where: config.raft.secret_file
         for where, config in configs.items()
         if any(not peer.host.startswith("127.") for peer in config.raft.peers)
     }
-    assert far == {"docs/from-master-slave.md": "/etc/dledger/broker-a.secret"}
+    assert far == {"docs/operate/from-master-slave.md": "/etc/dledger/broker-a.secret"}

@@ -30,7 +30,7 @@ ROW = re.compile(r"^\| (\d+) \| (\w+) \| (\S.*) \|$", re.MULTILINE)
 
 
 def refused() -> dict[int, str]:
-    page = (ROOT / "docs" / "requests.md").read_text()
+    page = (ROOT / "docs" / "reference" / "requests.md").read_text()
     part = page.split("<!-- refused")[1].split("<!-- end of refused -->")[0]
     rows = ROW.findall(part)
     assert len({code for code, _, _ in rows}) == len(rows)
@@ -68,7 +68,7 @@ def test_the_page_calls_codes_by_their_names() -> None:
 
 
 def test_the_page_has_the_sentences_that_are_answered() -> None:
-    page = (ROOT / "docs" / "requests.md").read_text()
+    page = (ROOT / "docs" / "reference" / "requests.md").read_text()
     rows = {int(code): words for code, _, words in ROW.findall(page)}
     assert {code: rows[code] for code in refused()} == {int(c): w for c, w in INSTEAD.items()}
 

@@ -384,7 +384,7 @@ def test_every_metric_stands_in_the_guide_and_the_guide_has_no_other(watched: Wa
         producer_data_set=producers,
         consumer_data_set=consumers,
     )
-    guide = (ROOT / "docs" / "guide" / "metrics.md").read_text()
+    guide = (ROOT / "docs" / "operate" / "metrics.md").read_text()
     tables = "".join(line for line in guide.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`((?:rocketmq|dledger)_[a-z_]+)`", tables))
     watched.port.ends.note("h:1", "idle", 0.0)

@@ -354,7 +354,7 @@ def test_every_guard_has_a_proof_and_every_proof_a_guard() -> None:
 
 
 def test_the_registry_equals_the_table_in_the_documentation() -> None:
-    text = (REPOSITORY / "docs" / "consensus.md").read_text()
+    text = (REPOSITORY / "docs" / "internals" / "consensus.md").read_text()
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
     table = {row[1].strip().strip("`"): row[2].strip() for row in rows}
     assert table == {name: registry.closes(name) for name in registry.names()}

@@ -1,0 +1,144 @@
+"""Plain words: packages, pages and names of tests do without those of `tests/lint/words.txt`."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.harness.shipped_files import ROOT
+
+WORDS_FILE: Final = ROOT / "tests" / "lint" / "words.txt"
+
+CLEAN: Final = (
+    "README.md",
+    "CHANGELOG.md",
+    "docs/start",
+    "docs/concepts",
+    "docs/internals/protocol",
+)
+"""Files and folders that keep to plain words. Only ever longer."""
+
+CLEAN_TESTS: Final[tuple[str, ...]] = ()
+"""Folders of tests whose names keep to plain words. Only ever longer."""
+
+RECORDS: Final = ("docs/internals/decisions",)
+"""Records of their day: they stay as they were written."""
+
+_CODE = re.compile(
+    r"```.*?```|``[^`]+``|`[^`\n]+`|\]\([^)]*\)|https?://\S+|[\w./-]+\.(?:py|md)\b", re.DOTALL
+)
+
+
+class Use(NamedTuple):
+    where: str
+    line: int
+    word: str
+
+
+def words() -> dict[str, str]:
+    """Return word to suggestions."""
+    lines = [line for line in WORDS_FILE.read_text().splitlines() if line and line[0] != "#"]
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def pattern(vocabulary: dict[str, str]) -> re.Pattern[str]:
+    """Return what finds any of these words in prose, in identifiers of tests too."""
+    longest_first = sorted(vocabulary, key=len, reverse=True)
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
+
+
+WORDS: Final = pattern(words())
+
+
+def prose_of_module(source: str) -> Iterator[tuple[int, str]]:
+    """Yield comments and strings of a module, docstrings among them, each with its first line."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def uses(prose: str, first_line: int, where: str) -> Iterator[Use]:
+    """Yield the words found in prose, code in backticks and addresses left out."""
+    blank = _CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), prose)
+    for found in WORDS.finditer(blank):
+        yield Use(where, first_line + blank.count("\n", 0, found.start()), found[0].lower())
+
+
+def uses_in_file(path: Path) -> list[Use]:
+    where = path.relative_to(ROOT).as_posix()
+    text = path.read_text()
+    parts = prose_of_module(text) if path.suffix == ".py" else [(1, text)]
+    return sorted({use for line, prose in parts for use in uses(prose, line, where)})
+
+
+def clean_files() -> list[Path]:
+    found: list[Path] = []
+    for name in CLEAN:
+        path = ROOT / name
+        inside = [path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.md")]
+        found += [
+            file for file in inside if not file.relative_to(ROOT).as_posix().startswith(RECORDS)
+        ]
+    return sorted(found)
+
+
+def test_clean_files_keep_to_plain_words() -> None:
+    files = clean_files()
+    assert files
+    found = [use for path in files for use in uses_in_file(path)]
+    advice = words()
+    assert not found, "\n".join(
+        f"{use.where}:{use.line}: {use.word!r}: write {advice[use.word]}" for use in found
+    )
+
+
+def test_names_of_tests_keep_to_plain_words() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for folder in CLEAN_TESTS
+        for path in sorted((ROOT / folder).rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and (WORDS.search(node.name.replace("_", " ")) or len(node.name) > 60)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("# nobody is here\n", [(1, "nobody")]),
+        ("x = 1  # fine\n", []),
+        (
+            'def f():\n    """First.\n\n    It says so much.\n    """\n',
+            [(4, "says"), (4, "so much")],
+        ),
+        ("raise ValueError('the reign is over')\n", [(1, "reign")]),
+        ("await clock.sleep(1)\n", []),
+        ('"""Calls `clock.sleep` and ``who``."""\n', []),
+        ('x = f"{a} was told {b}"\n', [(1, "told")]),
+    ],
+)
+def test_words_are_found(source: str, expected: list[tuple[int, str]]) -> None:
+    found = sorted(
+        (use.line, use.word)
+        for line, prose in prose_of_module(source)
+        for use in uses(prose, line, "module")
+    )
+    assert found == expected
+
+
+def test_every_word_has_a_suggestion() -> None:
+    assert all(advice.strip() for advice in words().values())
+    assert len(words()) > 50
