@@ -17,20 +17,22 @@ import trio
 import trio.from_thread
 
 from client.admin.admin import Admin
-from client.admin.dead_letters import DeadLetterGroup
 from client.admin.groups import OffsetsReset
+from client.admin.messages import DeadLetterGroup
 from client.connect import connect
 from client.consumer.config import PushConfig
 from client.consumer.listener import Listener
 from client.consumer.pull_consumer import SUSPEND_S, PullConsumer
 from client.consumer.push_consumer import PushConsumer
-from client.consumer.subscription_expression import SubscriptionExpression
+from client.consumer.subscriptions import SubscriptionExpression
 from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import ClientClosedError, UnknownOutcomeError
-from client.core.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
-from client.core.message import Message, MessageExt, PullResult, SendResult, SendStatus
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.message_ext import MessageExt, PullResult, SendResult, SendStatus
 from client.core.route import MessageQueue
 from client.producer.producer import BatchSendResult, Producer, ProducerConfig, SendFuture
+from client.producer.transaction import HalfMessage, TransactionSendResult
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper
 

@@ -18,10 +18,10 @@ _MODULES = {
     "connect": "client.connect",
     # Messages
     "CompressionType": "client.core.compression",
-    "DeliveredMessage": "client.consumer.delivered_message",
+    "DeliveredMessage": "client.consumer.listener",
     "Message": "client.core.message",
-    "MessageBlock": "client.core.message",
-    "MessageExt": "client.core.message",
+    "MessageBlock": "client.core.message_ext",
+    "MessageExt": "client.core.message_ext",
     "MessageQueue": "client.core.route",
     "TopicRoute": "client.core.route",
     # Send
@@ -29,33 +29,33 @@ _MODULES = {
     "Producer": "client.producer.producer",
     "ProducerConfig": "client.producer.config",
     "SendFuture": "client.producer.results",
-    "SendResult": "client.core.message",
-    "SendStatus": "client.core.message",
+    "SendResult": "client.core.message_ext",
+    "SendStatus": "client.core.message_ext",
     "reply_message": "client.producer.request_reply",
     # Send in transactions
-    "HalfMessage": "client.core.half_message",
-    "LocalTransactionState": "client.core.half_message",
+    "HalfMessage": "client.producer.transaction",
+    "LocalTransactionState": "client.core.hooks",
     "TransactionProducer": "client.producer.transaction_producer",
     "TransactionProducerConfig": "client.producer.transaction_producer",
-    "TransactionSendResult": "client.core.half_message",
+    "TransactionSendResult": "client.producer.transaction",
     # Consume
     "ConsumeContext": "client.consumer.listener",
-    "ConsumeFrom": "client.consumer.consume_from",
+    "ConsumeFrom": "client.consumer.offsets",
     "ConsumeFromWhere": "remoting.protocol.bodies",
     "ConsumeStatus": "client.consumer.listener",
-    "FROM_FIRST": "client.consumer.consume_from",
-    "FROM_LAST": "client.consumer.consume_from",
+    "FROM_FIRST": "client.consumer.offsets",
+    "FROM_LAST": "client.consumer.offsets",
     "FlowLimits": "client.consumer.process_queue",
     "Listener": "client.consumer.listener",
     "LitePullConsumer": "client.consumer.lite_pull_consumer",
-    "LockClient": "client.consumer.lock_client",
+    "LockClient": "client.consumer.queue_locks",
     "MessageModel": "remoting.protocol.bodies",
     "PullConsumer": "client.consumer.pull_consumer",
-    "PullResult": "client.core.message",
-    "PullStatus": "client.core.message",
+    "PullResult": "client.core.message_ext",
+    "PullStatus": "client.core.message_ext",
     "PushConfig": "client.consumer.config",
     "PushConsumer": "client.consumer.push_consumer",
-    "SubscriptionExpression": "client.consumer.subscription_expression",
+    "SubscriptionExpression": "client.consumer.subscriptions",
     # Share queues out
     "AllocateMessageQueueStrategy": "client.consumer.allocation",
     "Averagely": "client.consumer.allocation",
@@ -81,7 +81,7 @@ _MODULES = {
     "TraceType": "client.trace.data",
     # Administrate
     "Admin": "client.admin.admin",
-    "DeadLetterGroup": "client.admin.dead_letters",
+    "DeadLetterGroup": "client.admin.messages",
     "GroupHealth": "client.admin.admin",
     "OffsetMove": "client.admin.groups",
     "OffsetsReset": "client.admin.groups",
@@ -97,8 +97,8 @@ _MODULES = {
 
 if TYPE_CHECKING:
     from client.admin.admin import Admin, GroupHealth
-    from client.admin.dead_letters import DeadLetterGroup
     from client.admin.groups import OffsetMove, OffsetsReset
+    from client.admin.messages import DeadLetterGroup
     from client.connect import connect
     from client.consumer.allocation import (
         AllocateMessageQueueStrategy,
@@ -110,18 +110,16 @@ if TYPE_CHECKING:
         NearbyMachineRoom,
     )
     from client.consumer.config import PushConfig
-    from client.consumer.consume_from import FROM_FIRST, FROM_LAST, ConsumeFrom
-    from client.consumer.delivered_message import DeliveredMessage
-    from client.consumer.listener import ConsumeContext, ConsumeStatus, Listener
+    from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
     from client.consumer.lite_pull_consumer import LitePullConsumer
-    from client.consumer.lock_client import LockClient
+    from client.consumer.offsets import FROM_FIRST, FROM_LAST, ConsumeFrom
     from client.consumer.process_queue import FlowLimits
     from client.consumer.pull_consumer import PullConsumer
     from client.consumer.push_consumer import PushConsumer
-    from client.consumer.subscription_expression import SubscriptionExpression
+    from client.consumer.queue_locks import LockClient
+    from client.consumer.subscriptions import SubscriptionExpression
     from client.core.client_instance import ClientConfig, ClientInstance
     from client.core.compression import CompressionType
-    from client.core.half_message import HalfMessage, LocalTransactionState, TransactionSendResult
     from client.core.hooks import (
         CommunicationMode,
         ConsumeMessageContext,
@@ -129,12 +127,13 @@ if TYPE_CHECKING:
         ConsumeReturnType,
         EndTransactionContext,
         EndTransactionHook,
+        LocalTransactionState,
         MessageType,
         SendMessageContext,
         SendMessageHook,
     )
-    from client.core.message import (
-        Message,
+    from client.core.message import Message
+    from client.core.message_ext import (
         MessageBlock,
         MessageExt,
         PullResult,
@@ -147,6 +146,7 @@ if TYPE_CHECKING:
     from client.producer.producer import Producer
     from client.producer.request_reply import reply_message
     from client.producer.results import BatchSendResult, SendFuture
+    from client.producer.transaction import HalfMessage, TransactionSendResult
     from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
     from client.trace.data import TraceBean, TraceContext, TraceType
     from client.trace.dispatcher import TRACE_TOPIC

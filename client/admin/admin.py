@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import trio
-from typing_extensions import Buffer
 
-from client.admin.dead_letters import DEAD_LETTER_PREFIX, DeadLetterGroup, DeadLetters
 from client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
+from client.admin.messages import (
+    ADMIN_TIMEOUT_S,
+    DEAD_LETTER_PREFIX,
+    DeadLetterGroup,
+    DeadLetters,
+    MessageQueries,
+)
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
     ClientError,
-    DamagedAnswerError,
-    MessageIllegalError,
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
 )
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from client.core.route import LEADER_ID, MessageQueue, TopicRoute
-from commitlog.errors import CorruptRecordError, LocalProtocolError
-from commitlog.message_id import decode_offset_message_id
-from commitlog.properties import KEY_SEPARATOR
 from remoting.protocol.bodies import (
     BrokerStatsData,
     ClientConnection,
@@ -34,7 +34,6 @@ from remoting.protocol.bodies import (
     ConsumeStats,
     OffsetWrapper,
     ProducerInfo,
-    QueryConsumeQueueResponseBody,
     SubscriptionGroupConfig,
     TopicConfigSerializeWrapper,
     TopicList,
@@ -49,25 +48,16 @@ from remoting.protocol.headers import (
     GetConsumeStatsHeader,
     GetMaxOffsetHeader,
     OffsetResponseHeader,
-    QueryConsumeQueueHeader,
-    QueryMessageHeader,
     QueueHeader,
     TopicHeader,
-    ViewMessageHeader,
 )
 
-ADMIN_TIMEOUT_S: Final = 10.0
-"""Budget of one administrative request, a fail-over included."""
 LEADER_WAIT_S: Final = 5.0
 """For a first leader; an election takes less than a second."""
 LEADER_POLL_S: Final = 0.1
 ROUTE_POLL_S: Final = 0.02
 CHANGE_TIMEOUT_S: Final = 20.0
 """A change of members waits for the one before it, for an answer of the new one, for its commit."""
-MAX_QUERY_MESSAGES: Final = 64
-"""More messages with one key no broker gives at once."""
-ALWAYS_MS: Final = (1 << 63) - 1
-"""A time that never comes."""
 STATUS_TIMEOUT_S: Final = 1.0
 """A node that says nothing for so long is shown as unreachable."""
 
@@ -115,12 +105,12 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin:
+class Admin(MessageQueries):
     """Administration through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:
         """Use *instance*, which must be open."""
-        self._instance = instance
+        super().__init__(instance)
         self._groups = GroupAdmin(instance)
 
     # ------------------------------------------------------------------------------ cluster
@@ -345,7 +335,7 @@ class Admin:
                 topic_sys_flag=config.topic_sys_flag,
                 order=config.order,
             )
-            await self._ask_group(
+            await self._ask_leader(
                 name, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(header.encode()), topic
             )
         return list(names)
@@ -492,121 +482,14 @@ class Admin:
     def dead_letters(
         self, group: str, *, first_offset: int = 0, limit: int | None = None
     ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
-        """Yield what *group* gave up; `client.admin.dead_letters.DeadLetters.read`."""
+        """Yield what *group* gave up; `client.admin.messages.DeadLetters.read`."""
         return DeadLetters(self._instance).read(group, first_offset=first_offset, limit=limit)
 
     async def resend_dead_letters(
         self, group: str, *, offset: int | None = None, limit: int | None = None
     ) -> int:
-        """Give dead letters back to *group*; `client.admin.dead_letters.DeadLetters.resend`."""
+        """Give dead letters back to *group*; `client.admin.messages.DeadLetters.resend`."""
         return await DeadLetters(self._instance).resend(group, offset=offset, limit=limit)
-
-    async def view_message(self, offset_message_id: str) -> MessageExt:
-        """Return the message an offset message id names, from the broker it names.
-
-        Raises:
-            MessageIllegalError: Not an offset message id.
-            RequestFailedError: The broker has no message there.
-            BrokerUnreachableError: It cannot be asked.
-        """
-        try:
-            host, port, phy_offset = decode_offset_message_id(offset_message_id)
-        except LocalProtocolError as error:
-            raise MessageIllegalError(str(error)) from error
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return await self.view_message_at(address, phy_offset)
-
-    async def view_message_at(self, address: str, phy_offset: int) -> MessageExt:
-        """Return the message at a byte position of the log of the broker at *address*.
-
-        Raises:
-            RequestFailedError: There is none.
-            BrokerUnreachableError: It cannot be asked.
-        """
-        answer = await self._instance.ask(
-            address,
-            RequestCode.VIEW_MESSAGE_BY_ID,
-            dict(ViewMessageHeader(phy_offset).encode()),
-        )
-        checked(answer, f"message at {phy_offset} of {address}")
-        return MessageExt(memoryview(answer.body), 0)
-
-    async def query_messages(
-        self,
-        topic: str,
-        key: str,
-        *,
-        begin_ms: int = 0,
-        end_ms: int = ALWAYS_MS,
-        max_messages: int = MAX_QUERY_MESSAGES,
-    ) -> list[MessageExt]:
-        """Return the newest messages of *topic* with *key* among their index keys, oldest first.
-
-        Args:
-            key: One key as the producer gave it.
-            begin_ms: Stored at or after this time, ms since the epoch,
-            end_ms: and at or before this one.
-            max_messages: At most so many; brokers have a limit of 64 each.
-        Raises:
-            NoRouteError, NoNameServerError: Nobody knows the topic.
-            RequestFailedError, BrokerUnreachableError: A leader does not say.
-        """
-        found = await self._query(topic, key, begin_ms, end_ms, max_messages, is_unique=False)
-        return [message for message in found if key in message.keys.split(KEY_SEPARATOR)][
-            -max_messages:
-        ]
-
-    async def query_unique_key(
-        self, topic: str, message_id: str, *, begin_ms: int = 0, end_ms: int = ALWAYS_MS
-    ) -> list[MessageExt]:
-        """Return the messages of *topic* whose id, given by their producer, is *message_id*.
-
-        One, unless a send with an unknown outcome was repeated. Arguments and errors as
-        `query_messages`.
-        """
-        found = await self._query(
-            topic, message_id, begin_ms, end_ms, MAX_QUERY_MESSAGES, is_unique=True
-        )
-        return [message for message in found if message.message_id == message_id]
-
-    async def _query(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, most: int, *, is_unique: bool
-    ) -> list[MessageExt]:
-        header = QueryMessageHeader(topic, key, most, begin_ms, end_ms, is_unique)
-        route = await self.topic_route(topic)
-        found: list[MessageExt] = []
-        for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
-            answer = await self._instance.ask_leader(
-                name,
-                RequestCode.QUERY_MESSAGE,
-                dict(header.encode()),
-                topic=topic,
-                timeout_s=ADMIN_TIMEOUT_S,
-            )
-            if answer.code == ResponseCode.QUERY_NOT_FOUND:
-                continue
-            checked(answer, f"messages of {topic} with key {key} on {name}")
-            found += _records(answer.body, name)
-        return sorted(found, key=lambda message: message.store_timestamp_ms)
-
-    async def query_consume_queue(
-        self, queue: MessageQueue, first: int, count: int, *, group: str | None = None
-    ) -> QueryConsumeQueueResponseBody:
-        """Return units of a consume queue from offset *first* on, as the leader has them.
-
-        Args:
-            group: An online consumer group: each unit then says whether its filter lets it pass.
-        Raises:
-            RequestFailedError, BrokerUnreachableError: Nobody says.
-        """
-        header = QueryConsumeQueueHeader(queue.topic, queue.queue_id, first, count, group)
-        answer = await self._ask_group(
-            queue.broker_name,
-            RequestCode.QUERY_CONSUME_QUEUE,
-            dict(header.encode()),
-            queue.topic,
-        )
-        return QueryConsumeQueueResponseBody.decode(answer.body)
 
     async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, OffsetWrapper]:
         """Return how far a group is in each queue of *topic*.
@@ -619,7 +502,7 @@ class Admin:
         found: dict[MessageQueue, OffsetWrapper] = {}
         for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
             header = GetConsumeStatsHeader(group, topic)
-            answer = await self._ask_group(
+            answer = await self._ask_leader(
                 name, RequestCode.GET_CONSUME_STATS, dict(header.encode()), topic
             )
             for queue, progress in ConsumeStats.decode(answer.body).offset_table.items():
@@ -627,15 +510,6 @@ class Admin:
         return found
 
     # ------------------------------------------------------------------------------ inside
-
-    async def _ask_group(
-        self, name: str, code: RequestCode, ext: ExtFields, topic: str
-    ) -> RemotingCommand:
-        answer = await self._instance.ask_leader(
-            name, code, ext, topic=topic, timeout_s=ADMIN_TIMEOUT_S
-        )
-        checked(answer, f"{code.name} of {topic} on {name}")
-        return answer
 
     async def _ask_name_server(
         self, code: RequestCode, ext: ExtFields | None = None
@@ -696,18 +570,3 @@ class Admin:
             )
             checked(answer, f"{what} on {name}")
         return chosen
-
-
-def _records(body: Buffer, broker_name: str) -> Iterator[MessageExt]:
-    """Yield the messages whose records stand back to back in *body*."""
-    view, at = memoryview(body), 0
-    try:
-        while at < view.nbytes:
-            message = MessageExt(view, at, broker_name)
-            at += message.record.size
-            yield message
-    except CorruptRecordError as error:
-        raise DamagedAnswerError(
-            f"messages of {broker_name} are damaged there, or on the way: {error}",
-            code=ResponseCode.SERVICE_NOT_AVAILABLE,
-        ) from error

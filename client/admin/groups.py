@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from client.consumer.offset_store import BrokerOffsets
+from client.consumer.offsets import BrokerOffsets
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, RequestFailedError
 from client.core.route import MessageQueue

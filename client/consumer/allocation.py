@@ -2,19 +2,51 @@
 
 Every consumer computes its own part alone, from the same two lists: all queues of the topic and
 all client ids of the group, both sorted. So all consumers of a group must use the same strategy;
-nobody checks that. Results are those of RocketMQ's Java client: both may share a group.
+nothing checks that. Results are those of RocketMQ's Java client: both may share a group.
 
 Spec: semantics fact sheet, section 6.
 """
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from client.consumer.allocation_ring import VIRTUAL_NODES, HashRing
 from client.core.route import MessageQueue
+
+VIRTUAL_NODES: Final = 10
+"""Places of one node; RocketMQ's number, so that both come to the same result."""
+
+
+def ring_hash(text: str) -> int:
+    """Return the place of *text* on the ring: the first four bytes of its MD5, big-endian."""
+    digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+class HashRing:
+    """Finds the node that is next on the ring, clockwise."""
+
+    def __init__(self, nodes: Iterable[str], virtual_nodes: int = VIRTUAL_NODES) -> None:
+        """Put *nodes* on the ring, each at its places ``node-0``, ``node-1`` …
+
+        Of two nodes at one place the later one has it.
+        """
+        ring = {
+            ring_hash(f"{node}-{number}"): node for node in nodes for number in range(virtual_nodes)
+        }
+        self._places = sorted(ring)
+        self._nodes = [ring[place] for place in self._places]
+
+    def node_of(self, key: str) -> str | None:
+        """Return the node at the place of *key* or the next one behind it; None without nodes."""
+        if not self._places:
+            return None
+        return self._nodes[bisect_left(self._places, ring_hash(key)) % len(self._places)]
+
 
 T = TypeVar("T")
 

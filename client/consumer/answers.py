@@ -14,17 +14,15 @@ from typing import Final
 import trio
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_meter import ConsumeMeter
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus, ListenerCall
-from client.consumer.offset_reset import OffsetReset
-from client.consumer.owned_queue import OwnedQueue
-from client.consumer.owned_queues import OwnedQueues
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, ListenerCall
+from client.consumer.offsets import OffsetReset
+from client.consumer.owned_queues import OwnedQueue, OwnedQueues
+from client.consumer.process_queue import ConsumeMeter
 from client.consumer.queue_locks import EXPIRES_S, QueueLocks
 from client.consumer.subscriptions import Subscriptions
+from client.core.broker_requests import wire_queue
 from client.core.client_instance import ClientInstance
-from client.core.consumer_calls import wire_queue
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from remoting.log import get_logger
 from remoting.protocol import bodies
@@ -49,7 +47,7 @@ class ConsumeResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerAnswers:
-    """A `client.core.consumer_calls.CalledConsumer` made of a push consumer's parts.
+    """A `client.core.broker_requests.CalledConsumer` made of a push consumer's parts.
 
     Attributes:
         instance: Its client.
@@ -78,11 +76,11 @@ class ConsumerAnswers:
     resets: OffsetReset
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """See `client.core.consumer_calls.CalledConsumer`."""
+        """See `client.core.broker_requests.CalledConsumer`."""
         self.resets.tell(offsets)
 
     def consumed_offsets(self, topic: str) -> dict[MessageQueue, int]:
-        """See `client.core.consumer_calls.CalledConsumer`."""
+        """See `client.core.broker_requests.CalledConsumer`."""
         return {
             owned.queue: owned.messages.commit_offset
             for owned in self.owned
@@ -90,7 +88,7 @@ class ConsumerAnswers:
         }
 
     def running_info(self, *, with_stacks: bool) -> bodies.ConsumerRunningInfo:
-        """See `client.core.consumer_calls.CalledConsumer`."""
+        """See `client.core.broker_requests.CalledConsumer`."""
         return bodies.ConsumerRunningInfo(
             properties=self._properties(),
             subscription_set=sorted(self.subscriptions.data(), key=lambda data: data.topic),
@@ -150,7 +148,7 @@ class ConsumerAnswers:
         return self.instance.clock.wall_ms() - int(age_s * 1000)
 
     async def consume_directly(self, message: MessageExt) -> bodies.ConsumeMessageDirectlyResult:
-        """See `client.core.consumer_calls.CalledConsumer`; an error of the listener is an answer.
+        """See `client.core.broker_requests.CalledConsumer`; an error of the listener is an answer.
 
         Cancellation: An async listener is cancelled.
         """

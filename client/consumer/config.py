@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from client.consumer.allocation import AllocateMessageQueueStrategy, Averagely
-from client.consumer.consume_from import FROM_LAST, ConsumeFrom
+from client.consumer.offsets import FROM_LAST, ConsumeFrom
 from client.consumer.process_queue import FlowLimits
 from client.core.hooks import ConsumeMessageHook
 from client.trace.dispatcher import TRACE_TOPIC

@@ -1,4 +1,4 @@
-"""What a push consumer calls with messages, and what the answer means."""
+"""What a push consumer calls with messages, what its answer means, and the hooks around a call."""
 
 from __future__ import annotations
 
@@ -6,15 +6,142 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
-from client.consumer.consume_hooks import ConsumeHooks
-from client.consumer.consume_meter import ConsumeMeter
-from client.consumer.delivered_message import DeliveredMessage
-from client.core.hooks import ConsumeReturnType
+from client.consumer.process_queue import ConsumeMeter
+from client.core.client_instance import ClientInstance
+from client.core.hooks import (
+    CONSUME_CONTEXT_TYPE,
+    ConsumeMessageContext,
+    ConsumeMessageHook,
+    ConsumeReturnType,
+    call_each,
+)
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
+from client.producer.producer import trace_dispatcher, unique_ids
+from client.trace.dispatcher import ConsumeMessageTraceHook, TraceDispatcher
 from commitlog.errors import ConfigError
-from remoting.seams import Executor
+from remoting.seams import Clock, Executor
+
+RETRY_PREFIX: Final = "%RETRY%"
+"""Before a group's name it makes the topic of messages the group wants once more."""
+
+_RETRY_TOPIC: Final = b"RETRY_TOPIC"
+
+
+def retry_topic_of(group: str) -> str:
+    """Return the topic through which messages come back to a consumer group."""
+    return RETRY_PREFIX + group
+
+
+class DeliveredMessage(MessageExt):
+    """A message on its way to a listener.
+
+    Attributes:
+        message_queue: Where it was pulled from; of a retry that is a queue of the retry topic.
+    """
+
+    __slots__ = ("_here", "message_queue")
+
+    def __init__(self, message: MessageExt, queue: MessageQueue) -> None:
+        """Look at the same record as *message*."""
+        super().__init__(message._view, message.start, message.broker_name)
+        self.message_queue = queue
+        self._here = 0
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to."""
+        topic = self.record.topic
+        if topic.startswith(RETRY_PREFIX):
+            return self._property(_RETRY_TOPIC) or topic
+        return topic
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it was given back for another try, here or through the retry topic."""
+        return self.record.reconsume_times + self._here
+
+    def tried_in_place(self) -> None:
+        """Count one more try without a way through the broker."""
+        self._here += 1
+
+
+CONSUME_SUCCESS: Final = "CONSUME_SUCCESS"
+RECONSUME_LATER: Final = "RECONSUME_LATER"
+ORDERLY_SUCCESS: Final = "SUCCESS"
+SUSPEND_CURRENT_QUEUE_A_MOMENT: Final = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+
+
+class Handed:
+    """Messages that were handed out.
+
+    Attributes:
+        context: What the hooks were told.
+        since_s: Monotonic time.
+    """
+
+    __slots__ = ("context", "since_s")
+
+    def __init__(self, context: ConsumeMessageContext, since_s: float) -> None:
+        self.context = context
+        self.since_s = since_s
+
+
+class ConsumeHooks:
+    """The hooks of one consumer."""
+
+    def __init__(
+        self,
+        hooks: Sequence[ConsumeMessageHook],
+        *,
+        group: str,
+        clock: Clock,
+        timeout_s: float = float("inf"),
+        orderly: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            timeout_s: What takes longer has timed out.
+            orderly: RocketMQ has other words for what ordered listeners say.
+        """
+        self._before = [hook.consume_message_before for hook in hooks]
+        self._after = [hook.consume_message_after for hook in hooks]
+        self._group = group
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._good = ORDERLY_SUCCESS if orderly else CONSUME_SUCCESS
+        self._bad = SUSPEND_CURRENT_QUEUE_A_MOMENT if orderly else RECONSUME_LATER
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    def before(self, messages: Sequence[DeliveredMessage], queue: MessageQueue) -> Handed:
+        """Tell that *messages* are about to be handed out."""
+        context = ConsumeMessageContext(self._group, tuple(messages), queue)
+        call_each(self._before, context)
+        return Handed(context, self._clock.monotonic())
+
+    def after(self, handed: Handed, returned: ConsumeReturnType) -> None:
+        """Tell what came of it."""
+        context = handed.context
+        context.success = returned is ConsumeReturnType.SUCCESS
+        context.status = self._good if context.success else self._bad
+        if self._clock.monotonic() - handed.since_s >= self._timeout_s:
+            returned = ConsumeReturnType.TIME_OUT
+        context.props[CONSUME_CONTEXT_TYPE] = returned.name
+        call_each(self._after, context)
+
+
+def consume_trace(
+    instance: ClientInstance, topic: str
+) -> tuple[TraceDispatcher, ConsumeMessageTraceHook]:
+    """Return what sends trace to *topic*, not yet open, and the hook that gives it something."""
+    dispatcher = trace_dispatcher(instance, topic)
+    hook = ConsumeMessageTraceHook(dispatcher, instance.clock, unique_ids(instance).create)
+    return dispatcher, hook
 
 
 class ConsumeStatus(Enum):

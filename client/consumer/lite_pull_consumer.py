@@ -14,21 +14,21 @@ import trio
 
 from client.consumer.allocation import AllocateMessageQueueStrategy, Averagely
 from client.consumer.config import LAST_OFFSETS_S, PERSIST_PERIOD_S
-from client.consumer.consume_from import FROM_LAST, ConsumeFrom
-from client.consumer.consume_hooks import ConsumeHooks, Handed
-from client.consumer.consume_trace import consume_trace
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.leader_watch import LeaderWatch
-from client.consumer.offset_store import BrokerOffsets
-from client.consumer.owned_queue import Gate, OwnedQueue, Reading
-from client.consumer.owned_queues import OwnedQueues
+from client.consumer.listener import ConsumeHooks, DeliveredMessage, Handed, consume_trace
+from client.consumer.offsets import FROM_LAST, BrokerOffsets, ConsumeFrom, QueueOffsets
+from client.consumer.owned_queues import (
+    Batch,
+    Gate,
+    LeaderWatch,
+    OwnedQueue,
+    OwnedQueues,
+    Reading,
+    ReadyQueues,
+)
 from client.consumer.process_queue import FlowLimits
 from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
-from client.consumer.queue_offsets import QueueOffsets
-from client.consumer.ready_queues import Batch, ReadyQueues
 from client.consumer.rebalance import Rebalance
-from client.consumer.subscription_expression import SUB_ALL, SubscriptionExpression
-from client.consumer.subscriptions import Subscriptions
+from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression, Subscriptions
 from client.core.client_instance import ClientInstance, ManagedScope
 from client.core.hooks import ConsumeMessageHook, ConsumeReturnType
 from client.core.route import MessageQueue

@@ -22,29 +22,37 @@ from typing import Final
 import trio
 
 from client.consumer.answers import ConsumerAnswers
-from client.consumer.concurrent_consumption import ConcurrentConsumption
 from client.consumer.config import LAST_OFFSETS_S, PushConfig
-from client.consumer.consume_hooks import ConsumeHooks
-from client.consumer.consume_meter import ConsumeMeter
-from client.consumer.consume_trace import consume_trace
-from client.consumer.delivered_message import retry_topic_of
-from client.consumer.leader_watch import LeaderWatch
-from client.consumer.listener import Listener, ListenerCall
-from client.consumer.offset_reset import OffsetReset
-from client.consumer.offset_store import BrokerOffsets, LocalOffsets, OffsetStore, offsets_path
-from client.consumer.orderly_consumption import OrderlyConsumption
-from client.consumer.owned_queue import Gate, OwnedQueue, Reading
-from client.consumer.owned_queues import OwnedQueues
-from client.consumer.process_queue import FlowLimits
+from client.consumer.consumption import ConcurrentConsumption, OrderlyConsumption, SendBack
+from client.consumer.listener import (
+    ConsumeHooks,
+    Listener,
+    ListenerCall,
+    consume_trace,
+    retry_topic_of,
+)
+from client.consumer.offsets import (
+    BrokerOffsets,
+    LocalOffsets,
+    OffsetReset,
+    OffsetStore,
+    QueueOffsets,
+    UnkeptOffsets,
+    offsets_path,
+)
+from client.consumer.owned_queues import (
+    Gate,
+    LeaderWatch,
+    OwnedQueue,
+    OwnedQueues,
+    Reading,
+    ReadyQueues,
+)
+from client.consumer.process_queue import ConsumeMeter, FlowLimits
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.queue_locks import QueueLocks
-from client.consumer.queue_offsets import QueueOffsets
-from client.consumer.ready_queues import ReadyQueues
 from client.consumer.rebalance import Rebalance
-from client.consumer.send_back import SendBack
-from client.consumer.subscription_expression import SUB_ALL, TAG, SubscriptionExpression
-from client.consumer.subscriptions import Subscriptions
-from client.consumer.unkept_offsets import UnkeptOffsets
+from client.consumer.subscriptions import SUB_ALL, TAG, SubscriptionExpression, Subscriptions
 from client.core.client_instance import ClientInstance, ManagedScope
 from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue

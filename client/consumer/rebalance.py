@@ -1,26 +1,77 @@
-"""Keeps what a consumer owns in step with who is in its group and where queues are.
+"""Keeps what a consumer owns in step with the members of its group and with the route.
 
-It looks at once when it starts, when a broker says that somebody came or went, and when a route
-changes; and every 20 seconds, because any of these may be missed. A part of the answer that nobody
-gives changes nothing: a consumer keeps what it has.
+It checks when it starts, when a broker reports a change of members, when a route changes, and every
+20 seconds, because any of these may be missed. An answer that is missing changes nothing: a
+consumer keeps what it has.
 
-Spec: semantics fact sheet, section 6.
+Members are asked of every broker, because brokers do not exchange them. One that has just started
+does not know all of them yet; one that was cut off from a consumer may not have noticed its end.
+So a consumer counts as a member when half of the answers name it.
+
+Spec: remoting fact sheet, sections 8.5 and 8.6; semantics, section 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from client.consumer.allocation import AllocateMessageQueueStrategy
-from client.consumer.group_members import ask_members
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, NoRouteError
 from client.core.route import MessageQueue, TopicRoute
+from commitlog.errors import MQError
 from remoting.log import get_logger
+from remoting.protocol.bodies import ConsumerIdList
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.headers import ConsumerGroupHeader
+
+_log = get_logger(__name__)
+
+ASK_TIMEOUT_S: Final = 1.0
+"""For all brokers together: one that is silent must not hold up a rebalance."""
+
+
+def known_members(answers: Sequence[Iterable[str]]) -> list[str]:
+    """Return the client ids that at least half of *answers* hold, sorted."""
+    counts = Counter(client_id for answer in answers for client_id in set(answer))
+    return sorted(client_id for client_id, count in counts.items() if 2 * count >= len(answers))
+
+
+async def ask_members(instance: ClientInstance, group: str, route: TopicRoute) -> list[str] | None:
+    """Return who is in *group*, sorted, by the brokers of *route*; None when none of them says.
+
+    Cancellation: Nothing was changed anywhere.
+    """
+    header = dict(ConsumerGroupHeader(group).encode())
+    answers: list[list[str]] = []
+
+    async def ask(address: str) -> None:
+        try:
+            answer = await instance.ask(
+                address,
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+                dict(header),
+                timeout_s=ASK_TIMEOUT_S,
+            )
+            if answer.code == ResponseCode.SUCCESS:
+                answers.append(ConsumerIdList.decode(answer.body).consumer_id_list)
+            elif answer.code == ResponseCode.SYSTEM_ERROR:
+                answers.append([])  # it knows nobody of this group
+        except MQError as error:
+            _log.debug("members_not_told", group=group, address=address, error=str(error))
+
+    addresses = {a for brokers in route.addresses.values() for a in brokers.values()}
+    with trio.move_on_after(ASK_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            for address in sorted(addresses):
+                nursery.start_soon(ask, address)
+    return known_members(answers) if answers else None
+
 
 REBALANCE_PERIOD_S: Final = 20.0
 """RocketMQ's."""
@@ -29,8 +80,6 @@ AGAIN_S: Final = 1.0
 Doubles each time, up to the period."""
 SETTLE_S: Final = 0.05
 """After a rebalance, before the next: each broker tells of one and the same change."""
-
-_log = get_logger(__name__)
 
 
 @dataclass(slots=True)

@@ -20,8 +20,7 @@ from typing import Final, Self
 
 import trio
 
-from client.core.check_back import CheckBacks
-from client.core.consumer_calls import ConsumerCalls
+from client.core.broker_requests import CheckBacks, ConsumerCalls, OpenRequests
 from client.core.errors import (
     BrokerUnreachableError,
     ClientClosedError,
@@ -31,13 +30,10 @@ from client.core.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.group_identity import GroupIdentities, stated_identities
 from client.core.heartbeats import UNREGISTER_TIMEOUT_S, Heartbeats
-from client.core.leader_hint import LeaderTable
-from client.core.leader_search import LeaderSearch
-from client.core.link import Link, truth
+from client.core.leaders import LeaderSearch, LeaderTable
+from client.core.links import GroupIdentities, Link, stated_identities, truth
 from client.core.name_server import NameServers, split_url
-from client.core.open_requests import OpenRequests
 from client.core.retry import (
     FailureKind,
     RetryPolicy,

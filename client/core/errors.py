@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from commitlog.errors import LocalProtocolError, MQError
 
 if TYPE_CHECKING:
-    from client.core.message import SendResult
+    from client.core.message_ext import SendResult
 
 
 class ClientError(MQError):

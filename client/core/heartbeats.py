@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from client.core.link import Link
+from client.core.links import Link
 from client.core.route import LEADER_ID
 from commitlog.errors import ConfigError, MQError
 from remoting.log import get_logger

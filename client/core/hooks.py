@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from client.core.message import Message, MessageExt, SendResult
+from client.core.message import Message
+from client.core.message_ext import MessageExt, SendResult
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from remoting.log import get_logger
-
-if TYPE_CHECKING:
-    from client.core.half_message import LocalTransactionState
 
 CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"
 """RocketMQ's name of the property of a `ConsumeMessageContext` that holds a `ConsumeReturnType`."""
@@ -55,6 +53,17 @@ class ConsumeReturnType(Enum):
     RETURNNULL = 3
     """Of Java's listeners only: here None means success."""
     FAILED = 4
+
+
+class LocalTransactionState(Enum):
+    """What became of the local part; the number is what goes over the wire."""
+
+    UNKNOWN = 0
+    """Not yet known: the broker asks later."""
+    COMMIT = 8
+    """Done: consumers are to get the message."""
+    ROLLBACK = 12
+    """Undone: nobody is to get it."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from client.core.hooks import (
     SendMessageHook,
     call_each,
 )
-from client.core.message import Message, SendResult
+from client.core.message import Message
+from client.core.message_ext import SendResult
 from client.producer.coalescer import SendSlot, SlotState
 from commitlog.errors import MQError
 from commitlog.properties import (

@@ -23,7 +23,7 @@ from client.core.errors import (
     RequesterAwayError,
     UnknownOutcomeError,
 )
-from client.core.link import Link
+from client.core.links import Link
 from client.core.retry import (
     FailureKind,
     Retry,

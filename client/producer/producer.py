@@ -27,7 +27,8 @@ from client.core.errors import (
     UnknownOutcomeError,
 )
 from client.core.hooks import CommunicationMode
-from client.core.message import Message, MessageExt, SendResult, check_topic
+from client.core.message import Message, check_topic
+from client.core.message_ext import MessageExt, SendResult
 from client.core.retry import RetryPolicy, time_left_s
 from client.core.route import MessageQueue, TopicRoute
 from client.producer.coalescer import Coalescer, SendSlot, SlotState
@@ -39,8 +40,7 @@ from client.producer.queue_selection import LatencyFaultTable, QueueSelector
 from client.producer.recall import recall
 from client.producer.request_reply import ask
 from client.producer.results import BatchSendResult, SendFuture, result_of, result_of_one
-from client.trace.dispatcher import TRACE_PRODUCER_GROUP, TraceDispatcher
-from client.trace.hooks import SendMessageTraceHook
+from client.trace.dispatcher import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_id import UniqKeyFactory
 from commitlog.record import pack_host

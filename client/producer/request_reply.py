@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import trio
 from typing_extensions import Buffer
 
+from client.core.broker_requests import OpenRequest
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
     ClientError,
@@ -27,8 +28,8 @@ from client.core.errors import (
     ReplyTimedOutError,
     UnknownOutcomeError,
 )
-from client.core.message import Message, MessageExt, SendResult
-from client.core.open_requests import OpenRequest
+from client.core.message import Message
+from client.core.message_ext import MessageExt, SendResult
 from client.core.retry import time_left_s
 from commitlog.properties import (
     PROPERTY_CLUSTER,

@@ -16,21 +16,27 @@ from typing import Final
 
 import trio
 
-from client.core.check_back import Question
+from client.core.broker_requests import Question
 from client.core.client_instance import ClientInstance, ManagedScope
 from client.core.errors import ClientError, TransactionDecidedError
-from client.core.half_message import (
-    HalfMessage,
+from client.core.hooks import (
+    EndTransactionContext,
+    EndTransactionHook,
     LocalTransactionState,
-    TransactionSendResult,
-    half_of,
+    call_each,
 )
-from client.core.hooks import EndTransactionContext, EndTransactionHook, call_each
-from client.core.message import Message, MessageExt, SendStatus
+from client.core.message import Message
+from client.core.message_ext import MessageExt, SendStatus
 from client.core.route import MessageQueue
 from client.producer.producer import Producer, ProducerConfig
-from client.producer.transaction_end import TransactionEnd, tell
-from client.trace.hooks import EndTransactionTraceHook
+from client.producer.transaction import (
+    HalfMessage,
+    TransactionEnd,
+    TransactionSendResult,
+    half_of,
+    tell,
+)
+from client.trace.dispatcher import EndTransactionTraceHook
 from commitlog.errors import MQError
 from remoting.log import get_logger
 

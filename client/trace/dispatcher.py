@@ -1,28 +1,39 @@
-"""Sends what message trace has to say, many records at a time, beside the messages themselves.
+"""Hooks that make message trace of sends, consumption and transactions, and what sends it.
 
-What is said waits in a bounded queue. A full one, or a trace topic that takes nothing, costs
-records of the trace and never anything else: nobody waits for it.
+Trace waits in a bounded queue. When that is full, or the trace topic takes nothing, steps are
+dropped and counted: a message never waits for its trace.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import Final, Protocol, Self
 
 import trio
 
 from client.core.client_instance import ManagedScope
+from client.core.hooks import (
+    CONSUME_CONTEXT_TYPE,
+    ConsumeMessageContext,
+    ConsumeReturnType,
+    EndTransactionContext,
+    LocalTransactionState,
+    MessageType,
+    SendMessageContext,
+)
 from client.core.message import Message
-from client.trace.data import TraceContext, encode, keys_of
+from client.core.message_ext import MessageExt, SendResult, SendStatus
+from client.trace.data import DEFAULT_REGION, TraceBean, TraceContext, TraceType, encode, keys_of
 from commitlog.errors import MQError
+from commitlog.properties import KEY_SEPARATOR, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON
 from remoting.log import get_logger
 from remoting.seams import Clock
 
-if TYPE_CHECKING:
-    from client.producer.producer import Producer
+_log = get_logger(__name__)
 
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
@@ -42,8 +53,6 @@ TRACE_SEND_TIMEOUT_S: Final = 5.0
 TRACE_FLUSH_S: Final = 0.5
 """RocketMQ's. How long what still waits at the end may take; the rest is dropped."""
 
-_log = get_logger(__name__)
-
 
 @dataclass(slots=True)
 class TraceCounters:
@@ -60,6 +69,24 @@ class TraceCounters:
     failed: int = 0
 
 
+class TraceSender(Protocol):
+    """Sends trace messages: a `Producer` that is not open yet and has no hooks of its own."""
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        """Close it."""
+
+    async def send(self, message: Message, *, timeout_s: float | None = None) -> SendResult:
+        """Send *message* and return when it is stored."""
+
+
 class TraceDispatcher(ManagedScope):
     """Takes steps from hooks and sends them. Open it with ``async with``.
 
@@ -68,7 +95,7 @@ class TraceDispatcher(ManagedScope):
         counters: See `TraceCounters`.
     """
 
-    def __init__(self, producer: Producer, clock: Clock, topic: str = TRACE_TOPIC) -> None:
+    def __init__(self, producer: TraceSender, clock: Clock, topic: str = TRACE_TOPIC) -> None:
         """Prepare.
 
         Args:
@@ -150,3 +177,157 @@ class TraceDispatcher(ManagedScope):
             _log.info("trace_not_sent", topic=self.topic, steps=steps, error=str(error))
         else:
             self.counters.sent += steps
+
+
+_STATES: Final = {
+    LocalTransactionState.UNKNOWN: "UNKNOW",  # as RocketMQ spells it
+    LocalTransactionState.COMMIT: "COMMIT_MESSAGE",
+    LocalTransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+}
+
+
+class SendMessageTraceHook:
+    """Traces messages that are stored; of a batch each for itself, so that each is found."""
+
+    def __init__(self, dispatcher: TraceDispatcher, clock: Clock) -> None:
+        self._dispatcher = dispatcher
+        self._clock = clock
+
+    def send_message_before(self, context: SendMessageContext) -> None:
+        """Note when it began."""
+        context.mq_trace_context = self._clock.wall_ms()
+
+    def send_message_after(self, context: SendMessageContext) -> None:
+        """Trace it, if there is a result, as RocketMQ does."""
+        began_ms, result, given = context.mq_trace_context, context.send_result, context.message
+        if result is None or not isinstance(began_ms, int):
+            return
+        results = [result] if isinstance(result, SendResult) else result
+        messages = [given] if isinstance(given, Message) else given
+        cost_ms = self._clock.wall_ms() - began_ms
+        for message, result in zip(messages, results, strict=True):
+            if message.topic.startswith(self._dispatcher.topic):
+                continue
+            self._dispatcher.append(
+                TraceContext(
+                    TraceType.PUB,
+                    began_ms,
+                    (_sent(message, result, context),),
+                    DEFAULT_REGION,
+                    context.producer_group,
+                    cost_ms,
+                    result.status is SendStatus.SEND_OK,
+                )
+            )
+
+
+def _sent(message: Message, result: SendResult, context: SendMessageContext) -> TraceBean:
+    return TraceBean(
+        result.message_id,
+        message.topic,
+        message.tags,
+        _keys(message),
+        context.broker_addr,
+        memoryview(message.body).nbytes,
+        context.msg_type.value,
+        result.offset_message_id,
+    )
+
+
+class ConsumeMessageTraceHook:
+    """Traces messages before and after they are consumed."""
+
+    def __init__(
+        self, dispatcher: TraceDispatcher, clock: Clock, new_id: Callable[[int], str]
+    ) -> None:
+        """Prepare; *new_id* makes ids of consumptions out of the wall time in ms."""
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._new_id = new_id
+
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
+        """Trace that they are handed out."""
+        traced = [
+            message
+            for message in context.msg_list
+            if message.properties.get(PROPERTY_TRACE_ON) != "false"
+        ]
+        if not traced:
+            return
+        now_ms = self._clock.wall_ms()
+        before = TraceContext(
+            TraceType.SUB_BEFORE,
+            now_ms,
+            tuple(
+                TraceBean(
+                    message.message_id,
+                    message.topic,
+                    message.tags,
+                    message.keys,
+                    retry_times=message.reconsume_times,
+                )
+                for message in traced
+            ),
+            traced[-1].properties.get(PROPERTY_MSG_REGION, ""),
+            context.consumer_group,
+            request_id=self._new_id(now_ms),
+        )
+        context.mq_trace_context = before
+        self._dispatcher.append(before)
+
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
+        """Trace what came of it."""
+        before = context.mq_trace_context
+        if not isinstance(before, TraceContext):
+            return
+        now_ms = self._clock.wall_ms()
+        self._dispatcher.append(
+            TraceContext(
+                TraceType.SUB_AFTER,
+                now_ms,
+                before.beans,
+                before.region_id,
+                before.group_name,
+                (now_ms - before.time_stamp_ms) // len(context.msg_list),
+                context.success,
+                before.request_id,
+                ConsumeReturnType[context.props[CONSUME_CONTEXT_TYPE]].value,
+            )
+        )
+
+
+class EndTransactionTraceHook:
+    """Traces decisions over transactions."""
+
+    def __init__(self, dispatcher: TraceDispatcher, clock: Clock) -> None:
+        self._dispatcher = dispatcher
+        self._clock = clock
+
+    def end_transaction(self, context: EndTransactionContext) -> None:
+        """Trace it."""
+        message = context.message
+        bean = TraceBean(
+            context.msg_id,
+            message.topic,
+            message.tags,
+            _keys(message),
+            context.broker_addr,
+            msg_type=MessageType.TRANS_MSG_COMMIT.value,
+            transaction_id=context.transaction_id,
+            transaction_state=_STATES[context.transaction_state],
+            from_transaction_check=context.from_transaction_check,
+        )
+        self._dispatcher.append(
+            TraceContext(
+                TraceType.END_TRANSACTION,
+                self._clock.wall_ms(),
+                (bean,),
+                DEFAULT_REGION,
+                context.producer_group,
+            )
+        )
+
+
+def _keys(message: Message | MessageExt) -> str:
+    keys = message.keys
+    return keys if isinstance(keys, str) else KEY_SEPARATOR.join(keys)

@@ -24,7 +24,7 @@ from dledger.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from client.core.message import MessageExt
+    from client.core.message_ext import MessageExt
     from client.core.route import MessageQueue
 
 app = App(name="dlq", help="Look at dead letters and give them back.", backend="trio")

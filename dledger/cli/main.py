@@ -184,7 +184,7 @@ BEFORE_THE_COMMAND = {
     "--credentials": "DLEDGER_CREDENTIALS",
     "--tls-ca-file": "DLEDGER_TLS_CA_FILE",
 }
-"""Options of ``dledger`` itself → the variable of `client.access` that they set."""
+"""Options of ``dledger`` itself → the variable of `client.connect` that they set."""
 
 
 def take_access_options(tokens: Sequence[str], environment: MutableMapping[str, str]) -> list[str]:

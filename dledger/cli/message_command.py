@@ -33,8 +33,8 @@ from remoting.escaped_text import escaped
 
 if TYPE_CHECKING:
     from client.consumer.pull_consumer import PullConsumer
-    from client.consumer.subscription_expression import SubscriptionExpression
-    from client.core.message import MessageExt
+    from client.consumer.subscriptions import SubscriptionExpression
+    from client.core.message_ext import MessageExt
     from client.core.route import MessageQueue
     from client.producer.results import SendFuture
 
@@ -196,7 +196,7 @@ async def consume(
 ) -> int:
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
     from client.consumer.pull_consumer import PullConsumer
-    from client.consumer.subscription_expression import SubscriptionExpression
+    from client.consumer.subscriptions import SubscriptionExpression
     from client.core.errors import NoRouteError
     from dledger.cli.sdk import open_client
 
@@ -380,7 +380,7 @@ async def by_offset(
 @msg.command(name="by-id")
 async def by_id(offset_message_id: str, /, *, output: RowsOutput = "table") -> int:
     """Show the message an offset message id names: the id holds broker address and position."""
-    from client.core.message import MessageExt
+    from client.core.message_ext import MessageExt
     from commitlog.errors import MQError
     from commitlog.message_id import decode_offset_message_id
     from dledger.cli.ask_cluster import refused
@@ -418,7 +418,8 @@ async def by_key(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic that carry an index key, oldest first."""
-    from client.admin.admin import ALWAYS_MS, Admin
+    from client.admin.admin import Admin
+    from client.admin.messages import ALWAYS_MS
     from dledger.cli.sdk import open_client
 
     begin_ms = _time_ms(since, "--from", 0)
@@ -461,7 +462,7 @@ async def by_time(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic stored in a stretch of time, oldest first."""
-    from client.admin.admin import ALWAYS_MS
+    from client.admin.messages import ALWAYS_MS
     from client.consumer.pull_consumer import PullConsumer
     from dledger.cli.sdk import open_client
 

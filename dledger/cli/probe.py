@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from client.access import credentials_from, tls_from
+from client.connect import credentials_from, tls_from
 from dledger.cli.output import CliError, ExitCode
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode

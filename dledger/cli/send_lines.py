@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
-from client.core.message import SendResult
+from client.core.message_ext import SendResult
 from commitlog.errors import MQError
 from dledger.cli.output import print_table
 

@@ -10,7 +10,7 @@ import trio
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import NoRouteError
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 
 GROUP = "dledger-testing"

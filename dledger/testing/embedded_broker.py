@@ -22,7 +22,7 @@ from typing import Final, Self, TypeVar
 import trio
 import trio.from_thread
 
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from dledger.testing.assertions import assert_messages, drain, wait_for_lag
 from dledger.testing.in_process import EmbeddedCluster, embedded_cluster
 

@@ -924,7 +924,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         172,
         "a pull that failed is taken for one that found something",
         (
-            "client.consumer.owned_queue:Reading._pull",
+            "client.consumer.owned_queues:Reading._pull",
             'owned.count("pull_failed")',
             'owned.count("pull_failed")\nmessages.next_offset += messages.next_offset > 20',
         ),

@@ -21,7 +21,8 @@ from client.admin.admin import Admin
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, OffsetIllegalError
-from client.core.message import Message, PullStatus
+from client.core.message import Message
+from client.core.message_ext import PullStatus
 from client.core.route import MessageQueue
 from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError

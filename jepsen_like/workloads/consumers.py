@@ -25,7 +25,7 @@ from client.core.errors import (
     RequestFailedError,
     UnknownOutcomeError,
 )
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome

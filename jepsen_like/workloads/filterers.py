@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from client.consumer.pull_consumer import PullConsumer
-from client.consumer.subscription_expression import SubscriptionExpression
+from client.consumer.subscriptions import SubscriptionExpression
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, OffsetIllegalError
 from client.core.route import MessageQueue

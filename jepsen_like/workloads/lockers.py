@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from client.consumer.lock_client import LockClient
 from client.consumer.pull_consumer import PullConsumer
+from client.consumer.queue_locks import LockClient
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, LockLostError
 from client.core.route import MessageQueue

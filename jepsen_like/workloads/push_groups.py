@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.push_consumer import PushConsumer
 from client.core.client_instance import ClientInstance

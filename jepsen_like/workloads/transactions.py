@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from client.core.check_back import Question
+from client.core.broker_requests import Question
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError
-from client.core.half_message import HalfMessage, LocalTransactionState
-from client.core.message import Message, MessageExt
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.producer import ProducerConfig
-from client.producer.transaction_end import TransactionEnd
+from client.producer.transaction import HalfMessage, TransactionEnd
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from jepsen_like.history.operation import Decision, F, Outcome
 from jepsen_like.plans.plan import Workload

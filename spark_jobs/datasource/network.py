@@ -10,7 +10,7 @@ import structlog
 
 from client.blocking import BlockingClient, BlockingPullConsumer
 from client.core.errors import ClientError, OffsetIllegalError, RequestFailedError
-from client.core.message import MessageExt, PullStatus
+from client.core.message_ext import MessageExt, PullStatus
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from dledger.logs import configure_logs

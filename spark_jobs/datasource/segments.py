@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from commitlog.derive import derive
 from commitlog.errors import CorruptEntryError
 from commitlog.segment import BLANK_BYTES, encode_blank

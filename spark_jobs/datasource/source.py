@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from spark_jobs.datasource.network import TopicReader
 from spark_jobs.datasource.options import (
     LATEST,

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from dledger.cli.local_cluster import LocalCluster
 from tests.harness.foreign_client import ForeignClient
 from tests.harness.stored_messages import place

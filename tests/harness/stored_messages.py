@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from tests.harness.eventually import eventually
 
 

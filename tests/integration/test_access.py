@@ -19,7 +19,8 @@ from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientConfig
 from client.core.errors import ClientError
-from client.core.message import Message, SendResult
+from client.core.message import Message
+from client.core.message_ext import SendResult
 from client.producer.producer import Producer
 from dledger.cli.acl_command import convert
 from dledger.cli.config_command import diff, get, set_

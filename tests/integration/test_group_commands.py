@@ -17,9 +17,8 @@ import structlog
 
 from client.blocking import BlockingClient
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext
+from client.consumer.listener import ConsumeContext, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST
 from client.core.message import Message
 from dledger.cli.main import main
 from dledger.testing.embedded_broker import EmbeddedBroker

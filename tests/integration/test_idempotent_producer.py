@@ -19,7 +19,8 @@ from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import UnknownOutcomeError
-from client.core.message import Message, MessageExt
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.local_cluster import LocalCluster, lay_out

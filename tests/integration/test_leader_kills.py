@@ -16,7 +16,8 @@ import trio
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.message import Message, MessageExt
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, local_cluster

@@ -13,9 +13,8 @@ import trio
 
 from client.connect import connect
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
 from client.core.message import Message
 from client.producer.producer import Producer, ProducerConfig
@@ -37,7 +36,7 @@ REPLACED_S = 3.0
 MEMBER = """\
 import sys, threading
 from client.blocking import BlockingClient
-from client.consumer.consume_from import FROM_FIRST
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.config import PushConfig
 
 def listener(messages, context):

@@ -15,7 +15,8 @@ from client.connect import connect
 from client.consumer.listener import ConsumeContext
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.push_consumer import PushConsumer
-from client.core.message import Message, MessageExt
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.producer.producer import Producer
 from client.producer.request_reply import reply_message
 from dledger.cli.local_cluster import LocalCluster, local_cluster

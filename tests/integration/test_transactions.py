@@ -13,8 +13,10 @@ import trio
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
-from client.core.half_message import HalfMessage, LocalTransactionState
-from client.core.message import Message, MessageExt
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.message_ext import MessageExt
+from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import trio
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus, Listener
-from client.consumer.lock_client import LockClient
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.push_consumer import PushConsumer
+from client.consumer.queue_locks import LockClient
 from client.core.client_instance import ClientInstance
 from client.core.errors import LockLostError
 from client.core.message import Message

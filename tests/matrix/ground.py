@@ -21,9 +21,9 @@ import trio
 from client.admin.admin import Admin
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
-from client.consumer.subscription_expression import SubscriptionExpression
+from client.consumer.subscriptions import SubscriptionExpression
 from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError

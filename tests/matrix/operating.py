@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import trio
 
 from client.core.hooks import SendMessageContext
-from client.core.message import Message, SendResult
+from client.core.message import Message
+from client.core.message_ext import SendResult
 from client.producer.producer import Producer, ProducerConfig
 from dledger.cli.probe import NoAnswerError, ask
 from dledger.testing import assert_messages, drain

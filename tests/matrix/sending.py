@@ -13,17 +13,18 @@ import trio
 
 from client.admin.admin import Admin
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
-from client.consumer.subscription_expression import SubscriptionExpression
+from client.consumer.subscriptions import SubscriptionExpression
 from client.core.compression import CompressionType
 from client.core.errors import BrokerBusyError, BrokerRefusedError, ClientError, UnknownOutcomeError
-from client.core.half_message import HalfMessage, LocalTransactionState
-from client.core.message import Message, MessageExt
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.producer.producer import Producer, ProducerConfig
 from client.producer.request_reply import reply_message
+from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from client.trace.data import decode
 from jepsen_like.chaos.cluster import GROUP

@@ -31,7 +31,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from client.core.message import MessageBlock
+from client.core.message_ext import MessageBlock
 from commitlog.entry import verify_frame
 from commitlog.entry_log import EntryLog
 from commitlog.errors import (

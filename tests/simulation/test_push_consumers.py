@@ -12,9 +12,8 @@ import trio
 
 from client.admin.admin import Admin
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST, ConsumeFrom
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST, ConsumeFrom
 from client.consumer.push_consumer import PushConsumer
 from client.core.errors import ClientError
 from client.core.message import Message

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from client.access import credentials_from, tls_from
-from client.connect import connect
+from client.connect import connect, credentials_from, tls_from
 from client.core.client_instance import ClientConfig
 from commitlog.errors import ConfigError
 from remoting.protocol.signature import Credentials

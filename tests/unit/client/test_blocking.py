@@ -11,19 +11,20 @@ import pytest
 import trio
 
 from client.admin.admin import Admin
-from client.admin.dead_letters import DeadLetterGroup, DeadLetters
+from client.admin.messages import DeadLetterGroup, DeadLetters
 from client.blocking import DEAD_LETTERS_MAX, BlockingClient
 from client.connect import connect
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext
+from client.consumer.listener import ConsumeContext, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientClosedError, MessageIllegalError, SubscriptionIllegalError
-from client.core.half_message import HalfMessage, LocalTransactionState
-from client.core.message import Message, MessageExt
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.request_reply import reply_message
+from client.producer.transaction import HalfMessage
 from commitlog.errors import ConfigError
 from commitlog.record import encode_record
 from remoting.edge import ThreadExecutor

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from commitlog.record import encode_record
 from dledger.cli.message_command import _show_found, _time_ms
 from dledger.cli.output import CliError, ExitCode, show

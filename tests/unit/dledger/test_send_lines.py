@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from client.core.errors import BrokerRefusedError
-from client.core.message import SendResult, SendStatus
+from client.core.message_ext import SendResult, SendStatus
 from client.core.route import MessageQueue
 from dledger.cli.main import main
 from dledger.cli.message_command import check_delay_level

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.core.message import Message, MessageBlock
+from client.core.message import Message
+from client.core.message_ext import MessageBlock
 from commitlog.record import encode_record
 from spark_jobs.datasource.options import (
     COLUMNS,

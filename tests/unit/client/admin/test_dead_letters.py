@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from client.admin.dead_letters import resend_copy
-from client.core.message import MessageExt, encode_message_properties
+from client.admin.messages import resend_copy
+from client.core.message import encode_message_properties
+from client.core.message_ext import MessageExt
 from commitlog.properties import decode_properties, encode_properties
 from commitlog.record import encode_record
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
 from client.consumer.push_consumer import PushConsumer
 from client.core.message import Message
 from client.core.route import MessageQueue

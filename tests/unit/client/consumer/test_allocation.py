@@ -15,11 +15,12 @@ from client.consumer.allocation import (
     ByConfig,
     ByMachineRoom,
     ConsistentHash,
+    HashRing,
     NearbyMachineRoom,
     queue_text,
+    ring_hash,
     room_of,
 )
-from client.consumer.allocation_ring import HashRing, ring_hash
 from client.core.route import MessageQueue
 
 ROOMS = ("r1", "r2", "r3")

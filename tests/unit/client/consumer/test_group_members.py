@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.consumer.group_members import known_members
+from client.consumer.rebalance import known_members
 
 
 @pytest.mark.parametrize(

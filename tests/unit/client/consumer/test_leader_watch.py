@@ -6,7 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
 from client.producer.producer import Producer
 from tests.unit.client.consumer.consuming import Heard, send, settled

@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.consumer.consume_from import FROM_FIRST
 from client.consumer.lite_pull_consumer import LitePullConsumer
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
 from client.core.route import MessageQueue
 from client.producer.producer import Producer

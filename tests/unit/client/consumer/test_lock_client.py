@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from trio.testing import MockClock
 
-from client.consumer.lock_client import LockClient
 from client.consumer.pull_consumer import PullConsumer, _pull_result
+from client.consumer.queue_locks import LockClient
 from client.core.errors import LockLostError, RequestFailedError, RequestTimedOutError
 from client.core.route import MessageQueue
 from remoting.processor import Handled

@@ -7,7 +7,8 @@ from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import BrokerUnreachableError, OffsetIllegalError
-from client.core.message import Message, PullStatus
+from client.core.message import Message
+from client.core.message_ext import PullStatus
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from remoting.processor import Handled

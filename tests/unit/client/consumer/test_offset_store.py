@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
-from client.consumer.offset_store import BrokerOffsets, LocalOffsets, offsets_path
-from client.consumer.unkept_offsets import UnkeptOffsets
+from client.consumer.offsets import BrokerOffsets, LocalOffsets, UnkeptOffsets, offsets_path
 from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
 from commitlog.disk import OsDisk

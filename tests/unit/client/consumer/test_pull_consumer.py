@@ -8,7 +8,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer, _pull_result
-from client.consumer.subscription_expression import SubscriptionExpression
+from client.consumer.subscriptions import SubscriptionExpression
 from client.core.errors import (
     DamagedAnswerError,
     NoRouteError,
@@ -16,7 +16,8 @@ from client.core.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.message import Message, PullStatus
+from client.core.message import Message
+from client.core.message_ext import PullStatus
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from remoting.processor import DEFERRED, Handled

@@ -10,9 +10,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST, ConsumeFrom
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST, ConsumeFrom
 from client.consumer.process_queue import FlowLimits
 from client.consumer.push_consumer import PushConsumer
 from client.core.errors import ClientClosedError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from client.consumer.subscription_expression import SubscriptionExpression
+from client.consumer.subscriptions import SubscriptionExpression
 from client.core.errors import SubscriptionIllegalError
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from commitlog.java_hash import tags_code
 from commitlog.record import encode_record
 

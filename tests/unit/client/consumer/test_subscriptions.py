@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from client.consumer.subscription_expression import SubscriptionExpression
-from client.consumer.subscriptions import Subscriptions
+from client.consumer.subscriptions import SubscriptionExpression, Subscriptions
 
 
 class Clock:

@@ -11,10 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.consume_meter import RollingSum
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST
+from client.consumer.process_queue import RollingSum
 from client.consumer.push_consumer import PushConsumer
 from client.core.client_instance import ClientInstance
 from client.producer.producer import Producer

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from client.core.errors import BrokerUnreachableError
-from client.core.group_identity import KEPT_S, GroupIdentities, stated_identities
+from client.core.links import KEPT_S, GroupIdentities, stated_identities
 from client.core.message import Message
 from client.producer.producer import Producer, ProducerConfig
 from remoting.protocol.codes import RequestCode

@@ -10,23 +10,24 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
-from client.consumer.delivered_message import DeliveredMessage
-from client.consumer.listener import ConsumeContext, ConsumeStatus
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
 from client.consumer.lite_pull_consumer import LitePullConsumer
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
 from client.core.errors import BrokerRefusedError, BrokerUnreachableError, UnknownOutcomeError
-from client.core.half_message import HalfMessage, LocalTransactionState
 from client.core.hooks import (
     CommunicationMode,
     ConsumeMessageContext,
     EndTransactionContext,
+    LocalTransactionState,
     MessageType,
     SendMessageContext,
 )
-from client.core.message import Message, MessageExt, SendResult
+from client.core.message import Message
+from client.core.message_ext import MessageExt, SendResult
 from client.core.route import MessageQueue
 from client.producer.producer import BatchSendResult, Producer, ProducerConfig
+from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode

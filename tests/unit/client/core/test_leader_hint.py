@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.core.leader_hint import LeaderTable
+from client.core.leaders import LeaderTable
 
 
 def test_a_hint_wins_over_the_route_until_the_route_changes() -> None:

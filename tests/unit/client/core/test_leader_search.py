@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer
-from client.core.leader_search import PATIENCE, PAUSE_S_MAX, SEARCH_S
+from client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S
 from client.core.message import Message
 from client.core.retry import RetryPolicy
 from client.producer.producer import Producer, ProducerConfig

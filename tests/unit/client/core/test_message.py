@@ -8,14 +8,8 @@ import zlib
 import pytest
 
 from client.core.errors import MessageIllegalError
-from client.core.message import (
-    Message,
-    MessageBlock,
-    MessageExt,
-    check_body,
-    check_topic,
-    encode_message_properties,
-)
+from client.core.message import Message, check_body, check_topic, encode_message_properties
+from client.core.message_ext import MessageBlock, MessageExt
 from commitlog.errors import CorruptRecordError
 from commitlog.record import encode_record, pack_host
 

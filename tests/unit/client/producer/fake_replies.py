@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from client.core.message import MessageExt
+from client.core.message_ext import MessageExt
 from commitlog.properties import decode_properties, encode_properties
 from commitlog.record import encode_record
 from remoting.connection import Connection

@@ -18,7 +18,8 @@ from client.core.errors import (
     NoRouteError,
     UnknownOutcomeError,
 )
-from client.core.message import Message, MessageExt, SendStatus
+from client.core.message import Message
+from client.core.message_ext import MessageExt, SendStatus
 from client.core.route import MessageQueue
 from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import ConfigError

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from client.core import open_requests
+from client.core import broker_requests
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
     BackpressureError,
@@ -25,7 +25,8 @@ from client.core.errors import (
     RequesterAwayError,
     UnknownOutcomeError,
 )
-from client.core.message import Message, MessageExt
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.producer.producer import Producer, ProducerConfig
 from client.producer.request_reply import is_request, reply_message
 from commitlog.properties import encode_properties
@@ -371,7 +372,7 @@ async def test_nobody_to_ask_is_not_stored(autojump_clock: MockClock) -> None:
 async def test_too_many_requests_wait_for_nothing(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_requests, "OPEN_REQUESTS_MAX", 2)
+    monkeypatch.setattr(broker_requests, "OPEN_REQUESTS_MAX", 2)
     async with opened() as stage, trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(stage.asker.request, QUESTION, 30.0)

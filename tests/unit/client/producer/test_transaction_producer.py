@@ -18,8 +18,10 @@ from client.core.errors import (
     TransactionDecidedError,
     UnknownOutcomeError,
 )
-from client.core.half_message import HalfMessage, LocalTransactionState
-from client.core.message import Message, MessageExt, SendStatus
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.message_ext import MessageExt, SendStatus
+from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from commitlog.errors import ConfigError
 from remoting.processor import Handled

@@ -7,12 +7,14 @@ import trio
 from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
-from client.consumer.consume_from import FROM_FIRST
 from client.consumer.lite_pull_consumer import LitePullConsumer
+from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
-from client.core.half_message import HalfMessage, LocalTransactionState
-from client.core.message import Message, MessageExt
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.producer.producer import Producer, ProducerConfig
+from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from client.trace import dispatcher as trace_dispatcher
 from client.trace.data import TraceBean, TraceContext, TraceType, decode

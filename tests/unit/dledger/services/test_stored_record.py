@@ -12,8 +12,8 @@ import pytest
 import trio
 
 import dledger
-from client.admin.dead_letters import resend_copy
-from client.core.message import MessageExt
+from client.admin.messages import resend_copy
+from client.core.message_ext import MessageExt
 from commitlog.entry import Run
 from commitlog.errors import CorruptEntryError, CorruptRecordError
 from commitlog.record import BODY_OFFSET, decode_record, encode_record

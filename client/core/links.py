@@ -1,9 +1,8 @@
-"""Whether the broker behind an address belongs to the group that the route means.
+"""Connections to brokers, what each broker understands, and the group it belongs to.
 
-A NameServer of ours says with a route which group each broker name belongs to; a broker of ours
-says the same of itself. Where both speak and differ, nothing is sent: an acknowledgement of some
-other broker would be worth nothing. A NameServer or a broker of RocketMQ says nothing of the kind,
-and is believed as before. Pure state.
+A NameServer of ours states with a route which group each broker name belongs to; a broker of ours
+states its own. Where both do and differ, nothing is sent: an acknowledgement of another group is
+worth nothing. NameServers and brokers of RocketMQ state no group and are trusted.
 """
 
 from __future__ import annotations
@@ -15,14 +14,55 @@ from typing import Final
 import msgspec
 import structlog
 
+from remoting.connection import Connection
+from remoting.protocol.command import SerializeType
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Link:
+    """A broker connection and what the broker behind it understands.
+
+    Attributes:
+        address: ``host:port``.
+        connection: Live when it was handed out.
+        cbor: It reads CBOR headers.
+        records: It takes SEND_RECORDS.
+        bulk_pull: It may take BULK_PULL; cleared when it says no.
+        idempotent: It tells a repeated send from a new one.
+        identity: Of the broker's group, as it says itself; empty: it says nothing.
+        heard: The newest heartbeat it has answered.
+        told: The producer groups of this client that were in it.
+    """
+
+    address: str
+    connection: Connection
+    cbor: bool
+    records: bool
+    bulk_pull: bool
+    idempotent: bool = False
+    identity: str = ""
+    heard: bytes = b""
+    told: frozenset[str] = frozenset()
+
+    @property
+    def serialize(self) -> SerializeType:
+        """Header encoding for requests over it."""
+        return SerializeType.CBOR if self.cbor else SerializeType.JSON
+
+
+def truth(value: object) -> bool:
+    """Return whether a header field says yes, in either encoding."""
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
 KEPT_S: Final = 150.0
 """An identity holds for so long after the NameServers have stopped to state it: after they were
 started again, a stranger may be registered under the name before the group is."""
 
 NAMES_MAX: Final = 10_000
 """Broker names with an identity; a NameServer knows no more brokers."""
-
-_log = structlog.get_logger()
 
 
 @dataclass(slots=True)

@@ -1,22 +1,25 @@
-"""What consumer groups gave up: looked at, and given to their group again.
-
-A dead letter stays in its topic until retention takes it. What was given back is remembered as the
-offset of a consumer group of its own, so that giving back again begins behind it.
-"""
+"""Messages looked up by position, id and key; dead letters read and given back."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from typing_extensions import Buffer
+
+from client.admin.groups import checked
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
-from client.core.errors import OffsetIllegalError
-from client.core.message import Message, MessageExt
+from client.core.errors import DamagedAnswerError, MessageIllegalError, OffsetIllegalError
+from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
+from commitlog.errors import CorruptRecordError, LocalProtocolError
+from commitlog.message_id import decode_offset_message_id
 from commitlog.properties import (
+    KEY_SEPARATOR,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
     PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
@@ -35,6 +38,157 @@ from commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
 )
+from remoting.protocol.bodies import QueryConsumeQueueResponseBody
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import ExtFields, RemotingCommand
+from remoting.protocol.headers import QueryConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
+
+ADMIN_TIMEOUT_S: Final = 10.0
+"""Budget of one administrative request, a fail-over included."""
+MAX_QUERY_MESSAGES: Final = 64
+"""More messages with one key no broker gives at once."""
+ALWAYS_MS: Final = (1 << 63) - 1
+"""A time that never comes."""
+
+
+class MessageQueries:
+    """Looks up messages through a client instance."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        """Use *instance*, which must be open."""
+        self._instance = instance
+
+    async def view_message(self, offset_message_id: str) -> MessageExt:
+        """Return the message an offset message id names, from the broker it names.
+
+        Raises:
+            MessageIllegalError: Not an offset message id.
+            RequestFailedError: The broker has no message there.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        try:
+            host, port, phy_offset = decode_offset_message_id(offset_message_id)
+        except LocalProtocolError as error:
+            raise MessageIllegalError(str(error)) from error
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return await self.view_message_at(address, phy_offset)
+
+    async def view_message_at(self, address: str, phy_offset: int) -> MessageExt:
+        """Return the message at a byte position of the log of the broker at *address*.
+
+        Raises:
+            RequestFailedError: There is none.
+            BrokerUnreachableError: It cannot be asked.
+        """
+        answer = await self._instance.ask(
+            address,
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            dict(ViewMessageHeader(phy_offset).encode()),
+        )
+        checked(answer, f"message at {phy_offset} of {address}")
+        return MessageExt(memoryview(answer.body), 0)
+
+    async def query_messages(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = ALWAYS_MS,
+        max_messages: int = MAX_QUERY_MESSAGES,
+    ) -> list[MessageExt]:
+        """Return the newest messages of *topic* with *key* among their index keys, oldest first.
+
+        Args:
+            key: One key as the producer gave it.
+            begin_ms: Stored at or after this time, ms since the epoch,
+            end_ms: and at or before this one.
+            max_messages: At most so many; brokers have a limit of 64 each.
+        Raises:
+            NoRouteError, NoNameServerError: Nobody knows the topic.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        found = await self._query(topic, key, begin_ms, end_ms, max_messages, is_unique=False)
+        return [message for message in found if key in message.keys.split(KEY_SEPARATOR)][
+            -max_messages:
+        ]
+
+    async def query_unique_key(
+        self, topic: str, message_id: str, *, begin_ms: int = 0, end_ms: int = ALWAYS_MS
+    ) -> list[MessageExt]:
+        """Return the messages of *topic* whose id, given by their producer, is *message_id*.
+
+        One, unless a send with an unknown outcome was repeated. Arguments and errors as
+        `query_messages`.
+        """
+        found = await self._query(
+            topic, message_id, begin_ms, end_ms, MAX_QUERY_MESSAGES, is_unique=True
+        )
+        return [message for message in found if message.message_id == message_id]
+
+    async def _query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, most: int, *, is_unique: bool
+    ) -> list[MessageExt]:
+        header = QueryMessageHeader(topic, key, most, begin_ms, end_ms, is_unique)
+        route = await self._instance.refresh_route(topic)
+        found: list[MessageExt] = []
+        for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
+            answer = await self._instance.ask_leader(
+                name,
+                RequestCode.QUERY_MESSAGE,
+                dict(header.encode()),
+                topic=topic,
+                timeout_s=ADMIN_TIMEOUT_S,
+            )
+            if answer.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            checked(answer, f"messages of {topic} with key {key} on {name}")
+            found += _records(answer.body, name)
+        return sorted(found, key=lambda message: message.store_timestamp_ms)
+
+    async def query_consume_queue(
+        self, queue: MessageQueue, first: int, count: int, *, group: str | None = None
+    ) -> QueryConsumeQueueResponseBody:
+        """Return units of a consume queue from offset *first* on, as the leader has them.
+
+        Args:
+            group: An online consumer group: each unit then says whether its filter lets it pass.
+        Raises:
+            RequestFailedError, BrokerUnreachableError: Nobody says.
+        """
+        header = QueryConsumeQueueHeader(queue.topic, queue.queue_id, first, count, group)
+        answer = await self._ask_leader(
+            queue.broker_name,
+            RequestCode.QUERY_CONSUME_QUEUE,
+            dict(header.encode()),
+            queue.topic,
+        )
+        return QueryConsumeQueueResponseBody.decode(answer.body)
+
+    async def _ask_leader(
+        self, name: str, code: RequestCode, ext: ExtFields, topic: str
+    ) -> RemotingCommand:
+        answer = await self._instance.ask_leader(
+            name, code, ext, topic=topic, timeout_s=ADMIN_TIMEOUT_S
+        )
+        checked(answer, f"{code.name} of {topic} on {name}")
+        return answer
+
+
+def _records(body: Buffer, broker_name: str) -> Iterator[MessageExt]:
+    """Yield the messages whose records stand back to back in *body*."""
+    view, at = memoryview(body), 0
+    try:
+        while at < view.nbytes:
+            message = MessageExt(view, at, broker_name)
+            at += message.record.size
+            yield message
+    except CorruptRecordError as error:
+        raise DamagedAnswerError(
+            f"messages of {broker_name} are damaged there, or on the way: {error}",
+            code=ResponseCode.SERVICE_NOT_AVAILABLE,
+        ) from error
+
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"

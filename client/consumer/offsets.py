@@ -1,0 +1,467 @@
+"""The offsets of a consumer group: where they are kept, where a queue begins, and how one is reset.
+
+A group that shares its queues keeps its offsets on the brokers, for the next owner of a queue.
+Consumers that each read every message keep their own, in a local file or nowhere.
+
+An operator may move a group while its consumers run (220). The consumer stops handing out, drops
+what it has pulled of these queues, stores the new offsets, waits a moment for listeners that still
+have old messages, and continues. The result of such a listener no longer counts.
+
+Spec: semantics fact sheet, section 6; remoting, section 8.5.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import trio
+
+from client.consumer.listener import RETRY_PREFIX
+from client.consumer.owned_queues import OwnedQueue, OwnedQueues
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError, RequestFailedError, RequestTimedOutError
+from client.core.route import MessageQueue
+from commitlog.errors import ConfigError, MQError
+from commitlog.seams import Disk
+from remoting.log import get_logger
+from remoting.protocol import bodies
+from remoting.protocol.bodies import ConsumeFromWhere
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.headers import (
+    OffsetResponseHeader,
+    QueryConsumerOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
+from remoting.protocol.lock_tokens import TOKEN_FIELD
+from remoting.protocol.outcome import outcome_of
+from remoting.seams import Clock, Executor
+
+_log = get_logger(__name__)
+
+DEFAULT_TIMESTAMP_AGO_MS: Final = 30 * 60 * 1000
+"""How far back CONSUME_FROM_TIMESTAMP goes when no time is named."""
+TIMESTAMP_FORM: Final = "%Y%m%d%H%M%S"
+"""RocketMQ's consumeTimestamp: yyyyMMddHHmmss; here always UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeFrom:
+    """Where a group begins in a queue that it has never committed an offset of.
+
+    Attributes:
+        where: First, last or a time.
+        timestamp_ms: That time, since the epoch; None: half an hour before the consumer asks.
+    """
+
+    where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    timestamp_ms: int | None = None
+
+    @classmethod
+    def timestamp(cls, text: str) -> ConsumeFrom:
+        """Return the beginning at a time written ``yyyyMMddHHmmss``, UTC.
+
+        Raises:
+            ValueError: It is not written so.
+        """
+        at = datetime.strptime(text, TIMESTAMP_FORM).replace(tzinfo=UTC)
+        return cls(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, int(at.timestamp() * 1000))
+
+
+FROM_FIRST: Final = ConsumeFrom(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+FROM_LAST: Final = ConsumeFrom()
+
+_FIRST: Final = frozenset(
+    (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, ConsumeFromWhere.CONSUME_FROM_MIN_OFFSET)
+)
+
+
+async def first_offset(
+    reader: PullConsumer, queue: MessageQueue, begin: ConsumeFrom, now_ms: int
+) -> int:
+    """Return where to begin in a queue whose offset nobody has stored.
+
+    Args:
+        now_ms: The date, for a beginning that is not named.
+    Raises:
+        ClientError: Nobody says; asking again may help.
+    """
+    is_retry = queue.topic.startswith(RETRY_PREFIX)
+    if begin.where in _FIRST:
+        # What is kept may begin later: the broker says where, at the first pull.
+        return 0
+    if begin.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+        if is_retry:
+            return await reader.max_offset(queue)
+        at_ms = begin.timestamp_ms
+        return await reader.search_offset(
+            queue, now_ms - DEFAULT_TIMESTAMP_AGO_MS if at_ms is None else at_ms
+        )
+    # A retry that came before its consumer is not to be missed.
+    return 0 if is_retry else await reader.max_offset(queue)
+
+
+COMMIT_TIMEOUT_S: Final = 5.0
+"""For one offset; the next round brings it again."""
+MAX_COMMITS_AT_ONCE: Final = 64
+"""Commits of one round that are out together."""
+OFFSETS_FILE: Final = "offsets.json"
+DEFAULT_INSTANCE: Final = "DEFAULT"
+"""Stands in a path for a client without a name: what it gets is another one each time."""
+
+
+class OffsetStore(Protocol):
+    """Keeps an offset per queue."""
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """Return what was stored, or None when nothing ever was.
+
+        Raises:
+            ClientError: Nobody says; that is not the same as nothing.
+        """
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        """Store *offsets*; return the queues of which they are stored for certain."""
+
+
+class BrokerOffsets:
+    """Offsets on the brokers of their queues, in their replicated log."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        token: Callable[[MessageQueue], int | None] = lambda _: None,
+    ) -> None:
+        """Keep the offsets of *group*.
+
+        Args:
+            token: Fencing token under which a queue is consumed; a broker stores nothing under an
+                old one.
+        """
+        self._instance = instance
+        self._group = group
+        self._token = token
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """Return what the group has committed last, as stored, never an old answer.
+
+        A queue that is young and whole begins at 0 although nobody committed that, as in RocketMQ.
+
+        Raises:
+            ClientError: See `OffsetStore`.
+        """
+        header = QueryConsumerOffsetHeader(self._group, queue.topic, queue.queue_id)
+        answer = await self._instance.ask_leader(
+            queue.broker_name,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            {**header.encode(), "sync": "true"},
+            topic=queue.topic,
+        )
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        if answer.code != ResponseCode.SUCCESS:
+            raise RequestFailedError(
+                f"{queue}: no offset: code {answer.code} {answer.remark or ''}",
+                code=answer.code,
+                remark=answer.remark or "",
+            )
+        return OffsetResponseHeader.decode(answer.ext).offset
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        """See `OffsetStore`. Our brokers answer when an offset is in the log."""
+        saved: set[MessageQueue] = set()
+        limiter = trio.CapacityLimiter(MAX_COMMITS_AT_ONCE)
+
+        async def commit(queue: MessageQueue, offset: int) -> None:
+            async with limiter:
+                try:
+                    await self._commit(queue, offset)
+                except MQError as error:
+                    _log.info("offset_not_committed", queue=str(queue), error=str(error))
+                else:
+                    saved.add(queue)
+
+        async with trio.open_nursery() as nursery:
+            for queue, offset in offsets.items():
+                nursery.start_soon(commit, queue, offset)
+        return saved
+
+    async def _commit(self, queue: MessageQueue, offset: int) -> None:
+        header = UpdateConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
+        token = self._token(queue)
+        shown = {} if token is None else {TOKEN_FIELD: str(token)}
+        answer = await self._instance.ask_leader(
+            queue.broker_name,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            {**header.encode(), "sync": "true", **shown},
+            topic=queue.topic,
+            timeout_s=COMMIT_TIMEOUT_S,
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            kind = RequestTimedOutError if outcome_of(answer) == "unknown" else RequestFailedError
+            raise kind(
+                f"{queue}: commit of {offset}: code {answer.code} {answer.remark or ''}",
+                code=answer.code,
+                remark=answer.remark or "",
+            )
+
+
+class LocalOffsets:
+    """Offsets in a JSON file, in the form of RocketMQ's Java client. The file is replaced whole."""
+
+    def __init__(self, disk: Disk, executor: Executor, path: str) -> None:
+        """Keep offsets in the file *path*; it need not exist yet."""
+        self._disk = disk
+        self._executor = executor
+        self._path = path
+        self._offsets: dict[MessageQueue, int] | None = None
+        self._lock = trio.Lock()
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """See `OffsetStore`.
+
+        Raises:
+            ConfigError: The file is none of offsets; it is left as it is.
+        """
+        async with self._lock:
+            return (await self._known()).get(queue)
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        """See `OffsetStore`. Durable when it returns.
+
+        Raises:
+            MQError, OSError: The disk said no; the file is as it was.
+        """
+        async with self._lock:
+            known = {**await self._known(), **offsets}
+            table = {
+                bodies.MessageQueue(q.topic, q.broker_name, q.queue_id): offset
+                for q, offset in known.items()
+            }
+            text = bodies.ResetOffsetBody(offset_table=table).encode()
+            await self._executor.run(lambda: self._write(text), kind=self._path)
+            self._offsets = known
+        return set(offsets)
+
+    def _write(self, text: bytes) -> None:
+        self._disk.make_dir(posixpath.dirname(self._path))
+        self._disk.replace(self._path, text)
+
+    async def _known(self) -> dict[MessageQueue, int]:
+        if self._offsets is None:
+            text = await self._executor.run(self._read, kind=self._path)
+            self._offsets = {} if text is None else _offsets_in(text, self._path)
+        return self._offsets
+
+    def _read(self) -> bytes | None:
+        return self._disk.read(self._path) if self._disk.exists(self._path) else None
+
+
+def _offsets_in(text: bytes, path: str) -> dict[MessageQueue, int]:
+    try:
+        table = bodies.ResetOffsetBody.decode(text).offset_table
+    except MQError as error:
+        raise ConfigError(f"{path} holds no offsets: {error}") from error
+    return {MessageQueue(q.topic, q.broker_name, q.queue_id): at for q, at in table.items()}
+
+
+def offsets_path(folder: str, client_ip: str, instance_name: str, group: str) -> str:
+    """Return the file for the offsets of a broadcasting *group* below *folder*."""
+    client = f"{client_ip}@{instance_name or DEFAULT_INSTANCE}"
+    return posixpath.join(folder, client, group, OFFSETS_FILE)
+
+
+class UnkeptOffsets:
+    """An `client.consumer.offsets.OffsetStore` that knows nothing and forgets at once."""
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """Return None: nothing is known of any queue."""
+        return None
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        """Say that all is well; the offsets are where the consumer is, and nowhere else."""
+        return set(offsets)
+
+
+ASK_AGAIN_S = 1.0
+"""Pause before it is asked again where to begin."""
+
+
+class QueueOffsets:
+    """Loads and stores the offsets of owned queues.
+
+    An offset that is stored already is not stored again. Nothing is stored of a queue after its
+    last time: by then it is somebody else's.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        reader: PullConsumer,
+        begin: ConsumeFrom,
+        clock: Clock,
+        *,
+        may_store: Callable[[OwnedQueue], bool] = lambda _: True,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            may_store: Whether a queue is this consumer's so that its offset may be stored.
+        """
+        self._store = store
+        self._reader = reader
+        self._begin = begin
+        self._clock = clock
+        self._may_store = may_store
+        self._stored: dict[MessageQueue, int] = {}
+        # Where an operator wants queues to go on, until that is stored.
+        self._told: dict[MessageQueue, int] = {}
+        # An old offset on its way must not overtake the last one.
+        self._saving = trio.Lock()
+
+    async def begin(self, owned: OwnedQueue) -> None:
+        """Let *owned* begin where it was left, or where a group begins that was never here.
+
+        Asks until somebody says.
+        """
+        queue = owned.queue
+        while not owned.is_dropped and queue not in self._told:
+            try:
+                stored = await self._store.load(queue)
+                at = stored
+                if at is None:
+                    now_ms = self._clock.wall_ms()
+                    at = await first_offset(self._reader, queue, self._begin, now_ms)
+            except ClientError as error:
+                _log.info("no_offset_yet", queue=str(queue), error=str(error))
+                await self._clock.sleep(ASK_AGAIN_S)
+                continue
+            if queue in self._told:
+                break
+            if stored is None:
+                self._stored.pop(queue, None)
+            else:
+                self._stored[queue] = stored
+            owned.begin(at)
+            return
+        if not owned.is_dropped:
+            owned.begin(self._told[queue])
+
+    async def reset(self, wanted: Iterable[tuple[OwnedQueue, int]]) -> None:
+        """Let queues go on where they are told, whatever is stored of them, and store that.
+
+        What cannot be stored now, also for want of a lock, is stored as soon as it can be.
+        """
+        wanted = list(wanted)
+        async with self._saving:
+            for owned, offset in wanted:
+                self._told[owned.queue] = offset
+                owned.begin(offset)
+        await self.save([owned for owned, _ in wanted])
+
+    async def run(self, owned: Iterable[OwnedQueue], period_s: float) -> None:
+        """Store what has changed of *owned*, whatever that is then, every *period_s*, for ever."""
+        while True:
+            await self._clock.sleep(period_s)
+            await self.save(owned)
+
+    async def save(self, owned: Iterable[OwnedQueue], *, is_last: bool = False) -> None:
+        """Store what has changed; what cannot be stored is tried again the next time.
+
+        Args:
+            is_last: The queues are given up; nothing more will be stored of them.
+        """
+        async with self._saving:
+            offsets: dict[MessageQueue, int] = {}
+            for item in owned:
+                messages = item.messages
+                if is_last:
+                    self._told.pop(item.queue, None)
+                if messages is None or (item.is_dropped and not is_last):
+                    continue
+                if not self._may_store(item):
+                    continue
+                if self._stored.get(item.queue) == messages.commit_offset:
+                    self._told.pop(item.queue, None)
+                else:
+                    offsets[item.queue] = messages.commit_offset
+            if not offsets:
+                return
+            try:
+                saved = await self._store.save(offsets)
+            except (MQError, OSError) as error:
+                _log.warning("offsets_not_stored", queues=len(offsets), error=str(error))
+                return
+            for queue in saved:
+                self._stored[queue] = offsets[queue]
+                self._told.pop(queue, None)
+
+
+OLD_MESSAGES_S: Final = 10.0
+"""RocketMQ's pause: for so long listeners may finish before new messages are handed out."""
+
+
+class OffsetReset:
+    """Resets the queues of one consumer, one request after the other."""
+
+    def __init__(
+        self,
+        owned: OwnedQueues,
+        offsets: QueueOffsets,
+        *,
+        suspend: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            suspend: Nothing is pulled or handed out after it.
+            resume: Ends that.
+        """
+        self._owned = owned
+        self._offsets = offsets
+        self._suspend = suspend
+        self._resume = resume
+        # Of queues that are here when it is told; the newest word about each.
+        self._told: dict[MessageQueue, int] = {}
+        self._is_told = trio.Event()
+
+    def tell(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Let the queues that are here go on at *offsets*; the others are somebody else's."""
+        ours = {q: offset for q, offset in offsets.items() if self._owned.any_of(q) is not None}
+        if ours:
+            self._told |= ours
+            self._is_told.set()
+
+    async def run(self) -> None:
+        """Do what it is told, for ever."""
+        while True:
+            await self._is_told.wait()
+            self._is_told = trio.Event()
+            told, self._told = self._told, {}
+            self._suspend()
+            try:
+                await self._reset(told)
+            finally:
+                self._resume()
+
+    async def _reset(self, told: Mapping[MessageQueue, int]) -> None:
+        wanted = [
+            (owned, offset)
+            for queue, offset in told.items()
+            if (owned := self._owned.any_of(queue)) is not None
+        ]
+        old = [(owned, owned.messages) for owned, _ in wanted]
+        await self._offsets.reset(wanted)
+        for owned, offset in wanted:
+            owned.count("offset_reset")
+            _log.info("offset_reset", queue=str(owned.queue), offset=offset)
+        with trio.move_on_after(OLD_MESSAGES_S):
+            for owned, messages in old:
+                while messages is not None and messages.in_hand and not owned.is_dropped:
+                    await owned.change()

@@ -1,0 +1,361 @@
+"""What brokers return: where a message is stored, and the stored messages of a pull."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, overload
+
+from typing_extensions import Buffer
+
+from client.core.compression import decompress
+from client.core.route import MessageQueue
+from commitlog.errors import CorruptRecordError
+from commitlog.message_id import encode_offset_message_id
+from commitlog.properties import get_property
+from commitlog.record import (
+    MIN_RECORD_BYTES,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_STORE_HOST_V6,
+    Record,
+    body_crc,
+    decode_record,
+)
+
+
+class SendStatus(Enum):
+    """How safe a stored message is. All of them mean: stored."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+class SendResult:
+    """A message that is stored.
+
+    Attributes:
+        status: How safe it is; our brokers only ever say SEND_OK.
+        message_id: The UNIQ_KEY: names the message whatever happens to it.
+        message_queue: The queue it is in.
+        queue_offset: Its place in that queue.
+        phy_offset: Byte position in the broker's log, -1 where the broker did not say.
+        recall_handle: Of a message with a time of its own, for `Producer.recall`; else empty.
+    """
+
+    __slots__ = (
+        "_offset_message_id",
+        "_store_host",
+        "message_id",
+        "message_queue",
+        "phy_offset",
+        "queue_offset",
+        "recall_handle",
+        "status",
+    )
+
+    def __init__(
+        self,
+        status: SendStatus,
+        message_id: str,
+        message_queue: MessageQueue,
+        queue_offset: int,
+        phy_offset: int = -1,
+        store_host: bytes = b"",
+        offset_message_id: str | None = None,
+        recall_handle: str = "",
+    ) -> None:
+        self.status = status
+        self.recall_handle = recall_handle
+        self.message_id = message_id
+        self.message_queue = message_queue
+        self.queue_offset = queue_offset
+        self.phy_offset = phy_offset
+        self._store_host = store_host
+        self._offset_message_id = offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id that holds broker address and log position, as admin tools take it."""
+        if self._offset_message_id is None:
+            if not self._store_host:
+                return ""
+            self._offset_message_id = encode_offset_message_id(self._store_host, self.phy_offset)
+        return self._offset_message_id
+
+    def __repr__(self) -> str:
+        return (
+            f"SendResult({self.status.name}, {self.message_id}, {self.message_queue}, "
+            f"queue_offset={self.queue_offset})"
+        )
+
+
+_QUEUE_ID: Final = struct.Struct(">i")
+_QUEUE_OFFSET_AND_PHY: Final = struct.Struct(">qq")
+_I32: Final = struct.Struct(">i")
+_RECORD_HEAD: Final = struct.Struct(">i4xI8xq8xi44xI")
+"""Size, checksum, queue offset, system flag, and bytes of the body where both hosts are IPv4."""
+_I64: Final = struct.Struct(">q")
+_IPV6_HOSTS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+
+
+class MessageExt:
+    """A message as it was read, decoded only where it is looked at.
+
+    It is a view: the whole pulled buffer lives as long as any message of it. Take `body` to keep
+    one message of many.
+    """
+
+    __slots__ = ("_properties", "_record", "_view", "broker_name", "start")
+
+    def __init__(self, view: memoryview, start: int, broker_name: str = "") -> None:
+        """Wrap the record at byte *start* of *view*."""
+        self._view = view
+        self.start = start
+        self.broker_name = broker_name
+        self._record: Record | None = None
+        self._properties: dict[str, str] | None = None
+
+    @property
+    def record(self) -> Record:
+        """The whole record, decoded and checked on first use.
+
+        Raises:
+            CorruptRecordError: The record is not what its checksum says.
+        """
+        record = self._record
+        if record is None:
+            record = self._record = decode_record(self._view, self.start)
+        return record
+
+    @property
+    def queue_offset(self) -> int:
+        """Place in its queue."""
+        offset: int = _I64.unpack_from(self._view, self.start + 20)[0]
+        return offset
+
+    @property
+    def phy_offset(self) -> int:
+        """Byte position in the broker's log."""
+        offset: int = _I64.unpack_from(self._view, self.start + 28)[0]
+        return offset
+
+    @property
+    def queue_id(self) -> int:
+        """Queue it was read from."""
+        queue_id: int = _QUEUE_ID.unpack_from(self._view, self.start + 12)[0]
+        return queue_id
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole record."""
+        size: int = _I32.unpack_from(self._view, self.start)[0]
+        return size
+
+    @property
+    def body(self) -> bytes:
+        """The body as bytes of its own, decompressed if it was compressed. Raises as `body_view`.
+
+        Each look copies; `body_view` does not.
+        """
+        body = self.body_view
+        return body if isinstance(body, bytes) else bytes(body)
+
+    @property
+    def body_view(self) -> bytes | memoryview:
+        """The body without a copy; a compressed one is decompressed.
+
+        Raises:
+            CorruptRecordError: The record or the compressed body is damaged, or decompresses to
+                more than `client.core.compression.MAX_DECOMPRESSED_BYTES`.
+        """
+        view, start = self._view, self.start
+        (sys_flag,) = _I32.unpack_from(view, start + 36)
+        if sys_flag & (SYS_FLAG_COMPRESSED | _IPV6_HOSTS) == 0:
+            (body_bytes,) = _I32.unpack_from(view, start + 84)
+            return view[start + 88 : start + 88 + body_bytes]
+        record = self.record
+        if not record.sys_flag & SYS_FLAG_COMPRESSED:
+            return record.body
+        return decompress(record.body, record.sys_flag)
+
+    @property
+    def body_bytes(self) -> bytes:
+        """The same as `body`."""
+        return self.body
+
+    @property
+    def topic(self) -> str:
+        """The topic as the record holds it."""
+        return self.record.topic
+
+    @property
+    def flag(self) -> int:
+        """The user's own 32 bits."""
+        return self.record.flag
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """Wall time of the producer when it was sent."""
+        timestamp: int = _I64.unpack_from(self._view, self.start + 40)[0]
+        return timestamp
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """Wall time of the leader when it was stored; never goes back within a log."""
+        return self.record.store_timestamp_ms
+
+    @property
+    def born_host(self) -> tuple[str, int]:
+        """Address of the producer as the broker saw it."""
+        return self.record.born_host
+
+    @property
+    def store_host(self) -> tuple[str, int]:
+        """Address of the broker that stored it."""
+        return self.record.store_host
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it was given back for another try."""
+        return self.record.reconsume_times
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties; decoded once."""
+        properties = self._properties
+        if properties is None:
+            properties = self._properties = self.record.property_map
+        return properties
+
+    @property
+    def tags(self) -> str:
+        """Its tag, or an empty string."""
+        return self._property(b"TAGS")
+
+    @property
+    def keys(self) -> str:
+        """Its index keys, separated by spaces."""
+        return self._property(b"KEYS")
+
+    @property
+    def message_id(self) -> str:
+        """The producer's UNIQ_KEY, or the offset message id where there is none."""
+        return self._property(b"UNIQ_KEY") or self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id that holds broker address and log position."""
+        start = self.start
+        (sys_flag,) = _I32.unpack_from(self._view, start + 36)
+        at = start + 64 + (12 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0)
+        size = 20 if sys_flag & SYS_FLAG_STORE_HOST_V6 else 8
+        return encode_offset_message_id(bytes(self._view[at : at + size]), self.phy_offset)
+
+    def _property(self, key: bytes) -> str:
+        value = get_property(self.record.properties, key)
+        return "" if value is None else value.decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        return f"MessageExt({self.topic!r}, queue {self.queue_id}, offset {self.queue_offset})"
+
+
+MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
+
+
+class MessageBlock(Sequence[MessageExt]):
+    """Records back to back in one buffer, as a sequence of messages."""
+
+    __slots__ = ("_broker_name", "_starts", "_view")
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        broker_name: str = "",
+        first_offset: int = 0,
+        end_offset: int = MAX_QUEUE_OFFSET,
+    ) -> None:
+        """Find the record starts and compare each body with its checksum; nothing is decoded.
+
+        Args:
+            buffer: Whole records back to back; kept, not copied.
+            broker_name: Where it was read from.
+            first_offset: No message may be before this offset of its queue,
+            end_offset: nor at this one or behind it.
+        Raises:
+            CorruptRecordError: The sizes do not add up to the buffer, the offsets do not rise, or
+                a body does not fit its checksum.
+        """
+        view = memoryview(buffer)
+        starts: list[int] = []
+        start, end = 0, view.nbytes
+        unpack_from = _RECORD_HEAD.unpack_from
+        while start < end:
+            if end - start < MIN_RECORD_BYTES:
+                raise CorruptRecordError(f"{end - start} bytes are left over after the records")
+            size, crc, offset, sys_flag, body_bytes = unpack_from(view, start)
+            if size < MIN_RECORD_BYTES or size > end - start:
+                raise CorruptRecordError(f"record at {start} claims {size} bytes")
+            if not first_offset <= offset < end_offset:
+                raise CorruptRecordError(
+                    f"record at {start} claims offset {offset}, not one from {first_offset} on "
+                    f"and below {end_offset}"
+                )
+            if sys_flag & _IPV6_HOSTS:
+                decode_record(view, start)
+            elif body_crc(view[start + _RECORD_HEAD.size :][:body_bytes]) != crc:
+                raise CorruptRecordError(f"the body of the record at {start} is damaged")
+            first_offset = offset + 1
+            starts.append(start)
+            start += size
+        self._view = view
+        self._starts = starts
+        self._broker_name = broker_name
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> MessageExt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[MessageExt]: ...
+    def __getitem__(self, index: int | slice) -> MessageExt | list[MessageExt]:
+        if isinstance(index, slice):
+            return [MessageExt(self._view, s, self._broker_name) for s in self._starts[index]]
+        return MessageExt(self._view, self._starts[index], self._broker_name)
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        view, name = self._view, self._broker_name
+        for start in self._starts:
+            yield MessageExt(view, start, name)
+
+
+class PullStatus(Enum):
+    """What a pull found."""
+
+    FOUND = "found"
+    NO_NEW_MESSAGE = "no_new_message"
+    NO_MATCHED_MESSAGE = "no_matched_message"
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """One answer to a pull.
+
+    Attributes:
+        status: Whether there is something in it.
+        next_begin_offset: Where to go on.
+        min_offset: First offset the queue holds.
+        max_offset: One past the last.
+        messages: Views over one shared buffer.
+    """
+
+    status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    messages: Sequence[MessageExt] = field(default_factory=tuple)
