@@ -347,7 +347,11 @@ class OsDisk:
 
     def read(self, path: str) -> bytes:
         with self._descriptors.opened(lambda: open(path, "rb")) as file:
-            return file.read()
+            try:
+                return file.read()
+            except OSError as error:
+                error.filename = path  # a read by descriptor does not know it
+                raise
 
     def replace(self, path: str, data: Buffer) -> None:
         folder = os.path.dirname(path)

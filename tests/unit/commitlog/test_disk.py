@@ -222,6 +222,13 @@ def test_missing_things_are_missing(disk: OsDisk, path: str) -> None:
     disk.remove_tree(path)
 
 
+def test_disk_names_the_file_that_cannot_be_read(disk: OsDisk) -> None:
+    unmapped = "/proc/self/mem"  # its first byte is not mapped: a real EIO
+    with pytest.raises(OSError, match=unmapped) as caught:
+        disk.read(unmapped)
+    assert caught.value.errno == errno.EIO
+
+
 def test_folders_are_listed_in_order_and_removed_whole(disk: OsDisk, tmp_path: Path) -> None:
     root = str(tmp_path / "a" / "b")
     disk.make_dir(root)
