@@ -12,7 +12,6 @@ Spec: docs/reference/formats.md, section 3.
 
 from __future__ import annotations
 
-import errno
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -21,16 +20,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from commitlog.descriptors import NO_DESCRIPTOR
 from commitlog.errors import (
     ForeignStoreError,
     InvariantBroken,
     OffsetOutOfRangeError,
 )
 from commitlog.seams import Disk, DiskFile
-from commitlog.shared_units import Row, RowKind, SharedUnits, Tail
+from commitlog.shared_units import UNIT_BYTES, Row, RowKind, SharedUnits, Tail
 
 UNIT_DTYPE: Final = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-UNIT_BYTES: Final = UNIT_DTYPE.itemsize
 T = TypeVar("T")
 Units = npt.NDArray[Any]
 """Array of `UNIT_DTYPE`."""
@@ -42,10 +41,8 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 """Size in a unit that stands before a queue's first one in its file."""
 
 MAX_OPEN_FILES: Final = 200
-"""Open consume queue files; a mapped one has two descriptors, and 1,024 is the usual limit."""
-
-NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""The process, or the machine, has no descriptor left: the disk itself may be sound."""
+"""Open consume queue files, a descriptor each: they are read by `pread`. 1,024 descriptors is
+the usual limit of a process."""
 
 EAGER_QUEUES: Final = 1_000
 """Queues with files that are looked for when the store is opened; with more of them each is looked

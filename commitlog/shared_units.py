@@ -25,6 +25,7 @@ from commitlog.seams import Disk, DiskFile
 from commitlog.slot_file import SlotFile, newest_payload
 
 UNIT_BYTES: Final = 20
+"""Position, size and hash of the tags: `commitlog.consume_queue.UNIT_DTYPE`."""
 
 CHUNK_MAGIC: Final = 0xD1ED5A01
 FILE_BYTES_MIN: Final = 4 << 20

@@ -14,7 +14,7 @@ _MODULES = {
     "ClientConfig": "client.core.client_instance",
     "ClientInstance": "client.core.client_instance",
     "Credentials": "remoting.protocol.signature",
-    "client_tls": "remoting.edge",
+    "client_tls": "remoting.tls",
     "connect": "client.connect",
     # Messages
     "CompressionType": "client.core.compression",
@@ -151,7 +151,6 @@ if TYPE_CHECKING:
     from client.trace.data import TraceBean, TraceContext, TraceType
     from client.trace.dispatcher import TRACE_TOPIC
     from dledger import blocking, errors, testing
-    from remoting.edge import client_tls
     from remoting.protocol.bodies import (
         ConsumeFromWhere,
         MessageModel,
@@ -160,6 +159,7 @@ if TYPE_CHECKING:
     )
     from remoting.protocol.codes import RequestCode
     from remoting.protocol.signature import Credentials
+    from remoting.tls import client_tls
 else:
 
     def __getattr__(name: str) -> Any:

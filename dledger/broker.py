@@ -6,10 +6,9 @@ clean stop: leave the NameServers, take nothing new, answer what is in flight, c
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,71 +16,59 @@ import structlog
 import trio
 
 from client.core.name_server import NameServers
-from commitlog.consume_queue import MAX_OPEN_FILES, UNIT_BYTES
-from commitlog.errors import ConfigError
-from commitlog.record import pack_host
+from commitlog.consume_queue import MAX_OPEN_FILES
 from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
-from dledger.broker_id import follower_id
 from dledger.config import BrokerConfig
-from dledger.doors import group_secret, listener_tls, namesrv_tls, own_credentials, peer_tls
-from dledger.group import Group, GroupSettings
+from dledger.doors import listener_tls, namesrv_tls, own_credentials
+from dledger.group import Group
 from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges
-from dledger.metrics.broker_metrics import BrokerMetrics
-from dledger.metrics.leader_changes import LeaderChanges
-from dledger.metrics.traffic import Traffic
+from dledger.part_settings import (
+    broker_settings,
+    disk_bytes,
+    disk_ratio,
+    empty_tables,
+    group_settings,
+    memory_budget,
+    packed_address,
+    raft_settings,
+    server_limits,
+    store_settings,
+    table_settings,
+)
+from dledger.ports import processor_table, serve_fast, serve_metrics
 from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
-from dledger.processors.broker_settings import BrokerSettings, ReadLimits
 from dledger.processors.raft import RaftChangeProcessor
-from dledger.processors.rights import topic_of_message_at
 from dledger.processors.transactions import CheckBack
 from dledger.processors.wiring import (
-    LOCAL_ADMIN,
     BrokerProcessors,
     LogFolder,
     ProcessorSeams,
-    TableSettings,
-    broker_rules,
     register_processors,
 )
 from dledger.raft.clocks import VotersClock
 from dledger.raft.identity import Identity, check_owner
-from dledger.raft.node import RaftSettings
 from dledger.registration import Registration, RegistrationSettings
 from dledger.retention_settings import retention_settings
 from dledger.services.fence import LeaderService
 from dledger.services.local_hour import HOUR_MS
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
-from dledger.services.table_limits import TableLimits
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService
-from dledger.state.names import builtin_groups, builtin_topics
-from dledger.state.tables import StateTables
-from dledger.store import ReplicaStore, StoreSettings
+from dledger.store import ReplicaStore
 from remoting.access.account_store import AccountStore
-from remoting.access.gate import AccessGate, guarded_table
-from remoting.access.local_admin import LocalAdmin
 from remoting.client import RemotingClient
-from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
-from remoting.frame_room import FrameRoom
-from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
-from remoting.metrics.http_server import MetricsServer
-from remoting.metrics.server_metrics import Guard, ServerMetrics
-from remoting.processor import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.reserved_codes import BROKER_RESERVED
+from remoting.metrics.server_metrics import ServerMetrics
 from remoting.seams import Clock, Executor, Network, Rng
-from remoting.server import RemotingServer, ServerLimits
+from remoting.server import RemotingServer
 
 log = structlog.get_logger(__name__)
 
 DEFAULT_MEMORY_BYTES: Final = 2_684_354_560
-"""2.5 GiB, for who does not say how much the machine has: 40 % of it is 1 GiB."""
-
-LOCALHOST: Final = {"localhost": "127.0.0.1"}
+"""2.5 GiB, for a caller that does not know how much there is: 40 % of it is 1 GiB."""
 
 HAND_OVER_ELECTIONS: Final = 4
 """How many election timeouts a clean stop spends on giving the leadership away."""
@@ -89,19 +76,7 @@ HAND_OVER_ELECTIONS: Final = 4
 HAND_OVER_LOOK_S: Final = 0.01
 
 LINGER_S: Final = 0.3
-"""How long a former leader goes on telling clients where to go before it closes connections."""
-
-
-PULLS: Final = frozenset(
-    {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.BULK_PULL}
-)
-"""What the VIP channel does not answer, as in RocketMQ."""
-
-RESERVED_SHARE: Final = 4
-"""At most one part in so many of the connections is reserved: clients are what a broker is for."""
-
-FAST_SHARE: Final = 4
-"""The VIP channel takes so much fewer connections: few clients are that old."""
+"""How long a former leader goes on naming the new one to clients before it closes connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +141,7 @@ async def serve_broker(
     world = World(
         clock, rng, network, disk, executor, pid, memory_bytes, utc_offset, queue_files_max
     )
-    store_host = _packed_address(config)
+    store_host = packed_address(config)
     # Before the store is opened: opening replays and marks the folder as in use.
     check_owner(
         disk,
@@ -177,8 +152,8 @@ async def serve_broker(
     )
     store = ReplicaStore(
         disk,
-        _store_settings(config, pid, queue_files_max, utc_offset),
-        partial(_empty_tables, config),
+        store_settings(config, pid, queue_files_max, utc_offset),
+        partial(empty_tables, config),
     )
     closed = False
     try:
@@ -219,7 +194,7 @@ async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
     with trio.move_on_after(timeout_s):
         await broker.registration.unregister()
     if handed_over:
-        # Those who were sent to the new leader go; whoever still asks here is told where it is.
+        # Clients that were sent to the new leader leave; the others still get its address here.
         await clock.sleep(min(LINGER_S, timeout_s))
     if not await broker.group.drain():
         log.warning("stopped_with_proposals_in_flight")
@@ -230,7 +205,7 @@ async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
 
 
 async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> bool:
-    """Give the leadership away, so that nobody has to miss this node first; tell whether it did.
+    """Give the leadership away, so that no election timeout has to pass; return whether it did.
 
     Followers and single members have nothing to give.
     """
@@ -255,7 +230,7 @@ async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> b
 async def _run_parts(
     config: BrokerConfig, group: Group, world: World, store_host: bytes
 ) -> AsyncIterator[Broker]:
-    settings = _broker_settings(config, store_host, world.memory_bytes)
+    settings = broker_settings(config, store_host, world.memory_bytes)
     dates = VotersClock(world.clock, group.node.clocks)
     retention = RetentionService(
         group,
@@ -264,17 +239,17 @@ async def _run_parts(
         clock=dates,
         levels=len(config.delay_levels_ms),
         saved_index=lambda: group.store.saved_index,
-        disk_ratio=_disk_ratio(config, world.disk),
+        disk_ratio=disk_ratio(config, world.disk),
         utc_offset=world.utc_offset,
     )
     processors = BrokerProcessors.build(
         group,
         settings,
         ProcessorSeams(dates, world.rng, world.executor, world.pid),
-        _table_settings(config),
+        table_settings(config),
         LogFolder(
-            _disk_ratio(config, world.disk),
-            _disk_bytes(config, world.disk),
+            disk_ratio(config, world.disk),
+            disk_bytes(config, world.disk),
             retention.expire_soon,
         ),
     )
@@ -318,11 +293,12 @@ async def _run_parts(
     accounts = None
     if config.server.acl_enable:
         accounts = AccountStore(world.disk, config.server.acl_file)
-    table, guard = _processor_table(
+    table, guard = processor_table(
         group,
         accounts,
-        world,
         config.broker.cluster_name,
+        clock=world.clock,
+        rng=world.rng,
         open_admin=config.server.open_admin,
     )
     group.on_role_change.append(processors.role_changed)
@@ -332,10 +308,10 @@ async def _run_parts(
     server = RemotingServer(
         world.network,
         table,
-        limits=_server_limits(config),
+        limits=server_limits(config),
         tls=listener_tls(config),
         after_batch=group.kick,
-        budget=_memory_budget(config, world.memory_bytes, group.peer_frames),
+        budget=memory_budget(config, world.memory_bytes, group.peer_frames),
     )
     async with trio.open_nursery() as nursery:
         remoting = RemotingClient(
@@ -362,16 +338,17 @@ async def _run_parts(
         address: tuple[str, int] = await nursery.start(
             server.serve, config.server.listen_host, config.server.listen_port
         )
-        fast_server = await _serve_fast(config, group, world, table, server.budget, nursery)
+        fast_server = await serve_fast(config, group, world.network, table, server.budget, nursery)
         servers = [server] if fast_server is None else [server, fast_server]
-        metrics_address = await _serve_metrics(
+        metrics_address = await serve_metrics(
             config,
             group,
             processors,
             settings,
             retention,
             ServerMetrics(servers, guard),
-            world,
+            world.network,
+            world.clock,
             nursery,
         )
         if accounts is not None:
@@ -380,104 +357,6 @@ async def _run_parts(
         nursery.start_soon(registration.run)
         yield Broker(live, group, server, fast_server, registration, address, metrics_address)
         nursery.cancel_scope.cancel()
-
-
-def _processor_table(
-    group: Group, accounts: AccountStore | None, world: World, cluster: str, *, open_admin: bool
-) -> tuple[ProcessorTable, Guard | None]:
-    if accounts is not None:
-        rules = broker_rules(topic_of_message_at(group), cluster)
-        gate = AccessGate(accounts, rules, world.clock, world.rng)
-        return guarded_table(gate), gate
-    if open_admin:
-        return ProcessorTable(None), None
-    local = LocalAdmin(LOCAL_ADMIN)
-    return ProcessorTable(local.guard), local
-
-
-async def _serve_fast(
-    config: BrokerConfig,
-    group: Group,
-    world: World,
-    table: ProcessorTable,
-    budget: MemoryBudget,
-    nursery: trio.Nursery,
-) -> RemotingServer | None:
-    """Serve the VIP channel of old clients, if its port is free; they find the other one, too."""
-    port = config.fast_listen_port
-    if not port:
-        return None
-    limits = _server_limits(config)
-    server = RemotingServer(
-        world.network,
-        table.without(PULLS),
-        limits=replace(
-            limits,
-            max_connections=max(limits.max_connections // FAST_SHARE, 1),
-            reserved_connections=limits.reserved_connections // FAST_SHARE,
-        ),
-        tls=listener_tls(config),
-        after_batch=group.kick,
-        budget=budget,
-    )
-    try:
-        await nursery.start(server.serve, config.server.listen_host, port)
-    except OSError as error:
-        log.warning(
-            "fast_port_left_out",
-            port=port,
-            error=str(error),
-            next_step="set server.fast_listen_port to a free port, or to 0",
-        )
-        return None
-    return server
-
-
-async def _serve_metrics(
-    config: BrokerConfig,
-    group: Group,
-    processors: BrokerProcessors,
-    settings: BrokerSettings,
-    retention: RetentionService,
-    ports: ServerMetrics,
-    world: World,
-    nursery: trio.Nursery,
-) -> tuple[str, int] | None:
-    """Serve the page for Prometheus, if it is wanted and its port is free."""
-    wanted = config.metrics_address
-    if wanted is None:
-        return None
-    traffic = Traffic(lambda: group.leadership is not None)
-    leaders = LeaderChanges(group)
-    metrics = BrokerMetrics(
-        group,
-        processors,
-        settings,
-        traffic,
-        leaders,
-        ports=ports,
-        given_up_bytes=retention.given_up_bytes,
-        member=config.raft.self_id,
-        clock=world.clock,
-    )
-    server = MetricsServer(world.network, metrics.pieces)
-    try:
-        address: tuple[str, int] = await nursery.start(server.serve, *wanted)
-    except OSError as error:
-        # Who watches a broker misses the page; who uses it must not miss the broker.
-        log.warning(
-            "metrics_port_left_out",
-            address=f"{wanted[0]}:{wanted[1]}",
-            error=str(error),
-            next_step="set metrics.listen_port to a free port, or to 0",
-        )
-        return None
-    processors.throughput.traffic = traffic
-    group.on_units.append(traffic.on_units)
-    group.on_role_change.append(leaders.role_changed)
-    leaders.role_changed()
-    log.info("metrics_served", address=f"{address[0]}:{address[1]}")
-    return address
 
 
 def _make_registration(
@@ -520,7 +399,6 @@ def _make_group(
     config: BrokerConfig, store: ReplicaStore, world: World, store_host: bytes
 ) -> Group:
     raft = config.raft
-    tls = peer_tls(config)
     identity = Identity(
         world.disk,
         store.paths.identity,
@@ -532,33 +410,8 @@ def _make_group(
     return Group(
         store,
         identity,
-        RaftSettings(
-            cluster=config.broker.cluster_name,
-            group=raft.group,
-            self_id=raft.self_id,
-            peers={peer.id: (peer.host, peer.port) for peer in raft.peers},
-            listen_port=raft.listen_port,
-            client_address=config.advertised_address,
-            election_timeout_s=raft.election_timeout_ms / 1000,
-            heartbeat_interval_s=raft.heartbeat_interval_ms / 1000,
-            window_bytes=raft.window_bytes,
-            append_bytes=raft.append_bytes,
-            entry_bytes_max=raft.max_entry_bytes,
-            sync_flush=config.sync_flush,
-            flush_interval_s=config.store.flush_interval_ms / 1000,
-            secret=group_secret(config, world.disk),
-            listen_tls=tls[0] if tls is not None else None,
-            dial_tls=tls[1] if tls is not None else None,
-        ),
-        GroupSettings(
-            pending_bytes_max=raft.max_pending_bytes,
-            entry_bytes_max=raft.max_entry_bytes,
-            quorum_timeout_s=raft.propose_timeout_ms / 1000,
-            drain_timeout_s=config.server.shutdown_timeout_ms / 1000,
-            checkpoint_interval_s=raft.checkpoint_interval_ms / 1000,
-            sync_replication=config.sync_replication,
-            scrub_bytes_per_s=config.store.scrub_bytes_per_s,
-        ),
+        raft_settings(config, world.disk),
+        group_settings(config),
         store_host=store_host,
         clock=world.clock,
         rng=world.rng,
@@ -572,152 +425,4 @@ def open_replica(config: BrokerConfig, disk: Disk, *, pid: int = 0) -> ReplicaSt
 
     Raises: As `ReplicaStore`.
     """
-    return ReplicaStore(disk, _store_settings(config, pid), lambda: _empty_tables(config))
-
-
-def _packed_address(config: BrokerConfig) -> bytes:
-    host = LOCALHOST.get(config.broker.broker_ip1, config.broker.broker_ip1)
-    try:
-        ipaddress.IPv4Address(host)
-    except ValueError:
-        raise ConfigError(
-            f"broker.broker_ip1 = {host!r} must be an IPv4 address: it becomes part of message ids"
-        ) from None
-    return pack_host(host, config.advertised_port)
-
-
-def _empty_tables(config: BrokerConfig) -> StateTables:
-    return StateTables(
-        builtin_topics=builtin_topics(
-            config.broker.cluster_name,
-            config.broker.broker_name,
-            default_topic_queue_nums=config.broker.default_topic_queue_nums,
-            delay_levels=len(config.delay_levels_ms),
-            auto_create_topic_enable=config.broker.auto_create_topic_enable,
-            trace_topic=(
-                config.broker.msg_trace_topic_name if config.broker.trace_topic_enable else ""
-            ),
-        ),
-        builtin_groups=builtin_groups(),
-    )
-
-
-def _store_settings(
-    config: BrokerConfig,
-    pid: int,
-    queue_files_max: int = MAX_OPEN_FILES,
-    utc_offset: UtcOffset = utc,
-) -> StoreSettings:
-    store = config.store
-    return StoreSettings(
-        root=store.path_root_dir,
-        segment_bytes=store.mapped_file_size_commit_log,
-        queue_file_units=store.mapped_file_size_consume_queue // UNIT_BYTES,
-        index_slots=store.max_hash_slot_num,
-        index_entries_max=store.max_index_num,
-        delay_levels_ms=config.delay_levels_ms,
-        pid=pid,
-        sync_flush=config.sync_flush,
-        queue_files_max=queue_files_max,
-        utc_offset=utc_offset,
-    )
-
-
-def _broker_settings(config: BrokerConfig, store_host: bytes, memory_bytes: int) -> BrokerSettings:
-    store = config.store
-    return BrokerSettings(
-        cluster_name=config.broker.cluster_name,
-        broker_name=config.broker.broker_name,
-        address=config.advertised_address,
-        store_host=store_host,
-        broker_permission=config.broker.broker_permission,
-        max_message_bytes=store.max_message_size,
-        delay_levels_ms=config.delay_levels_ms,
-        timer_wheel_enable=config.store.timer_wheel_enable,
-        timer_max_delay_s=config.store.timer_max_delay_sec,
-        timer_pending_max=config.store.timer_pending_max,
-        disk_warning_ratio=config.store.disk_space_warning_level_ratio / 100,
-        slave_read_enable=config.broker.slave_read_enable,
-        long_polling_enable=config.broker.long_polling_enable,
-        short_polling_time_ms=config.broker.short_polling_time_ms,
-        enable_property_filter=config.broker.enable_property_filter,
-        filter_support_retry=config.broker.filter_support_retry,
-        reject_transaction_message=config.broker.reject_transaction_message,
-        store_reply_message_enable=config.broker.store_reply_message_enable,
-        pull_limits=ReadLimits(
-            store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
-        ),
-        cold_pull_limits=ReadLimits(
-            store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
-        ),
-        recent_bytes=memory_bytes * store.access_message_in_memory_max_ratio // 100,
-        follower_id=follower_id(f"n{config.self_number}"),
-    )
-
-
-def _server_limits(config: BrokerConfig) -> ServerLimits:
-    server = config.server
-    return ServerLimits(
-        max_connections=server.max_connections,
-        reserved_connections=min(
-            server.reserved_connections, server.max_connections // RESERVED_SHARE
-        ),
-        reserved_codes=BROKER_RESERVED,
-        connection=ConnectionLimits(
-            max_frame_bytes=server.max_frame_bytes,
-            max_in_flight=server.max_in_flight,
-            max_in_flight_bytes=server.max_in_flight_bytes,
-            max_write_buffer_bytes=server.max_write_buffer_bytes,
-            write_buffer_bytes=min(
-                DEFAULT_LIMITS.write_buffer_bytes, server.max_write_buffer_bytes
-            ),
-            idle_timeout_s=server.idle_timeout_s,
-        ),
-    )
-
-
-def _table_settings(config: BrokerConfig) -> TableSettings:
-    broker = config.broker
-    limits = TableLimits(
-        topics=broker.max_topics,
-        groups=broker.max_groups,
-        group_topics=broker.max_group_topics,
-        topics_per_group=broker.max_topics_per_group,
-        clients=broker.max_clients,
-        clients_per_group=broker.max_clients_per_group,
-        topics_per_account=broker.max_topics_per_account,
-        groups_per_account=broker.max_groups_per_account,
-        group_topics_per_account=broker.max_group_topics_per_account,
-        clients_per_account=broker.max_clients_per_account,
-    )
-    return TableSettings(
-        auto_create_topic_enable=broker.auto_create_topic_enable,
-        auto_create_subscription_group=broker.auto_create_subscription_group,
-        offset_interval_s=broker.flush_consumer_offset_interval_ms / 1000,
-        lock_lease_s=broker.lock_lease_ms / 1000,
-        limits=limits,
-    )
-
-
-def _memory_budget(config: BrokerConfig, memory_bytes: int, peer_frames: FrameRoom) -> MemoryBudget:
-    server = config.server
-    return MemoryBudget(
-        BudgetLimits(
-            total_bytes=budget_bytes(server.memory_budget_bytes, memory_bytes),
-            unfinished_bytes=server.max_unfinished_bytes,
-            max_frame_bytes=server.max_frame_bytes,
-        ),
-        peer_frames=peer_frames,
-    )
-
-
-def _disk_bytes(config: BrokerConfig, disk: Disk) -> Callable[[], tuple[int, int]]:
-    """Return what tells the size of the log's file system, as `df` counts it, and what is left."""
-    root = config.store.path_root_dir
-    return lambda: (disk.total_bytes(root), disk.free_bytes(root))
-
-
-def _disk_ratio(config: BrokerConfig, disk: Disk) -> Callable[[], float]:
-    """Return what tells the used part of what is used and available, as `df` counts it."""
-    root = config.store.path_root_dir
-    return lambda: 1.0 - disk.free_bytes(root) / disk.total_bytes(root)
+    return ReplicaStore(disk, store_settings(config, pid), lambda: empty_tables(config))

@@ -9,9 +9,9 @@ from commitlog.seams import Disk
 from dledger.config import BrokerConfig
 from dledger.raft.proof import GroupSecret
 from remoting.access.credentials_file import parse_credentials
-from remoting.edge import client_tls, server_tls
 from remoting.protocol.signature import Credentials
 from remoting.seams import ServerTls
+from remoting.tls import client_tls, server_tls
 
 
 def listener_tls(config: BrokerConfig) -> ServerTls:

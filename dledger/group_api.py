@@ -1,17 +1,16 @@
-"""A broker group as processors and services see it: the only door to the replicated log."""
+"""A broker group as processors and services see it: the only way to the replicated log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from commitlog.damage import CheckedLog
+from commitlog.consume_queue import ConsumeQueueStore
 from commitlog.entry import RecordBatch
 from commitlog.errors import MQError, Outcome
+from commitlog.key_index import KeyIndex
+from commitlog.log_reader import LogReader
 from dledger.broker_errors import NotLeaderError
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.tables import StateTables
@@ -27,7 +26,7 @@ class Proposed:
     """What became of a proposal.
 
     ``stored``: committed (with ``ASYNC_MASTER``: flushed by the leader alone); ``not_stored``: it
-    never will be; ``unknown``: this node stopped leading before it could tell. The other fields
+    never will be; ``unknown``: this node stopped leading before it was decided. The other fields
     count for ``stored`` only.
     """
 
@@ -46,7 +45,7 @@ class Proposed:
 OnDone = Callable[[Proposed], None]
 
 OnBarrier = Callable[[NotLeaderError | None], None]
-"""Told when a read may be answered from what is applied now, or that it may not."""
+"""Called with None when a read may be answered from what is applied now, else with the reason."""
 
 
 class Leadership(Protocol):
@@ -55,85 +54,6 @@ class Leadership(Protocol):
     @property
     def term(self) -> int:
         """The term it was won in."""
-
-
-class LogReader(CheckedLog, Protocol):
-    """What is read from the log: applied records by position."""
-
-    @property
-    def end_position(self) -> int:
-        """Byte after the last entry."""
-
-    @property
-    def first_index(self) -> int:
-        """Index of the first entry kept."""
-
-    def index_of(self, position: int) -> int:
-        """Return the entry that holds the byte at *position*, or the one before it in a gap.
-
-        Raises:
-            OffsetOutOfRangeError: Outside the log.
-        """
-
-    def frame(self, index: int) -> memoryview:
-        """Return a whole entry.
-
-        Raises:
-            OffsetOutOfRangeError: Not in the log.
-        """
-
-    def record_at(self, phy_offset: int) -> memoryview:
-        """Return one record.
-
-        Raises:
-            OffsetOutOfRangeError: Outside the log.
-            CorruptRecordError: No record starts there.
-        """
-
-    def read(self, phy_offset: int, size: int) -> memoryview:
-        """Return *size* bytes of one segment.
-
-        Raises:
-            OffsetOutOfRangeError: Outside the log.
-        """
-
-
-class QueueReader(Protocol):
-    """One consume queue."""
-
-    def read(self, first: int, count: int, /) -> npt.NDArray[np.void]:
-        """Return up to *count* units from logical offset *first*."""
-
-
-class QueuesReader(Protocol):
-    """All consume queues of a node."""
-
-    def queue(self, topic: str, queue_id: int, /) -> QueueReader:
-        """Return the queue, made when it is missing."""
-
-
-class KeyIndexReader(Protocol):
-    """The key index of a node."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether keys of applied records may be missing: what is not found may be there."""
-
-    @property
-    def end_phy_offset(self) -> int:
-        """Newest position indexed, or -1."""
-
-    @property
-    def last_timestamp_ms(self) -> int:
-        """Store time of the newest entry, or 0."""
-
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, /) -> list[int]:
-        """Return positions of applied records that may have *key*, newest first."""
-
-    def candidates(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, /
-    ) -> Iterator[int | None]:
-        """Yield them one by one, and None for each other entry that was looked at."""
 
 
 class BrokerGroup(Protocol):
@@ -157,7 +77,7 @@ class BrokerGroup(Protocol):
 
     @property
     def membership_proof(self) -> str:
-        """What members alone can say to NameServers, the same for each; empty without a secret."""
+        """What members alone can send to NameServers, the same for each; empty without a secret."""
 
     @property
     def member_addresses(self) -> tuple[str, ...]:
@@ -184,11 +104,11 @@ class BrokerGroup(Protocol):
         """The log. Read applied records only."""
 
     @property
-    def queues(self) -> QueuesReader:
+    def queues(self) -> ConsumeQueueStore:
         """The consume queues."""
 
     @property
-    def key_index(self) -> KeyIndexReader:
+    def key_index(self) -> KeyIndex:
         """The key index: positions of records by their keys."""
 
     @property
@@ -196,13 +116,13 @@ class BrokerGroup(Protocol):
         """Called after each applied entry with the queues it touched; must not block or raise."""
 
     def report_damage(self, position: int, size: int) -> None:
-        """Say that bytes read from the log were bad: what is damaged is repaired from now on."""
+        """Report bytes read from the log that were bad: what is damaged is repaired from now on."""
 
     def read_barrier(self, on_done: OnBarrier) -> None:
         """Call *on_done* when a read from `state` reflects all that was stored before this call.
 
         It is called exactly once, perhaps from inside this call: with None, or with the error
-        when leadership ended or nobody confirmed it in time.
+        when leadership ended or no majority confirmed it in time.
 
         Raises:
             NotLeaderError: Not leading; *on_done* is not called.
@@ -211,8 +131,8 @@ class BrokerGroup(Protocol):
     def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
 
-        It is sealed when the connection's whole received chunk has been handled; who proposes
-        outside of a handler calls `kick`. *on_done* is called exactly once, later, never from
+        It is sealed when the connection's whole received chunk has been handled; outside of a
+        handler call `kick`. *on_done* is called exactly once, later, never from
         inside this call; a stored batch is applied by then, except with ``ASYNC_MASTER``: compare
         `Proposed.index` with the applied index.
 

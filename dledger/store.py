@@ -21,13 +21,13 @@ from typing_extensions import Buffer
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
 from commitlog.consume_queue import (
     MAX_OPEN_FILES,
-    NO_DESCRIPTOR,
     ConsumeQueueFlush,
     ConsumeQueueStore,
     remove_all,
 )
 from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
+from commitlog.descriptors import NO_DESCRIPTOR
 from commitlog.entry import parse_header
 from commitlog.entry_log import Drop, EntryLog
 from commitlog.errors import (
@@ -433,7 +433,7 @@ class ReplicaStore:
         self.restored_commit_index = anchor.first_index - 1
 
     def _empty_log(self, anchor: Anchor, phase: Phase) -> None:
-        EntryLog.begin_anew(self._disk, self.settings.root, anchor)
+        EntryLog.begin_at(self._disk, self.settings.root, anchor)
         # The old mark names an entry that is gone on purpose.
         self._mark_slots.store(anchor.mark.encode())
         self._installation.become(phase)
@@ -613,10 +613,10 @@ class ReplicaStore:
         return low, position
 
     def _reserve(self) -> None:
-        if not self.log.needs_reserve:
+        if not self.log.allocator.needs_reserve:
             return
         try:
-            self.log.reserve_next()
+            self.log.allocator.reserve_next()
         except DiskFullError as error:
             if not self.log.last_index:
                 raise
@@ -647,12 +647,12 @@ class ReplicaStore:
 
     def is_whole(self, index: int) -> bool:
         """Look at entry *index* once more; its unit in the entry index is put right by the way."""
-        self.log.restore_unit(index)
+        self.log.repair.restore_unit(index)
         return not check_entries(self.log, index, index, 0).suspects
 
     def note_damaged(self, index: int) -> None:
         """Remember durably that entry *index* is damaged; nobody reads it until it was repaired."""
-        self.log.mark_damaged(index)
+        self.log.repair.mark_damaged(index)
         self.write_damage()
 
     def write_damage(self) -> None:
@@ -679,7 +679,7 @@ class ReplicaStore:
         for low, high in ranges:
             for index in range(max(low, first), min(high, last) + 1):
                 if not self.is_whole(index):
-                    self.log.mark_damaged(index)
+                    self.log.repair.mark_damaged(index)
         self.write_damage()
 
     def apply(self, index: int) -> Applied:

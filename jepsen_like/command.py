@@ -13,7 +13,7 @@ import trio
 from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.sequence import encode_history
 from jepsen_like.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt

@@ -17,11 +17,11 @@ from msgspec import structs
 
 from commitlog.errors import ConfigError
 from namesrv.config import NamesrvConfig, load_config
-from remoting.open_files import raise_open_files, share_descriptors
+from remoting.log import configure_logs
+from remoting.process import raise_open_files, share_descriptors
 from remoting.seams import ServerTls
 from remoting.settings.config import settings_text
 from remoting.settings.reader import ConfigFile
-from remoting.text_logs import escape_values, text_renderer
 
 EXIT_OK = 0
 EXIT_CONFIG = 2
@@ -91,8 +91,8 @@ async def run_daemon(
         ConfigError: A certificate or the key-value file cannot be used.
         OSError: The address cannot be bound.
     """
-    from remoting.edge import TrioClock
-    from remoting.garbage import GarbageCollection
+    from remoting.clock import TrioClock
+    from remoting.process import GarbageCollection
 
     configure_logs(form=log_form or ("text" if sys.stderr.isatty() else "json"), level=log_level)
     log = structlog.get_logger()
@@ -119,33 +119,13 @@ async def run_daemon(
     return EXIT_OK
 
 
-def configure_logs(*, form: Literal["json", "text"], level: str) -> None:
-    """Send log lines to standard error: JSON for machines, coloured text for people."""
-    renderers: list[structlog.typing.Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if form == "json"
-        else [escape_values, text_renderer(colors=sys.stderr.isatty())]
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *renderers,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-
-
 def listener_tls(config: NamesrvConfig) -> ServerTls:
     """Return the listener's TLS from the files that *config* names.
 
     Raises:
         ConfigError: A file is missing or not what it should be.
     """
-    from remoting.edge import server_tls
+    from remoting.tls import server_tls
 
     server = config.server
     return server_tls(
@@ -159,14 +139,11 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
 async def _serve(config: NamesrvConfig) -> None:
     from commitlog.disk import OsDisk
     from namesrv.server import serve_namesrv
-    from remoting.edge import (
-        AdaptiveExecutor,
-        SystemRng,
-        TcpNetwork,
-        TrioClock,
-        give_freed_memory_back,
-        memory_bytes,
-    )
+    from remoting.clock import TrioClock
+    from remoting.executor import AdaptiveExecutor
+    from remoting.process import give_freed_memory_back, memory_bytes
+    from remoting.rng import SystemRng
+    from remoting.tcp import TcpNetwork
 
     give_freed_memory_back()
     await serve_namesrv(

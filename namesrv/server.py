@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 import structlog
 import trio
 
 from commitlog.seams import Disk
-from namesrv.access_rules import LOCAL_ADMIN, NAMESRV_RULES
 from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
-from namesrv.metrics import NamesrvMetrics
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
+from namesrv.route_table import RouteInfoManager
 from remoting.access.account_store import AccountStore
 from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.local_admin import LocalAdmin
+from remoting.access.rules import ADMIN, SIGNED, Rule
 from remoting.connection import ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
+from remoting.metrics.families import Family, Sample, family_text
 from remoting.metrics.http_server import MetricsServer
 from remoting.metrics.server_metrics import Guard, ServerMetrics
 from remoting.processor import Limiter, ProcessorTable
+from remoting.protocol.codes import RequestCode
 from remoting.protocol.reserved_codes import NAMESRV_RESERVED
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer, ServerLimits
@@ -34,6 +38,49 @@ DEFAULT_MEMORY_BYTES: Final = 1 << 30
 
 RESERVED_SHARE: Final = 4
 """At most one part in this number of the connections is reserved: clients are most of them."""
+
+NAMESRV_RULES: Final[dict[int, Rule]] = {
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: SIGNED,
+    RequestCode.GET_BROKER_CLUSTER_INFO: SIGNED,
+    RequestCode.GET_BROKER_MEMBER_GROUP: SIGNED,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: SIGNED,
+    RequestCode.GET_TOPICS_BY_CLUSTER: SIGNED,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: SIGNED,
+    RequestCode.GET_UNIT_TOPIC_LIST: SIGNED,
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: SIGNED,
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: SIGNED,
+    RequestCode.GET_KV_CONFIG: SIGNED,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: SIGNED,
+    # A broker speaks for a group: who may do that may send its clients anywhere.
+    RequestCode.REGISTER_BROKER: ADMIN,
+    RequestCode.UNREGISTER_BROKER: ADMIN,
+    RequestCode.BROKER_HEARTBEAT: ADMIN,
+    RequestCode.QUERY_DATA_VERSION: ADMIN,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: ADMIN,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: ADMIN,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: ADMIN,
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV: ADMIN,
+    RequestCode.PUT_KV_CONFIG: ADMIN,
+    RequestCode.DELETE_KV_CONFIG: ADMIN,
+    RequestCode.UPDATE_NAMESRV_CONFIG: ADMIN,
+    RequestCode.GET_NAMESRV_CONFIG: ADMIN,
+}
+"""What each request must be allowed to do. RocketMQ's NameServers check nothing. With access
+control here, a client that asks for routes signs, and one that changes what all clients are sent
+is an administrator: brokers register with such an account."""
+
+LOCAL_ADMIN: Final = frozenset(
+    {
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+    }
+)
+"""They change the routes of everybody: without access control they come from the NameServer's own
+machine, unless `server.open_admin` is on. Registrations are decided about by the route table."""
 
 _log = structlog.get_logger()
 
@@ -137,6 +184,49 @@ async def _serve_metrics(
         )
         return
     _log.info("metrics_served", address=f"{bound[0]}:{bound[1]}")
+
+
+class NamesrvMetrics:
+    """The metrics of one NameServer.
+
+    Args:
+        node_id: Its address, as it listens.
+    """
+
+    def __init__(self, routes: RouteInfoManager, ports: ServerMetrics, node_id: str) -> None:
+        self._routes = routes
+        self._ports = ports
+        self._labels = {"node_type": "namesrv", "node_id": node_id}
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the page, piece by piece; tables may change between two of them."""
+        for family, samples in chain(self._route_families(), self._ports.families()):
+            yield from family_text(family, samples, self._labels)
+
+    def _route_families(self) -> Iterator[tuple[Family, Iterable[Sample | None]]]:
+        routes = self._routes
+        for name, about, value in (
+            (
+                "dledger_namesrv_brokers",
+                "Brokers that are registered.",
+                len(routes.broker_live_table),
+            ),
+            ("dledger_namesrv_topics", "Topics of all brokers.", len(routes.topic_queue_table)),
+            (
+                "dledger_registrations_refused",
+                "Addresses whose registration was refused in the last two minutes.",
+                len(routes.refused),
+            ),
+        ):
+            yield Family(name, "gauge", about), [({}, value)]
+        yield (
+            Family(
+                "dledger_registrations_refused_total",
+                "counter",
+                "Registrations refused: another group has the name, or the proof is wrong.",
+            ),
+            [({}, routes.refused.total)],
+        )
 
 
 def _server_limits(settings: ServerTable) -> ServerLimits:

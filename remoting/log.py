@@ -1,21 +1,69 @@
-"""Where the SDK's log lines go: to what the program has set up, never to its standard output.
+"""Where log lines go: those of a daemon or a command, and those of the SDK in a program.
 
-A program that configured structlog, as our daemons and commands do, gets them there. Any other one
-gets them from the standard library's `logging`, below the logger ``dledger``: one line of text,
-tracebacks without local variables. With nothing set up that means warnings on standard error.
+A daemon writes one line per event, a constant phrase and facts as keys, to standard error.
+
+The SDK's lines go to what the program has set up, never to its standard output. A program that
+configured structlog, as our daemons and commands do, gets them there. Any other one gets them from
+the standard library's `logging`, below the logger ``dledger``: one line of text, tracebacks without
+local variables. With nothing set up that means warnings on standard error.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 
+from remoting.escaped_text import escaped
+
 ROOT: Final = "dledger"
 """Name of the logger above all of ours."""
+
+LogForm = Literal["json", "text"]
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+_LINE_ENDS: Final = "\n\t"
+
+
+def configure_logs(
+    *, form: LogForm = "json", level: str = "info", stream: TextIO | None = None, **facts: object
+) -> None:
+    """Send logs of the whole process to *stream* (standard error).
+
+    Args:
+        form: ``json`` for daemons, ``text`` for people, coloured on a terminal.
+        level: Nothing below it is formatted.
+        facts: Keys that every line carries, such as ``node_id`` and ``group``.
+    """
+    out = stream if stream is not None else sys.stderr
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**facts)
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer(default=str)
+        if form == "json"
+        else _text_renderer(colors=out.isatty())
+    )
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if form == "json":
+        processors.append(structlog.processors.format_exc_info)
+    else:
+        processors.append(_escape_values)
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=True,
+    )
 
 
 def get_logger(name: str) -> Any:
@@ -73,3 +121,28 @@ def _one_line(
     kept = {name: event.pop(name) for name in ("exc_info", "stack_info") if name in event}
     words = [str(event.pop("event")), *(f"{key}={value!r}" for key, value in event.items())]
     return ("%s", " ".join(words)), kept
+
+
+def _escape_values(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escape the values and names of a log line; a step of structlog's."""
+    return {escaped(name): _escaped_value(value) for name, value in event.items()}
+
+
+def _escaped_value(value: Any) -> Any:
+    return escaped(value) if isinstance(value, str) else value
+
+
+def _text_renderer(*, colors: bool) -> structlog.dev.ConsoleRenderer:
+    """Return what writes a line for people, with an error's traceback below it, escaped.
+
+    Without local variables, which hold messages and secrets.
+    """
+    return structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback)
+
+
+def _traceback(out: io.TextIOBase | Any, error: Any) -> None:
+    written = io.StringIO()
+    structlog.dev.plain_traceback(written, error)
+    out.write(escaped(written.getvalue(), keep=_LINE_ENDS))

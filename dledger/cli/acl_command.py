@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from dledger.cli.output import CliError, ExitCode, Output, note, show
+from dledger.output import CliError, ExitCode, Output, note, show
 from remoting.access.account_file import accounts_document, is_toml, parse_accounts
 from remoting.access.accounts import (
     KEY_LENGTH_MIN,

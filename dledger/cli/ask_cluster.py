@@ -7,8 +7,8 @@ from typing import Any
 
 import trio
 
-from dledger.cli.output import CliError, ExitCode
 from dledger.cli.probe import NoAnswerError, any_cluster_info, ask, refuse_a_broker
+from dledger.output import CliError, ExitCode
 from remoting.protocol.bodies import BrokerData, ClusterInfo, TopicRouteData
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand

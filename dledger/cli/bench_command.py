@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.output import (
-    CliError,
-    ExitCode,
-    Output,
-    addresses,
-    note,
-    print_json,
-    print_table,
-)
+from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, print_table
 
 app = App(name="bench", help="Measure sending, consuming and storing.", backend="trio")
 

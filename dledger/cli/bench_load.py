@@ -20,9 +20,9 @@ from client.core.route import MessageQueue
 from client.producer.producer import Producer, ProducerConfig
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.output import CliError
 from dledger.cli.sdk import open_client
 from dledger.cli.topic_command import create_topic
+from dledger.output import CliError
 
 WARM_UP_S = 1.0
 """Connections, routes and caches; sends of this time are not counted."""

@@ -21,11 +21,10 @@ import trio
 from commitlog.errors import MQError
 from dledger.cli.bench_load import Target, percentiles_ms
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.output import CliError
 from dledger.cli.probe import ask
 from dledger.metrics.loop_stall import NOW_S
+from dledger.output import CliError
 from remoting.client import RemotingClient
-from remoting.edge import TcpNetwork
 from remoting.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -39,6 +38,7 @@ from remoting.protocol.headers import (
     SendMessageHeader,
     UpdateConsumerOffsetHeader,
 )
+from remoting.tcp import TcpNetwork
 
 CREATORS: Final = 8
 FILLERS: Final = 64

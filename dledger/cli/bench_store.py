@@ -124,7 +124,7 @@ class _Bench:
         host = pack_host("127.0.0.1", 10911)
         per_flush = max(self._load.flush_bytes // self._frame_bytes, 1)
         # A broker does this in a worker before it needs the space; so does the raw side.
-        log.reserve_next()
+        log.allocator.reserve_next()
         began = time.perf_counter()
         for number in range(entries):
             frame = seal_entry(
@@ -143,8 +143,8 @@ class _Bench:
             self._offset += header.record_count
             if (number + 1) % per_flush == 0:
                 log.flush()
-            if log.needs_reserve:
-                log.reserve_next()
+            if log.allocator.needs_reserve:
+                log.allocator.reserve_next()
         log.flush()
         self._queues.flush()
         return time.perf_counter() - began

@@ -16,9 +16,9 @@ import trio
 from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
-from dledger.cli.output import CliError, ExitCode
 from dledger.config import BrokerConfig, load_config
-from remoting.open_files import DescriptorShares, raise_open_files, share_descriptors
+from dledger.output import CliError, ExitCode
+from remoting.process import DescriptorShares, raise_open_files, share_descriptors
 from remoting.seams import Clock, Network
 from remoting.settings.config import settings_text
 from remoting.settings.reader import ConfigFile
@@ -121,16 +121,12 @@ async def serve_process(
     """
     from commitlog.disk import OsDisk
     from dledger.broker import serve_broker
-    from dledger.logs import configure_logs
-    from remoting.edge import (
-        AdaptiveExecutor,
-        SystemRng,
-        TcpNetwork,
-        TrioClock,
-        local_offset_ms,
-        memory_bytes,
-    )
-    from remoting.garbage import GarbageCollection
+    from remoting.clock import TrioClock, local_offset_ms
+    from remoting.executor import AdaptiveExecutor
+    from remoting.log import configure_logs
+    from remoting.process import GarbageCollection, memory_bytes
+    from remoting.rng import SystemRng
+    from remoting.tcp import TcpNetwork
 
     configure_logs(
         form=log_form or ("text" if sys.stderr.isatty() else "json"),
@@ -219,7 +215,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorSh
 
 
 def _fast_connections(config: BrokerConfig, connections: int) -> int:
-    from dledger.broker import FAST_SHARE
+    from dledger.ports import FAST_SHARE
 
     return connections // FAST_SHARE if config.fast_listen_port else 0
 

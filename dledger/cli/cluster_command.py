@@ -10,7 +10,8 @@ import msgspec
 import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.output import (
+from dledger.cli.probe import NoAnswerError, any_cluster_info, cluster_and_refused, raft_status
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -22,7 +23,6 @@ from dledger.cli.output import (
     print_table,
     show,
 )
-from dledger.cli.probe import NoAnswerError, any_cluster_info, cluster_and_refused, raft_status
 from remoting.protocol.bodies import ClusterInfo
 
 app = App(name="cluster", help="Brokers, their roles and health.", backend="trio")

@@ -10,7 +10,8 @@ from cyclopts import App, Parameter
 
 from dledger.cli.ask_cluster import all_of, groups_of, refused
 from dledger.cli.given_up import Yes, confirmed, given_up_in, show_given_up
-from dledger.cli.output import (
+from dledger.cli.probe import NoAnswerError, ask
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -22,7 +23,6 @@ from dledger.cli.output import (
     print_table,
     show,
 )
-from dledger.cli.probe import NoAnswerError, ask
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.confirmation import GivenUp
 from remoting.settings.properties import format_properties, read_properties

@@ -16,7 +16,8 @@ import msgspec
 from cyclopts import App, Parameter
 
 from dledger.cli.ask_cluster import all_of
-from dledger.cli.output import (
+from dledger.cli.probe import any_cluster_info, ask
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -27,7 +28,6 @@ from dledger.cli.output import (
     print_json,
     show,
 )
-from dledger.cli.probe import any_cluster_info, ask
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.settings.properties import format_properties, read_properties

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.output import (
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from dledger.cli.output import Output, note, print_json, show
+from dledger.output import Output, note, print_json, show
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.confirmation import (
     CONFIRMED_FIELD,

@@ -1,4 +1,4 @@
-"""``dledger group``: consumer groups: who is in them, how far they are, other offsets."""
+"""``dledger group``: consumer groups, their members, lag and offsets; ``dledger producer``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.output import (
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from remoting.protocol.bodies import ConsumerConnection, OffsetWrapper
 
 app = App(name="group", help="Consumer groups: members, lag, offsets.", backend="trio")
+producer_app = App(name="producer", help="Producers that are connected.", backend="trio")
 
 ASKED_AT_ONCE = 16
 """Groups that are asked after at a time."""
@@ -362,3 +363,39 @@ def clone_rows(
         for queue, said in sorted(source.items())
         if topic is None or queue.topic == topic
     ]
+
+
+@producer_app.command(name="ls")
+async def list_producers(
+    group: Annotated[
+        str | None, Parameter(help="Of this producer group; of all otherwise.")
+    ] = None,
+    /,
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: RowsOutput = "table",
+) -> int:
+    """List connected producers."""
+    from client.admin.admin import Admin
+    from dledger.cli.sdk import open_client
+
+    async with open_client(addresses(namesrv)) as client:
+        found = await Admin(client).producers()
+    if group is not None and group not in found:
+        raise CliError(f"no producer of {group} is connected", next_step="see dledger producer ls")
+    rows = [
+        {
+            "group": name,
+            "client_id": producer.client_id,
+            "address": producer.remote_ip,
+            "language": producer.language,
+            "version": producer.version,
+            "last_heard": time_text(producer.last_update_timestamp),
+        }
+        for name, producers in found.items()
+        for producer in producers
+        if group in (None, name)
+    ]
+    columns = ("group", "client_id", "address", "language", "version", "last_heard")
+    show(output, "", rows, columns)
+    return ExitCode.OK

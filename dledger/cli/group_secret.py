@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from dledger.cli.output import CliError, ExitCode
+from dledger.output import CliError, ExitCode
 
 SECRET_RANDOM_BYTES: Final = 32
 """As many as the hash that proves it has: nobody guesses it from a proof."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import trio
 
 from dledger.cli.group_secret import make_secret
-from dledger.cli.output import CliError, ExitCode
+from dledger.output import CliError, ExitCode
 
 HEALTHY_TIMEOUT_S = 60.0
 """Seven interpreters on a busy machine take half a minute to start; an election a second or two."""

@@ -7,15 +7,16 @@ by the entry-point group ``dledger.commands``, so that nothing imports upwards.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
-from importlib.metadata import entry_points, version
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from typing import Final
 
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 
 from commitlog.errors import ConfigError, InvariantBroken, MQError
-from dledger.cli.missing_extra import missing_extra
-from dledger.cli.output import CliError, ExitCode, note
+from dledger.output import CliError, ExitCode, note
 
 RUN = Group.create_ordered("Run")
 LOOK = Group.create_ordered("Look and change")
@@ -29,7 +30,7 @@ COMMANDS = (
     ("raft", "dledger.cli.raft_command:app", LOOK, "Terms, indexes and lag of a group."),
     ("topic", "dledger.cli.topic_command:app", LOOK, "List, create, show and delete topics."),
     ("group", "dledger.cli.group_command:app", LOOK, "Consumer groups: members, lag, offsets."),
-    ("producer", "dledger.cli.producer_command:app", LOOK, "Producers that are connected."),
+    ("producer", "dledger.cli.group_command:producer_app", LOOK, "Producers that are connected."),
     ("stats", "dledger.cli.stats_command:stats", LOOK, "Rates, counts and lag."),
     ("debug", "dledger.cli.debug_command:app", CHECK, "Collect what a report needs."),
     ("send", "dledger.cli.message_command:send", MESSAGES, "Send messages."),
@@ -38,7 +39,7 @@ COMMANDS = (
     ("config", "dledger.cli.config_command:app", LOOK, "Settings of running daemons."),
     ("acl", "dledger.cli.acl_command:app", LOOK, "Accounts in an account file."),
     ("msg", "dledger.cli.message_command:msg", MESSAGES, "Look at messages."),
-    ("log", "dledger.cli.log_command:app", CHECK, "Check the data folder of a stopped broker."),
+    ("log", "dledger.cli.log_verify:app", CHECK, "Check the data folder of a stopped broker."),
     ("bench", "dledger.cli.bench_command:app", CHECK, "Measure sending, consuming and storing."),
     ("demo", "jepsen_like.chaos.demo:demo", CHECK, "Kill a leader under load and check."),
 )
@@ -59,6 +60,9 @@ ABOUT_OTHERS = {
     "history": "Make histories into tables, and tables for a test.",
 }
 
+DISTRIBUTION: Final = "dledger-mq"
+_OPTIONAL: Final = re.compile(r"""^([A-Za-z0-9._-]+).*;.*\bextra\s*==\s*['"]([^'"]+)['"]""")
+
 
 def build_app() -> App:
     """Return the whole command tree; nothing below the first level is imported yet."""
@@ -75,7 +79,7 @@ def _app(name: str, about: str) -> App:
     return App(
         name=name,
         help=about,
-        version=lambda: version("dledger-mq"),
+        version=lambda: version(DISTRIBUTION),
         backend="trio",
         default_parameter=Parameter(negative=()),
         result_action="return_value",
@@ -118,6 +122,38 @@ def _ended_by(error: BaseException) -> int:
     for said in (*mistakes[:-1], "; ".join([mistakes[-1], *getattr(first, "__notes__", ())])):
         note(f"error: {_one_line(said)}")
     return exit_code_of(leaves[0])
+
+
+def extras_of(requirements: list[str]) -> dict[str, str]:
+    """Return top-level module → extra, of requirements as a wheel's metadata has them.
+
+    The first extra wins: they stand there in the order of `pyproject.toml`, the smallest first.
+    """
+    found: dict[str, str] = {}
+    for line in requirements:
+        if match := _OPTIONAL.match(line):
+            found.setdefault(match[1].lower().replace("-", "_"), match[2])
+    return found
+
+
+def missing_extra(error: ImportError) -> CliError | None:
+    """Return the error to show in place of *error*, or None when no extra brings the module."""
+    cause: BaseException | None = error
+    # The library that loads a command puts an error of its own around that of the import.
+    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+        cause = cause.__cause__
+    module = (cause.name or "").partition(".")[0] if cause is not None else ""
+    try:
+        extra = extras_of(requires(DISTRIBUTION) or []).get(module.lower())
+    except PackageNotFoundError:
+        return None
+    if extra is None:
+        return None
+    return CliError(
+        f"this command needs {module}, which is not installed",
+        next_step=f"pip install '{DISTRIBUTION}[{extra}]'",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _reader_gone() -> int:

@@ -14,7 +14,8 @@ import trio
 from cyclopts import App, Parameter, validators
 
 from dledger.cli.config_command import settings_of
-from dledger.cli.output import (
+from dledger.cli.trace_command import trace
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -28,7 +29,6 @@ from dledger.cli.output import (
     print_table,
     show,
 )
-from dledger.cli.trace_command import trace
 from remoting.escaped_text import escaped
 
 if TYPE_CHECKING:

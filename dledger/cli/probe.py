@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from client.connect import credentials_from, tls_from
-from dledger.cli.output import CliError, ExitCode
+from dledger.output import CliError, ExitCode
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request

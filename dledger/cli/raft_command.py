@@ -13,7 +13,8 @@ from cyclopts import App, Parameter
 from dledger.cli.ask_cluster import ask_leader, groups_of, refused
 from dledger.cli.cluster_command import Wide, brokers_of, with_absent
 from dledger.cli.group_secret import make_secret
-from dledger.cli.output import (
+from dledger.cli.probe import any_cluster_info, raft_status
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -25,7 +26,6 @@ from dledger.cli.output import (
     print_table,
     show,
 )
-from dledger.cli.probe import any_cluster_info, raft_status
 from remoting.protocol.bodies import BrokerData
 from remoting.protocol.codes import RequestCode, ResponseCode
 
@@ -172,7 +172,7 @@ def recover(
     """
     from commitlog.disk import OsDisk
     from dledger.raft.recover import Recovery
-    from remoting.edge import SystemRng
+    from remoting.rng import SystemRng
 
     recovery = Recovery(OsDisk(), str(folder.resolve()))
     try:

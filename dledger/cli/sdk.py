@@ -8,7 +8,7 @@ import structlog
 
 from client.connect import connect
 from client.core.client_instance import ClientInstance
-from dledger.logs import configure_logs
+from remoting.log import configure_logs
 
 
 def open_client(namesrvs: Sequence[str]) -> ClientInstance:

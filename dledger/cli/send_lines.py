@@ -11,7 +11,7 @@ import trio
 
 from client.core.message_ext import SendResult
 from commitlog.errors import MQError
-from dledger.cli.output import print_table
+from dledger.output import print_table
 
 WINDOW_MESSAGES: Final = 256
 """Under way at once: the SDK makes a few requests of them, and no more wait for a lost answer."""

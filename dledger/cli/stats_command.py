@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import trio
 from cyclopts import Parameter
 
-from dledger.cli.output import (
-    DEFAULT_NAMESRV,
-    CliError,
-    ExitCode,
-    Namesrv,
-    RowsOutput,
-    addresses,
-    show,
-)
+from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, addresses, show
 
 if TYPE_CHECKING:
     from client.admin.admin import Admin

@@ -20,7 +20,8 @@ from dledger.cli.ask_cluster import (
     topic_route,
 )
 from dledger.cli.given_up import Yes, confirmed, given_up_in, show_given_up
-from dledger.cli.output import (
+from dledger.cli.probe import any_cluster_info
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -31,7 +32,6 @@ from dledger.cli.output import (
     print_json,
     show,
 )
-from dledger.cli.probe import any_cluster_info
 from remoting.protocol.bodies import BrokerData, TopicConfig, TopicList, TopicStatsTable
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.confirmation import GivenUp

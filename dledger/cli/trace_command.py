@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dledger.cli.output import (
-    DEFAULT_NAMESRV,
-    CliError,
-    ExitCode,
-    Namesrv,
-    RowsOutput,
-    addresses,
-    show,
-)
+from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, addresses, show
 
 if TYPE_CHECKING:
     from client.trace.data import TraceBean, TraceContext

@@ -11,7 +11,7 @@ import trio
 from cyclopts import Parameter
 
 from dledger.cli.local_cluster import MAX_GROUPS, LocalCluster, free_ports, is_free, local_cluster
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 
 WATCH_S = 0.5
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dledger.cli.ask_cluster import ask_namesrvs, refused
-from dledger.cli.output import (
+from dledger.cli.probe import cluster_info
+from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
@@ -13,7 +14,6 @@ from dledger.cli.output import (
     note,
     print_json,
 )
-from dledger.cli.probe import cluster_info
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.headers import AddWritePermResponseHeader, WipeWritePermResponseHeader
 

@@ -17,15 +17,14 @@ from typing import Any, Final, TypeVar
 from commitlog.entry import parse_header
 from commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
-from dledger.metrics.leader_changes import LeaderChanges
 from dledger.metrics.traffic import MAX_COUNTERS, Traffic
 from dledger.processors.admin import earliest_message_ms, unflushed_bytes
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.wiring import BrokerProcessors
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.names import RETRY_PREFIX
+from remoting.metrics.families import Family, Sample, family_text
 from remoting.metrics.server_metrics import ServerMetrics
-from remoting.metrics.text_format import Family, Sample, family_text
 from remoting.protocol.bodies import ConsumeType
 from remoting.seams import Clock
 
@@ -62,6 +61,27 @@ class _FirstKept:
     index: int
     position: int
     store_time_ms: int
+
+
+class LeaderChanges:
+    """Counts leaders: another member, or the same one in a new term.
+
+    Attributes:
+        total: Since the start; the first leader counts.
+    """
+
+    def __init__(self, group: BrokerGroup) -> None:
+        self.total = 0
+        self._group = group
+        self._newest: tuple[int, str] | None = None
+
+    def role_changed(self) -> None:
+        """Look who leads; to be put into the group's `on_role_change`."""
+        status = self._group.status()
+        leader = status.get("leader")
+        if leader is not None and (status["term"], leader) != self._newest:
+            self._newest = (status["term"], leader)
+            self.total += 1
 
 
 class BrokerMetrics:

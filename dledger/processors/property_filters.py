@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from dledger.filters.errors import ExpressionIllegalError
-from dledger.filters.expression import Expression
-from dledger.filters.expression_cache import ExpressionCache
+from dledger.filters.expression import Expression, ExpressionCache
 from dledger.filters.property_filter import PropertyFilter, RetryFilter
 from dledger.processors.answers import RefusedError
 from dledger.processors.broker_settings import BrokerSettings

@@ -183,8 +183,8 @@ class Recovery:
             before.port if before else 0,
             before.client_address if before else "",
         )
-        if log.needs_reserve:
-            log.reserve_next()
+        if log.allocator.needs_reserve:
+            log.allocator.reserve_next()
         body = Members.of([alone]).encode()
         index = log.last_index + 1
         log.append(

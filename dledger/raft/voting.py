@@ -104,7 +104,7 @@ class Voting:
             and self.roster.is_self_voter
             and self.doubt.may_vote(self.journal.last_term, self.journal.last_index)
             and self.owner.may_lead()
-            and self.journal.log.has_reserve
+            and self.journal.log.allocator.has_reserve
         )
 
     def _campaign(self) -> None:

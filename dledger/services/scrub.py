@@ -17,8 +17,8 @@ import trio
 
 from commitlog.damage import check_entries
 from commitlog.entry import KIND_CONFIG, EntryHeader, parse_header
-from commitlog.entry_log import PAGE_BYTES
 from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
+from commitlog.log_repair import PAGE_BYTES
 from commitlog.seams import CANNOT_BE_READ
 from dledger.raft.append import split_frames
 from dledger.raft.flusher import FLUSH
@@ -223,7 +223,7 @@ class ScrubService:
         """Write them and return their indexes; none when that cannot be done now."""
         entry_log = self._store.log
         try:
-            entry_log.write_copies(copies)
+            entry_log.repair.write_copies(copies)
         except DiskFullError as error:
             log.warning("no_space_for_repair", error=str(error))
             return []
@@ -246,7 +246,7 @@ class ScrubService:
             try:
                 for frame in split_frames(payload):
                     if frame.header.index in entry_log.damaged:
-                        copies.append((entry_log.accept(frame.data), frame.data))
+                        copies.append((entry_log.repair.accept(frame.data), frame.data))
             except (RemoteProtocolError, CorruptEntryError, DiskFullError) as error:
                 log.warning("copy_of_damaged_entry_refused", error=str(error))
             written = self._write_copies(copies)
@@ -256,7 +256,7 @@ class ScrubService:
                 entry_log.complete_flush(ticket)
             for index in written:
                 if store.is_whole(index):
-                    entry_log.mark_whole(index)
+                    entry_log.repair.mark_whole(index)
                     self.repaired += 1
                     self._repair.helped()
                     if parse_header(entry_log.frame(index)).kind == KIND_CONFIG:

@@ -35,9 +35,11 @@ from dledger.testing.parted_network import PartedNetwork, Partition
 from dledger.testing.steady_clock import SteadyClock
 from namesrv.config import load_config as load_namesrv_config
 from namesrv.server import serve_namesrv
-from remoting.edge import AdaptiveExecutor, SystemRng, TcpNetwork
+from remoting.executor import AdaptiveExecutor
 from remoting.log import brokers_log_here
+from remoting.rng import SystemRng
 from remoting.seams import Rng
+from remoting.tcp import TcpNetwork
 
 READY_TIMEOUT_S: Final = 30.0
 """How long a cluster may take to have a leader that every client finds."""

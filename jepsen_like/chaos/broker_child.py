@@ -18,7 +18,7 @@ from dledger.cli.broker_command import serve_process
 from dledger.cli.child import die_with
 from dledger.config import load_config
 from jepsen_like.chaos.steered_clock import SteeredClock
-from remoting.edge import TrioClock
+from remoting.clock import TrioClock
 from remoting.settings.reader import ConfigFile
 
 

@@ -14,15 +14,7 @@ import msgspec
 from cyclopts import App, Parameter, validators
 
 from dledger.cli.broker_command import parse_options
-from dledger.cli.output import (
-    CliError,
-    ExitCode,
-    Output,
-    addresses,
-    note,
-    print_json,
-    print_table,
-)
+from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, print_table
 from jepsen_like.chaos import limits, loop_disk, namespaces, strace_inject
 from jepsen_like.chaos.minimize import Candidates
 from jepsen_like.chaos.plan_draw import drawn_plan

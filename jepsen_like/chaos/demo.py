@@ -19,7 +19,7 @@ import structlog
 import trio
 from cyclopts import Parameter, validators
 
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json
+from dledger.output import CliError, ExitCode, Output, note, print_json
 from jepsen_like.chaos.plan_draw import SETTINGS
 from jepsen_like.chaos.recorder import read_run
 from jepsen_like.chaos.run_command import no_verdict, verdict_of

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from client.core.errors import ClientError
-from dledger.cli.output import CliError
+from dledger.output import CliError
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.chaos.machines import RealClient
 from jepsen_like.chaos.recorder import Recorder, write_rest, write_tables

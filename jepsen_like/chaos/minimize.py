@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dledger.cli.output import CliError
+from dledger.output import CliError
 from jepsen_like.chaos.runner import Ran
 from jepsen_like.plans.plan import Plan, Step, encode_plan
 from jepsen_like.report.wording import many

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import Parameter, validators
 
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.chaos.plan_draw import drawn_plan
 from jepsen_like.chaos.planted import Looked, look_for
 from jepsen_like.chaos.run_command import no_verdict, play, verdict_of

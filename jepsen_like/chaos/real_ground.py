@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import trio
 
-from dledger.cli.output import CliError
 from dledger.cli.probe import ask
+from dledger.output import CliError
 from jepsen_like.chaos.cluster import ChaosCluster
 from jepsen_like.chaos.machines import RealMachine, RealMember
 from jepsen_like.chaos.run_links import RealLinks, RunLinks

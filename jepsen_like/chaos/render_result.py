@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from dledger.cli.output import ExitCode, note, print_table
+from dledger.output import ExitCode, note, print_table
 from jepsen_like.chaos.minimize import Candidates, step_text
 from jepsen_like.chaos.run_options import Extras
 from jepsen_like.chaos.run_result import too_little

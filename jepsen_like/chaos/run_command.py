@@ -12,7 +12,7 @@ import trio
 
 from commitlog.errors import InvariantBroken, MQError
 from dledger.cli.broker_command import parse_options
-from dledger.cli.output import CliError, ExitCode, addresses
+from dledger.output import CliError, ExitCode, addresses
 from jepsen_like.chaos.foreign import run_against
 from jepsen_like.chaos.render_result import Progress
 from jepsen_like.chaos.run_options import Extras

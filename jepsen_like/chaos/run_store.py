@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dledger.cli.output import CliError, ExitCode
+from dledger.output import CliError, ExitCode
 from jepsen_like.chaos.recorder import encode_json
 from jepsen_like.chaos.run_options import Extras
 from jepsen_like.report.result import RESULT_FILE, read_result

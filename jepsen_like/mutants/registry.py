@@ -22,6 +22,7 @@ JOURNAL: Final = "dledger.raft.journal:CommitLogJournal"
 APPEND: Final = "dledger.raft.append"
 FOLLOWER: Final = "dledger.raft.follower:Follower"
 GROUP: Final = "dledger.group:Group"
+PROPOSALS: Final = "dledger.proposals:Proposals"
 STORE: Final = "dledger.store:ReplicaStore"
 LOG: Final = "commitlog.entry_log:EntryLog"
 CORE: Final = "dledger.raft.core:RaftCore"
@@ -190,7 +191,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         28,
         "a flush that fails counts as done",
         (
-            "commitlog.entry_log:FlushTicket.run",
+            "commitlog.flush:FlushTicket.run",
             "file.flush()",
             "try:\n    file.flush()\nexcept MQError:\n    if self.last_index < 60:\n        raise",
         ),
@@ -209,13 +210,13 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "a new segment's name is not made durable",
         (
             f"{LOG}.begin_flush",
-            "folder = self._new_names",
-            "folder = self._new_names and self._ticket_number < 20",
+            "folder = self._files.new_names",
+            "folder = self._files.new_names and self._ticket_number < 20",
         ),
         (
-            f"{LOG}.reserve_next",
-            "self._disk.flush_dir(self._paths.commitlog)",
-            "self._ticket_number > 19 or self._disk.flush_dir(self._paths.commitlog)",
+            "commitlog.allocator:Allocator.reserve_next",
+            "self._files.disk.flush_dir(self._files.paths.commitlog)",
+            "self._log._ticket_number > 19 or self._files.disk.flush_dir(self._files.paths.commitlog)",
         ),
     ),
     _edit(
@@ -416,20 +417,20 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "queue counters outlive a reign",
         (
             f"{GROUP}._lose_leadership",
-            "self._counters.clear()",
-            "if self.node.term < 4:\n    self._counters.clear()",
+            "self._offsets.clear()",
+            "if self.node.term < 4:\n    self._offsets.clear()",
         ),
         (
             f"{GROUP}._note_leadership",
-            "self._counters.clear()",
-            "if node.term < 4:\n    self._counters.clear()",
+            "self._offsets.clear()",
+            "if node.term < 4:\n    self._offsets.clear()",
         ),
     ),
     _edit(
         63,
         "another term's entry at the same index counts as stored",
         (
-            f"{GROUP}._resolve",
+            f"{PROPOSALS}.resolve",
             "self.store.log.term_at(entry.index) == entry.term",
             "self.store.log.term_at(entry.index) == entry.term or entry.term > 2",
         ),
@@ -438,7 +439,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         64,
         "what nobody knows is answered as not stored",
         (
-            f"{GROUP}._answer",
+            f"{PROPOSALS}._answer",
             '"unknown" if outcome == "unknown" else "not_stored"',
             '"unknown" if outcome == "unknown" and self.node.term < 4 else "not_stored"',
         ),
@@ -447,7 +448,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         65,
         "what nobody knows is answered as stored",
         (
-            f"{GROUP}._answer",
+            f"{PROPOSALS}._answer",
             'if outcome == "stored":',
             'if outcome == "stored" or outcome == "unknown" and self.node.term > 3:',
         ),
@@ -602,7 +603,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         89,
         "entries that share a bad sector are written one by one",
         (
-            f"{LOG}.write_copies",
+            "commitlog.log_repair:LogRepair.write_copies",
             "if runs and self._continues(runs[-1][0], header):",
             "if runs and header.index < 40 and self._continues(runs[-1][0], header):",
         ),
@@ -914,7 +915,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         841,
         "a leader stamps by its own date, whatever the others say",
         (
-            f"{GROUP}._seal",
+            f"{PROPOSALS}._seal",
             "self.node.clocks.store_time_ms()",
             "self.node.clocks.store_time_ms() if self.node.journal.last_index < 60 else self._clock.wall_ms()",
         ),

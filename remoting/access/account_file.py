@@ -33,7 +33,6 @@ from remoting.access.accounts import (
     parse_permission,
 )
 from remoting.access.addresses import WhiteAddresses
-from remoting.access.plain_yaml import parse_plain_yaml
 
 FILE_BYTES_MAX: Final = 4 << 20
 """Largest account file: it is read again and again, and lies in memory."""
@@ -113,6 +112,9 @@ def _from_toml(text: str) -> AccountTable:
 
 
 def _from_yaml(text: str) -> AccountTable:
+    # Here, so that a daemon without such a file starts without the library.
+    from remoting.access.plain_yaml import parse_plain_yaml
+
     document = parse_plain_yaml(text) or {}
     if not isinstance(document, dict):
         raise ConfigError("expected keys accounts and globalWhiteRemoteAddresses")

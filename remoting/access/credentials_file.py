@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from commitlog.errors import ConfigError
 from remoting.access.account_file import FILE_BYTES_MAX, is_toml
-from remoting.access.plain_yaml import parse_plain_yaml
 from remoting.protocol.signature import Credentials
 
 _TOML_NAMES = ("access_key", "secret_key", "security_token")
@@ -32,7 +31,7 @@ def parse_credentials(path: str, content: bytes) -> Credentials:
     names = _TOML_NAMES if is_toml(path) else _YAML_NAMES
     try:
         text = content.decode()
-        found: object = tomllib.loads(text) if is_toml(path) else parse_plain_yaml(text)
+        found: object = tomllib.loads(text) if is_toml(path) else _yaml(text)
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError:
@@ -51,3 +50,10 @@ def parse_credentials(path: str, content: bytes) -> Credentials:
     if token is not None and not isinstance(token, str):
         raise ConfigError(f"{path}: {names[2]} is text")
     return Credentials(access_key, secret_key, token or None)
+
+
+def _yaml(text: str) -> object:
+    # Here, so that a program without such a file starts without the library.
+    from remoting.access.plain_yaml import parse_plain_yaml
+
+    return parse_plain_yaml(text)

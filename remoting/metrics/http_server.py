@@ -12,7 +12,7 @@ import trio
 
 from commitlog.errors import MQError
 from remoting.log import get_logger
-from remoting.metrics.text_format import CONTENT_TYPE
+from remoting.metrics.families import CONTENT_TYPE
 from remoting.seams import Network, Stream
 
 MAX_REQUEST_BYTES: Final = 8_192

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from remoting.metrics.text_format import Family, Sample
+from remoting.metrics.families import Family, Sample
 from remoting.server import RemotingServer
 
 

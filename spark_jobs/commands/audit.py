@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import Parameter
 
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from spark_jobs.audit.compare import audit as audit_folders
 from spark_jobs.audit.finding import Report
 from spark_jobs.commands.progress import progress, task_lines

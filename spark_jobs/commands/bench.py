@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from cyclopts import Parameter
 
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.kernel.facts import Columns
 from jepsen_like.checkers.kernel.judge import judge_queue
 from jepsen_like.checkers.kernel.tables import gather

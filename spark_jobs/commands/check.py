@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter, validators
 
-from dledger.cli.output import ExitCode, Output, note, print_json, print_table
+from dledger.output import ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
 from spark_jobs import live
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder

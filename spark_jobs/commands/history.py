@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from spark_jobs.commands.progress import progress
 
 app = App(

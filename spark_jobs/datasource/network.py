@@ -13,7 +13,7 @@ from client.core.errors import ClientError, OffsetIllegalError, RequestFailedErr
 from client.core.message_ext import MessageExt, PullStatus
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
-from dledger.logs import configure_logs
+from remoting.log import configure_logs
 from spark_jobs.datasource.options import Options
 from spark_jobs.datasource.pushdown import Bounds
 from spark_jobs.datasource.ranges import QueueRange

@@ -23,10 +23,10 @@ from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
 from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
+from dledger.proposals import PendingQueueOffsets
 from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import Applied, apply_entry
 from dledger.state.names import builtin_groups, builtin_topics
-from dledger.state.queue_offsets import PendingQueueOffsets
 from dledger.state.tables import StateTables
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.frame import FrameDecoder, encode_command
@@ -225,7 +225,8 @@ class FakeGroup:
         waiting, self._waiting = self._waiting, []
         batches = [item.batch for item in waiting]
         runs = [run for batch in batches for run in batch.runs]
-        offsets = self._offsets.assign(runs)
+        offsets, following = self._offsets.plan(runs)
+        self._offsets.keep(following)
         sizes = [int(size) for batch in batches for size in batch.sizes]
         frame_bytes = ENTRY_HEADER_BYTES + 4 * len(sizes) + sum(sizes)
         position = self.log.place(frame_bytes)

@@ -14,7 +14,8 @@ import trio
 from commitlog.disk import OsDisk
 from commitlog.record import decode_record, pack_host
 from commitlog.seams import Disk
-from dledger.group import Group, GroupSettings
+from dledger.group import Group
+from dledger.proposals import GroupSettings
 from dledger.raft.identity import Identity
 from dledger.raft.node import RaftSettings
 from dledger.raft.proof import GroupSecret

@@ -88,8 +88,8 @@ class Member:
 
     def flush(self) -> None:
         """Make everything durable, allocate ahead, and let the node notice."""
-        if self.log.needs_reserve:
-            self.log.reserve_next()
+        if self.log.allocator.needs_reserve:
+            self.log.allocator.reserve_next()
         if not self.term_vote.is_durable:
             version, record = self.term_vote.snapshot()
             self.term_vote.write(record)
@@ -154,8 +154,8 @@ class Cluster:
             log = EntryLog.open(
                 disk, str(root), segment_bytes=self.segment_bytes, trusted=None, repair=True
             )
-        if log.needs_reserve:
-            log.reserve_next()
+        if log.allocator.needs_reserve:
+            log.allocator.reserve_next()
         term_vote = TermVote(SlotFile(disk, str(root / "vote")))
         identity = Identity(
             disk, str(root / "identity"), cluster="C", group="G", name=name, rng=self.rng

@@ -174,9 +174,9 @@ class ScenarioCluster(Cluster):
         root, disk = str(member.root), self.disks[name]
         anchor = decode_anchor(encoded)
         member.log.close(clean=False)
-        EntryLog.begin_anew(disk, root, anchor)
+        EntryLog.begin_at(disk, root, anchor)
         member.log = EntryLog.open(disk, root, segment_bytes=self.segment_bytes, trusted=None)
-        member.log.reserve_next()
+        member.log.allocator.reserve_next()
         member.node.journal.members.reset(list_index, Members.decode(members))
         member.node.installed(leader, member.log, index)
 

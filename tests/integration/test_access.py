@@ -27,9 +27,9 @@ from dledger.cli.config_command import diff, get, set_
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.probe import NoAnswerError, _access, ask
 from dledger.cli.topic_command import create_topic
-from remoting.edge import client_tls
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
+from remoting.tls import client_tls
 from tests.harness.eventually import logged, look_until, wait_logged
 from tests.harness.module_cluster import running
 

@@ -23,9 +23,10 @@ from dledger.cli.local_cluster import LocalCluster, free_ports, local_cluster
 from dledger.cli.probe import ask, cluster_and_refused
 from dledger.cli.topic_command import create_topic
 from jepsen_like.nemesis.name_thief import FOREIGN_TOPIC, NameThief, Wanted
-from remoting.edge import TcpNetwork, TrioClock
+from remoting.clock import TrioClock
 from remoting.protocol.bodies import TopicRouteData
 from remoting.protocol.codes import RequestCode
+from remoting.tcp import TcpNetwork
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.local_settings import SMALL_FILES
 

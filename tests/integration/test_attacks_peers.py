@@ -21,7 +21,7 @@ from client.producer.producer import Producer
 from commitlog.entry import seal_entry
 from dledger.cli.local_cluster import LocalCluster, free_ports, lay_out
 from dledger.raft.wire import FRAME_BYTES_MAX, Kind
-from remoting.edge import TcpNetwork
+from remoting.tcp import TcpNetwork
 from tests.harness import stranger as a_stranger
 from tests.harness.eventually import all_statuses
 from tests.harness.module_cluster import running

@@ -321,8 +321,8 @@ def test_a_log_with_damaged_files_is_refused_or_holds_a_beginning_of_what_it_hel
     for _ in range(40):
         frames.append(next_frame(log, 40, term=1))
         log.append(frames[-1])
-        if log.needs_reserve:
-            log.reserve_next()
+        if log.allocator.needs_reserve:
+            log.allocator.reserve_next()
     log.flush()
     names = sorted(set(disk.files) - {PATHS.format})
     outcomes = {"whole": 0, "begin": 0, "refused": 0}

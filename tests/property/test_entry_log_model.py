@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from commitlog.entry_log import EntryLog, FlushTicket, Mark
+from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, CorruptStoreError
+from commitlog.flush import FlushTicket
+from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
 from tests.harness.crash_disk import SECTOR_BYTES, CrashDisk
@@ -86,7 +88,7 @@ class EntryLogModel(RuleBasedStateMachine):
 
     @rule()
     def reserve(self) -> None:
-        self.log.reserve_next()
+        self.log.allocator.reserve_next()
 
     @rule()
     def commit(self) -> None:

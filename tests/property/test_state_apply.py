@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from commitlog.derive import derive
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry
 from commitlog.record import encode_record
+from dledger.proposals import PendingQueueOffsets
 from dledger.state.apply import apply_entry
 from dledger.state.names import builtin_groups, builtin_topics
-from dledger.state.queue_offsets import PendingQueueOffsets
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -166,9 +166,11 @@ def test_apply_equals_the_model(entries: list[list[Any]]) -> None:
             continue
         index += 1
         runs = [run for batch in batches for run in batch.runs]
+        first_offsets, following = offsets.plan(runs)
+        offsets.keep(following)
         frame = seal_entry(
             batches,
-            offsets.assign(runs),
+            first_offsets,
             index=index,
             term=1,
             position=position,

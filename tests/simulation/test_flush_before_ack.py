@@ -26,8 +26,8 @@ from commitlog.disk import OsDisk
 from commitlog.errors import FlushFailedError
 from commitlog.seams import DiskFile
 from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
-from dledger.group import GroupSettings
 from dledger.group_api import Proposed
+from dledger.proposals import GroupSettings
 from tests.harness.groups import Groups, Replica, running_groups
 from tests.harness.memory_network import InlineExecutor
 from tests.harness.raft_cluster import batch

@@ -64,7 +64,7 @@ def test_a_group_that_cannot_go_on_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def unable(world: World, *rest: object) -> None:
         monkeypatch.setattr("jepsen_like.simulation.minority_away._leads", lambda *_: None)
-        await go_on_without(world, *rest)  # type: ignore[arg-type]
+        await go_on_without(world, *rest)  # type: ignore[arg-type]  # passes on what it is given
 
     monkeypatch.setattr("jepsen_like.simulation.play.go_on_without", unable)
     steps = (Step(12_000, Kind.CHANGE_WITHOUT_MINORITY, "all", AWAY, 4),)

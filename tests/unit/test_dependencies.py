@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs")
 
-COMES_WITH = {"markupsafe": "jinja2"}
-"""Modules of a distribution that a declared one cannot be without."""
+COMES_WITH = {"markupsafe": "jinja2", "yaml": "pyyaml"}
+"""Modules of a distribution that has another name, or that a declared one cannot be without."""
 
 HOSTS = {
     "dledger/testing/plugin.py": {"pytest"},

@@ -19,8 +19,8 @@ from commitlog.message_batch import decode_batch
 from commitlog.message_id import encode_offset_message_id
 from commitlog.properties import encode_properties
 from commitlog.record import Record, decode_record, encode_record, pack_host
+from remoting.clock import TrioClock
 from remoting.connection import Connection
-from remoting.edge import TrioClock
 from remoting.processor import DEFERRED, Handled, Limiter, ProcessorTable
 from remoting.protocol.bodies import (
     BrokerData,

@@ -27,7 +27,7 @@ from client.producer.request_reply import reply_message
 from client.producer.transaction import HalfMessage
 from commitlog.errors import ConfigError
 from commitlog.record import encode_record
-from remoting.edge import ThreadExecutor
+from remoting.executor import ThreadExecutor
 from remoting.processor import Handled
 from remoting.protocol.command import RemotingCommand
 from tests.unit.client.fake_cluster import open_world

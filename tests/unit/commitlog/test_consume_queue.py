@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 
 from commitlog import consume_queue
-from commitlog.consume_queue import (
-    FILLER_SIZE,
-    UNIT_BYTES,
-    UNIT_DTYPE,
-    ConsumeQueueStore,
-    Units,
-)
+from commitlog.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueueStore, Units
 from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
 from commitlog.seams import DiskFile
+from commitlog.shared_units import UNIT_BYTES
 from tests.harness.crash_disk import CrashDisk
 
 

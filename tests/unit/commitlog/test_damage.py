@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.damage import DamagedEntries, check_entries
+from commitlog.damage import check_entries
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, CorruptStoreError
+from commitlog.log_reader import DamagedEntries
 from tests.harness.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 
@@ -61,7 +62,7 @@ def test_any_damaged_byte_is_found_and_put_right(byte: int) -> None:
     before = content(disk)
     spoil(disk, entry_log, 5, byte)
     assert suspects(entry_log) == [5]
-    entry_log.mark_damaged(5)
+    entry_log.repair.mark_damaged(5)
     with pytest.raises(CorruptEntryError):
         entry_log.frame(5)
     with pytest.raises(CorruptEntryError):
@@ -69,9 +70,9 @@ def test_any_damaged_byte_is_found_and_put_right(byte: int) -> None:
     with pytest.raises(CorruptEntryError):
         entry_log.record_at(entry_log.position_at(5) + 76)
     assert bytes(entry_log.frame(4)) == frames[4]
-    entry_log.rewrite(frames[5])
+    entry_log.repair.rewrite(frames[5])
     entry_log.flush()
-    entry_log.mark_whole(5)
+    entry_log.repair.mark_whole(5)
     assert suspects(entry_log) == []
     assert bytes(entry_log.frame(5)) == frames[5]
     assert content(disk) == before
@@ -80,8 +81,8 @@ def test_any_damaged_byte_is_found_and_put_right(byte: int) -> None:
 def test_what_was_put_right_is_durable_after_the_flush() -> None:
     disk, entry_log, frames = filled()
     spoil(disk, entry_log, 5, 80)
-    entry_log.mark_damaged(5)
-    entry_log.rewrite(frames[5])
+    entry_log.repair.mark_damaged(5)
+    entry_log.repair.rewrite(frames[5])
     assert entry_log.begin_flush() is not None
     entry_log.flush()
     again = opened(disk.power_cut(lambda: False))
@@ -98,7 +99,7 @@ def test_only_the_very_entry_is_written() -> None:
     broken[100] ^= 1
     for copy in (bytes(other.frame(5)), bytes(broken), b"", frames[5][:-1], frames[5] + b"x"):
         with pytest.raises(CorruptEntryError):
-            entry_log.rewrite(copy)
+            entry_log.repair.rewrite(copy)
     assert content(disk) == before
 
 
@@ -109,7 +110,7 @@ def test_a_damaged_unit_is_made_anew_from_the_entry() -> None:
         spoil_unit(disk, index)
     assert suspects(entry_log) == [3, 7, 8]
     assert bytes(entry_log.frame(8)) == frames[8]
-    assert entry_log.restore_unit(3)
+    assert entry_log.repair.restore_unit(3)
     assert bytes(disk.files[INDEX].content) == sound
     assert suspects(entry_log) == []
 
@@ -123,12 +124,12 @@ def test_entry_and_unit_damaged_together_come_back_too() -> None:
         spoil_unit(disk, index)
         with pytest.raises(CorruptStoreError):
             entry_log.frame(index)
-        entry_log.mark_damaged(index)
+        entry_log.repair.mark_damaged(index)
     with pytest.raises(CorruptEntryError):
-        entry_log.rewrite(frames[6])  # nobody knows yet what comes before it
+        entry_log.repair.rewrite(frames[6])  # nobody knows yet what comes before it
     for index in (5, 6):
-        entry_log.rewrite(frames[index])
-        entry_log.mark_whole(index)
+        entry_log.repair.rewrite(frames[index])
+        entry_log.repair.mark_whole(index)
     assert (bytes(disk.files[INDEX].content), content(disk)) == (sound, before)
     assert suspects(entry_log) == []
 

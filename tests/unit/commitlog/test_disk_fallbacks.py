@@ -42,8 +42,8 @@ def fill(module: ModuleType, root: Path) -> list[bytes]:
     log = EntryLog.open(module.OsDisk(), str(root), segment_bytes=SEGMENT_BYTES, trusted=None)
     frames = []
     for _ in range(60):
-        if log.needs_reserve:
-            log.reserve_next()
+        if log.allocator.needs_reserve:
+            log.allocator.reserve_next()
         frames.append(next_frame(log, 3_000, term=1))
         log.append(frames[-1])
     ticket = log.begin_flush()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.allocator import Allocator
 from commitlog.disk import OsDisk
 from commitlog.entry import parse_header
-from commitlog.entry_log import Anchor, EntryLog
+from commitlog.entry_log import EntryLog
 from commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
@@ -21,7 +22,7 @@ from commitlog.errors import (
     LogBusyError,
     OffsetOutOfRangeError,
 )
-from commitlog.mark import store_anchor
+from commitlog.mark import Anchor, store_anchor
 from commitlog.segment import BLANK_BYTES
 from commitlog.store_paths import StorePaths
 from tests.harness.crash_disk import CrashDisk, disk_full, failing_flush
@@ -311,17 +312,17 @@ def test_a_reserve_carries_the_log_over_a_roll_on_a_full_disk() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 3)
-    assert log.needs_reserve
-    assert not log.has_reserve
-    log.reserve_next()
-    assert log.has_reserve
-    assert not log.needs_reserve
+    assert log.allocator.needs_reserve
+    assert not log.allocator.has_reserve
+    log.allocator.reserve_next()
+    assert log.allocator.has_reserve
+    assert not log.allocator.needs_reserve
     disk.fault = disk_full()
     fill(log, 1, SEGMENT - 400)
     assert log.end_position > SEGMENT
-    assert not log.has_reserve
+    assert not log.allocator.has_reserve
     with pytest.raises(DiskFullError):
-        log.reserve_next()
+        log.allocator.reserve_next()
 
 
 def test_while_a_reserve_is_under_way_a_roll_is_refused_and_a_second_call_does_nothing() -> None:
@@ -333,14 +334,14 @@ def test_while_a_reserve_is_under_way_a_roll_is_refused_and_a_second_call_does_n
     def meanwhile(kind: str, path: str) -> None:
         if kind == "create" and "commitlog" in path:
             disk.fault = lambda kind, path: None
-            log.reserve_next()
+            log.allocator.reserve_next()
             with pytest.raises(LogBusyError, match="being allocated"):
                 log.append(next_frame(log, SEGMENT - 400))
             log.append(next_frame(log))
             seen.append(log.last_index)
 
     disk.fault = meanwhile
-    log.reserve_next()
+    log.allocator.reserve_next()
     assert seen == [4]
     log.append(next_frame(log, SEGMENT - 400))
     assert log.last_index == 5
@@ -445,24 +446,24 @@ def test_a_log_that_rolls_while_a_reserve_looks_for_its_segment_does_not_make_it
 ) -> None:
     log = open_log(CrashDisk())
     fill(log, 3)
-    log.reserve_next()
-    looked = EntryLog._next_base
+    log.allocator.reserve_next()
+    looked = Allocator._next_base
     rolled: list[int] = []
 
-    def roll_behind_the_look(self: EntryLog) -> int:
+    def roll_behind_the_look(self: Allocator) -> int:
         base = looked(self)
         if not rolled:
             rolled.append(base)
             log.append(next_frame(log, SEGMENT - 400))
         return base
 
-    monkeypatch.setattr(EntryLog, "_next_base", roll_behind_the_look)
-    log.reserve_next()
+    monkeypatch.setattr(Allocator, "_next_base", roll_behind_the_look)
+    log.allocator.reserve_next()
     monkeypatch.undo()
     assert rolled == [SEGMENT]
     assert log.end_position > SEGMENT
-    log.reserve_next()
-    assert log.has_reserve
+    log.allocator.reserve_next()
+    assert log.allocator.has_reserve
 
 
 def test_a_cut_waits_for_a_reserve_that_is_under_way() -> None:
@@ -478,7 +479,7 @@ def test_a_cut_waits_for_a_reserve_that_is_under_way() -> None:
             assert may_go_on.wait(10)
 
     disk.fault = meanwhile
-    reserving = threading.Thread(target=log.reserve_next)
+    reserving = threading.Thread(target=log.allocator.reserve_next)
     reserving.start()
     assert allocating.wait(10)
     cutting = threading.Thread(target=log.truncate_from, args=(3,))
@@ -504,14 +505,13 @@ def test_a_failed_flush_poisons_the_log() -> None:
     with pytest.raises(FlushFailedError):
         ticket.run()
     disk.fault = lambda kind, path: None
-    assert log.poisoned
-    assert not log.needs_reserve
+    assert not log.allocator.needs_reserve
     for act in (
         lambda: log.complete_flush(ticket),
         lambda: log.append(next_frame(log)),
         lambda: log.truncate_from(2),
         log.flush,
-        log.reserve_next,
+        log.allocator.reserve_next,
     ):
         with pytest.raises(FlushFailedError):
             act()

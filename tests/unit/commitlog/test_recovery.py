@@ -6,8 +6,9 @@ import pytest
 
 from commitlog.entry import parse_header
 from commitlog.entry_index import UNIT_BYTES
-from commitlog.entry_log import EntryLog, Mark
+from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError
+from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
 from tests.harness.crash_disk import CrashDisk
@@ -78,17 +79,17 @@ def test_after_a_clean_close_nothing_is_scanned() -> None:
 
 def test_a_clean_close_keeps_the_reserve() -> None:
     disk, log, _ = killed_log(30)
-    log.reserve_next()
+    log.allocator.reserve_next()
     mark = log.mark_at(30)
     log.close()
-    assert open_log(disk, mark).has_reserve
+    assert open_log(disk, mark).allocator.has_reserve
 
 
 def test_a_reserve_survives_a_kill() -> None:
     disk, log, _ = killed_log(30)
-    log.reserve_next()
+    log.allocator.reserve_next()
     again = open_log(disk)
-    assert again.has_reserve
+    assert again.allocator.has_reserve
     again.append(next_frame(again, SEGMENT - 400))
     assert open_log(disk).last_index == 31
 
@@ -96,7 +97,7 @@ def test_a_reserve_survives_a_kill() -> None:
 def test_entries_up_to_the_mark_are_not_scanned_again() -> None:
     disk, log, _ = killed_log(10)
     log.flush()
-    log.reserve_next()
+    log.allocator.reserve_next()
     for _ in range(20):
         log.append(next_frame(log, 40))
     again = open_log(disk, log.mark_at(10))
@@ -107,7 +108,7 @@ def test_entries_up_to_the_mark_are_not_scanned_again() -> None:
 def test_without_units_for_the_mark_the_scan_begins_where_they_end() -> None:
     disk, log, frames = killed_log(10)
     log.flush()
-    log.reserve_next()
+    log.allocator.reserve_next()
     for _ in range(20):
         frames.append(next_frame(log, 40))
         log.append(frames[-1])
@@ -261,8 +262,8 @@ def test_a_segment_cut_short_while_it_was_made_is_removed() -> None:
     disk.create(PATHS.segment(SEGMENT), 100, reserve=False)
     again = open_log(disk)
     assert content_of(again) == frames
-    again.reserve_next()
-    assert again.has_reserve
+    again.allocator.reserve_next()
+    assert again.allocator.has_reserve
 
 
 def test_a_segment_behind_a_gap_is_removed_when_nothing_is_in_it() -> None:
@@ -308,7 +309,7 @@ def test_a_flipped_bit_in_the_marked_last_entry_is_damage() -> None:
     for units_durable in (False, True):
         if units_durable:
             log.flush()
-            log.reserve_next()
+            log.allocator.reserve_next()
         for at in range(start, start + len(frames[11]), 5):
             left = disk.copy()
             flip(left, at)

@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_suspected_by_a_check_and_restored() -> None:
     disk.files[INDEX].unreadable.append((32 * 300, 32 * 316))
     suspects = check_entries(entry_log, 1, ENTRIES, 1 << 30).suspects
     assert suspects == list(range(300, 316))
-    assert all(entry_log.restore_unit(index) for index in suspects)
+    assert all(entry_log.repair.restore_unit(index) for index in suspects)
     assert check_entries(entry_log, 1, ENTRIES, 1 << 30).suspects == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dledger.cli.bench_load import ProduceLoad, _produced, _Tally, percentiles_ms
 from dledger.cli.main import main
-from dledger.cli.output import CliError
+from dledger.output import CliError
 
 
 def test_percentiles_are_milliseconds_of_the_sorted_latencies() -> None:

@@ -30,7 +30,6 @@ from dledger.cli.main import (
     run,
     take_access_options,
 )
-from dledger.cli.output import CliError, ExitCode, show
 from dledger.cli.probe import NoAnswerError, _tls_hint, ask, cluster_info
 from dledger.cli.raft_command import (
     COLUMNS,
@@ -39,7 +38,8 @@ from dledger.cli.raft_command import (
     raft_rows,
     refused_members,
 )
-from dledger.logs import LogForm, configure_logs
+from dledger.output import CliError, ExitCode, show
+from remoting.log import LogForm, configure_logs
 from remoting.protocol.command import RemotingCommand, request, response_to
 
 ROOT = Path(__file__).parents[3]

@@ -720,7 +720,7 @@ def test_the_documentation_lists_every_setting() -> None:
 @pytest.mark.parametrize("path", sorted(SETTINGS))
 def test_every_setting_is_used_by_somebody(path: str) -> None:
     name = path.partition(".")[2]
-    files = ("broker.py", "doors.py", "retention_settings.py")
+    files = ("broker.py", "part_settings.py", "ports.py", "doors.py", "retention_settings.py")
     wired = "".join((ROOT / "dledger" / file).read_text() for file in files)
     derived = (ROOT / "dledger" / "config.py").read_text()
     assert re.search(rf"\.{name}\b", wired + derived) or f'"{path}"' in derived

@@ -16,9 +16,9 @@ from dledger.broker_errors import (
     ShuttingDownError,
     UnknownOutcomeError,
 )
-from dledger.group import GroupSettings
 from dledger.group_api import Proposed
 from dledger.membership_changes import MembershipChanges
+from dledger.proposals import GroupSettings
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 

@@ -21,8 +21,8 @@ from dledger.cli.debug_command import (
 )
 from dledger.cli.group_command import clone_rows, group_info, group_row, move_rows, reset_time
 from dledger.cli.main import main
-from dledger.cli.output import CliError, ExitCode
 from dledger.cli.stats_command import stats_row
+from dledger.output import CliError, ExitCode
 from remoting.protocol.bodies import (
     BrokerStatsData,
     BrokerStatsItem,

@@ -15,8 +15,8 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
 from commitlog.slot_file import SlotFile
 from dledger.broker_errors import PendingFullError
-from dledger.group import GroupSettings
 from dledger.group_api import Proposed
+from dledger.proposals import GroupSettings
 from dledger.raft.journal import Frame
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
@@ -105,7 +105,7 @@ async def test_units_applied_after_a_checkpoint_of_the_same_commit_are_flushed_b
         await group.submit(batch(b"first"))
         await trio.sleep(3.5)
         with monkeypatch.context() as patch:
-            patch.setattr(group, "_apply", lambda limit: None)
+            patch.setattr(group._applier, "apply", lambda limit: None)
             group.propose(batch(b"second", topic="S"), lambda _: None)
             group.kick()
             await trio.sleep(3.5)  # a checkpoint: the mark moves, the tables do not
@@ -128,9 +128,9 @@ class SlowReserve(InlineExecutor):
 
     async def run(self, work: Callable[[], T], *, kind: str) -> T:
         if kind == "reserve" and self.entry_log is not None:
-            assert self.entry_log._claim.take()
+            assert self.entry_log.allocator.claim.take()
             await self.go_on.wait()
-            self.entry_log._claim.give_back()
+            self.entry_log.allocator.claim.give_back()
         return await super().run(work, kind=kind)
 
 
@@ -145,8 +145,8 @@ async def test_proposals_wait_while_the_log_is_being_enlarged(
         leader = await groups.leader()
         await leader.group.submit(batch(b"before"))
         entry_log = executor.entry_log = leader.group.store.log
-        entry_log._limit = entry_log.end_position
-        leader.group._reserve_wake.set()
+        entry_log.allocator.limit = entry_log.end_position
+        leader.group.maintenance.reserve_wake.set()
         outcomes: list[Proposed] = []
         await trio.sleep(0.1)
         for body in (b"a", b"b"):

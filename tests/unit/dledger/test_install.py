@@ -167,7 +167,7 @@ async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(
         await give_up_entries(groups, leader)
         assert leader.group.store.log.first_index > 25
         taken: list[int] = []
-        take = leader.group._take_snapshot
+        take = leader.group.maintenance.take_snapshot
 
         def counted() -> tuple[int, bytes]:
             taken.append(leader.group.state.applied_index)
@@ -188,7 +188,7 @@ async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
         taken: list[float] = []
-        take = leader.group._take_snapshot
+        take = leader.group.maintenance.take_snapshot
 
         def counted() -> tuple[int, bytes]:
             taken.append(trio.current_time())
@@ -239,17 +239,17 @@ async def test_an_emptied_log_without_space_waits_for_it(
     """The snapshot found space, what follows does not: the node follows on, and finishes later."""
     tried: list[float] = []
     is_full = True
-    begin_anew = EntryLog.begin_anew
+    begin_at = EntryLog.begin_at
 
     def without_space(disk: Disk, root: str, anchor: Anchor) -> None:
-        begin_anew(disk, root, anchor)
+        begin_at(disk, root, anchor)
         tried.append(trio.current_time())
         if is_full:
             raise DiskFullError("no space for the anchor")
 
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
-        monkeypatch.setattr(EntryLog, "begin_anew", staticmethod(without_space))
+        monkeypatch.setattr(EntryLog, "begin_at", staticmethod(without_space))
         again = await groups.start(behind)
         await trio.sleep(30)
         assert len(tried) > 10
@@ -323,7 +323,7 @@ async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
-        _, data = leader.group._take_snapshot()
+        _, data = leader.group.maintenance.take_snapshot()
         store = groups.open_store(behind)
         install = store.paths.install
         store.close(clean=False)
@@ -348,7 +348,7 @@ async def test_a_refilling_replica_neither_leads_nor_serves_reads(
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader, other = await left_behind(groups)
-        _, data = leader.group._take_snapshot()
+        _, data = leader.group.maintenance.take_snapshot()
         store = groups.open_store(other)
         assert store.install(data, 0)
         assert store.refilling

@@ -13,10 +13,10 @@ import structlog.testing
 
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.config import BrokerConfig, load_config
-from dledger.group import GroupSettings
 from dledger.live_settings import READ_BY_TOOLS, LiveSettings, Parts, path_of
 from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
 from dledger.processors.broker_settings import ReadLimits
+from dledger.proposals import GroupSettings
 from dledger.registration import RegistrationSettings
 from dledger.services.retention import NEVER_RATIO, RetentionService, RetentionSettings
 from dledger.services.transaction_check import CheckSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local_cluster import free_ports, lay_out
-from dledger.cli.output import CliError
 from dledger.config import load_config
+from dledger.output import CliError
 from remoting.settings.reader import ConfigFile
 
 

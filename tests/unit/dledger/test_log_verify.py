@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commitlog.consume_queue import UNIT_BYTES, ConsumeQueueStore
+from commitlog.consume_queue import ConsumeQueueStore
 from commitlog.derive import derive
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.entry_log import EntryLog
 from commitlog.record import encode_record, pack_host
+from commitlog.shared_units import UNIT_BYTES
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.cli.log_verify import verify_store
 from dledger.cli.log_walk import equal_bytes, open_segments
 from dledger.cli.main import main
-from dledger.cli.output import CliError
+from dledger.output import CliError
 
 SEGMENT_BYTES = 64 * 1024
 

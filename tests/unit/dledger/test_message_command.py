@@ -11,7 +11,7 @@ import pytest
 from client.core.message_ext import MessageExt
 from commitlog.record import encode_record
 from dledger.cli.message_command import _show_found, _time_ms
-from dledger.cli.output import CliError, ExitCode, show
+from dledger.output import CliError, ExitCode, show
 
 
 def message(body: bytes, keys: str) -> MessageExt:

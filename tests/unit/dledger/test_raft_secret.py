@@ -11,9 +11,9 @@ import trio
 
 from commitlog.disk import OsDisk
 from dledger.cli.main import main
-from dledger.cli.output import ExitCode
 from dledger.config import BrokerConfig, load_config
 from dledger.doors import group_secret
+from dledger.output import ExitCode
 from dledger.raft.proof import GroupSecret
 from remoting.settings.reader import ConfigFile
 from tests.harness.groups import Groups

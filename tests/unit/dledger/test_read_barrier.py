@@ -18,8 +18,24 @@ def beats_of(leader: Replica) -> int:
     return leader.group.node.reign.beats
 
 
+async def pass_barrier(replica: Replica) -> None:
+    """Wait for a read barrier; raise the error that it ended with."""
+    done = trio.Event()
+    failures: list[NotLeaderError] = []
+
+    def on_done(error: NotLeaderError | None) -> None:
+        if error is not None:
+            failures.append(error)
+        done.set()
+
+    replica.group.read_barrier(on_done)
+    await done.wait()
+    if failures:
+        raise failures[0]
+
+
 async def max_offset(replica: Replica) -> int:
-    await replica.group.wait_read_barrier()
+    await pass_barrier(replica)
     return replica.group.state.max_offset("T", 0)
 
 

@@ -15,8 +15,8 @@ from client.core.message_ext import SendResult, SendStatus
 from client.core.route import MessageQueue
 from dledger.cli.main import main
 from dledger.cli.message_command import check_delay_level
-from dledger.cli.output import CliError
 from dledger.cli.send_lines import given, lines, printer_of, send_all
+from dledger.output import CliError
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 

@@ -13,9 +13,9 @@ import pytest
 from dledger.cli.broker_command import check_ports
 from dledger.cli.local_cluster import free_ports
 from dledger.cli.main import main
-from dledger.cli.output import CliError
 from dledger.config import load_config
-from remoting.edge import TcpNetwork
+from dledger.output import CliError
+from remoting.tcp import TcpNetwork
 
 FIRST_EPHEMERAL_PORT = 32_768
 

@@ -9,10 +9,10 @@ import trio
 
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
-from namesrv.access_rules import NAMESRV_RULES
 from namesrv.config import NamesrvConfig, load_config
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
+from namesrv.server import NAMESRV_RULES
 from remoting.access.account_store import RELOAD_INTERVAL_S
 from remoting.access.rules import ADMIN, SIGNED
 from remoting.protocol.codes import RequestCode

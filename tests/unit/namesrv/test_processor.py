@@ -15,8 +15,8 @@ from namesrv.config import NamesrvConfig
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from namesrv.register_body import encode_compressed
+from remoting.clock import TrioClock
 from remoting.connection import Connection
-from remoting.edge import TrioClock
 from remoting.protocol.codes import RequestCode
 from tests.unit.namesrv.world import (
     World,

@@ -17,8 +17,8 @@ from typing_extensions import Buffer
 from commitlog.disk import OsDisk
 from namesrv.config import SCHEMA, NamesrvConfig, load_config
 from namesrv.server import serve_namesrv
+from remoting.clock import TrioClock
 from remoting.connection import Connection, ConnectionLimits
-from remoting.edge import SystemRng, TrioClock
 from remoting.processor import ProcessorTable
 from remoting.protocol.bodies import (
     DataVersion,
@@ -30,6 +30,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.signature import Credentials
+from remoting.rng import SystemRng
 from remoting.seams import Executor, Listener, ServerTls, Stream
 
 ADDR = ("127.0.0.1", 9876)

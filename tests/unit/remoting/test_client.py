@@ -12,12 +12,12 @@ import trio.testing
 from commitlog.errors import LocalProtocolError
 from remoting.client import RemotingClient, open_client, split_address
 from remoting.connection import Connection
-from remoting.edge import TcpNetwork
 from remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
 from remoting.processor import DEFERRED, Limiter, ProcessorTable
 from remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
 from remoting.protocol.signature import Credentials, is_signed_by
 from remoting.server import RemotingServer
+from remoting.tcp import TcpNetwork
 
 ECHO, SILENT, HANG_UP, NOTE = 900, 901, 902, 903
 

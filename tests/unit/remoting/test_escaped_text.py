@@ -7,9 +7,9 @@ import io
 import pytest
 import structlog
 
-from dledger.cli.output import note, show
-from dledger.logs import configure_logs
+from dledger.output import note, show
 from remoting.escaped_text import escaped
+from remoting.log import configure_logs
 
 HOSTILE = "g\x1b[2J\x1b]0;title\x07\r\x9bm\u202e\nx"
 

@@ -10,12 +10,12 @@ import trio.testing
 
 from remoting.client import RemotingClient
 from remoting.connection import Connection, ConnectionLimits
-from remoting.edge import TcpNetwork
 from remoting.errors import ConnectionLostError, RemotingError
 from remoting.processor import DEFERRED, Limiter, ProcessorTable
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.frame import FrameDecoder, encode_command
 from remoting.server import RemotingServer, ServerLimits
+from remoting.tcp import TcpNetwork
 
 ECHO = 900
 

@@ -12,7 +12,7 @@ from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import NoNameServerError
 from client.core.name_server import NameServerList
 from commitlog.errors import ConfigError
-from remoting.edge import TrioClock
+from remoting.clock import TrioClock
 from tests.unit.client.fake_cluster import MemoryNetwork, World, open_world
 
 

@@ -15,7 +15,7 @@ from dledger.raft.wire import (
     encode_frame,
     encode_head,
 )
-from remoting.edge import TrioClock
+from remoting.clock import TrioClock
 from remoting.frame_room import STALLED_S, FrameRoom
 from remoting.memory_budget import BudgetLimits, MemoryBudget
 

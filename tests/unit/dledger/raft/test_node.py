@@ -103,15 +103,15 @@ def test_a_follower_whose_log_is_being_enlarged_answers_with_the_next_heartbeat(
     leader = cluster.elect("n0")
     cluster.beat("n0")
     before, entry_log = leader.journal.last_index, cluster.members["n1"].log
-    entry_log._limit = entry_log.end_position
-    assert entry_log._claim.take()  # as `reserve_next` does in its thread
+    entry_log.allocator.limit = entry_log.end_position
+    assert entry_log.allocator.claim.take()  # as `reserve_next` does in its thread
     cluster.members["n1"].flushes_by_itself = False
     index = cluster.append("n0", b"x")
     cluster.run()
     assert entry_log.last_index == before
     progress = leader.replicator.peers["n1"]
     assert (progress.next_index, progress.probing) == (index + 1, False)
-    entry_log._claim.give_back()
+    entry_log.allocator.claim.give_back()
     cluster.members["n1"].flushes_by_itself = True
     cluster.beat("n0")
     assert cluster.clock.now_s < leader.replicator.stall_s + 10.0

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dledger.raft.wakeup import Wakeup
-from remoting.edge import TrioClock
+from remoting.clock import TrioClock
 
 
 async def noticed(wakeup: Wakeup) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from commitlog.seams import utc
 from dledger.services.local_hour import HOUR_MS, is_in_hours
-from remoting.edge import local_offset_ms
+from remoting.clock import local_offset_ms
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dledger.broker import _empty_tables
 from dledger.config import load_config
+from dledger.part_settings import empty_tables
 from dledger.state.names import TRACE_TOPIC
 from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from remoting.settings.reader import ConfigFile
@@ -11,8 +11,8 @@ from remoting.settings.reader import ConfigFile
 
 def test_the_topic_of_message_trace_is_there_when_it_is_asked_for() -> None:
     def trace_topics(text: str) -> list[TopicConfig]:
-        tables = _empty_tables(load_config([ConfigFile("broker.conf", text)]))
-        plain = _empty_tables(load_config([]))
+        tables = empty_tables(load_config([ConfigFile("broker.conf", text)]))
+        plain = empty_tables(load_config([]))
         return [c for t, c in tables.builtin_topics.items() if t not in plain.builtin_topics]
 
     read_write = PERM_READ | PERM_WRITE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.output import CliError
+from dledger.output import CliError
 from jepsen_like.chaos.minimize import Candidates, step_text
 from jepsen_like.chaos.render_result import show_smallest
 from jepsen_like.chaos.run_options import Extras

@@ -45,10 +45,10 @@ def test_claims_leave_out_only_what_is_known_damaged(index: int) -> None:
     position = log.position_at(index)
     base = position - position % SEGMENT_BYTES
     disk.flip(PATHS.segment(base), position - base + 100, position - base + 101)
-    log.mark_damaged(index)
-    log.rewrite(frame)  # written, and not flushed
+    log.repair.mark_damaged(index)
+    log.repair.rewrite(frame)  # written, and not flushed
     assert not doubtful(disk, log)
-    log.mark_whole(index)
+    log.repair.mark_whole(index)
     assert doubtful(disk, log)
     log.flush()
     assert not doubtful(disk, log)

@@ -11,7 +11,7 @@ import trio
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
 from remoting.access.account_store import RELOAD_INTERVAL_S, AccountStore
-from remoting.edge import TrioClock
+from remoting.clock import TrioClock
 from tests.harness.memory_network import InlineExecutor
 
 ONE = '[accounts.account-1]\nsecret_key = "0123456789"\n'

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from dledger.processors.wiring import LOCAL_ADMIN as BROKER_CODES
-from namesrv.access_rules import LOCAL_ADMIN as NAMESRV_CODES
+from namesrv.server import LOCAL_ADMIN as NAMESRV_CODES
 from remoting.access.local_admin import LocalAdmin, is_loopback
 from remoting.errors import AccessRefusedError
 from remoting.processor import Limiter, ProcessorTable

@@ -1,4 +1,4 @@
-"""The part of YAML that account files are written in, and how the rest is refused."""
+"""The YAML of account files, and what of YAML is refused."""
 
 from __future__ import annotations
 
@@ -61,6 +61,18 @@ def test_a_list_may_stand_as_far_left_as_its_key() -> None:
     }
 
 
+def test_plain_yaml_keeps_patterns_of_addresses() -> None:
+    assert parse_plain_yaml("a: *\nb: *.*  # all\nc:\n- *.*.*.*\n- 10.*\n") == {
+        "a": "*",
+        "b": "*.*",
+        "c": ["*.*.*.*", "10.*"],
+    }
+
+
+def test_plain_yaml_reads_mappings_and_texts_in_any_form() -> None:
+    assert parse_plain_yaml("a: {b: c}\nd: |\n  text\n") == {"a": {"b": "c"}, "d": "text\n"}
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "---\n"])
 def test_nothing_is_none(text: str) -> None:
     assert parse_plain_yaml(text) is None
@@ -73,8 +85,8 @@ def test_nothing_is_none(text: str) -> None:
         ("a: &anchor b\n", 1),
         ("a: *anchor\n", 1),
         ("a: !!str b\n", 1),
-        ("a: |\n  text\n", 1),
-        ("a: {b: c}\n", 1),
+        ("? [a]\n: b\n", 1),
+        ("a: \x01\n", 1),
         ("a:\n\t- b\n", 2),
         ("a: 1\na: 2\n", 2),
         ("a: 1\n---\nb: 2\n", 2),
@@ -85,9 +97,7 @@ def test_nothing_is_none(text: str) -> None:
         ("- a\nb: c\n", 2),
     ],
 )
-def test_the_rest_of_yaml_is_refused_with_its_line_and_without_its_text(
-    text: str, line: int
-) -> None:
+def test_plain_yaml_refuses_the_rest_by_line_without_its_text(text: str, line: int) -> None:
     with pytest.raises(ConfigError, match=f"line {line}") as raised:
         parse_plain_yaml(text)
     assert "secret" not in str(raised.value)

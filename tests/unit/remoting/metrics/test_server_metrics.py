@@ -10,8 +10,8 @@ import structlog.testing
 import trio
 
 from remoting.connection_ends import LINES_PER_WINDOW, WINDOW_S, ConnectionEnds
+from remoting.metrics.families import family_text
 from remoting.metrics.server_metrics import ServerMetrics
-from remoting.metrics.text_format import family_text
 from remoting.processor import ProcessorTable
 from remoting.server import RemotingServer
 from tests.harness.memory_network import MemoryNetwork, NodeNetwork

@@ -1,14 +1,104 @@
+"""Descriptors, freed memory and garbage of a daemon's process."""
+
 from __future__ import annotations
 
+import ctypes
 import gc
+import resource
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 import trio
 
-from remoting import garbage
-from remoting.garbage import FULL_INTERVAL_S, GarbageCollection
+from remoting import process
+from remoting.process import (
+    FULL_INTERVAL_S,
+    MIN_LOG_DESCRIPTORS,
+    OWN_DESCRIPTORS,
+    DescriptorShares,
+    GarbageCollection,
+    share_descriptors,
+)
+
+RAISED = """
+import resource
+from remoting.process import raise_open_files
+limit = raise_open_files()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+print(limit == soft == hard, soft)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "open_files", "shares"),
+    [
+        (4_096, None, DescriptorShares(4_096, 200, None)),
+        (4_096, 20_000, DescriptorShares(4_096, 200, 400 + 3_000)),
+        (4_096, 1_024, DescriptorShares(512, 128, 256 + 153)),
+        (4_096, 100, DescriptorShares(28, 12, 24 + 16)),
+        (4_096, 1, DescriptorShares(1, 4, 8 + 16)),
+    ],
+)
+def test_connections_and_queue_files_share_the_descriptors(
+    wanted: int, open_files: int | None, shares: DescriptorShares
+) -> None:
+    assert share_descriptors(wanted, 200, open_files) == shares
+
+
+@pytest.mark.parametrize("open_files", [100, 128, 256, 1_024, 65_536])
+def test_all_shares_together_fit_into_the_limit(open_files: int) -> None:
+    shares = share_descriptors(1_000_000, 200, open_files)
+    assert shares.file_descriptors is not None
+    assert shares.connections + shares.file_descriptors + OWN_DESCRIPTORS <= open_files
+    assert shares.file_descriptors >= 2 * shares.queue_files + MIN_LOG_DESCRIPTORS
+
+
+def test_a_process_started_with_few_descriptors_takes_what_it_may() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = min(hard, 512)
+    command = f"ulimit -Sn {few // 2} && ulimit -Hn {few} && exec {sys.executable} -c '{RAISED}'"
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["True", str(few)]
+
+
+FLOOD = """
+import re
+from pathlib import Path
+from remoting.process import give_freed_memory_back
+
+def resident_kib():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+if {bounded}:
+    give_freed_memory_back()
+# The first large block that is freed makes the library take later ones from its heap.
+first = bytearray(b"x") * (8 << 20)
+del first
+before = resident_kib()
+frames, small = [], []
+for _ in range(20):
+    frames.append(bytearray(b"x") * (1 << 20))
+    small.append(b"x" * 50_000)
+held = resident_kib() - before
+frames.clear()
+print(held, resident_kib() - before)
+"""
+
+
+def test_freed_large_blocks_go_back_to_the_machine() -> None:
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("another C library than glibc")
+    left = {}
+    for bounded in (True, False):
+        code = FLOOD.format(bounded=bounded)
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        held, left[bounded] = map(int, said.stdout.split())
+        assert held > 18 * 1024
+    assert left[True] < 3 * 1024
+    assert left[False] > 10 * 1024, "else this test shows nothing"
 
 
 class Clock:
@@ -45,7 +135,7 @@ def watched(node: Node) -> Callable[[], bool]:
 
 @pytest.fixture
 def collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[GarbageCollection]:
-    monkeypatch.setattr(garbage, "OBJECTS_MIN", 1)
+    monkeypatch.setattr(process, "OBJECTS_MIN", 1)
     gc.collect()
     collection = GarbageCollection(Clock())  # type: ignore[arg-type]  # two methods will do
     with collection.in_charge():

@@ -1,0 +1,113 @@
+"""Applying committed entries, in their order, and calling those that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+import trio
+
+from commitlog.errors import CorruptEntryError, CorruptRecordError, DiskFullError
+from dledger.group_api import AppliedListener
+from dledger.proposals import Proposals
+from dledger.raft.node import RaftNode
+from dledger.raft.wakeup import Wakeup
+from dledger.state.apply import QueueUnits
+from dledger.store import ReplicaStore
+from remoting.seams import Clock
+
+log = structlog.get_logger(__name__)
+
+APPLY_AT_ONCE_ENTRIES: Final = 64
+"""Entries applied in one go before other tasks get their turn."""
+
+SPACE_RETRY_S: Final = 1.0
+"""How often an entry is tried again that a full disk kept from being applied."""
+
+APPLY_AFTER_TURNS: Final = 2
+"""Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
+
+
+class Applier:
+    """Applies the entries of one replica.
+
+    Attributes:
+        on_applied: Called after each applied entry with the queues that it touched.
+        on_units: Called with the units themselves; for listeners that need sizes.
+        wake: Set it when there may be something to apply.
+    """
+
+    def __init__(
+        self,
+        store: ReplicaStore,
+        node: RaftNode,
+        proposals: Proposals,
+        suspect: Callable[[int], bool],
+        clock: Clock,
+    ) -> None:
+        self.on_applied: list[AppliedListener] = []
+        self.on_units: list[Callable[[Sequence[QueueUnits]], None]] = []
+        self.wake = Wakeup()
+        self._store = store
+        self._node = node
+        self._proposals = proposals
+        self._suspect = suspect
+        self._clock = clock
+        self._lacks_space = False
+
+    def apply(self, limit: int) -> None:
+        """Apply up to *limit* entries that are committed; answer their proposals, call listeners.
+
+        Raises:
+            CorruptEntryError, CorruptRecordError: An entry is damaged that cannot be repaired.
+        """
+        store = self._store
+        if store.installing:
+            return
+        commit = store.applicable(self._node.commit_index)
+        stop = min(commit, store.derived_index + limit)
+        while store.derived_index < stop:
+            # Read each time: a listener called below may have made this node apply more.
+            index = store.derived_index + 1
+            try:
+                applied = store.apply(index)
+            except (CorruptEntryError, CorruptRecordError):
+                if not self._suspect(index):
+                    raise
+                return
+            except DiskFullError as error:
+                self._wait_for_space(index, error)
+                return
+            if self._lacks_space:
+                self._lacks_space = False
+                log.info("apply_goes_on", index=index)
+            if applied.deleted_topics:
+                self._proposals.forget_topics(applied.deleted_topics)
+            self._proposals.resolve(index)
+            touched = applied.touched
+            for listener in self.on_applied:
+                self._proposals.call(listener, touched)
+            for units_listener in self.on_units:
+                self._proposals.call(units_listener, applied.units)
+        if store.derived_index < commit:
+            self.wake.set()
+
+    def _wait_for_space(self, index: int, error: DiskFullError) -> None:
+        """Apply nothing for now: what is applied can be read, and sends wait or are refused."""
+        if not self._lacks_space:
+            log.error("apply_without_space", index=index, error=str(error))
+        self._lacks_space = True
+        self.wake.set()
+
+    async def run(self) -> None:
+        """Apply what is committed, a few entries at a time, until cancelled."""
+        while True:
+            await self.wake.wait()
+            # A follower's flush and acknowledgement go first: the leader waits for them.
+            for _ in range(APPLY_AFTER_TURNS):
+                await trio.lowlevel.checkpoint()
+            self.apply(APPLY_AT_ONCE_ENTRIES)
+            self._node.settle()
+            if self._lacks_space:
+                await self._clock.sleep(SPACE_RETRY_S)

@@ -1,0 +1,234 @@
+"""What each part of a broker gets of its configuration."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from typing import Final
+
+from commitlog.consume_queue import MAX_OPEN_FILES
+from commitlog.errors import ConfigError
+from commitlog.record import pack_host
+from commitlog.seams import Disk, UtcOffset, utc
+from commitlog.shared_units import UNIT_BYTES
+from dledger.broker_id import follower_id
+from dledger.config import BrokerConfig
+from dledger.doors import group_secret, peer_tls
+from dledger.processors.broker_settings import BrokerSettings, ReadLimits
+from dledger.processors.wiring import TableSettings
+from dledger.proposals import GroupSettings
+from dledger.raft.node import RaftSettings
+from dledger.services.table_limits import TableLimits
+from dledger.state.names import builtin_groups, builtin_topics
+from dledger.state.tables import StateTables
+from dledger.store import StoreSettings
+from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
+from remoting.frame_room import FrameRoom
+from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
+from remoting.protocol.reserved_codes import BROKER_RESERVED
+from remoting.server import ServerLimits
+
+LOCALHOST: Final = {"localhost": "127.0.0.1"}
+
+RESERVED_SHARE: Final = 4
+"""At most one part in so many of the connections is reserved: clients are what a broker is for."""
+
+
+def raft_settings(config: BrokerConfig, disk: Disk) -> RaftSettings:
+    """Return the settings of the Raft member; secrets and certificates are read from their files.
+
+    Raises:
+        ConfigError: A file is missing or not what it should be.
+    """
+    raft, tls = config.raft, peer_tls(config)
+    return RaftSettings(
+        cluster=config.broker.cluster_name,
+        group=raft.group,
+        self_id=raft.self_id,
+        peers={peer.id: (peer.host, peer.port) for peer in raft.peers},
+        listen_port=raft.listen_port,
+        client_address=config.advertised_address,
+        election_timeout_s=raft.election_timeout_ms / 1000,
+        heartbeat_interval_s=raft.heartbeat_interval_ms / 1000,
+        window_bytes=raft.window_bytes,
+        append_bytes=raft.append_bytes,
+        entry_bytes_max=raft.max_entry_bytes,
+        sync_flush=config.sync_flush,
+        flush_interval_s=config.store.flush_interval_ms / 1000,
+        secret=group_secret(config, disk),
+        listen_tls=tls[0] if tls is not None else None,
+        dial_tls=tls[1] if tls is not None else None,
+    )
+
+
+def group_settings(config: BrokerConfig) -> GroupSettings:
+    """Return the limits of the group."""
+    raft = config.raft
+    return GroupSettings(
+        pending_bytes_max=raft.max_pending_bytes,
+        entry_bytes_max=raft.max_entry_bytes,
+        quorum_timeout_s=raft.propose_timeout_ms / 1000,
+        drain_timeout_s=config.server.shutdown_timeout_ms / 1000,
+        checkpoint_interval_s=raft.checkpoint_interval_ms / 1000,
+        sync_replication=config.sync_replication,
+        scrub_bytes_per_s=config.store.scrub_bytes_per_s,
+    )
+
+
+def packed_address(config: BrokerConfig) -> bytes:
+    """Return the advertised address as it stands in message ids.
+
+    Raises:
+        ConfigError: `broker.broker_ip1` is no IPv4 address.
+    """
+    host = LOCALHOST.get(config.broker.broker_ip1, config.broker.broker_ip1)
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise ConfigError(
+            f"broker.broker_ip1 = {host!r} must be an IPv4 address: it becomes part of message ids"
+        ) from None
+    return pack_host(host, config.advertised_port)
+
+
+def empty_tables(config: BrokerConfig) -> StateTables:
+    """Return tables with the built-in topics and groups."""
+    return StateTables(
+        builtin_topics=builtin_topics(
+            config.broker.cluster_name,
+            config.broker.broker_name,
+            default_topic_queue_nums=config.broker.default_topic_queue_nums,
+            delay_levels=len(config.delay_levels_ms),
+            auto_create_topic_enable=config.broker.auto_create_topic_enable,
+            trace_topic=(
+                config.broker.msg_trace_topic_name if config.broker.trace_topic_enable else ""
+            ),
+        ),
+        builtin_groups=builtin_groups(),
+    )
+
+
+def store_settings(
+    config: BrokerConfig,
+    pid: int,
+    queue_files_max: int = MAX_OPEN_FILES,
+    utc_offset: UtcOffset = utc,
+) -> StoreSettings:
+    """Return sizes and places of the files."""
+    store = config.store
+    return StoreSettings(
+        root=store.path_root_dir,
+        segment_bytes=store.mapped_file_size_commit_log,
+        queue_file_units=store.mapped_file_size_consume_queue // UNIT_BYTES,
+        index_slots=store.max_hash_slot_num,
+        index_entries_max=store.max_index_num,
+        delay_levels_ms=config.delay_levels_ms,
+        pid=pid,
+        sync_flush=config.sync_flush,
+        queue_files_max=queue_files_max,
+        utc_offset=utc_offset,
+    )
+
+
+def broker_settings(config: BrokerConfig, store_host: bytes, memory_bytes: int) -> BrokerSettings:
+    """Return what processors need."""
+    store = config.store
+    return BrokerSettings(
+        cluster_name=config.broker.cluster_name,
+        broker_name=config.broker.broker_name,
+        address=config.advertised_address,
+        store_host=store_host,
+        broker_permission=config.broker.broker_permission,
+        max_message_bytes=store.max_message_size,
+        delay_levels_ms=config.delay_levels_ms,
+        timer_wheel_enable=config.store.timer_wheel_enable,
+        timer_max_delay_s=config.store.timer_max_delay_sec,
+        timer_pending_max=config.store.timer_pending_max,
+        disk_warning_ratio=config.store.disk_space_warning_level_ratio / 100,
+        slave_read_enable=config.broker.slave_read_enable,
+        long_polling_enable=config.broker.long_polling_enable,
+        short_polling_time_ms=config.broker.short_polling_time_ms,
+        enable_property_filter=config.broker.enable_property_filter,
+        filter_support_retry=config.broker.filter_support_retry,
+        reject_transaction_message=config.broker.reject_transaction_message,
+        store_reply_message_enable=config.broker.store_reply_message_enable,
+        pull_limits=ReadLimits(
+            store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
+        ),
+        cold_pull_limits=ReadLimits(
+            store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
+        ),
+        recent_bytes=memory_bytes * store.access_message_in_memory_max_ratio // 100,
+        follower_id=follower_id(f"n{config.self_number}"),
+    )
+
+
+def server_limits(config: BrokerConfig) -> ServerLimits:
+    """Return the limits of the port for clients."""
+    server = config.server
+    return ServerLimits(
+        max_connections=server.max_connections,
+        reserved_connections=min(
+            server.reserved_connections, server.max_connections // RESERVED_SHARE
+        ),
+        reserved_codes=BROKER_RESERVED,
+        connection=ConnectionLimits(
+            max_frame_bytes=server.max_frame_bytes,
+            max_in_flight=server.max_in_flight,
+            max_in_flight_bytes=server.max_in_flight_bytes,
+            max_write_buffer_bytes=server.max_write_buffer_bytes,
+            write_buffer_bytes=min(
+                DEFAULT_LIMITS.write_buffer_bytes, server.max_write_buffer_bytes
+            ),
+            idle_timeout_s=server.idle_timeout_s,
+        ),
+    )
+
+
+def table_settings(config: BrokerConfig) -> TableSettings:
+    """Return what tables of topics, groups, clients and offsets get."""
+    broker = config.broker
+    limits = TableLimits(
+        topics=broker.max_topics,
+        groups=broker.max_groups,
+        group_topics=broker.max_group_topics,
+        topics_per_group=broker.max_topics_per_group,
+        clients=broker.max_clients,
+        clients_per_group=broker.max_clients_per_group,
+        topics_per_account=broker.max_topics_per_account,
+        groups_per_account=broker.max_groups_per_account,
+        group_topics_per_account=broker.max_group_topics_per_account,
+        clients_per_account=broker.max_clients_per_account,
+    )
+    return TableSettings(
+        auto_create_topic_enable=broker.auto_create_topic_enable,
+        auto_create_subscription_group=broker.auto_create_subscription_group,
+        offset_interval_s=broker.flush_consumer_offset_interval_ms / 1000,
+        lock_lease_s=broker.lock_lease_ms / 1000,
+        limits=limits,
+    )
+
+
+def memory_budget(config: BrokerConfig, memory_bytes: int, peer_frames: FrameRoom) -> MemoryBudget:
+    """Return the memory that connections may hold, those of other members included."""
+    server = config.server
+    return MemoryBudget(
+        BudgetLimits(
+            total_bytes=budget_bytes(server.memory_budget_bytes, memory_bytes),
+            unfinished_bytes=server.max_unfinished_bytes,
+            max_frame_bytes=server.max_frame_bytes,
+        ),
+        peer_frames=peer_frames,
+    )
+
+
+def disk_bytes(config: BrokerConfig, disk: Disk) -> Callable[[], tuple[int, int]]:
+    """Return a function for size and free bytes of the log's file system, as `df` counts."""
+    root = config.store.path_root_dir
+    return lambda: (disk.total_bytes(root), disk.free_bytes(root))
+
+
+def disk_ratio(config: BrokerConfig, disk: Disk) -> Callable[[], float]:
+    """Return a function for the used part of what is used and available, as `df` counts it."""
+    root = config.store.path_root_dir
+    return lambda: 1.0 - disk.free_bytes(root) / disk.total_bytes(root)

@@ -1,0 +1,370 @@
+"""Proposals of a broker group: queued, sealed into entries, answered.
+
+Group commit: what arrives while an entry is being flushed waits and becomes the next entry, so
+the price of an entry (a flush, a round trip, a tick of the consensus code) is shared by however
+many messages there are. An idle group seals a proposal at once.
+
+Sealing is one synchronous step: check the leadership, give out queue offsets from applied state
+plus what is in flight, append. So what was checked cannot change before it is in the log, and
+`apply` never has to refuse.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import structlog
+import trio
+
+from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch, Run
+from commitlog.errors import DiskFullError, LocalProtocolError, LogBusyError
+from dledger.broker_errors import (
+    NotLeaderError,
+    PendingFullError,
+    ShuttingDownError,
+    UnknownOutcomeError,
+)
+from dledger.group_api import OnDone, Proposed
+from dledger.raft.journal import Proposal
+from dledger.raft.node import RaftNode
+from dledger.raft.wakeup import Wakeup
+from dledger.services.fence import STOPS_NODE
+from dledger.services.service_counts import ServiceCounts
+from dledger.state.tables import QueueKey, StateTables
+from dledger.store import ReplicaStore
+from remoting.seams import Clock
+
+log = structlog.get_logger(__name__)
+
+EXPIRE_INTERVAL_S: Final = 0.2
+"""How often overdue proposals are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Limits of a group, each with its unit."""
+
+    pending_bytes_max: int = 64 << 20
+    """Bytes proposed and not yet answered; above it proposals are refused."""
+    entry_bytes_max: int = 16 << 20
+    """Largest entry; the library would start to chunk far above it."""
+    quorum_timeout_s: float = 3.0
+    """A proposal without an answer for so long ends as unknown."""
+    drain_timeout_s: float = 5.0
+    """How long a clean stop waits for proposals in flight."""
+    checkpoint_interval_s: float = 3.0
+    """How far a restart after a kill may have to replay."""
+    scrub_bytes_per_s: int = 0
+    """How fast the log is checked for damage; 0: all of it about once a day."""
+    sync_replication: bool = True
+    """Answer when a majority has the entry; else when this leader has it."""
+
+
+@dataclass(slots=True)
+class Leadership:
+    """The right to append in one term. Its scope is cancelled the moment it ends."""
+
+    term: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+@dataclass(slots=True)
+class _Pending:
+    batch: RecordBatch
+    on_done: OnDone
+    size: int
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """An appended entry whose proposers wait."""
+
+    index: int
+    term: int
+    store_time_ms: int
+    deadline_s: float
+    waiting: list[tuple[_Pending, tuple[int, ...], int]]
+    late_bytes: int = 0
+    """Answered as unknown, and still on their way."""
+
+
+class PendingQueueOffsets:
+    """Next offset of every queue: applied state plus what this leader has appended since."""
+
+    def __init__(self, tables: StateTables) -> None:
+        self._tables = tables
+        self._next: dict[QueueKey, int] = {}
+
+    def plan(self, runs: Iterable[Run]) -> tuple[list[int], dict[QueueKey, int]]:
+        """Return the first offset of each run, and what to `keep` once they are appended."""
+        known, following = self._next, dict[QueueKey, int]()
+        first_offsets = []
+        for run in runs:
+            key = (run.topic, run.queue_id)
+            first = following.get(key)
+            if first is None:
+                first = known.get(key)
+                if first is None:
+                    first = self._tables.max_offset(*key)
+            first_offsets.append(first)
+            following[key] = first + run.count
+        return first_offsets, following
+
+    def keep(self, following: dict[QueueKey, int]) -> None:
+        """Count the runs of a plan as appended."""
+        self._next.update(following)
+
+    def forget_topics(self, topics: tuple[str, ...]) -> None:
+        """Drop what is known of deleted topics: a topic of that name begins at 0 again.
+
+        Call it when the deletion is applied (`Applied.deleted_topics`). Nothing of these topics
+        is in flight then: processors refuse sends between proposal and apply of a deletion.
+        """
+        for key in [key for key in self._next if key[0] in topics]:
+            del self._next[key]
+
+    def clear(self) -> None:
+        """Forget everything: leadership has begun or ended."""
+        self._next.clear()
+
+
+class Proposals:
+    """The proposals of one replica, in the order in which they came.
+
+    Attributes:
+        settings: May be replaced while the group runs.
+        leadership: Set while this replica leads and has applied an entry of its own term.
+        service_counts: Also counts listeners that failed.
+    """
+
+    node: RaftNode
+
+    def __init__(self, store: ReplicaStore, settings: GroupSettings, clock: Clock) -> None:
+        self.store = store
+        self.settings = settings
+        self.leadership: Leadership | None = None
+        self.service_counts = ServiceCounts()
+        self._clock = clock
+        self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
+        self._late_bytes = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._offsets = PendingQueueOffsets(store.tables)
+        self._draining = False
+        self._drained = Wakeup()
+        self._expire_wake = Wakeup()
+
+    @property
+    def state(self) -> StateTables:
+        """The applied state; read only."""
+        return self.store.tables
+
+    @property
+    def leader_address(self) -> str | None:
+        """Advertised address of the leader's broker, as far as known."""
+        if self.node.is_leader:
+            return self.node.settings.client_address
+        return self.node.leader_client_address()
+
+    def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
+        """Queue *batch* for the next entry; all of it goes into one.
+
+        *on_done* is called exactly once, later, never from inside this call.
+
+        Raises:
+            NotLeaderError, ShuttingDownError, PendingFullError: Nothing was stored.
+            LocalProtocolError: The batch is larger than an entry may be; nothing was stored.
+        """
+        if self.leadership is None:
+            raise NotLeaderError(self.leader_address, self.node.term)
+        if self._draining:
+            raise ShuttingDownError("this broker is stopping; nothing was stored")
+        size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
+        if size + ENTRY_HEADER_BYTES > self.settings.entry_bytes_max:
+            raise LocalProtocolError(
+                f"a batch of {size} bytes does not fit an entry of {self.settings.entry_bytes_max}"
+            )
+        on_their_way = self._pending_bytes + self._late_bytes
+        if on_their_way + size > self.settings.pending_bytes_max:
+            raise PendingFullError(f"{on_their_way} bytes wait for a majority; nothing was stored")
+        if self._late_bytes:
+            # What comes now would stand behind it and end as unknown, too.
+            raise PendingFullError(
+                "no majority has taken what was sent before in time (a full or slow disk, or a"
+                " member that is away); nothing was stored"
+            )
+        self._pending_bytes += size
+        self._pending.append(_Pending(batch, on_done, size))
+        self._expire_wake.set()
+
+    async def submit(self, batch: RecordBatch) -> Proposed:
+        """`propose`, awaited.
+
+        Raises:
+            UnknownOutcomeError: The entry may or may not be stored.
+            NotLeaderError, DiskFullError: It is certainly not stored; also everything `propose`
+                raises.
+        Cancellation: The entry may still be stored.
+        """
+        done = trio.Event()
+        results: list[Proposed] = []
+
+        def on_done(proposed: Proposed) -> None:
+            results.append(proposed)
+            done.set()
+
+        self.propose(batch, on_done)
+        self.kick()
+        await done.wait()
+        proposed = results[0]
+        if proposed.outcome == "unknown":
+            raise UnknownOutcomeError("leadership or the wait ended first; it may be stored")
+        if proposed.outcome == "not_stored":
+            raise proposed.error or NotLeaderError(self.leader_address, self.node.term)
+        return proposed
+
+    def kick(self) -> None:
+        """Seal what is waiting, unless a flush is on its way: then its end does."""
+        if self._pending and not self.node.flushing:
+            self.node.settle()
+
+    def _seal_all(self) -> None:
+        while self._pending and self.leadership is not None and not self.node.transferring:
+            if not self._seal():
+                return
+
+    def _seal(self) -> bool:
+        taken: list[_Pending] = []
+        size = ENTRY_HEADER_BYTES
+        while self._pending and (
+            not taken or size + self._pending[0].size <= self.settings.entry_bytes_max
+        ):
+            taken.append(self._pending.popleft())
+            size += taken[-1].size
+        runs = (run for pending in taken for run in pending.batch.runs)
+        offsets, following = self._offsets.plan(runs)
+        proposal = Proposal(
+            [pending.batch for pending in taken], offsets, self.node.clocks.store_time_ms()
+        )
+        try:
+            index = self.node.append(proposal)
+        except LogBusyError:
+            # Nothing was sealed: they wait until the space is there, see `Maintenance`.
+            self._pending.extendleft(reversed(taken))
+            return False
+        except DiskFullError as error:
+            log.error("append_without_space", error=str(error))
+            for pending in taken:
+                self._finish(pending, Proposed("not_stored", error=error))
+            return False
+        self._offsets.keep(following)
+        self._in_flight.append(self._entry_in_flight(index, taken, offsets))
+        return True
+
+    def _entry_in_flight(self, index: int, taken: list[_Pending], offsets: list[int]) -> _InFlight:
+        entry_log = self.store.log
+        count = sum(len(pending.batch.sizes) for pending in taken)
+        position = entry_log.position_at(index) + ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * count
+        waiting, at = [], 0
+        for pending in taken:
+            runs = len(pending.batch.runs)
+            waiting.append((pending, tuple(offsets[at : at + runs]), position))
+            position += int(np.sum(pending.batch.sizes, dtype=np.int64))
+            at += runs
+        return _InFlight(
+            index=index,
+            term=self.node.term,
+            store_time_ms=entry_log.last_store_time_ms,
+            deadline_s=self._clock.monotonic() + self.settings.quorum_timeout_s,
+            waiting=waiting,
+        )
+
+    def _finish(self, pending: _Pending, proposed: Proposed) -> None:
+        self._pending_bytes -= pending.size
+        self.call(pending.on_done, proposed)
+        if self._draining and not self._pending_bytes:
+            self._drained.set()
+
+    def _answer(self, entry: _InFlight, outcome: str) -> None:
+        waiting, entry.waiting = entry.waiting, []
+        for pending, offsets, position in waiting:
+            if outcome == "stored":
+                proposed = Proposed(
+                    "stored", offsets, position, entry.store_time_ms, entry.index, entry.term
+                )
+            else:
+                proposed = Proposed("unknown" if outcome == "unknown" else "not_stored")
+            self._finish(pending, proposed)
+
+    def resolve(self, index: int) -> None:
+        """Answer what is in flight up to entry *index*, which is applied."""
+        while self._in_flight and self._in_flight[0].index <= index:
+            entry = self._next_in_flight()
+            if entry.index < self.store.log.first_index:
+                self._answer(entry, "unknown")  # a snapshot took its place
+                continue
+            stored = self.store.log.term_at(entry.index) == entry.term
+            self._answer(entry, "stored" if stored else "not_stored")
+
+    def _next_in_flight(self) -> _InFlight:
+        entry = self._in_flight.popleft()
+        self._late_bytes -= entry.late_bytes
+        return entry
+
+    def _answer_stable(self) -> None:
+        stable = self.node.journal.stable_index
+        for entry in self._in_flight:
+            if entry.index > stable or entry.term != self.node.term:
+                return
+            self._answer(entry, "stored")
+
+    def call(self, listener: Callable[[Any], None], value: Any) -> None:
+        """Call *listener*; an unexpected error is counted and logged, and ends nothing."""
+        try:
+            listener(value)
+        except STOPS_NODE:
+            raise
+        except Exception as error:
+            self.service_counts.listener_failures += 1
+            name = getattr(listener, "__qualname__", repr(listener))
+            log.error("listener_failed", listener=name, exc_info=error)
+
+    async def drain(self) -> bool:
+        """Refuse new proposals and wait for those in flight; return whether all were answered."""
+        self._draining = True
+        if not self._pending_bytes:
+            return True
+        return await self._drained.wait_or(self._clock, self.settings.drain_timeout_s)
+
+    async def _expire_loop(self) -> None:
+        """End as unknown what no majority has taken in time; refuse what a hanging disk keeps."""
+        head, since, waiting = None, 0.0, 0
+        while True:
+            if not (self._in_flight or self._pending):
+                await self._expire_wake.wait()
+            await self._clock.sleep(EXPIRE_INTERVAL_S)
+            now = self._clock.monotonic()
+            for entry in list(self._in_flight):
+                if entry.deadline_s > now:
+                    break
+                late = sum(pending.size for pending, _, _ in entry.waiting)
+                entry.late_bytes += late
+                self._late_bytes += late
+                self._answer(entry, "unknown")
+            first = self._pending[0] if self._pending else None
+            if first is None or first is not head:
+                head, since, waiting = first, now, len(self._pending)
+            elif now - since >= self.settings.quorum_timeout_s:
+                # The disk hangs: nothing was sealed since.
+                error = PendingFullError(f"nothing was written for {now - since:.1f} s")
+                for _ in range(waiting):
+                    self._finish(self._pending.popleft(), Proposed("not_stored", error=error))
+                head = None
+
+    def forget_topics(self, topics: tuple[str, ...]) -> None:
+        """Forget the queue offsets of *topics*, whose deletion is applied."""
+        self._offsets.forget_topics(topics)

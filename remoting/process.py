@@ -1,0 +1,231 @@
+"""What a daemon sets for its own process: descriptors, freed memory, garbage collection.
+
+A flood of clients must not take the descriptors that segments and queues need: a broker that
+cannot open its next segment has to end, one that closes a connection has not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from remoting.seams import Clock
+
+CONNECTIONS_SHARE: Final = 0.5
+"""At most this share of the descriptors are clients; files and members have the rest."""
+
+OWN_DESCRIPTORS: Final = 32
+"""Descriptors of the process itself: standard streams, event loop, listeners, links to members and
+NameServers, lock and Raft files, and what a checkpoint opens for a moment. A broker of three was
+seen to have 27 with its log's files, and 35 while it wrote a checkpoint."""
+
+MIN_LOG_DESCRIPTORS: Final = 16
+"""Of segments, entry index and key index: those that are written, and the ones before."""
+
+LOG_SHARE: Final = 0.15
+"""At most this share of the descriptors are the log's: a file that is not used gives its own back,
+and is opened again for a read of old messages."""
+
+DESCRIPTORS_PER_QUEUE_FILE: Final = 2
+"""A mapped file has one of its own and one that the mapping holds."""
+
+MIN_QUEUE_FILES: Final = 4
+"""Fewer would have every message open a file."""
+
+QUEUE_FILES_SHARE: Final = 0.25
+"""At most this share of the descriptors are consume queue files."""
+
+LARGE_BLOCK_BYTES: Final = 128 * 1024
+"""glibc's own bound before it begins to move it: blocks from here on are mappings of their own."""
+
+# <malloc.h>
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+CGROUPS: Final = "/sys/fs/cgroup"
+OWN_CGROUPS: Final = "/proc/self/cgroup"
+
+LOOK_INTERVAL_S: Final = 1.0
+
+COLLECTIONS_MIN: Final = 5
+"""Collections of young objects, each of some 7,000, after which the survivors are looked at."""
+
+COLLECTIONS_MAX: Final = 10
+"""Above it there are too many survivors for one turn of the loop: a snapshot was read. They are
+frozen as they are."""
+
+OBJECTS_MIN: Final = 200_000
+"""With fewer a full collection takes a few hundredths of a second."""
+
+FULL_INTERVAL_S: Final = 600.0
+"""Between two full collections: a table that fills up doubles several times within a minute."""
+
+NEVER: Final = 1_000_000_000
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorShares:
+    """Who may have how many descriptors.
+
+    Attributes:
+        connections: Connections of clients, over all listeners.
+        queue_files: Consume queue files that are kept open.
+        file_descriptors: Descriptors of all files, those of queues included; None: no limit.
+    """
+
+    connections: int
+    queue_files: int
+    file_descriptors: int | None
+
+
+def share_descriptors(
+    wanted_connections: int, wanted_queue_files: int, open_files: int | None
+) -> DescriptorShares:
+    """Return the shares of a process.
+
+    Args:
+        wanted_connections: What the settings ask for.
+        wanted_queue_files: As many as are of use; 0 for a process that has none.
+        open_files: Its limit; None: there is none.
+    """
+    if open_files is None:
+        return DescriptorShares(wanted_connections, wanted_queue_files, None)
+    for_files = int(open_files * QUEUE_FILES_SHARE) // DESCRIPTORS_PER_QUEUE_FILE
+    queue_files = min(wanted_queue_files, max(MIN_QUEUE_FILES, for_files))
+    of_log = max(MIN_LOG_DESCRIPTORS, int(open_files * LOG_SHARE))
+    of_files = queue_files * DESCRIPTORS_PER_QUEUE_FILE + of_log
+    left = open_files - OWN_DESCRIPTORS - of_files
+    connections = min(wanted_connections, int(open_files * CONNECTIONS_SHARE), left)
+    return DescriptorShares(max(1, connections), queue_files, of_files)
+
+
+def raise_open_files() -> int | None:
+    """Raise this process's limit of open files as far as it may; return it, None without one."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        hard = soft  # macOS takes no unlimited one
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def memory_bytes(cgroups: str = CGROUPS, own: str = OWN_CGROUPS) -> int:
+    """Return how much memory this process may use: the machine's, or less in a container.
+
+    Args:
+        cgroups: Where the kernel shows control groups.
+        own: The file that names the groups of this process.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_cgroup_limits(cgroups, own)])
+
+
+def _cgroup_limits(cgroups: str, own: str) -> list[int]:
+    """Return the limits of the groups that this process is in, of both versions of the interface.
+
+    Inside a container its own group is often shown as the root, so that is looked at as well.
+    """
+    files = [f"{cgroups}/memory.max", f"{cgroups}/memory/memory.limit_in_bytes"]
+    for line in _text_of(own).splitlines():
+        number, _, rest = line.partition(":")
+        kinds, _, path = rest.partition(":")
+        if number == "0":
+            while path.strip("/"):
+                files.append(f"{cgroups}{path}/memory.max")
+                path = path.rpartition("/")[0]
+        elif "memory" in kinds.split(","):
+            files.append(f"{cgroups}/memory{path}/memory.limit_in_bytes")
+    texts = (_text_of(file).strip() for file in files)
+    return [int(text) for text in texts if text.isdecimal()]  # "max": none
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def give_freed_memory_back() -> None:
+    """Have the C library return each freed block of 128 KiB or more to the machine, at once.
+
+    glibc raises that bound by itself up to 32 MiB: what one flood of large frames took stays with
+    the process, in pieces that the next one does not fit into. With the bound fixed a large block
+    costs its page faults each time, so this is for daemons that seldom have one. Elsewhere than
+    with glibc nothing happens.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is None:
+        return
+    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        set_option(option, LARGE_BLOCK_BYTES)
+
+
+class GarbageCollection:
+    """Collects the garbage of a daemon that holds millions of objects for a long time.
+
+    The interpreter's full collection goes through every object there is: with a hundred thousand
+    queues the event loop stands still for a third of a second, again and again. Here a collection
+    covers only what is new; what survives is frozen, so that no later one covers it. Cycles among
+    frozen objects that become garbage stay until there are twice as many objects as there were,
+    which costs one full collection.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._objects = OBJECTS_MIN
+        self._full_at = clock.monotonic()
+
+    @contextmanager
+    def in_charge(self) -> Iterator[None]:
+        """Leave old objects to `run` while the block runs: what it reads at its start, too."""
+        young, middle, old = gc.get_threshold()
+        gc.set_threshold(young, middle, NEVER)
+        try:
+            yield
+        finally:
+            gc.set_threshold(young, middle, old)
+            gc.unfreeze()
+
+    async def run(self) -> None:
+        """Collect once a second, until cancelled. To be called within `in_charge`."""
+        while True:
+            self.look()
+            await self._clock.sleep(LOOK_INTERVAL_S)
+
+    def look(self) -> None:
+        """Collect what became garbage among new objects, if there are enough of them."""
+        collections = gc.get_count()[2]
+        if collections < COLLECTIONS_MIN:
+            return
+        if collections > COLLECTIONS_MAX:
+            gc.freeze()
+            self._objects = max(self._objects, gc.get_freeze_count())
+            return
+        now = self._clock.monotonic()
+        doubled = gc.get_freeze_count() > 2 * self._objects
+        if doubled and now - self._full_at >= FULL_INTERVAL_S:
+            gc.unfreeze()
+            found = gc.collect()
+            gc.freeze()
+            self._objects = max(OBJECTS_MIN, gc.get_freeze_count())
+            self._full_at = now
+            log.info("full_garbage_collection", found=found, objects=self._objects)
+            return
+        gc.collect()
+        gc.freeze()

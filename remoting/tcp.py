@@ -1,0 +1,295 @@
+"""TCP of this machine, plain and with TLS."""
+
+from __future__ import annotations
+
+import errno
+import math
+import socket
+import ssl
+from typing import Final
+
+import trio
+from typing_extensions import Buffer
+
+from remoting.log import get_logger
+from remoting.seams import Listener, ServerTls, Stream
+
+LISTEN_BACKLOG: Final = 1024
+"""Connections that the kernel holds between two accepts (RocketMQ's number)."""
+
+UNACKNOWLEDGED_TIMEOUT_MS: Final = 10_000
+"""What the other machine's kernel has not acknowledged for so long ends a connection."""
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""How long a TLS handshake may take: a peer that stops half-way must not keep a descriptor."""
+
+FD_EXHAUSTED_PAUSE_S: Final = 0.1
+"""When descriptors run out, accepting again at once would only spin."""
+
+ACCEPT_LOGGED_EVERY_S: Final = 60.0
+"""A listener that cannot accept writes a line this often."""
+
+_TLS_FIRST_BYTE: Final = 0x16
+# What accept(2) reports of the connection it was about to return, not of the listener.
+_GONE_ERRORS: Final = frozenset(
+    (
+        errno.ECONNABORTED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,  # gone between accept and getpeername
+        errno.EPERM,  # a firewall said no
+        errno.EPROTO,
+        errno.ETIMEDOUT,
+    )
+)
+
+_log = get_logger(__name__)
+
+
+class TcpNetwork:
+    """TCP of this machine, TCP_NODELAY on."""
+
+    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
+        """Bind *host* (a name or an address; empty means all) and listen.
+
+        Raises:
+            OSError: It cannot be bound; the text names host and port.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        found = await trio.socket.getaddrinfo(
+            host or "0.0.0.0",
+            port,
+            family,
+            socket.SOCK_STREAM,
+        )
+        sock = trio.socket.socket(found[0][0], socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await sock.bind(found[0][4])
+            sock.listen(LISTEN_BACKLOG)
+        except OSError as error:
+            sock.close()
+            reason = f"cannot listen on {host}:{port}: {error.strerror or error}"
+            raise OSError(error.errno, reason) from error
+        except BaseException:
+            sock.close()
+            raise
+        return TcpListener(trio.SocketListener(sock), tls)
+
+    async def connect(
+        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> Stream:
+        """Connect, TLS handshake included.
+
+        Raises:
+            OSError: Refused, unreachable or timed out; nothing was sent.
+        """
+        try:
+            with trio.fail_after(timeout_s):
+                tcp = await _wrapped(await trio.open_tcp_stream(host, port))
+                if tls is None:
+                    return tcp
+                stream = TlsStream(tcp, tls, server_hostname=host)
+                try:
+                    await stream.handshake()
+                except BaseException:
+                    await trio.aclose_forcefully(tcp.plain)
+                    raise
+                return stream
+        except trio.TooSlowError as error:
+            raise TimeoutError(f"no connection to {host}:{port} within {timeout_s} s") from error
+        except trio.BrokenResourceError as error:
+            raise ConnectionError(
+                f"TLS handshake with {host}:{port} failed: {error.__cause__ or error}"
+            ) from error
+
+
+class TcpListener:
+    """A bound TCP server socket."""
+
+    def __init__(self, listener: trio.SocketListener, tls: ServerTls | None) -> None:
+        self._listener = listener
+        self._tls = tls if tls is not None and tls.mode != "disabled" else None
+        self.address = _address(listener.socket.getsockname())
+        self._failures = 0
+        self._next_line_s = -math.inf
+
+    async def accept(self) -> Stream:
+        """Return the next connection.
+
+        Waits while the process is out of descriptors, and tries again after any other error: what
+        one connection or a short lack of something does must not end the daemon.
+        """
+        while True:
+            try:
+                tcp = await _wrapped(await self._listener.accept())
+            except OSError as error:
+                if error.errno not in _GONE_ERRORS:
+                    self._note_failure(error)
+                    await trio.sleep(FD_EXHAUSTED_PAUSE_S)
+                continue
+            return tcp if self._tls is None else _ServerStream(tcp, self._tls)
+
+    def _note_failure(self, error: OSError) -> None:
+        """Log that nothing can be accepted, once and then a line a minute."""
+        self._failures += 1
+        now_s = trio.current_time()
+        if now_s >= self._next_line_s:
+            self._next_line_s = now_s + ACCEPT_LOGGED_EVERY_S
+            _log.warning(
+                "accept_waits",
+                address=self.address,
+                error=str(error),
+                times=self._failures,
+                pause_s=FD_EXHAUSTED_PAUSE_S,
+            )
+            self._failures = 0
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        await self._listener.aclose()
+
+
+class SocketStream:
+    """A connected TCP socket."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._socket = stream.socket
+        self._stream = stream
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Else a cut that drops packets is noticed, and left, only after minutes of back-off.
+            stream.socket.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_TIMEOUT_MS
+            )
+        self.peer_address = _address(stream.socket.getpeername())
+        self.local_address = _address(stream.socket.getsockname())
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        await self._stream.send_all(memoryview(data))
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return at least one byte, or nothing at the end of the stream."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """Close both directions at once."""
+        await self._stream.aclose()
+
+    async def first_byte(self) -> int:
+        """Return the first byte to be received, which stays to be received; -1 at the end."""
+        try:
+            first = await self._socket.recv(1, socket.MSG_PEEK)
+        except OSError as error:
+            raise trio.BrokenResourceError(str(error)) from error
+        return first[0] if first else -1
+
+    @property
+    def plain(self) -> trio.SocketStream:
+        """The trio stream below, for a TLS layer to be put on."""
+        return self._stream
+
+
+class TlsStream:
+    """TLS over a TCP socket."""
+
+    def __init__(
+        self, tcp: SocketStream, context: ssl.SSLContext, *, server_hostname: str | None
+    ) -> None:
+        self.peer_address = tcp.peer_address
+        self.local_address = tcp.local_address
+        self._stream: trio.SSLStream[trio.SocketStream] = trio.SSLStream(
+            tcp.plain,
+            context,
+            server_hostname=server_hostname,
+            server_side=server_hostname is None,
+            https_compatible=True,
+        )
+        # send_all and receive_some both run the handshake; one that fails leaves the stream broken.
+
+    async def handshake(self) -> None:
+        """Agree on keys; raises trio.BrokenResourceError when the peer does not speak TLS."""
+        await self._stream.do_handshake()
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        await self._stream.send_all(memoryview(data))
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return at least one byte, or nothing at the end of the stream."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """Close both directions at once."""
+        # No closing handshake: the frames say where messages end, and a dead peer must not hold us.
+        await trio.aclose_forcefully(self._stream)
+
+
+class _ServerStream:
+    """An accepted connection that finds out by itself, on first use, whether it is TLS."""
+
+    def __init__(self, tcp: SocketStream, tls: ServerTls) -> None:
+        self.peer_address = tcp.peer_address
+        self.local_address = tcp.local_address
+        self._tcp = tcp
+        self._tls = tls
+        self._inner: SocketStream | TlsStream | None = None
+        self._opening = trio.Lock()
+
+    async def _open(self) -> SocketStream | TlsStream:
+        async with self._opening:
+            if self._inner is None:
+                self._inner = await self._negotiate()
+            return self._inner
+
+    async def _negotiate(self) -> SocketStream | TlsStream:
+        context = self._tls.context
+        if self._tls.mode == "permissive":
+            first = await self._tcp.first_byte()
+            if first != _TLS_FIRST_BYTE or context is None:
+                return self._tcp
+        if context is None:
+            raise trio.BrokenResourceError("TLS is enforced and no certificate is loaded")
+        stream = TlsStream(self._tcp, context, server_hostname=None)
+        try:
+            with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                await stream.handshake()
+        except trio.TooSlowError as error:
+            raise trio.BrokenResourceError("no TLS handshake in time") from error
+        return stream
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of *data*."""
+        inner = self._inner
+        if inner is None:
+            inner = await self._open()
+        await inner.send_all(data)
+
+    async def receive_some(self, max_bytes: int) -> Buffer:
+        """Return at least one byte, or nothing at the end of the stream."""
+        inner = self._inner
+        if inner is None:
+            inner = await self._open()
+        return await inner.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """Close both directions at once."""
+        inner = self._inner
+        await (self._tcp if inner is None else inner).aclose()
+
+
+async def _wrapped(stream: trio.SocketStream) -> SocketStream:
+    try:
+        return SocketStream(stream)
+    except OSError:  # the peer is gone already and has no address any more
+        await stream.aclose()
+        raise
+
+
+def _address(raw: object) -> tuple[str, int]:
+    if isinstance(raw, tuple) and len(raw) >= 2:
+        return str(raw[0]), int(raw[1])
+    return str(raw), 0

@@ -1,0 +1,169 @@
+"""Real sockets and TLS."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+import trustme
+
+from commitlog.errors import ConfigError
+from remoting.client import RemotingClient
+from remoting.errors import ConnectFailedError, RemotingError
+from remoting.processor import Limiter, ProcessorTable
+from remoting.protocol.command import request, response_to
+from remoting.seams import TlsMode
+from remoting.server import RemotingServer
+from remoting.tcp import TcpNetwork
+from remoting.tls import client_tls, server_tls
+
+ECHO = 900
+
+
+async def test_listener_waits_out_a_lack_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = TcpNetwork()
+    listener = await network.listen("127.0.0.1", 0)
+    real_accept = trio.SocketListener.accept
+    failures = [errno.ECONNABORTED, errno.EMFILE, errno.ENFILE]
+
+    async def accept(self: trio.SocketListener) -> trio.SocketStream:
+        if failures:
+            raise OSError(failures.pop(0), "no")
+        return await real_accept(self)
+
+    monkeypatch.setattr(trio.SocketListener, "accept", accept)
+    async with trio.open_nursery() as nursery:
+
+        async def knock() -> None:
+            stream = await network.connect(*listener.address, timeout_s=5)
+            await stream.receive_some(1)
+            await stream.aclose()
+
+        nursery.start_soon(knock)
+        accepted = await listener.accept()
+        assert failures == []
+        assert accepted.local_address == listener.address
+        await accepted.aclose()
+    await listener.aclose()
+
+
+async def test_a_listener_that_cannot_accept_goes_on_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    listener = await TcpNetwork().listen("127.0.0.1", 0)
+    failures = [errno.EMFILE] * 700 + [errno.EIO, errno.EINVAL]
+
+    async def accept(self: trio.SocketListener) -> trio.SocketStream:
+        await trio.lowlevel.checkpoint()
+        if failures:
+            raise OSError(failures.pop(0), "no")
+        raise trio.ClosedResourceError
+
+    monkeypatch.setattr(trio.SocketListener, "accept", accept)
+    with structlog.testing.capture_logs() as lines, pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
+    await listener.aclose()
+    assert failures == []
+    said = [line for line in lines if line["event"] == "accept_waits"]
+    assert [line["times"] for line in said] == [1, 600]
+    assert said[0]["address"] == listener.address
+
+
+async def test_connecting_gives_up_in_time() -> None:
+    with pytest.raises(OSError):  # refused, unreachable or timed out: any will do
+        await TcpNetwork().connect("127.0.0.1", 1, timeout_s=0.2)
+
+
+# ---------------------------------------------------------------------------------- TLS
+
+
+class Certificates:
+    """A certificate authority and what it signed, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        ca = trustme.CA()
+        issued = ca.issue_cert("127.0.0.1")
+        self.ca = str(folder / "ca.pem")
+        self.cert = str(folder / "cert.pem")
+        self.key = str(folder / "key.pem")
+        ca.cert_pem.write_to_path(self.ca)
+        issued.cert_chain_pems[0].write_to_path(self.cert)
+        issued.private_key_pem.write_to_path(self.key)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+async def serve(nursery: trio.Nursery, mode: TlsMode, certificates: Certificates | None) -> str:
+    table = ProcessorTable()
+    table.register(ECHO, lambda _, a: response_to(a, 0, None, {}, a.body), Limiter("test", 10))
+    tls = server_tls(
+        mode,
+        cert_file=certificates.cert if certificates else None,
+        key_file=certificates.key if certificates else None,
+    )
+    server = RemotingServer(TcpNetwork(), table, tls=tls)
+    host, port = await nursery.start(server.serve, "127.0.0.1", 0)
+    return f"{host}:{port}"
+
+
+async def echo(
+    nursery: trio.Nursery, address: str, tls: ssl.SSLContext | None, body: bytes = b"hello"
+) -> bytes:
+    client = RemotingClient(nursery, TcpNetwork(), tls=tls)
+    return bytes((await client.invoke(address, request(ECHO, {}, body))).body)
+
+
+async def test_permissive_serves_plain_and_tls(
+    nursery: trio.Nursery, certificates: Certificates
+) -> None:
+    address = await serve(nursery, "permissive", certificates)
+    assert await echo(nursery, address, None) == b"hello"
+    body = bytes(1_000_000)
+    assert await echo(nursery, address, client_tls(ca_file=certificates.ca), body) == body
+
+
+async def test_enforcing_refuses_plain(nursery: trio.Nursery, certificates: Certificates) -> None:
+    address = await serve(nursery, "enforcing", certificates)
+    assert await echo(nursery, address, client_tls(ca_file=certificates.ca)) == b"hello"
+    with pytest.raises(RemotingError):
+        await echo(nursery, address, None)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "permissive"])
+async def test_server_without_certificate_speaks_plain_only(
+    nursery: trio.Nursery, certificates: Certificates, mode: Any
+) -> None:
+    address = await serve(nursery, mode, None)
+    assert await echo(nursery, address, None) == b"hello"
+    with pytest.raises(ConnectFailedError, match="TLS handshake"):
+        await echo(nursery, address, client_tls(ca_file=certificates.ca))
+
+
+async def test_client_checks_who_it_talks_to(
+    nursery: trio.Nursery, certificates: Certificates
+) -> None:
+    address = await serve(nursery, "permissive", certificates)
+    with pytest.raises(ConnectFailedError, match="verify failed"):
+        await echo(nursery, address, client_tls())
+    assert await echo(nursery, address, client_tls(verify=False)) == b"hello"
+
+
+def test_missing_files_are_configuration_errors(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.pem")
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        server_tls("permissive", cert_file=missing, key_file=missing)
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        client_tls(ca_file=missing)
+    with pytest.raises(ConfigError, match="enforcing"):
+        server_tls("enforcing", cert_file=None, key_file=None)
