@@ -31,7 +31,9 @@ from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import MessageExt, PullResult, SendResult, SendStatus
 from client.core.route import MessageQueue
-from client.producer.producer import BatchSendResult, Producer, ProducerConfig, SendFuture
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
+from client.producer.results import BatchSendResult, SendFuture
 from client.producer.transaction import HalfMessage, TransactionSendResult
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper

@@ -25,6 +25,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from client.core.errors import BrokerUnreachableError, ClientClosedError
+from commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
+from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import (
@@ -258,3 +261,65 @@ def failure_of_code(code: int) -> FailureKind:
     if code in _REFUSED_HERE_CODES:
         return FailureKind.REFUSED_HERE
     return FailureKind.FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed.
+
+    Attributes:
+        kind: What it means for the next attempt.
+        code: Response code; -1 when there was no answer.
+        remark: For people.
+        retry_after_s: Shortest pause, as the broker asks for.
+        is_repeatable: Asking again can help.
+        is_forgotten: The broker does not know (any more) what became of a sequence.
+    """
+
+    kind: FailureKind
+    code: int = -1
+    remark: str = ""
+    retry_after_s: float = 0.0
+    is_repeatable: bool = True
+    is_forgotten: bool = False
+
+
+_FORGOTTEN: Final = frozenset({Condition.PRODUCER_UNKNOWN.value, Condition.SEQUENCE_TOO_OLD.value})
+
+
+def failure_from_answer(answer: RemotingCommand, kind: FailureKind) -> Failure:
+    """Return the failure a refusing *answer* stands for.
+
+    Args:
+        kind: As `failure_of_answer` reads it, or as the known leaders correct that.
+    """
+    return Failure(
+        kind,
+        answer.code,
+        answer.remark or "",
+        retry_after_s(answer),
+        is_retriable(answer),
+        answer.ext.get(REASON_FIELD) in _FORGOTTEN,
+    )
+
+
+def failure_from_error(error: MQError) -> Failure:
+    """Return the failure that an error of a call stands for.
+
+    Raises:
+        MQError: *error*, when it is none that a call ends with.
+    """
+    match error:
+        case BrokerUnreachableError() | ClientClosedError():
+            kind = FailureKind.UNREACHABLE
+        case TooManyInFlightError():
+            kind = FailureKind.BUSY
+        case ConnectionLostError():
+            kind = FailureKind.UNKNOWN if error.sent else FailureKind.UNREACHABLE
+        case RequestTimedOutError() | RemoteProtocolError():
+            kind = FailureKind.UNKNOWN
+        case LocalProtocolError():
+            kind = FailureKind.FINAL
+        case _:
+            raise error
+    return Failure(kind, remark=str(error))

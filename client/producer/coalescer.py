@@ -8,20 +8,16 @@ queue refuses and another accepts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from client.core.errors import ClientError
-from client.core.message import Message
 from client.core.route import MessageQueue
+from client.producer.state import SendSlot, SlotState
+from commitlog.record import QUEUE_ID_OFFSET
 from remoting.errors import RemoteProtocolError
-
-if TYPE_CHECKING:
-    import trio
-
-    from client.core.retry import RetrySchedule
+from remoting.protocol.command import ExtFields
+from remoting.protocol.headers import SendMessageResponseHeader
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """A request carries at most this many record bytes, unless one batch alone is larger: it bounds
@@ -34,96 +30,6 @@ OVERHEAD_BYTES: Final = 512
 """What a waiting send costs besides its records; counted so that tiny messages are bounded too."""
 
 
-class SlotState(IntEnum):
-    """Where a send stands."""
-
-    WAITING = 0
-    IN_FLIGHT = 1
-    STORED = 2
-    FAILED = 3
-    ABANDONED = 4
-
-
-class SendSlot:
-    """One send (a message, or a batch for one queue) on its way to its own result.
-
-    A slot is settled exactly once: STORED, FAILED or ABANDONED.
-    """
-
-    __slots__ = (
-        "base_offset",
-        "broker_name",
-        "count",
-        "deadline",
-        "error",
-        "message",
-        "message_ids",
-        "nbytes",
-        "offset_message_id",
-        "phy_offset",
-        "pinned",
-        "queue",
-        "recall_handle",
-        "records",
-        "schedule",
-        "sent",
-        "sizes",
-        "state",
-        "status",
-        "store_host",
-        "task",
-    )
-
-    def __init__(
-        self,
-        message: Message | Sequence[Message],
-        queue: MessageQueue,
-        message_ids: str | tuple[str, ...],
-        records: bytes,
-        sizes: bytes,
-        count: int,
-        deadline: float,
-        pinned: bool,
-    ) -> None:
-        """Make a waiting slot.
-
-        Args:
-            message: What the caller gave; a sequence for a batch.
-            queue: Where to.
-            message_ids: UNIQ_KEY of the message, or of each message of the batch.
-            records: All records back to back.
-            sizes: Their sizes as u32 big-endian.
-            count: How many.
-            deadline: Monotonic seconds at which the caller gives up.
-            pinned: The queue was chosen by the caller; never moved to another one.
-        """
-        self.message = message
-        self.queue = queue
-        self.message_ids = message_ids
-        self.records = records
-        self.sizes = sizes
-        self.count = count
-        self.nbytes = len(records)
-        self.deadline = deadline
-        self.pinned = pinned
-        self.state = SlotState.WAITING
-        self.sent = False
-        self.base_offset = -1
-        self.phy_offset = -1
-        self.store_host = b""
-        self.error: ClientError | None = None
-        self.schedule: RetrySchedule | None = None
-        self.task: trio.lowlevel.Task | None = None
-        self.status = 0
-        self.offset_message_id: str | None = None
-        self.recall_handle = ""
-
-    @property
-    def settled(self) -> bool:
-        """Whether the result is there (or nobody wants it any more)."""
-        return self.state >= SlotState.STORED
-
-
 @dataclass(slots=True)
 class SendBatch:
     """What leaves in one request: runs of slots, each run for one queue.
@@ -132,15 +38,31 @@ class SendBatch:
         runs: Queue and its slots in the order they were offered.
         record_count: Records over all runs.
         record_bytes: Their bytes.
+        is_alone: One slot that leaves as the request RocketMQ's own clients would send.
     """
 
     runs: list[tuple[MessageQueue, list[SendSlot]]]
     record_count: int
     record_bytes: int
+    is_alone: bool = False
+
+    @property
+    def deadline(self) -> float:
+        """Monotonic seconds at which the last of its senders gives up."""
+        return max([slot.deadline for slot in self.slots()])
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots it has."""
+        return sum([len(run) for _, run in self.runs])
 
     def slots(self) -> list[SendSlot]:
         """Return all slots in the order of their records."""
         return [slot for _, run in self.runs for slot in run]
+
+    def live_slots(self) -> list[SendSlot]:
+        """Return the slots that are not settled."""
+        return [slot for slot in self.slots() if slot.state < SlotState.STORED]
 
     def without_settled(self) -> SendBatch:
         """Return what is left of it when the slots that are settled by now are taken out."""
@@ -154,7 +76,7 @@ class SendBatch:
                 runs.append((queue, live))
                 records += sum([slot.count for slot in live])
                 nbytes += sum([slot.nbytes for slot in live])
-        return SendBatch(runs, records, nbytes)
+        return SendBatch(runs, records, nbytes, self.is_alone)
 
     def run_list(self) -> list[list[Any]]:
         """Return the header's ``runs``: [topic, queue id, record count] each."""
@@ -169,6 +91,11 @@ class SendBatch:
         parts = [slot.sizes for slot in slots]
         parts.extend([slot.records for slot in slots])
         return b"".join(parts)
+
+
+def batch_of_one(slot: SendSlot) -> SendBatch:
+    """Return *slot* as what leaves alone."""
+    return SendBatch([(slot.queue, [slot])], slot.count, slot.nbytes, is_alone=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +246,38 @@ def settle_batch(
             base_offset += slot.count
             phy_offset += slot.nbytes
     return stored, refused
+
+
+def settle_one(slot: SendSlot, code: int, ext: ExtFields) -> list[SendSlot]:
+    """Give *slot*, which left alone, its place; return it if it is now STORED.
+
+    Args:
+        code: Of the answer; one of those that mean stored.
+        ext: Header fields of the answer.
+    Raises:
+        MQError: The answer cannot be read; the outcome is unknown and the slot was not touched.
+    """
+    header = SendMessageResponseHeader.decode(ext)
+    slot.base_offset = header.queue_offset
+    slot.offset_message_id = header.msg_id
+    slot.recall_handle = header.recall_handle or ""
+    slot.status = code
+    if header.queue_id != slot.queue.queue_id:
+        slot.queue = MessageQueue(slot.queue.topic, slot.queue.broker_name, header.queue_id)
+    if slot.settled:
+        return []
+    slot.state = SlotState.STORED
+    return [slot]
+
+
+def moved_records(records: bytes, sizes: bytes, queue_id: int) -> bytes:
+    """Return *records* with another queue id in each."""
+    if not records:
+        return records
+    moved = bytearray(records)
+    packed = queue_id.to_bytes(4, "big")
+    start = 0
+    for at in range(0, len(sizes), 4):
+        moved[start + QUEUE_ID_OFFSET : start + QUEUE_ID_OFFSET + 4] = packed
+        start += int.from_bytes(sizes[at : at + 4], "big")
+    return bytes(moved)

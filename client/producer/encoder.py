@@ -15,9 +15,9 @@ from client.core.compression import compress
 from client.core.errors import MessageIllegalError
 from client.core.message import Message, check_body, encode_message_properties
 from client.core.route import DEFAULT_TOPIC, MessageQueue
-from client.producer.coalescer import SendSlot
 from client.producer.config import ProducerConfig
 from client.producer.request_reply import is_reply
+from client.producer.state import SendSlot
 from commitlog.errors import LocalProtocolError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory

@@ -15,7 +15,7 @@ from client.core.hooks import (
 )
 from client.core.message import Message
 from client.core.message_ext import SendResult
-from client.producer.coalescer import SendSlot, SlotState
+from client.producer.state import SendSlot, SlotState
 from commitlog.errors import MQError
 from commitlog.properties import (
     PROPERTY_TIMER_DELAY_MS,

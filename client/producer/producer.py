@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -21,54 +20,33 @@ from client.core.errors import (
     BackpressureError,
     BrokerUnreachableError,
     ClientClosedError,
-    ClientError,
     MessageIllegalError,
     NoRouteError,
     UnknownOutcomeError,
 )
 from client.core.hooks import CommunicationMode
-from client.core.message import Message, check_topic
+from client.core.message import Message
 from client.core.message_ext import MessageExt, SendResult
-from client.core.retry import RetryPolicy, time_left_s
-from client.core.route import MessageQueue, TopicRoute
-from client.producer.coalescer import Coalescer, SendSlot, SlotState
+from client.core.retry import time_left_s
+from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.encoder import SlotEncoder, goes_alone
+from client.producer.engine import SendEngine
 from client.producer.hooks import SendHooks
-from client.producer.lane import LaneOptions, SendCounters, SendLane
-from client.producer.queue_selection import LatencyFaultTable, QueueSelector
+from client.producer.lane import Lane
+from client.producer.queue_selection import PublishTopic, PublishTopics
 from client.producer.recall import recall
 from client.producer.request_reply import ask
 from client.producer.results import BatchSendResult, SendFuture, result_of, result_of_one
+from client.producer.state import SendSlot, SlotState
 from client.trace.dispatcher import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_id import UniqKeyFactory
 from commitlog.record import pack_host
 from remoting.protocol.command import RemotingCommand
-from remoting.protocol.producer_stamp import PRODUCER_ID_BYTES
-
-NEVER: Final = float("inf")
-DRAIN_LOOK_S: Final = 0.005
-"""How often a producer that closes looks whether its sends have ended."""
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 """Chooses the queue of an ordered send from the topic's queues."""
-
-
-class _Topic:
-    """What the hot path needs of one topic, taken from one version of its route."""
-
-    __slots__ = ("brokers", "name", "queues", "route", "selector", "targets")
-
-    def __init__(
-        self, name: str, route: TopicRoute, lane_of: Callable[[str], SendLane], start: int
-    ) -> None:
-        self.name = name.encode()
-        self.route = route
-        self.queues = route.publish_queues
-        self.targets = [(queue, lane_of(queue.broker_name)) for queue in self.queues]
-        self.brokers = len({queue.broker_name for queue in self.queues})
-        self.selector = QueueSelector(start)
 
 
 class Producer(ManagedScope):
@@ -94,23 +72,10 @@ class Producer(ManagedScope):
             config: Settings; None: the defaults.
         """
         self.group = group
-        self.counters = SendCounters()
         self.config = config = config if config is not None else ProducerConfig()
         self._instance = instance
-        self._clock = instance.clock
-        self._options = LaneOptions(
-            group,
-            RetryPolicy(max_retries=config.max_retries, retry_unknown=config.retry_unknown),
-            config.attempt_timeout_s,
-            instance.config.default_topic_queue_nums,
-            config.requests_in_flight,
-            config.idempotent,
-        )
-        self._producer_id = b""
-        self._lanes: dict[str, SendLane] = {}
-        self._topics: dict[str, _Topic] = {}
-        self._route_version = -1
-        self._faults = LatencyFaultTable() if config.latency_fault_enable else None
+        self._closed = True
+        self._topics = PublishTopics(instance, latency_fault_enable=config.latency_fault_enable)
         self._slots = SlotEncoder(
             config,
             instance.clock,
@@ -118,11 +83,6 @@ class Producer(ManagedScope):
             group=group,
             default_topic_queue_nums=instance.config.default_topic_queue_nums,
         )
-        self._nursery: trio.Nursery | None = None
-        self._closed = True
-        self._next_wake = NEVER
-        self._wake = trio.Event()
-        self._singles: dict[SendSlot, None] = {}
         hooks = list(config.send_message_hooks)
         self.trace: TraceDispatcher | None = None
         if config.enable_msg_trace:
@@ -135,6 +95,8 @@ class Producer(ManagedScope):
             leader_of=instance.leaders.address,
             result_of=result_of,
         )
+        self._engine = SendEngine(instance, group, config, self._slots, self._topics, self._hooks)
+        self.counters = self._engine.counters
 
     # ------------------------------------------------------------------------------ life
 
@@ -145,61 +107,18 @@ class Producer(ManagedScope):
         instance.heartbeats.add_producer(self.group)
         try:
             async with self.trace or nullcontext(), trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._engine.open(nursery)
                 self._closed = False
-                nursery.start_soon(self._expire_sends)
                 try:
                     yield
-                    await self._drain()
+                    self._closed = True
+                    await self._engine.drain()
                 finally:
                     self._closed = True
-                    self._fail_all()
+                    self._engine.fail_all()
                     nursery.cancel_scope.cancel()
         finally:
             await instance.heartbeats.remove_producer(self.group)
-
-    async def _drain(self) -> None:
-        """Wait for the sends under way; each ends by its deadline."""
-        self._closed = True
-        while self._live_slots():
-            await self._clock.sleep(DRAIN_LOOK_S)
-
-    def _fail_all(self) -> None:
-        for lane in self._lanes.values():
-            for slot in lane.live_slots():
-                if slot.sent or slot.state == SlotState.IN_FLIGHT:
-                    lane.fail(slot, UnknownOutcomeError("the producer was closed during the send"))
-                else:
-                    lane.fail(slot, ClientClosedError("the producer was closed before the send"))
-
-    def _live_slots(self) -> list[SendSlot]:
-        slots = [slot for lane in self._lanes.values() for slot in lane.live_slots()]
-        slots.extend(slot for slot in self._singles if not slot.settled)
-        return slots
-
-    async def _expire_sends(self) -> None:
-        """Fail sends at their deadline; sleeps until the earliest one there is."""
-        clock = self._clock
-        while True:
-            self._wake = trio.Event()
-            now = clock.monotonic()
-            earliest = NEVER
-            for lane in list(self._lanes.values()):
-                for slot in lane.live_slots():
-                    if slot.deadline <= now:
-                        lane.expire(slot)
-                    elif slot.deadline < earliest:
-                        earliest = slot.deadline
-            for slot in list(self._singles):
-                if slot.settled:
-                    continue
-                if slot.deadline <= now:
-                    self._lane(slot.queue.broker_name).expire(slot)
-                elif slot.deadline < earliest:
-                    earliest = slot.deadline
-            self._next_wake = earliest
-            with trio.move_on_after(earliest - now):
-                await self._wake.wait()
 
     # ------------------------------------------------------------------------------ sending
 
@@ -275,16 +194,12 @@ class Producer(ManagedScope):
             NoRouteError: The topic's route is not known yet: use `send` or `publish_queues` first.
             MessageIllegalError, ClientClosedError: Not stored.
         """
-        topic = self._topics.get(message.topic)
-        if topic is None or self._route_version != self._instance.route_version:
-            topic = self._known_topic(message.topic)
-            if topic is None:
-                raise NoRouteError(f"the route of {message.topic} is not known yet")
+        topic = self._topics.known(message.topic)
+        if topic is None:
+            raise NoRouteError(f"the route of {message.topic} is not known yet")
         queue, lane, pinned = self._choose(topic, queue)
-        if not lane.coalescer.has_room:
-            raise BackpressureError(
-                f"{lane.coalescer.waiting_bytes} bytes wait for {lane.broker_name}"
-            )
+        if not lane.line.has_room:
+            raise BackpressureError(f"{lane.line.waiting_bytes} bytes wait for {lane.broker_name}")
         mode = CommunicationMode.ASYNC
         return SendFuture(self._enqueue(message, topic, queue, lane, pinned, timeout_s, mode))
 
@@ -315,11 +230,11 @@ class Producer(ManagedScope):
         queue, lane, pinned = self._choose(topic, queue)
         as_records = lane.records is not False
         slot = self._slots.batch(messages, topic.name, queue, pinned, timeout_s, as_records)
-        if not lane.coalescer.has_room:
-            await self._wait_for_room(lane, slot)
-        self._track(slot)
+        if not lane.line.has_room:
+            left_s = time_left_s(slot.deadline, self._instance.clock.monotonic())
+            await self._wait_for_room(lane, left_s)
         self._hooks.before(slot, CommunicationMode.SYNC)
-        lane.offer(slot)
+        self._engine.offer(lane, slot)
         await self._wait(slot)
         if slot.state is not SlotState.STORED:
             assert slot.error is not None
@@ -350,7 +265,7 @@ class Producer(ManagedScope):
         finally:
             self._hooks.after_oneway(slot, error)
 
-    async def _hand_over(self, command: RemotingCommand, lane: SendLane) -> None:
+    async def _hand_over(self, command: RemotingCommand, lane: Lane) -> None:
         instance = self._instance
         address = instance.leaders.address(lane.broker_name)
         if address is None:
@@ -432,79 +347,50 @@ class Producer(ManagedScope):
         timeout_s: float | None,
         mode: CommunicationMode = CommunicationMode.SYNC,
     ) -> SendSlot:
-        topic = self._topics.get(message.topic)
-        if topic is None or self._route_version != self._instance.route_version:
+        topic = self._topics.known(message.topic)
+        if topic is None:
             topic = await self._topic(message.topic)
         chosen, lane, pinned = self._choose(topic, queue)
-        if not lane.coalescer.has_room:
-            with trio.move_on_after(timeout_s or self.config.send_timeout_s):
-                await lane.wait_for_room()
-            if not lane.coalescer.has_room:
-                raise BackpressureError(
-                    f"{lane.coalescer.waiting_bytes} bytes still wait for {lane.broker_name}"
-                )
+        if not lane.line.has_room:
+            await self._wait_for_room(lane, timeout_s or self.config.send_timeout_s)
         return self._enqueue(message, topic, chosen, lane, pinned, timeout_s, mode)
 
     def _choose(
-        self, topic: _Topic, queue: MessageQueue | None
-    ) -> tuple[MessageQueue, SendLane, bool]:
+        self, topic: PublishTopic, queue: MessageQueue | None
+    ) -> tuple[MessageQueue, Lane, bool]:
         if self._closed:
             raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
         if queue is not None:
-            return queue, self._lane(queue.broker_name), True
-        if self._faults is not None and self._faults:
-            queue = topic.selector.select_avoiding(
-                topic.queues, faults=self._faults, now=self._clock.monotonic()
-            )
-            return queue, self._lane(queue.broker_name), False
-        selector, targets = topic.selector, topic.targets
-        selector._counter = turn = selector._counter + 1
-        queue, lane = targets[turn % len(targets)]
-        return queue, lane, False
+            return queue, self._engine.lane(queue.broker_name), True
+        queue = self._topics.next_queue(topic)
+        return queue, self._engine.lane(queue.broker_name), False
 
     def _enqueue(
         self,
         message: Message,
-        topic: _Topic,
+        topic: PublishTopic,
         queue: MessageQueue,
-        lane: SendLane,
+        lane: Lane,
         pinned: bool,
         timeout_s: float | None,
         mode: CommunicationMode,
     ) -> SendSlot:
         if lane.records is False or goes_alone(message):
             slot = self._slots.single(message, queue, pinned, timeout_s)
-            self._track(slot)
-            self._singles[slot] = None
             self._hooks.before(slot, mode)
-            assert self._nursery is not None
-            self._nursery.start_soon(self._run_single, lane, slot)
+            self._engine.send_alone(lane, slot)
             return slot
         slot = self._slots.record(message, topic.name, queue, pinned, timeout_s)
-        self._track(slot)
         self._hooks.before(slot, mode)
-        lane.offer(slot)
+        self._engine.offer(lane, slot)
         return slot
-
-    async def _run_single(self, lane: SendLane, slot: SendSlot) -> None:
-        try:
-            await lane.send_single(slot)
-        finally:
-            self._singles.pop(slot, None)
-            if not slot.settled:
-                lane.fail(slot, UnknownOutcomeError("the producer was closed during the send"))
-
-    def _track(self, slot: SendSlot) -> None:
-        if slot.deadline < self._next_wake:
-            self._wake.set()
 
     async def _wait(self, slot: SendSlot) -> None:
         """Park until *slot* is settled; a cancelled wait abandons it."""
         slot.task = trio.lowlevel.current_task()
 
         def abandon(_: object) -> trio.lowlevel.Abort:
-            slot.task = None
-            slot.state = SlotState.ABANDONED
+            self._engine.abandon(slot)
             return trio.lowlevel.Abort.SUCCEEDED
 
         try:
@@ -513,98 +399,21 @@ class Producer(ManagedScope):
             self._hooks.after(slot)
             raise
 
-    async def _wait_for_room(self, lane: SendLane, slot: SendSlot) -> None:
-        with trio.move_on_after(time_left_s(slot.deadline, self._clock.monotonic())):
+    async def _wait_for_room(self, lane: Lane, longest_s: float) -> None:
+        with trio.move_on_after(longest_s):
             await lane.wait_for_room()
-        if not lane.coalescer.has_room:
+        if not lane.line.has_room:
             raise BackpressureError(
-                f"{lane.coalescer.waiting_bytes} bytes still wait for {lane.broker_name}"
+                f"{lane.line.waiting_bytes} bytes still wait for {lane.broker_name}"
             )
 
-    async def _topic(self, name: str) -> _Topic:
-        topic = self._known_topic(name)
+    async def _topic(self, name: str) -> PublishTopic:
+        topic = self._topics.known(name)
         if topic is not None:
             return topic
         if self._closed:
             raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
-        check_topic(name)
-        route = await self._instance.publish_route(name)
-        if not route.publish_queues:
-            route = await self._instance.route(name, fresh=True)
-        return self._take_route(name, route)
-
-    def _known_topic(self, name: str) -> _Topic | None:
-        """Return the topic after taking in what its route has become; asks nobody."""
-        instance = self._instance
-        if self._route_version != instance.route_version:
-            self._route_version = instance.route_version
-            for known, topic in list(self._topics.items()):
-                route = instance.known_publish_route(known)
-                if route is not None and route is not topic.route and route.publish_queues:
-                    self._take_route(known, route)
-        return self._topics.get(name)
-
-    def _take_route(self, name: str, route: TopicRoute) -> _Topic:
-        if not route.publish_queues:
-            raise NoRouteError(f"no broker with a leader takes messages of {name} now")
-        old = self._topics.get(name)
-        start = (
-            self._instance.rng.randrange(len(route.publish_queues))
-            if old is None
-            else old.selector._counter
-        )
-        topic = self._topics[name] = _Topic(name, route, self._lane, start)
-        return topic
-
-    def _lane(self, broker_name: str) -> SendLane:
-        lane = self._lanes.get(broker_name)
-        if lane is None:
-            config = self.config
-            lane = self._lanes[broker_name] = SendLane(
-                self._instance,
-                broker_name,
-                Coalescer(
-                    max_request_bytes=config.max_request_bytes,
-                    max_request_records=config.max_request_records,
-                    max_waiting_bytes=config.max_waiting_bytes,
-                ),
-                self._options,
-                self.counters,
-                encode_single=self._slots.request_of,
-                elsewhere=self._elsewhere,
-                lane_of=self._lane,
-                note_send=self._note_send,
-                producer_id=self._id,
-                on_end=self._hooks.after if self._hooks else None,
-            )
-            assert self._nursery is not None
-            self._nursery.start_soon(lane.run)
-            for _ in range(config.requests_in_flight - 1):
-                self._nursery.start_soon(partial(lane.run, ahead=True))
-        return lane
-
-    def _id(self) -> bytes:
-        """Return the producer's id, drawn when the first session is opened."""
-        if not self._producer_id:
-            self._producer_id = self._instance.rng.randbytes(PRODUCER_ID_BYTES)
-        return self._producer_id
-
-    def _elsewhere(self, slot: SendSlot) -> MessageQueue | None:
-        """Return a queue of the slot's topic on another broker, or None."""
-        topic = self._topics.get(slot.queue.topic)
-        if topic is None or topic.brokers < 2:
-            return None
-        queue = topic.selector.select_avoiding(
-            topic.queues,
-            last_broker=slot.queue.broker_name,
-            faults=self._faults,
-            now=self._clock.monotonic(),
-        )
-        return queue if queue.broker_name != slot.queue.broker_name else None
-
-    def _note_send(self, broker_name: str, latency_ms: float, failed: bool) -> None:
-        if self._faults is not None:
-            self._faults.note(broker_name, latency_ms, self._clock.monotonic(), isolate=failed)
+        return await self._topics.find(name)
 
 
 def unique_ids(instance: ClientInstance) -> UniqKeyFactory:
@@ -619,6 +428,3 @@ def unique_ids(instance: ClientInstance) -> UniqKeyFactory:
 def trace_dispatcher(instance: ClientInstance, topic: str) -> TraceDispatcher:
     """Return what sends message trace to *topic*, not yet open."""
     return TraceDispatcher(Producer(instance, TRACE_PRODUCER_GROUP), instance.clock, topic)
-
-
-__all__ = ["BatchSendResult", "ClientError", "Producer", "ProducerConfig", "SendFuture"]

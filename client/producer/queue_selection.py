@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client.core.route import MessageQueue
+from client.core.client_instance import ClientInstance
+from client.core.errors import NoRouteError
+from client.core.message import check_topic
+from client.core.route import MessageQueue, TopicRoute
 
 LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
 """Latency steps of RocketMQ ≥ 5.1.4."""
@@ -121,3 +124,105 @@ class QueueSelector:
                     if queue.broker_name == best:
                         return queue
         return self.select(queues)
+
+
+class PublishTopic:
+    """The queues messages of one topic can go to, from one version of its route.
+
+    Attributes:
+        name: The topic, as it stands in records.
+        route: That version.
+        queues: The queues.
+        brokers: How many broker groups have one.
+        selector: Whose turn it is.
+    """
+
+    __slots__ = ("brokers", "name", "queues", "route", "selector")
+
+    def __init__(self, name: str, route: TopicRoute, start: int) -> None:
+        self.name = name.encode()
+        self.route = route
+        self.queues = route.publish_queues
+        self.brokers = len({queue.broker_name for queue in self.queues})
+        self.selector = QueueSelector(start)
+
+
+class PublishTopics:
+    """The topics of one producer, as their routes are now, and the brokers to avoid."""
+
+    def __init__(self, instance: ClientInstance, *, latency_fault_enable: bool) -> None:
+        """Prepare.
+
+        Args:
+            latency_fault_enable: Avoid brokers that were slow or failed.
+        """
+        self._instance = instance
+        self._clock = instance.clock
+        self._topics: dict[str, PublishTopic] = {}
+        self._route_version = -1
+        self._faults = LatencyFaultTable() if latency_fault_enable else None
+
+    def known(self, name: str) -> PublishTopic | None:
+        """Return the topic as the newest route has it; None: find it first. Asks no server."""
+        instance = self._instance
+        if self._route_version != instance.route_version:
+            self._route_version = instance.route_version
+            for known, topic in list(self._topics.items()):
+                route = instance.known_publish_route(known)
+                if route is not None and route is not topic.route and route.publish_queues:
+                    self._put(known, route)
+        return self._topics.get(name)
+
+    async def find(self, name: str) -> PublishTopic:
+        """Return the topic; a NameServer is asked for one that is not known.
+
+        Raises:
+            MessageIllegalError: No topic has such a name.
+            NoRouteError, NoNameServerError: It has no queues, or no NameServer answers.
+        """
+        topic = self.known(name)
+        if topic is not None:
+            return topic
+        check_topic(name)
+        route = await self._instance.publish_route(name)
+        if not route.publish_queues:
+            route = await self._instance.route(name, fresh=True)
+        return self._put(name, route)
+
+    def next_queue(self, topic: PublishTopic) -> MessageQueue:
+        """Return the next queue of *topic* in turn, away from brokers to avoid."""
+        if self._faults:
+            return topic.selector.select_avoiding(
+                topic.queues, faults=self._faults, now=self._clock.monotonic()
+            )
+        return topic.selector.select(topic.queues)
+
+    def elsewhere(self, queue: MessageQueue) -> MessageQueue | None:
+        """Return a queue of the same topic on another broker; None when there is none."""
+        topic = self._topics.get(queue.topic)
+        if topic is None or topic.brokers < 2:
+            return None
+        other = topic.selector.select_avoiding(
+            topic.queues,
+            last_broker=queue.broker_name,
+            faults=self._faults,
+            now=self._clock.monotonic(),
+        )
+        return other if other.broker_name != queue.broker_name else None
+
+    def note_send(self, broker_name: str, latency_ms: float, *, failed: bool) -> None:
+        """Record how long a request took and whether it failed."""
+        if self._faults is not None:
+            self._faults.note(broker_name, latency_ms, self._clock.monotonic(), isolate=failed)
+
+    def _put(self, name: str, route: TopicRoute) -> PublishTopic:
+        if not route.publish_queues:
+            raise NoRouteError(f"no broker with a leader takes messages of {name} now")
+        old = self._topics.get(name)
+        start = (
+            self._instance.rng.randrange(len(route.publish_queues))
+            if old is None
+            else old.selector._counter
+        )
+        topic = self._topics[name] = PublishTopic(name, route, start)
+        return topic

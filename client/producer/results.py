@@ -8,7 +8,7 @@ from typing import Final, overload
 import trio
 
 from client.core.message_ext import SendResult, SendStatus
-from client.producer.coalescer import SendSlot, SlotState
+from client.producer.state import SendSlot, SlotState
 
 _STATUS: Final = {status.value: status for status in SendStatus}
 

@@ -28,7 +28,8 @@ from client.core.hooks import (
 from client.core.message import Message
 from client.core.message_ext import MessageExt, SendStatus
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from client.producer.transaction import (
     HalfMessage,
     TransactionEnd,
@@ -356,14 +357,3 @@ class TransactionProducer(ManagedScope):
             self.counters.checks_failed += 1
             _log.exception("check_local_transaction_failed", transaction_id=message.message_id)
             return LocalTransactionState.UNKNOWN
-
-
-__all__ = [
-    "CheckLocalTransaction",
-    "HalfMessage",
-    "LocalTransaction",
-    "LocalTransactionState",
-    "TransactionProducer",
-    "TransactionProducerConfig",
-    "TransactionSendResult",
-]

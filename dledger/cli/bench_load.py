@@ -17,7 +17,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.message import Message
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.sdk import open_client

@@ -981,7 +981,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         814,
         "an idempotent producer repeats under a new sequence",
         (
-            "client.producer.session:HeldSend.stamp",
+            "client.producer.lane:HeldSend.stamp",
             "return self.session.stamp(self.sequence)",
             "if self.sent and self.session.epoch > 30 and self.sequence > 20:\n    self.sequence = self.session.begin()\nreturn self.session.stamp(self.sequence)",
         ),

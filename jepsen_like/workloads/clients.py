@@ -24,7 +24,8 @@ from client.core.errors import ClientError, OffsetIllegalError
 from client.core.message import Message
 from client.core.message_ext import PullStatus
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of

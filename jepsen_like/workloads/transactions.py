@@ -23,7 +23,7 @@ from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
-from client.producer.producer import ProducerConfig
+from client.producer.config import ProducerConfig
 from client.producer.transaction import HalfMessage, TransactionEnd
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from jepsen_like.history.operation import Decision, F, Outcome

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 
 from client.blocking import BlockingFuture
 from client.core.message import Message
-from client.producer.producer import ProducerConfig
+from client.producer.config import ProducerConfig
 from spark_jobs.datasource.network import open_client
 from spark_jobs.datasource.options import OptionError, Options
 

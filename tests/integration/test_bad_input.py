@@ -28,7 +28,8 @@ from client.core.errors import (
 )
 from client.core.message import Message
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.record import decode_record, encode_record
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out

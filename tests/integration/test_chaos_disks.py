@@ -22,7 +22,8 @@ import trio
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.disk import OsDisk
 from commitlog.errors import DiskFullError, MQError
 from commitlog.slot_file import decode_slot

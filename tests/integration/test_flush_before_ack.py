@@ -21,7 +21,8 @@ import trio
 from client.connect import connect
 from client.core.client_instance import ClientConfig
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.one_reign import in_one_reign

@@ -17,7 +17,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.record import iter_records
 from dledger.cli.local_cluster import LocalCluster, lay_out, local_cluster
 from dledger.cli.probe import ask

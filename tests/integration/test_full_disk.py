@@ -18,7 +18,8 @@ import trio
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.config_command import set_ as config_set
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.log_verify import verify_store

@@ -12,7 +12,8 @@ from trio.testing import MockClock
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import logged, look_until

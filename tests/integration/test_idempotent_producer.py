@@ -22,7 +22,8 @@ from client.core.errors import UnknownOutcomeError
 from client.core.message import Message
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S, look_until
@@ -67,7 +68,9 @@ async def send_singles(producer: Producer, number: int, told: Told) -> None:
 
 
 def producer_group_of(producer: Producer) -> str:
-    (queue, *_) = producer._topics["kills"].queues
+    topic = producer._topics.known("kills")
+    assert topic is not None
+    queue = topic.queues[0]
     return queue.broker_name
 
 

@@ -18,7 +18,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.message import Message
 from client.core.message_ext import MessageExt
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_walk import equal_bytes, open_segments

@@ -17,7 +17,8 @@ import trio
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, Node, free_ports, lay_out, local_cluster
 from dledger.cli.log_walk import equal_bytes, open_segments

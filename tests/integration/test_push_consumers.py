@@ -17,7 +17,8 @@ from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMes
 from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S

@@ -19,7 +19,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import OffsetIllegalError
 from client.core.message import Message
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses

@@ -10,7 +10,8 @@ import pytest
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 

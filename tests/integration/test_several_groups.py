@@ -19,7 +19,8 @@ from client.core.client_instance import ClientInstance
 from client.core.errors import UnknownOutcomeError
 from client.core.message import Message
 from client.core.message_ext import SendResult
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.probe import cluster_info
 from dledger.cli.topic_command import create_topic

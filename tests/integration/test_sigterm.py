@@ -16,7 +16,8 @@ import trio
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.log_verify import verify_store

@@ -33,7 +33,8 @@ from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import LEADER_ID
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.probe import ask
 from dledger.cli.topic_command import create_topic

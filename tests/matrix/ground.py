@@ -25,7 +25,8 @@ from client.consumer.subscriptions import SubscriptionExpression
 from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.acl_command import convert
 from dledger.cli.local_cluster import LocalCluster

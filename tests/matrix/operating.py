@@ -9,7 +9,8 @@ import trio
 from client.core.hooks import SendMessageContext
 from client.core.message import Message
 from client.core.message_ext import SendResult
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from dledger.cli.probe import NoAnswerError, ask
 from dledger.testing import assert_messages, drain
 from remoting.protocol.bodies import BrokerStatsData

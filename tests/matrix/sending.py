@@ -22,7 +22,8 @@ from client.core.errors import BrokerBusyError, BrokerRefusedError, ClientError,
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import MessageExt
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from client.producer.request_reply import reply_message
 from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig

@@ -14,7 +14,8 @@ from typing import Any
 from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import ClientError
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, WorldSettings, run_world
 

@@ -17,7 +17,8 @@ from client.consumer.offsets import FROM_FIRST, ConsumeFrom
 from client.consumer.push_consumer import PushConsumer
 from client.core.errors import ClientError
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import MQError
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, WorldSettings, run_world

@@ -26,7 +26,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import LEADER_ID
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.entry import parse_header
 from commitlog.errors import MQError
 from commitlog.record import decode_record

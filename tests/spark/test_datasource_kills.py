@@ -13,7 +13,7 @@ import pytest
 import spark_jobs
 from client.blocking import BlockingClient, BlockingFuture
 from client.core.message import Message
-from client.producer.producer import ProducerConfig
+from client.producer.config import ProducerConfig
 from dledger.cli.topic_command import create_topic
 from spark_jobs.audit.compare import audit
 from tests.harness.threaded_cluster import ThreadedCluster, threaded_cluster

@@ -9,7 +9,8 @@ from trio.testing import MockClock
 from client.core.errors import BrokerUnreachableError
 from client.core.links import KEPT_S, GroupIdentities, stated_identities
 from client.core.message import Message
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode
 from tests.unit.client.fake_cluster import Group, World, open_world
 

@@ -26,7 +26,9 @@ from client.core.hooks import (
 from client.core.message import Message
 from client.core.message_ext import MessageExt, SendResult
 from client.core.route import MessageQueue
-from client.producer.producer import BatchSendResult, Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
+from client.producer.results import BatchSendResult
 from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from remoting.processor import DEFERRED

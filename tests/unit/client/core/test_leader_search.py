@@ -12,7 +12,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S
 from client.core.message import Message
 from client.core.retry import RetryPolicy
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode
 from tests.unit.client.fake_cluster import Group, open_world
 

@@ -9,7 +9,8 @@ import pytest
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import MessageQueue
-from client.producer.coalescer import OVERHEAD_BYTES, Coalescer, SendSlot, SlotState, settle_batch
+from client.producer.coalescer import OVERHEAD_BYTES, Coalescer, settle_batch
+from client.producer.state import SendSlot, SlotState
 from remoting.errors import RemoteProtocolError
 
 MESSAGE = Message("T", b"x")

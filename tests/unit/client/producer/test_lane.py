@@ -1,350 +1,74 @@
-"""An idempotent producer: what it repeats, under which sequence, and when it gives up."""
+"""Sequences are given out, held back and repeated in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
-from client.core.errors import (
-    BrokerBusyError,
-    BrokerRefusedError,
-    BrokerUnreachableError,
-    MessageIllegalError,
-    UnknownOutcomeError,
-)
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from tests.unit.client.fake_cluster import World, open_world
+from client.producer.lane import ProducerSession
+from remoting.protocol.producer_stamp import OPEN_SEQUENCES_MAX, ProducerStamp
 
-QUEUE = MessageQueue("T", "g", 0)
-UNKNOWN = (1, {"outcome": "unknown", "retriable": "true"})
-BUSY = (2, {"outcome": "not_stored", "retriable": "true"})
-FORGOTTEN = (1, {"outcome": "unknown", "reason": "producer_unknown"})
-ILLEGAL = (13, {"outcome": "not_stored"})
+ID = b"0123456789abcdef"
 
 
-def stamps(world: World) -> list[tuple[int, int, int]]:
-    """Return epoch, sequence and first open of each SEND_RECORDS that arrived."""
-    found = [seen.command.ext["producer"] for seen in world.seen if seen.code == 51101]
-    assert len({item[0] for item in found}) <= 1, "one producer, one id"
-    return [(item[1], item[2], item[3]) for item in found]
+async def test_a_stamp_tells_the_lowest_sequence_still_open() -> None:
+    session = ProducerSession(ID, 7)
+    first, second = session.begin(), session.begin()
+    assert session.stamp(second) == ProducerStamp(ID, 7, 1, 0)
+    session.settle(first)
+    assert session.stamp(second) == ProducerStamp(ID, 7, 1, 1)
+    session.settle(second)
+    assert session.first_open == 2
 
 
-def answers(*given: tuple[int, dict[str, str]]) -> Callable[[RemotingCommand], Handled]:
-    """Answer the first requests like this and the others as usual."""
-    left = list(given)
+async def test_nothing_new_leaves_while_one_is_repeated() -> None:
+    session = ProducerSession(ID, 7)
+    first = session.begin()
+    session.hold(first)
+    left: list[int] = []
 
-    def intercept(asked: RemotingCommand) -> Handled:
-        if not left:
-            return None
-        code, ext = left.pop(0)
-        return response_to(asked, code, "no", dict(ext))
+    async def send() -> None:
+        await session.room()
+        left.append(session.begin())
 
-    return intercept
-
-
-async def test_a_session_is_opened_once_and_sends_are_numbered(autojump_clock: MockClock) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        for _ in range(3):
-            await producer.send(Message("T", b"x"))
-        assert world.count(RequestCode.OPEN_PRODUCER) == 1
-        assert stamps(world) == [(101, 0, 0), (101, 1, 1), (101, 2, 2)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        assert left == []
+        session.settle(first)
+    assert left == [1]
 
 
-@pytest.mark.parametrize("on", [True, False])
-async def test_it_is_off_where_somebody_does_not_want_it(
-    autojump_clock: MockClock, on: bool
-) -> None:
-    async with (
-        open_world(idempotent=not on) as world,
-        world.client() as client,
-        Producer(client, "p", ProducerConfig(idempotent=on)) as producer,
-    ):
-        await producer.send(Message("T", b"x"))
-        assert world.count(RequestCode.OPEN_PRODUCER) == 0
-        (sent,) = [seen.command.ext for seen in world.seen if seen.code == 51101]
-        assert "producer" not in sent
+async def test_of_two_repetitions_the_earlier_goes_first() -> None:
+    session = ProducerSession(ID, 7)
+    sequences = [session.begin(), session.begin(), session.begin()]
+    went: list[int] = []
+
+    async def repeat(sequence: int) -> None:
+        session.hold(sequence)
+        await session.turn(sequence)
+        went.append(sequence)
+        await trio.testing.wait_all_tasks_blocked()
+        session.settle(sequence)
+
+    async with trio.open_nursery() as nursery:
+        for sequence in (2, 0, 1):
+            nursery.start_soon(repeat, sequences[sequence])
+    assert went == [0, 1, 2]
 
 
-async def test_a_send_without_an_answer_is_repeated_as_it_was(autojump_clock: MockClock) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        group = world.groups["g"]
-        await producer.send(Message("T", b"before"))
-        group.brokers[0].intercept = lambda asked: DEFERRED
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(producer.send_to, QUEUE, Message("T", b"x"))
-            await trio.testing.wait_all_tasks_blocked()
-            group.elect(1)
-            await group.brokers[0].kill()
-        first, second = [seen.command for seen in world.seen if seen.code == 51101][1:]
-        assert first.ext["producer"] == second.ext["producer"]
-        assert first.ext["runs"] == second.ext["runs"]
-        assert bytes(first.body) == bytes(second.body)
-
-
-async def test_unknown_outcomes_are_repeated_until_the_deadline(autojump_clock: MockClock) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        world.groups["g"].brokers[0].intercept = answers(*[UNKNOWN] * 12)
-        result = await producer.send_to(QUEUE, Message("T", b"x"))
-        assert result.queue_offset == 0
-        assert stamps(world) == [(101, 0, 0)] * 13
-
-
-async def test_an_unknown_outcome_that_no_repetition_changes_ends_early(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        broker = world.groups["g"].brokers[0]
-        broker.intercept = answers(*[(1, {"outcome": "unknown"})] * 9)
-        with pytest.raises(UnknownOutcomeError):
-            await producer.send_to(QUEUE, Message("T", b"x"))
-        assert len(stamps(world)) == 3
-
-
-async def test_what_was_unknown_once_is_never_called_not_stored(autojump_clock: MockClock) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        world.groups["g"].brokers[0].intercept = answers(UNKNOWN, BUSY, ILLEGAL)
-        with pytest.raises(UnknownOutcomeError):
-            await producer.send_to(QUEUE, Message("T", b"x"))
-        assert stamps(world) == [(101, 0, 0)] * 3
-
-
-async def test_an_unknown_send_stays_with_its_group_and_a_busy_one_may_move(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_world(idempotent=True) as world:
-        await world.add_group("h", 1, 11911, idempotent=True)
-        async with world.client() as client, Producer(client, "p") as producer:
-            first = (await producer.send(Message("T", b"x"))).message_queue.broker_name
-            other = "h" if first == "g" else "g"
-            queues = [q for q in await producer.publish_queues("T") if q.broker_name == first]
-            world.groups[first].brokers[0].intercept = answers(UNKNOWN, BUSY)
-            results: list[Any] = []
-            while not results or results[-1].message_queue not in queues:
-                results.append(await producer.send(Message("T", b"y")))
-            assert [r.message_queue.broker_name for r in results][-1] == first
-            world.groups[first].brokers[0].intercept = answers(*[BUSY] * 3)
-            moved = [(await producer.send(Message("T", b"z"))).message_queue for _ in range(6)]
-            assert {queue.broker_name for queue in moved} == {other}
-
-
-async def test_a_forgotten_producer_opens_a_new_session_for_what_was_never_sent(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        await producer.send_to(QUEUE, Message("T", b"a"))
-        world.groups["g"].brokers[0].intercept = answers(FORGOTTEN)
-        await producer.send_to(QUEUE, Message("T", b"b"))
-        assert stamps(world) == [(101, 0, 0), (101, 1, 1), (102, 0, 0)]
-        opened = [seen.command.ext for seen in world.seen if seen.code == 51110]
-        assert [item["producerEpoch"] for item in opened] == ["0", "101"]
-        assert world.groups["g"].bodies() == [b"a", b"b"]
-
-
-async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        world.groups["g"].brokers[0].intercept = answers(UNKNOWN, FORGOTTEN)
-        with pytest.raises(UnknownOutcomeError):
-            await producer.send_to(QUEUE, Message("T", b"x"))
-        assert stamps(world) == [(101, 0, 0)] * 2
-        await producer.send_to(QUEUE, Message("T", b"y"))
-        assert stamps(world)[-1] == (102, 0, 0)
-
-
-async def test_a_refused_send_gives_its_sequence_back(autojump_clock: MockClock) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        world.groups["g"].brokers[0].intercept = answers(ILLEGAL)
-        with pytest.raises(MessageIllegalError):
-            await producer.send_to(QUEUE, Message("T", b"x"))
-        await producer.send_to(QUEUE, Message("T", b"y"))
-        assert stamps(world) == [(101, 0, 0), (101, 1, 1)]
-
-
-async def test_a_refused_run_fails_alone_and_the_others_are_stored(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        world.groups["g"].refused_queues["T", 1] = 16
-        await producer.send_to(QUEUE, Message("T", b"before"))
-        good = producer.send_nowait(Message("T", b"a"), queue=QUEUE)
-        bad = producer.send_nowait(Message("T", b"b"), queue=MessageQueue("T", "g", 1))
-        assert (await good.result()).queue_offset == 1
-        with pytest.raises(BrokerRefusedError):
-            await bad.result()
-        await producer.send_to(QUEUE, Message("T", b"c"))
-        assert stamps(world)[-1] == (101, 2, 2)
-
-
-async def test_while_one_is_repeated_later_sends_wait_and_keep_their_order(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        group = world.groups["g"]
-        await producer.send_to(QUEUE, Message("T", b"0"))
-        group.brokers[0].intercept = answers(*[UNKNOWN] * 4)
-        sends = []
-        for number in range(1, 6):
-            sends.append(producer.send_nowait(Message("T", b"%d" % number), queue=QUEUE))
-            await trio.testing.wait_all_tasks_blocked()
-        offsets = [(await send.result()).queue_offset for send in sends]
-        assert offsets == [1, 2, 3, 4, 5]
-        assert group.bodies() == [b"%d" % number for number in range(6)]
-
-
-async def test_a_send_told_not_stored_at_its_deadline_is_in_no_later_request(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        group = world.groups["g"]
-        await producer.send_to(QUEUE, Message("T", b"before"))
-        group.brokers[0].intercept = answers(*[BUSY] * 8)
-        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.1)
-        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
-        with pytest.raises(BrokerUnreachableError, match="not stored"):
-            await short.result()
-        await long.result()
-        assert group.bodies() == [b"before", b"long"]
-
-
-async def test_a_request_that_may_be_stored_is_repeated_with_all_it_had(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        group = world.groups["g"]
-        await producer.send_to(QUEUE, Message("T", b"before"))
-        group.brokers[0].intercept = answers(*[UNKNOWN] * 8)
-        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.1)
-        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
-        with pytest.raises(UnknownOutcomeError):
-            await short.result()
-        assert (await long.result()).queue_offset == 2
-        assert group.bodies() == [b"before", b"short", b"long"]
-
-
-async def test_a_delayed_send_is_repeated_under_its_sequence(autojump_clock: MockClock) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        world.groups["g"].brokers[0].intercept = answers(*[UNKNOWN] * 5)
-        await producer.send_to(QUEUE, Message("T", b"x", delay_level=3))
-        await producer.send_to(QUEUE, Message("T", b"y", delay_level=3))
-        sent = [seen.command.ext for seen in world.seen if seen.code == 310]
-        assert [ext["producerSequence"] for ext in sent] == ["0"] * 6 + ["1"]
-        assert {ext["producerEpoch"] for ext in sent} == {"101"}
-        assert len({ext["producerId"] for ext in sent}) == 1
-
-
-async def test_a_forgotten_delayed_send_opens_a_new_session_or_stays_unknown(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        broker = world.groups["g"].brokers[0]
-        broker.intercept = answers(FORGOTTEN)
-        await producer.send_to(QUEUE, Message("T", b"x", delay_level=3))
-        broker.intercept = answers(UNKNOWN, FORGOTTEN)
-        with pytest.raises(UnknownOutcomeError):
-            await producer.send_to(QUEUE, Message("T", b"y", delay_level=3))
-        sent = [seen.command.ext for seen in world.seen if seen.code == 310]
-        stamped = [(ext["producerEpoch"], ext["producerSequence"]) for ext in sent]
-        assert stamped == [("101", "0"), ("102", "0"), ("102", "1"), ("102", "1")]
-
-
-async def test_a_session_nobody_opens_leaves_the_send_not_stored(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p", ProducerConfig(send_timeout_s=1.0)) as producer,
-    ):
-        # The group says it leads, and answers no opening.
-        for broker in world.groups["g"].brokers:
-            processor = broker.processors._processors[RequestCode.OPEN_PRODUCER]
-            broker.processors._processors[RequestCode.OPEN_PRODUCER] = processor._replace(
-                handler=lambda _, asked: response_to(asked, 1, "lost", dict(UNKNOWN[1]))
-            )
-        with pytest.raises(BrokerBusyError) as caught:
-            await producer.send_to(QUEUE, Message("T", b"x"))
-        assert caught.value.outcome == "not_stored"
-        assert stamps(world) == []
-
-
-async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be(
-    autojump_clock: MockClock,
-) -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        await producer.send_to(QUEUE, Message("T", b"before"))
-        broker = world.groups["g"].brokers[0]
-        broker.intercept = answers((2, {**BUSY[1], "retryAfterMs": "700"}))
-        began = trio.current_time()
-        await producer.send_to(QUEUE, Message("T", b"x"))
-        assert trio.current_time() - began == pytest.approx(0.7)
+async def test_so_many_sequences_are_open_and_no_more() -> None:
+    session = ProducerSession(ID, 7)
+    for _ in range(OPEN_SEQUENCES_MAX):
+        await session.room()
+        session.begin()
+    with trio.move_on_after(0) as waited:
+        await session.room()
+    assert waited.cancelled_caught
+    session.settle(5)  # not the lowest
+    with trio.move_on_after(0) as waited:
+        await session.room()
+    assert waited.cancelled_caught
+    session.settle(0)
+    await session.room()
+    assert session.begin() == OPEN_SEQUENCES_MAX

@@ -21,7 +21,8 @@ from client.core.errors import (
 from client.core.message import Message
 from client.core.message_ext import MessageExt, SendStatus
 from client.core.route import MessageQueue
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from commitlog.errors import ConfigError
 from commitlog.record import decode_record
 from jepsen_like.seeded_rng import rng_stream
@@ -717,8 +718,8 @@ async def test_a_full_line_makes_a_send_wait_for_room(autojump_clock: MockClock)
                 nursery.start_soon(one, i)
             while done < 30:
                 await trio.sleep(0.01)
-                lane = producer._lanes.get("g")
-                most = max(most, lane.coalescer.waiting_bytes if lane else 0)
+                lane = producer._engine._lanes.get("g")
+                most = max(most, lane.line.waiting_bytes if lane else 0)
         assert 0 < most <= 2000 + 1000
 
 

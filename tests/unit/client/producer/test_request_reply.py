@@ -27,7 +27,8 @@ from client.core.errors import (
 )
 from client.core.message import Message
 from client.core.message_ext import MessageExt
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from client.producer.request_reply import is_request, reply_message
 from commitlog.properties import encode_properties
 from commitlog.record import encode_record

@@ -13,7 +13,8 @@ from client.consumer.push_consumer import PushConsumer
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import MessageExt
-from client.producer.producer import Producer, ProducerConfig
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
 from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from client.trace import dispatcher as trace_dispatcher
