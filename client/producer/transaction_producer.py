@@ -256,7 +256,7 @@ class TransactionProducer(ManagedScope):
         """Tell one decision; tell whether it is confirmed.
 
         Raises:
-            ClientError: As `client.producer.transaction_end.tell`.
+            ClientError: As `client.producer.transaction.tell`.
         """
         end = TransactionEnd(
             self.group,

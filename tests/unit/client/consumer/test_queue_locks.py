@@ -1,16 +1,21 @@
-"""The locks of an orderly consumer come with the broker's fencing tokens."""
+"""Locks of queues: by hand, and those of an ordered consumer."""
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import MockClock
 
-from client.consumer.queue_locks import QueueLocks
+from client.consumer.pull_consumer import PullConsumer, _pull_result
+from client.consumer.queue_locks import LockClient, QueueLocks
+from client.core.errors import LockLostError, RequestFailedError, RequestTimedOutError
 from client.core.route import MessageQueue
 from remoting.processor import Handled
 from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
-from remoting.protocol.command import RemotingCommand, response_to
-from tests.unit.client.fake_cluster import open_world
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.outcome import Condition, answer
+from tests.unit.client.fake_cluster import World, open_world
 
 QUEUE = MessageQueue("T", "g", 0)
 
@@ -38,3 +43,102 @@ async def test_tokens_follow_the_grants(autojump_clock: MockClock) -> None:
         await locks.unlock([QUEUE])
         assert locks.tokens == {}
         nursery.cancel_scope.cancel()
+
+
+Q0, Q1 = MessageQueue("T", "g", 0), MessageQueue("T", "g", 1)
+
+
+def grants(world: World, ext: dict[str, str]) -> None:
+    """Let brokers grant the first queue asked for."""
+
+    def lock(command: RemotingCommand) -> Handled:
+        body = LockBatchRequestBody.decode(command.body)
+        return response_to(command, 0, None, ext, LockBatchResponseBody(body.mq_set[:1]).encode())
+
+    for broker in world.groups["g"].brokers:
+        broker.lock_hook = lock
+
+
+def asked(world: World) -> list[RemotingCommand]:
+    """Return the requests about locks so far."""
+    codes = (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)
+    return [seen.command for seen in world.seen if seen.code in codes]
+
+
+async def test_what_is_granted_comes_with_its_token(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client:
+        grants(world, {"lockTokens": "17"})
+        await client.route("T")
+        locks = LockClient(client, "c")
+        held = await locks.lock([Q0, Q1])
+        assert held == {Q0: 17}
+        await locks.unlock(held)
+        body = LockBatchRequestBody.decode(asked(world)[0].body)
+        assert (body.consumer_group, body.client_id) == ("c", client.client_id)
+        assert [queue.queue_id for queue in body.mq_set] == [0, 1]
+        assert [command.ext for command in asked(world)] == [
+            {"lockTokens": "wanted"},
+            {"lockTokens": "17"},
+        ]
+
+
+async def test_a_real_rocketmq_grants_without_tokens(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client:
+        grants(world, {})
+        await client.route("T")
+        locks = LockClient(client, "c", client_id="me")
+        held = await locks.lock([Q0])
+        assert held == {Q0: None}
+        await locks.unlock(held)
+        assert LockBatchRequestBody.decode(asked(world)[1].body).client_id == "me"
+        assert asked(world)[1].ext == {}
+
+
+async def test_tokens_that_do_not_fit_are_no_answer(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client:
+        grants(world, {"lockTokens": "1,2"})
+        await client.route("T")
+        with pytest.raises(RequestFailedError, match="2 tokens for 1 queues"):
+            await LockClient(client, "c").lock([Q0])
+
+
+@pytest.mark.parametrize(
+    ("condition", "error"),
+    [
+        (Condition.LEADERSHIP_LOST, RequestTimedOutError),
+        (Condition.GROUP_NOT_EXIST, RequestFailedError),
+    ],
+)
+async def test_a_refusal_says_whether_it_may_have_happened(
+    autojump_clock: MockClock, condition: Condition, error: type[RequestFailedError]
+) -> None:
+    async with open_world() as world, world.client() as client:
+        for broker in world.groups["g"].brokers:
+            broker.lock_hook = lambda command: answer(command, condition, "no")
+        await client.route("T")
+        with pytest.raises(error) as caught:
+            await LockClient(client, "c").lock([Q0])
+        assert type(caught.value) is error
+
+
+async def test_an_old_token_is_an_error_of_its_own(autojump_clock: MockClock) -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        broker = world.groups["g"].brokers[0]
+        broker.answer_commit = lambda asked: answer(asked, Condition.STALE_LOCK_TOKEN, "taken")
+        with pytest.raises(LockLostError, match="taken") as caught:
+            await consumer.commit_offset(Q0, 1, lock_token=9)
+        assert (caught.value.outcome, caught.value.retriable) == ("not_stored", False)
+        await consumer.pull(Q0, 0, lock_token=9, timeout_s=0)
+        codes = (RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.PULL_MESSAGE)
+        shown = [seen.command.ext["lockToken"] for seen in world.seen if seen.code in codes]
+        assert shown == ["9", "9"]
+
+
+def test_a_refused_pull_is_the_same_error() -> None:
+    refused = answer(request(RequestCode.PULL_MESSAGE), Condition.STALE_LOCK_TOKEN, "taken")
+    with pytest.raises(LockLostError, match="taken"):
+        _pull_result(Q0, 0, refused)

@@ -6,17 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.core.errors import BrokerUnreachableError, ClientClosedError, NoRouteError
 from client.core.retry import (
+    Failure,
     FailureKind,
     Retry,
     RetryPolicy,
     RetrySchedule,
     Where,
+    failure_from_answer,
+    failure_from_error,
     failure_of_answer,
     failure_of_code,
     retry_after_s,
     time_left_s,
 )
+from commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
+from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from remoting.protocol.command import RemotingCommand, request, response_to
 
 
@@ -155,3 +161,33 @@ def test_what_may_be_repeated_is_until_the_deadline() -> None:
 def test_who_wants_no_retry_of_unknown_outcomes_gets_none() -> None:
     schedule = RetrySchedule(RetryPolicy(retry_unknown=False), deadline=100.0)
     assert schedule.next(FailureKind.UNKNOWN, 0.0, repeatable=True) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BrokerUnreachableError("x"), FailureKind.UNREACHABLE),
+        (ClientClosedError("x"), FailureKind.UNREACHABLE),
+        (TooManyInFlightError("x"), FailureKind.BUSY),
+        (ConnectionLostError("x", sent=True), FailureKind.UNKNOWN),
+        (ConnectionLostError("x", sent=False), FailureKind.UNREACHABLE),
+        (RequestTimedOutError("x"), FailureKind.UNKNOWN),
+        (RemoteProtocolError("x"), FailureKind.UNKNOWN),
+        (LocalProtocolError("x"), FailureKind.FINAL),
+    ],
+)
+def test_failure_from_error_by_what_may_have_been_sent(error: MQError, kind: FailureKind) -> None:
+    assert failure_from_error(error) == Failure(kind, remark="x")
+
+
+def test_failure_from_error_passes_on_what_ends_no_call() -> None:
+    with pytest.raises(NoRouteError):
+        failure_from_error(NoRouteError("x"))
+
+
+def test_failure_from_answer_takes_what_the_broker_asks_for() -> None:
+    asked = request(10)
+    ext = {"retryAfterMs": "700", "retriable": "true", "reason": "producer_unknown"}
+    answer = response_to(asked, 2, "busy", dict(ext))
+    expected = Failure(FailureKind.BUSY, 2, "busy", 0.7, is_repeatable=True, is_forgotten=True)
+    assert failure_from_answer(answer, FailureKind.BUSY) == expected
