@@ -1,4 +1,6 @@
-"""Clusters for tests, in this process or in several. Guide: docs/how-to/testing.md.
+"""Clusters for tests, and doubles of the seams with checks of their contracts.
+
+Guide: docs/how-to/testing.md.
 
 A name is imported when it is asked for: pytest loads this package in every run, for the plug-in.
 """
@@ -8,15 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dledger.testing.assertions import assert_messages, drain, wait_for_lag
+    from dledger.testing.clocks import ManualClock, VirtualClock
+    from dledger.testing.crash_disk import CrashDisk
+    from dledger.testing.disk_contract import check_disk
     from dledger.testing.embedded_broker import EmbeddedBroker
+    from dledger.testing.executor_contract import check_executor
+    from dledger.testing.group_contract import check_broker_group
     from dledger.testing.in_process import EmbeddedCluster, embedded_cluster
     from dledger.testing.in_processes import ProcessCluster, process_cluster
+    from dledger.testing.inline_executor import InlineExecutor
+    from dledger.testing.memory_network import MemoryNetwork
+    from dledger.testing.network_contract import check_network
 
 _HOMES = {
+    "CrashDisk": "crash_disk",
     "EmbeddedBroker": "embedded_broker",
     "EmbeddedCluster": "in_process",
+    "InlineExecutor": "inline_executor",
+    "ManualClock": "clocks",
+    "MemoryNetwork": "memory_network",
     "ProcessCluster": "in_processes",
+    "VirtualClock": "clocks",
     "assert_messages": "assertions",
+    "check_broker_group": "group_contract",
+    "check_disk": "disk_contract",
+    "check_executor": "executor_contract",
+    "check_network": "network_contract",
     "drain": "assertions",
     "embedded_cluster": "in_process",
     "process_cluster": "in_processes",
@@ -24,10 +43,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "CrashDisk",
     "EmbeddedBroker",
     "EmbeddedCluster",
+    "InlineExecutor",
+    "ManualClock",
+    "MemoryNetwork",
     "ProcessCluster",
+    "VirtualClock",
     "assert_messages",
+    "check_broker_group",
+    "check_disk",
+    "check_executor",
+    "check_network",
     "drain",
     "embedded_cluster",
     "process_cluster",

@@ -31,8 +31,8 @@ from commitlog.disk import OsDisk
 from dledger.broker import Broker, serve_broker
 from dledger.cli.local_cluster import free_ports
 from dledger.config import BrokerConfig, load_config
+from dledger.testing.clocks import VirtualClock
 from dledger.testing.parted_network import PartedNetwork, Partition
-from dledger.testing.steady_clock import SteadyClock
 from namesrv.config import load_config as load_namesrv_config
 from namesrv.server import serve_namesrv
 from remoting.executor import AdaptiveExecutor
@@ -81,7 +81,7 @@ class EmbeddedCluster:
         name_server_addr: str,
         partition: Partition,
         nursery: trio.Nursery,
-        clock: SteadyClock,
+        clock: VirtualClock,
     ) -> None:
         self.name_server_addr = name_server_addr
         self._members = {member.name: member for member in members}
@@ -270,7 +270,7 @@ async def embedded_cluster(
 async def _running(
     base: Path, brokers: int, settings: Mapping[str, object], seed: int | None
 ) -> AsyncIterator[EmbeddedCluster]:
-    clock, partition = SteadyClock(), Partition()
+    clock, partition = VirtualClock.from_today(), Partition()
     async with trio.open_nursery() as nursery:
         namesrv = load_namesrv_config(
             options={

@@ -102,8 +102,10 @@ class PartedNetwork:
     network: Network
 
     async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
-        """Bind and listen."""
-        return await self.network.listen(host, port, tls=tls)
+        """Bind and listen; the address is this node's from now on."""
+        listener = await self.network.listen(host, port, tls=tls)
+        self.partition.owners.setdefault(listener.address, self.name)
+        return listener
 
     async def connect(
         self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
@@ -113,10 +115,21 @@ class PartedNetwork:
         Raises:
             OSError: Refused, unreachable or timed out; nothing was sent.
         """
-        owner = self.partition.owners.get((host, port), "")
-        if self.partition.is_cut(self.name, owner):
-            raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+        owner_of = self.partition.owners.get
+        self._check_way_to(owner_of((host, port), ""))
         stream = await self.network.connect(host, port, timeout_s=timeout_s, tls=tls)
+        # Only now is the owner certain, and a partition may have begun meanwhile.
+        owner = owner_of((host, port), "")
+        try:
+            self._check_way_to(owner)
+        except OSError:
+            with trio.CancelScope(shield=True):
+                await stream.aclose()
+            raise
         parted = PartedStream(self.name, owner, stream)
         self.partition.hold(parted)
         return parted
+
+    def _check_way_to(self, owner: str) -> None:
+        if self.partition.is_cut(self.name, owner):
+            raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))

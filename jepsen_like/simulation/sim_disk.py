@@ -1,8 +1,8 @@
-"""A disk in memory that tells apart what was written and what will still be there.
+"""The disk of a simulated node: power cuts, failed flushes, bad sectors and rot by a seeded chance.
 
-Every file is one extent of bytes as the page cache has them. Beside it stands, for each sector
-that differs, what the platter still has. A flush forgets the old sectors; a power cut tosses a
-coin for each of them. A flush that is under way when the power goes has reached some sectors only.
+Files and names follow the sector model of `dledger.testing.sectors`. A power cut tosses a coin for
+each sector that differs from the platter; a flush that is under way then has reached some sectors
+only.
 
 ::
 
@@ -22,18 +22,20 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from commitlog.errors import (
-    DiskFullError,
-    FlushFailedError,
-    InvariantBroken,
-    OffsetOutOfRangeError,
-    StoreLockedError,
-)
+from commitlog.errors import DiskFullError, FlushFailedError, StoreLockedError
 from commitlog.seams import DiskFile, Lock
+from dledger.testing.sectors import (
+    SECTOR_BYTES,
+    SEGMENTS,
+    Folders,
+    Inode,
+    Names,
+    PendingNames,
+    SectorFile,
+    flush_names,
+    names_after_power_cut,
+)
 from jepsen_like.seeded_rng import SimRng
-
-SECTOR_BYTES: Final = 512
-"""What a disk writes whole or not at all."""
 
 PAGE_BYTES: Final = 4096
 """What a sparse file takes space by."""
@@ -41,66 +43,11 @@ PAGE_BYTES: Final = 4096
 ROT_TAIL_BYTES: Final = 2048
 """The end of a file, where what was promised last stands."""
 
-SEGMENTS: Final = "/commitlog/"
 SPOILED: Final = (SEGMENTS, SEGMENTS, "/entryindex/", "/index/")
 """Where sectors go bad: in the log and in files that are read, not mapped, and made from it."""
 
 TOTAL_BYTES: Final = 1 << 40
 """Size of a disk without a limit."""
-
-
-class Inode:
-    """A file's bytes.
-
-    Attributes:
-        content: What a reader sees; never resized.
-        undo: Sector number to what the platter has of it, for every sector that differs.
-        lost: Sectors whose flush failed: only writing them again saves them.
-        pages: Pages that take space, or None when all of the file does.
-        written_to: End of the highest write.
-        unreadable: Bytes on bad sectors, begin and end of each run, until all of it is written.
-    """
-
-    __slots__ = ("content", "lost", "pages", "readable", "undo", "unreadable", "written_to")
-
-    def __init__(self, size: int, *, reserve: bool) -> None:
-        self.content = bytearray(size)
-        self.readable = memoryview(self.content).toreadonly()
-        self.undo: dict[int, bytes] = {}
-        self.lost: dict[int, bytes] = {}
-        self.pages: set[int] | None = None if reserve else set()
-        self.written_to = 0
-        self.unreadable: list[tuple[int, int]] = []
-
-    def write(self, offset: int, view: memoryview) -> None:
-        """Change bytes; the platter's are kept aside."""
-        end = offset + len(view)
-        if self.unreadable:
-            self.unreadable = [at for at in self.unreadable if end <= at[0] or at[1] <= offset]
-        content, undo = self.content, self.undo
-        for sector in range(offset // SECTOR_BYTES, (end + SECTOR_BYTES - 1) // SECTOR_BYTES):
-            if sector not in undo:
-                at = sector * SECTOR_BYTES
-                undo[sector] = bytes(content[at : at + SECTOR_BYTES])
-        content[offset:end] = view
-        self.written_to = max(self.written_to, end)
-
-    def is_unreadable(self, offset: int, end: int) -> bool:
-        """Tell whether any of bytes [offset, end) is on a bad sector."""
-        return any(offset < stop and start < end for start, stop in self.unreadable)
-
-    def takes_part_of_bad_sector(self, offset: int, end: int) -> bool:
-        """Tell whether a write of [offset, end) would have to read the rest of a bad sector."""
-        return any(
-            offset < stop and start < end and not offset <= start < stop <= end
-            for start, stop in self.unreadable
-        )
-
-    def put_back(self, sectors: dict[int, bytes]) -> None:
-        """Set sectors to what the platter has."""
-        for sector, old in sectors.items():
-            at = sector * SECTOR_BYTES
-            self.content[at : at + len(old)] = old
 
 
 @dataclass(slots=True)
@@ -172,10 +119,10 @@ class SimDisk:
 
     def __init__(self, rng: SimRng) -> None:
         self.rng = rng
-        self.names: dict[str, Inode] = {}
-        self.durable_names: dict[str, Inode] = {}
-        self.pending_names: list[tuple[str, Inode | None]] = []
-        self.folders: dict[str, dict[str, None]] = {"/": {}}
+        self.names: Names = {}
+        self.durable_names: Names = {}
+        self.pending_names: PendingNames = []
+        self.folders = Folders()
         self.locks: dict[str, Mount] = {}
         self.flights: list[Flight] = []
         self.capacity_bytes: int | None = None
@@ -213,14 +160,9 @@ class SimDisk:
                 step.undo()
             if reached < len(flight.steps):
                 flight.steps[reached].doubt()
-        names = dict(self.durable_names)
-        for path, now in self.pending_names:
-            if chance() < 0.5:  # a journal keeps order: what comes behind is gone too
-                break
-            if now is None:
-                names.pop(path, None)
-            else:
-                names[path] = now
+        names = names_after_power_cut(
+            self.durable_names, self.pending_names, lambda: chance() >= 0.5
+        )
         self.flights.clear()
         self.locks.clear()
         self.pending_names.clear()
@@ -246,19 +188,13 @@ class SimDisk:
         self.pending_names.clear()
         self.flights.clear()
         self.locks.clear()
-        self.folders = {"/": {}}
+        self.folders = Folders()
         self._set_names({})
 
     def _set_names(self, names: dict[str, Inode]) -> None:
         self.names = dict(names)
         self.durable_names = dict(names)
-        # Folders are made durably and stay.
-        folders, self.folders = self.folders, {"/": {}}
-        for path in folders:
-            self.folders.setdefault(path, {})
-            self._link(path)
-        for path in names:
-            self._link(path)
+        self.folders = self.folders.only_with(list(names))
         self.used_bytes = sum(map(_space, {id(i): i for i in names.values()}.values()))
 
     def rot(
@@ -399,23 +335,7 @@ class SimDisk:
                 if isinstance(step, _FlushedFile) and step.inode is inode:
                     yield step.sectors
 
-    # -- names -----------------------------------------------------------------------------
-
-    def _link(self, path: str) -> None:
-        folders = self.folders
-        while path != "/":
-            folder, name = posixpath.split(path)
-            entries = folders.get(folder)
-            if entries is None:
-                entries = folders[folder] = {}
-            elif name in entries:
-                return
-            entries[name] = None
-            path = folder
-
-    def _unlink(self, path: str) -> None:
-        folder, name = posixpath.split(path)
-        self.folders.get(folder, {}).pop(name, None)
+    # -- space -----------------------------------------------------------------------------
 
     def take(self, size: int, path: str) -> None:
         """Take space.
@@ -455,36 +375,23 @@ def _space(inode: Inode) -> int:
     return len(inode.content) if inode.pages is None else PAGE_BYTES * len(inode.pages)
 
 
-class MappedReadFailed(Exception):  # noqa: N818  # what a real process is told by a signal
-    """A bad sector was read through a mapping."""
-
-
-class SimFile:
+class SimFile(SectorFile):
     """An open file of a `Mount`."""
 
-    __slots__ = ("_inode", "_is_closed", "_mount", "path", "size")
+    __slots__ = ("_mount",)
 
     def __init__(self, mount: Mount, path: str, inode: Inode) -> None:
+        super().__init__(path, inode)
         self._mount = mount
-        self._inode = inode
-        self._is_closed = False
-        self.path = path
-        self.size = len(inode.content)
 
     def write_at(self, offset: int, data: Buffer) -> None:
         """Write; volatile until flushed."""
-        view = memoryview(data).cast("B")
+        view = self.checked(offset, data)
         size = len(view)
-        if self._is_closed:
-            raise InvariantBroken(f"write to the closed file {self.path}")
-        if offset < 0 or offset + size > self.size:
-            raise InvariantBroken(
-                f"write of {size} bytes at {offset} leaves {self.path} of {self.size} bytes"
-            )
         mount = self._mount
         if mount.is_gone or not size:
             return
-        disk, inode = mount.disk, self._inode
+        disk, inode = mount.disk, self.inode
         if inode.takes_part_of_bad_sector(offset, offset + size):
             disk.observe("read_error", self.path, offset, size)
             raise OSError(errno.EIO, "input/output error", self.path)
@@ -497,55 +404,32 @@ class SimFile:
         inode.write(offset, view)
         disk.observe("write", self.path, offset, size)
 
-    def view(self, offset: int, size: int) -> memoryview:
-        """Return a read-only view of the page cache.
-
-        A mapped page on a bad sector ends a process: so does this. Segments are mapped whole and
-        looked at only where they were written by this process.
-        """
-        if SEGMENTS not in self.path and self._inode.is_unreadable(offset, offset + size):
-            raise MappedReadFailed(f"a mapped page of {self.path} cannot be brought in")
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise OffsetOutOfRangeError(
-                f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
-            )
-        return self._inode.readable[offset : offset + size]
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return a copy; bytes on a bad sector cannot be read until all of it is written."""
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise OffsetOutOfRangeError(
-                f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
-            )
-        if self._inode.is_unreadable(offset, offset + size):
-            self._mount.disk.observe("read_error", self.path, offset, size)
-            raise OSError(errno.EIO, "input/output error", self.path)
-        return bytes(self._inode.readable[offset : offset + size])
+    def on_read_error(self, offset: int, size: int) -> None:
+        """Report bytes that cannot be read."""
+        self._mount.disk.observe("read_error", self.path, offset, size)
 
     def flush(self) -> None:
         """Make what was written so far durable."""
         mount = self._mount
         if not mount.is_gone:
-            mount.flush_inode(self.path, self._inode)
-
-    def close(self) -> None:
-        """Give the file back; unflushed bytes stay in the page cache."""
-        self._is_closed = True
+            mount.flush_inode(self.path, self.inode)
 
 
 class _Claim:
     """A lock held by a mount."""
 
-    __slots__ = ("_mount", "_path")
+    __slots__ = ("_is_released", "_mount", "_path")
 
     def __init__(self, mount: Mount, path: str) -> None:
+        self._is_released = False
         self._mount = mount
         self._path = path
 
     def release(self) -> None:
         locks = self._mount.disk.locks
-        if locks.get(self._path) is self._mount:
+        if not self._is_released and locks.get(self._path) is self._mount:
             del locks[self._path]
+        self._is_released = True
 
 
 class Mount:
@@ -635,7 +519,7 @@ class Mount:
             return SimFile(self, path, inode)
         disk.names[path] = inode
         disk.pending_names.append((path, inode))
-        disk._link(path)
+        disk.folders.link(path)
         return SimFile(self, path, inode)
 
     def open(self, path: str) -> DiskFile:
@@ -651,13 +535,12 @@ class Mount:
 
     def list_dir(self, path: str) -> Sequence[str]:
         """Return the names in a folder, sorted."""
-        return sorted(self.disk.folders.get(path, ()))
+        return self.disk.folders.names_in(path)
 
     def make_dir(self, path: str, *, durably: bool = True) -> None:
         """Make a folder and its parents, durably."""
-        if not self.is_gone and path not in self.disk.folders:
-            self.disk.folders[path] = {}
-            self.disk._link(path)
+        if not self.is_gone:
+            self.disk.folders.make(path)
 
     def read(self, path: str) -> bytes:
         """Return the whole content of a small file."""
@@ -681,14 +564,12 @@ class Mount:
         disk.observe("replace", path, 0, len(content))
         if self.is_gone:
             return
-        inode = Inode(len(content), reserve=True)
-        inode.content[:] = content
-        inode.written_to = len(content)
+        inode = Inode.holding(content)
         disk.names[path] = inode
         disk.pending_names.append((path, inode))
         # The flush of the folder makes durable whatever is pending in it.
         self._settle_names(posixpath.dirname(path))
-        disk._link(path)
+        disk.folders.link(path)
 
     def unlink(self, path: str) -> None:
         """Remove a file; durable after `flush_dir`."""
@@ -700,7 +581,7 @@ class Mount:
             return
         disk.used_bytes -= _space(disk.names.pop(path))
         disk.pending_names.append((path, None))
-        disk._unlink(path)
+        disk.folders.unlink(path)
 
     def remove_tree(self, path: str) -> None:
         """Remove a folder and all below it."""
@@ -709,9 +590,7 @@ class Mount:
         below = path + "/"
         for name in [name for name in self.disk.names if name.startswith(below)]:
             self.unlink(name)
-        for folder in [f for f in self.disk.folders if f == path or f.startswith(below)]:
-            del self.disk.folders[folder]
-            self.disk._unlink(folder)
+        self.disk.folders.remove_tree(path)
 
     def flush_all(self, paths: Sequence[str], folders: Sequence[str]) -> None:
         """Flush them one by one."""
@@ -732,19 +611,7 @@ class Mount:
 
     def _settle_names(self, folder: str) -> None:
         disk = self.disk
-        durable = disk.durable_names
-        before: dict[str, Inode | None] = {}
-        left: list[tuple[str, Inode | None]] = []
-        for path, inode in disk.pending_names:
-            if posixpath.dirname(path) != folder:
-                left.append((path, inode))
-                continue
-            before.setdefault(path, durable.get(path))
-            if inode is None:
-                durable.pop(path, None)
-            else:
-                durable[path] = inode
-        disk.pending_names = left
+        disk.pending_names, before = flush_names(disk.durable_names, disk.pending_names, folder)
         self._under_way(_FlushedNames(disk, folder, before))
 
     def free_bytes(self, path: str) -> int:
@@ -764,6 +631,6 @@ class Mount:
                 raise StoreLockedError(f"another process holds {path}")
             disk.locks[path] = self
             if path not in disk.names:
-                disk.names[path] = disk.durable_names[path] = Inode(0, reserve=True)
-                disk._link(path)
+                disk.names[path] = disk.durable_names[path] = Inode(0)
+                disk.folders.link(path)
         return _Claim(self, path)

@@ -359,7 +359,7 @@ class SimListener:
 
     async def accept(self) -> SimStream:
         """Return the next connection."""
-        if not self._streams:
+        if not self._streams and not self._is_closed:
             self._waiting = trio.lowlevel.current_task()
 
             def abort(_: object) -> trio.lowlevel.Abort:

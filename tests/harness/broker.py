@@ -13,19 +13,11 @@ from dledger.processors.wiring import BrokerProcessors, ProcessorSeams, TableSet
 from dledger.services.known_groups import KnownGroups
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
+from dledger.testing.clocks import ManualClock, VirtualClock
+from dledger.testing.inline_executor import InlineExecutor
 from remoting.processor import DEFERRED, Answered
 from remoting.protocol.command import RemotingCommand, request
-from tests.harness.fake_group import (
-    BROKER,
-    CLUSTER,
-    LEADER,
-    STORE_HOST,
-    FakeConnection,
-    FakeGroup,
-    InlineExecutor,
-    ManualClock,
-    VirtualClock,
-)
+from tests.harness.fake_group import BROKER, CLUSTER, LEADER, STORE_HOST, FakeConnection, FakeGroup
 
 LEVELS_MS = tuple(
     seconds * 1000 for seconds in [1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200]

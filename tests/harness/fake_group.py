@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,16 @@ import trio
 from commitlog.consume_queue import ConsumeQueueStore
 from commitlog.derive import DEFAULT_DELAY_MS, derive
 from commitlog.disk import OsDisk
-from commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, parse_header, seal_entry
+from commitlog.entry import (
+    ENTRY_HEADER_BYTES,
+    SIZE_FIELD_BYTES,
+    RecordBatch,
+    Run,
+    parse_header,
+    seal_entry,
+)
 from commitlog.entry_log import EntryLog
-from commitlog.errors import MQError
+from commitlog.errors import LocalProtocolError, MQError
 from commitlog.key_index import KeyIndex
 from commitlog.message_id import UniqKeyFactory
 from commitlog.record import encode_record, pack_host
@@ -28,59 +34,15 @@ from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import Applied, apply_entry
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
+from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.frame import FrameDecoder, encode_command
 
 SEGMENT_BYTES = 1 << 20
 STORE_HOST = pack_host("127.0.0.1", 10911)
 LEADER = "127.0.0.1:10911"
-EPOCH_MS = 1_700_000_000_000
 CLUSTER, BROKER = "DefaultCluster", "broker-a"
 GROUP_IDENTITY = "0123456789abcdef" * 2
-
-
-@dataclass
-class ManualClock:
-    """Time that passes only when told."""
-
-    now_s: float = 0.0
-    skew_ms: int = 0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wall_ms(self) -> int:
-        return EPOCH_MS + self.skew_ms + int(self.now_s * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        await trio.lowlevel.checkpoint()
-        self.now_s += seconds
-
-    @contextmanager
-    def time_out(self, seconds: float) -> Iterator[trio.CancelScope]:
-        with trio.move_on_after(0) as scope:
-            yield scope
-        if scope.cancelled_caught:
-            self.now_s += seconds
-
-
-@dataclass
-class VirtualClock:
-    """Trio's (virtual) time, with a wall clock that may stand anywhere."""
-
-    skew_ms: int = 0
-
-    def monotonic(self) -> float:
-        return trio.current_time()
-
-    def wall_ms(self) -> int:
-        return EPOCH_MS + self.skew_ms + int(trio.current_time() * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        await trio.sleep(seconds)
-
-    def time_out(self, seconds: float) -> trio.CancelScope:
-        return trio.move_on_after(seconds)
 
 
 @dataclass
@@ -171,6 +133,9 @@ class FakeGroup:
             raise NotLeaderError(self.leader_address, self.term)
         if self.refuse is not None:
             raise self.refuse
+        size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
+        if size + ENTRY_HEADER_BYTES > self.log.max_entry_bytes:
+            raise LocalProtocolError(f"a batch of {size} bytes fits no entry")
         self._waiting.append(_Waiting(batch, on_done))
 
     def report_damage(self, position: int, size: int) -> None:
@@ -367,25 +332,6 @@ class FakeConnection:
         """The only answer so far."""
         ((_, response),) = self.replies
         return response
-
-
-class InlineExecutor:
-    """Runs blocking work where it stands, and says what it ran."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def runs_inline(self, kind: str) -> bool:
-        return False
-
-    def run_inline(self, work: Callable[[], Any], *, kind: str) -> Any:
-        self.kinds.append(kind)
-        return work()
-
-    async def run(self, work: Callable[[], Any], *, kind: str) -> Any:
-        self.kinds.append(kind)
-        await trio.lowlevel.checkpoint()
-        return work()
 
 
 def over_the_wire(command: RemotingCommand) -> RemotingCommand:

@@ -21,33 +21,18 @@ from dledger.raft.node import RaftSettings
 from dledger.raft.proof import GroupSecret
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
-from remoting.seams import Executor
-from tests.harness.crash_disk import CrashDisk
-from tests.harness.memory_network import InlineExecutor, MemoryNetwork
+from dledger.testing.clocks import VirtualClock
+from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.inline_executor import InlineExecutor
+from dledger.testing.memory_network import MemoryNetwork
+from dledger.testing.parted_network import PartedNetwork, Partition
+from remoting.seams import Executor, Network
 from tests.harness.raft_cluster import batch
 
 SEGMENT_BYTES = 1 << 20
 
-EPOCH_MS = 1_700_000_000_000
-
-
-@dataclass
-class SkewedClock:
-    """Trio's clock, with a wall clock that may stand anywhere."""
-
-    skew_ms: int = 0
-
-    def monotonic(self) -> float:
-        return trio.current_time()
-
-    def wall_ms(self) -> int:
-        return EPOCH_MS + self.skew_ms + int(trio.current_time() * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        await trio.sleep(seconds)
-
-    def time_out(self, seconds: float) -> trio.CancelScope:
-        return trio.move_on_after(seconds)
+LATENCY_S = 0.0005
+"""One way, so that virtual time passes and tasks interleave."""
 
 
 @dataclass
@@ -56,7 +41,7 @@ class Replica:
 
     name: str
     group: Group
-    clock: SkewedClock
+    clock: VirtualClock
     scope: trio.CancelScope
 
     def kill(self) -> None:
@@ -80,7 +65,9 @@ class Groups:
         self.executors: dict[str, Executor] = defaultdict(InlineExecutor)
         self.sync_flush = True
         self.nursery = nursery
-        self.network = MemoryNetwork()
+        self.network = MemoryNetwork(latency_s=LATENCY_S)
+        self.partition = Partition()
+        self._isolated: set[str] = set()
         self.rng = random.Random(7)
         self.names = [f"n{number}" for number in range(size)]
         self.replicas: dict[str, Replica] = {}
@@ -103,7 +90,7 @@ class Groups:
 
     async def start(self, name: str) -> Replica:
         """Start (again) the replica *name* on its folder."""
-        disk, clock = self.disks[name], SkewedClock(self.skews_ms.get(name, 0))
+        disk, clock = self.disks[name], VirtualClock(self.skews_ms.get(name, 0))
         store = self.open_store(name)
         identity = Identity(
             disk, store.paths.identity, cluster="C", group="G", name=name, rng=self.rng
@@ -124,7 +111,7 @@ class Groups:
             store_host=pack_host("127.0.0.1", 10911),
             clock=clock,
             rng=self.rng,
-            network=self.network.view(name),
+            network=self.network_of(name),
             executor=self.executors[name],
         )
         scope = trio.CancelScope()
@@ -136,6 +123,21 @@ class Groups:
         await self.nursery.start(run)
         self.replicas[name] = Replica(name, group, clock, scope)
         return self.replicas[name]
+
+    def network_of(self, name: str) -> Network:
+        """Return the network as the replica *name* has it."""
+        return PartedNetwork(name, self.partition, self.network)
+
+    async def isolate(self, name: str) -> None:
+        """Cut *name* off from all others; those that were isolated before stay so."""
+        self._isolated.add(name)
+        rest = [other for other in self.names if other not in self._isolated]
+        await self.partition.part([*([one] for one in self._isolated), rest])
+
+    def heal(self) -> None:
+        """Let all replicas connect again."""
+        self._isolated.clear()
+        self.partition.heal()
 
     async def leader(self, *, among: list[str] | None = None) -> Replica:
         """Wait for a replica that may act, and return it."""

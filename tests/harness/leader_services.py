@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,68 @@ from dledger.processors.transactions import CheckBack
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import CheckSettings, TransactionCheckService
+from dledger.testing.clocks import VirtualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import LEVELS_MS, Broker
-from tests.harness.fake_group import FakeGroup, VirtualClock, batch_of
+from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup, batch_of
 
 DAY_S = 24 * 3600
 
 
-class LeaderServices:
+class ServedGroup:
+    """The fake group on virtual time, with services that run as long as a leadership."""
+
+    def __init__(self, root: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.clock = VirtualClock()
+        self.group = FakeGroup(root, self.clock, segment_bytes=segment_bytes)
+        self.scope = trio.CancelScope()
+
+    def put(self, topic: str, queue_id: int, records: list[bytes]) -> int:
+        """Store encoded records, whatever processors would say; return the first's position."""
+        placed: list[int] = []
+        self.group.propose(
+            batch_of(records, Run(topic, queue_id, len(records))),
+            lambda done: placed.append(done.phy_offset),
+        )
+        self.group.settle()
+        return placed[0]
+
+    def read(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
+        """Return what stands in a queue; each body fits its checksum."""
+        count = self.group.state.max_offset(topic, queue_id)
+        if not count:
+            return []
+        units = self.group.queues.queue(topic, queue_id).read(0, count)
+        return [
+            decode_record(bytes(self.group.log.record_at(position)))
+            for position in units["phy_offset"].tolist()
+        ]
+
+    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+        """Return the bodies in a queue."""
+        return [bytes(record.body) for record in self.read(topic, queue_id)]
+
+    async def lead(self, *services: Callable[[], Awaitable[None]]) -> None:
+        """Run *services* until the leadership ends; what one of them raises comes out."""
+        self.scope = trio.CancelScope()
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                for service in services:
+                    nursery.start_soon(service)
+
+    def depose(self) -> None:
+        """End the leadership and its services."""
+        self.group.step_down()
+        self.scope.cancel()
+
+
+class LeaderServices(ServedGroup):
     """A leader of one member, or of several as far as it knows (`FakeGroup.has_other_members`)."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__(root)
         self.root = root
-        self.clock = VirtualClock()
-        self.group = FakeGroup(root, self.clock)
         self.broker = Broker(
             self.group, self.clock, timer_max_delay_s=3 * DAY_S, max_message_bytes=1 << 16
         )
@@ -75,30 +123,11 @@ class LeaderServices:
         record = encode_record(
             topic=topic, queue_id=queue_id, body=body, properties=properties, sys_flag=sys_flag
         )
-        placed: list[int] = []
-        self.group.propose(
-            batch_of([record], Run(topic, queue_id, 1)), lambda done: placed.append(done.phy_offset)
-        )
-        self.group.settle()
-        return placed[0]
-
-    def read(self, topic: str, queue_id: int = 0) -> list[Record]:
-        """Return what stands in a queue; each body fits its checksum."""
-        count = self.group.state.max_offset(topic, queue_id)
-        if not count:
-            return []
-        units = self.group.queues.queue(topic, queue_id).read(0, count)
-        return [
-            decode_record(bytes(self.group.log.record_at(int(unit["phy_offset"]))))
-            for unit in units
-        ]
+        return self.put(topic, queue_id, [record])
 
     async def serve(self) -> None:
         """Run all services until cancelled; what one of them raises comes out."""
-        async with trio.open_nursery() as nursery:
-            for service in self.services:
-                nursery.start_soon(service.run)
-            nursery.start_soon(self.settle_kicked)
+        await self.lead(*(service.run for service in self.services), self.settle_kicked)
 
     async def settle_kicked(self) -> None:
         """What is proposed and only kicked becomes an entry, as in a group with a disk."""

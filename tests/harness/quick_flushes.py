@@ -2,7 +2,7 @@
 
 A test of a thousand entries on three replicas would wait for the disk of the machine some thousand
 times. What a flush does is shown in tests/unit/commitlog/test_disk.py, what it is for by disks in
-memory that forget (`tests.harness.crash_disk`) and by real processes in tests/integration.
+memory that forget (`dledger.testing.crash_disk`) and by real processes in tests/integration.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import trio
 
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run
@@ -29,28 +28,9 @@ from dledger.raft.node import Outgoing, RaftNode, RaftSettings
 from dledger.raft.refusals import NotAMemberError
 from dledger.raft.term_vote import TermVote
 from dledger.raft.wire import PeerFrame, PeerFrameDecoder, encode_frame, encode_head
+from dledger.testing.clocks import ManualClock
 
 SEGMENT_BYTES = 1 << 20
-
-
-@dataclass
-class HandClock:
-    """Time that moves when told."""
-
-    now_s: float = 0.0
-    skew_ms: int = 0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.skew_ms + int(self.now_s * 1000)
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing sleeps in a cluster driven by hand")
-
-    def time_out(self, seconds: float) -> trio.CancelScope:
-        raise AssertionError("nothing waits in a cluster driven by hand")
 
 
 def batch(
@@ -114,7 +94,7 @@ class Cluster:
         disks: Callable[[], Disk] = OsDisk,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.segment_bytes = segment_bytes
         self.rng = random.Random(seed)
         self.guards = guards

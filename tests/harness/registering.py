@@ -11,7 +11,8 @@ import trio
 
 from dledger.registration import Registration, RegistrationSettings
 from dledger.state.state_record import TopicsChange, state_batch
-from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup, VirtualClock
+from dledger.testing.clocks import VirtualClock
+from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup
 
 
 @dataclass(eq=False)

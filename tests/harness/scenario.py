@@ -31,7 +31,7 @@ from dledger.raft.membership import Member as Listed
 from dledger.raft.membership import Members
 from dledger.raft.node import Outgoing
 from dledger.raft.wire import Kind, PeerFrame
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.raft_cluster import Cluster, Letter, Member
 
 SEGMENT_BYTES: Final = 4096
@@ -486,10 +486,10 @@ class Scenario:
             (inode, sector)
             for path, inode in sorted(disk.files.items())
             if "/commitlog/" in path
-            for sector in sorted(inode.durable)
+            for sector in sorted(inode.undo)
         ]
         for inode, sector in [unflushed[int(ordinal) - 1] for ordinal in kept]:
-            inode.flush_sectors([sector])
+            inode.undo.pop(sector, None)
         self.group.end(name, disk.power_cut(lambda: False))
 
     def do_start(self, name: str) -> None:

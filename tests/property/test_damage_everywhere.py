@@ -64,13 +64,14 @@ from dledger.state.state_record import (
 )
 from dledger.state.tables import StateTables
 from dledger.state.topic_config import TopicConfig
+from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.sectors import Inode
 from namesrv.kv_config import decode_kv_config, encode_kv_config
 from remoting.errors import BadRequestError
 from remoting.protocol.bodies import ClusterInfo, TopicRouteData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import SerializeType, request
 from remoting.protocol.frame import FrameDecoder, encode_command
-from tests.harness.crash_disk import CrashDisk, Inode
 from tests.harness.entry_frames import next_frame
 from tests.property.test_decoder_fuzz import FRAME, RECORDS
 
@@ -138,7 +139,7 @@ PEER_FRAMES = b"".join(
 
 def disk_with(path: str, content: bytes) -> CrashDisk:
     disk = CrashDisk()
-    disk.files[path] = Inode(content)
+    disk.files[path] = Inode.holding(content)
     return disk
 
 

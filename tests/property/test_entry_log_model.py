@@ -14,7 +14,8 @@ from commitlog.flush import FlushTicket
 from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
-from tests.harness.crash_disk import SECTOR_BYTES, CrashDisk
+from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.sectors import SECTOR_BYTES
 from tests.harness.entry_frames import next_frame, next_no_op
 
 ROOT = "/store"

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from commitlog.record import decode_record, encode_record
 from dledger.state.producer_sessions import SESSION_IDLE_MAX_MS
+from dledger.testing.clocks import ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 ID = b"0123456789abcdef"
 QUEUES = 2

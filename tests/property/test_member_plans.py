@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from commitlog.errors import MQError
 from dledger.broker_errors import ReplicationError
 from dledger.raft.membership import Member
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.only_new_garbage import only_new_garbage
 from tests.property.test_raft_plans import KINDS, Watched
 

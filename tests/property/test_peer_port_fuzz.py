@@ -20,7 +20,7 @@ from dledger.raft.identity import Hello
 from dledger.raft.membership import Member, Members
 from dledger.raft.node import RaftNode
 from dledger.raft.refusals import NotAMemberError
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.hostile_frames import Hostile
 from tests.harness.raft_cluster import Cluster
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.errors import InvariantBroken, MQError
+from dledger.testing.clocks import ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 FIELDS = [
     *"abcdefghijklmn",

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.errors import DiskFullError
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.only_new_garbage import only_new_garbage
 from tests.harness.raft_cluster import Cluster, Letter
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from commitlog.entry import parse_header, record_sizes
 from commitlog.record import encode_record, iter_records
+from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 RUNS: list[list[Any]] = [["T", 0, 3], ["T", 1, 2], ["U", 0, 1]]
 

@@ -16,7 +16,7 @@ from commitlog.consume_queue import UNIT_DTYPE, ConsumeQueueStore, Units, shared
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptStoreError, DiskFullError
 from commitlog.shared_units import UNIT_BYTES, Row, RowKind, SharedUnits, decode_rows, encode_rows
-from tests.harness.crash_disk import CrashDisk, disk_full
+from dledger.testing.crash_disk import CrashDisk, disk_full
 
 ROOT = "/store/consumequeue"
 TOPICS = ("A", "B", "C")

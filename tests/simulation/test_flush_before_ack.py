@@ -28,8 +28,8 @@ from commitlog.seams import DiskFile
 from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
 from dledger.group_api import Proposed
 from dledger.proposals import GroupSettings
+from dledger.testing.inline_executor import InlineExecutor
 from tests.harness.groups import Groups, Replica, running_groups
-from tests.harness.memory_network import InlineExecutor
 from tests.harness.raft_cluster import batch
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ class GatedExecutor(InlineExecutor):
     """Lets flushes of the log wait until the gate opens."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.open = trio.Event()
         self.open.set()
         self.flushes = 0
@@ -217,7 +218,7 @@ async def test_async_flush_still_wants_a_majority(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with gated_groups(tmp_path, sync_flush=False) as (groups, leader):
-        groups.network.isolate(leader.name, groups.others(leader.name))
+        await groups.isolate(leader.name)
         with pytest.raises((UnknownOutcomeError, NotLeaderError)):
             await leader.group.submit(batch(b"x"))
 
@@ -253,11 +254,11 @@ async def test_async_master_may_lose_its_unreplicated_tail_and_the_logs_agree_af
 ) -> None:
     async with gated_groups(tmp_path, sync_replication=False) as (groups, leader):
         visible = leader.group.state.max_offset("T", 0)
-        groups.network.isolate(leader.name, groups.others(leader.name))
+        await groups.isolate(leader.name)
         assert (await leader.group.submit(batch(b"the tail"))).first_offsets == (visible,)
         new = await groups.leader(among=groups.others(leader.name))
         assert (await new.group.submit(batch(b"in its place"))).first_offsets == (visible,)
-        groups.network.heal()
+        groups.heal()
         with trio.fail_after(30):
             while leader.group.state.max_offset("T", 0) != visible + 1:
                 await trio.sleep(0.05)

@@ -30,9 +30,9 @@ async def test_every_store_time_is_found_on_every_replica_although_leaders_clock
                 times.append((await leader.group.submit(batch(b"x"))).store_time_ms)
                 await trio.sleep(0.01 * number)
             if reign < 7:
-                groups.network.isolate(leader.name, groups.others(leader.name))
+                await groups.isolate(leader.name)
                 await groups.leader(among=groups.others(leader.name))
-                groups.network.heal()
+                groups.heal()
                 await trio.sleep(2)
         await groups.settle()
         assert len(leaders) > 1

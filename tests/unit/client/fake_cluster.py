@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,13 +11,13 @@ from dataclasses import dataclass, field
 import msgspec
 import trio
 import trio.testing
-from typing_extensions import Buffer
 
 from client.core.client_instance import ClientConfig, ClientInstance
 from commitlog.message_batch import decode_batch
 from commitlog.message_id import encode_offset_message_id
 from commitlog.properties import encode_properties
 from commitlog.record import Record, decode_record, encode_record, pack_host
+from dledger.testing.memory_network import MemoryNetwork
 from remoting.clock import TrioClock
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled, Limiter, ProcessorTable
@@ -37,72 +36,9 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import SendMessageHeader
-from remoting.seams import Listener, ServerTls, Stream
 from remoting.server import RemotingServer
 
 Address = tuple[str, int]
-
-
-class MemoryStream:
-    """One end of a connection in memory."""
-
-    def __init__(self, inner: trio.abc.Stream, peer: Address, local: Address) -> None:
-        self.inner = inner
-        self.peer_address = peer
-        self.local_address = local
-
-    async def send_all(self, data: Buffer) -> None:
-        await self.inner.send_all(bytes(data))
-
-    async def receive_some(self, max_bytes: int) -> Buffer:
-        return await self.inner.receive_some(max_bytes)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-class MemoryListener:
-    def __init__(self, network: MemoryNetwork, address: Address) -> None:
-        self.address = address
-        self._network = network
-        self.send_channel, self._accepted = trio.open_memory_channel[Stream](64)
-
-    async def accept(self) -> Stream:
-        return await self._accepted.receive()
-
-    async def aclose(self) -> None:
-        self._network.listeners.pop(self.address, None)
-        self.send_channel.close()
-
-
-class MemoryNetwork:
-    """Connections between programs of one process; refused where nobody listens."""
-
-    def __init__(self) -> None:
-        self.listeners: dict[Address, MemoryListener] = {}
-        self.silent: set[Address] = set()
-        self.connects: list[Address] = []
-
-    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
-        listener = self.listeners[host, port] = MemoryListener(self, (host, port))
-        return listener
-
-    async def connect(
-        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
-    ) -> Stream:
-        await trio.lowlevel.checkpoint()
-        address = (host, port)
-        self.connects.append(address)
-        if address in self.silent:
-            await trio.sleep(timeout_s)
-            raise TimeoutError("timed out")
-        listener = self.listeners.get(address)
-        if listener is None:
-            raise ConnectionRefusedError("refused")
-        near, far = trio.testing.memory_stream_pair()
-        mine: Address = ("10.0.0.9", 50000 + len(self.connects))
-        await listener.send_channel.send(MemoryStream(far, mine, address))
-        return MemoryStream(near, address, mine)
 
 
 @dataclass
@@ -660,7 +596,7 @@ class World:
     """Everything a client meets."""
 
     nursery: trio.Nursery
-    network: MemoryNetwork = field(default_factory=MemoryNetwork)
+    network: MemoryNetwork = field(default_factory=lambda: MemoryNetwork(host="10.0.0.9"))
     name_servers: list[NameServer] = field(default_factory=list)
     groups: dict[str, Group] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)

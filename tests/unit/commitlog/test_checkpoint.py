@@ -6,7 +6,7 @@ import struct
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
 from commitlog.store_paths import StorePaths, file_name, parse_file_name
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 
 PATHS = StorePaths("/store")
 

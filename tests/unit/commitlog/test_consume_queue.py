@@ -14,7 +14,7 @@ from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
 from commitlog.seams import DiskFile
 from commitlog.shared_units import UNIT_BYTES
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 
 
 @pytest.fixture

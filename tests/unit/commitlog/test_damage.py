@@ -8,7 +8,7 @@ from commitlog.damage import check_entries
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, CorruptStoreError
 from commitlog.log_reader import DamagedEntries
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 
 ROOT = "/store"

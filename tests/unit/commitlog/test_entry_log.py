@@ -25,7 +25,7 @@ from commitlog.errors import (
 from commitlog.mark import Anchor, store_anchor
 from commitlog.segment import BLANK_BYTES
 from commitlog.store_paths import StorePaths
-from tests.harness.crash_disk import CrashDisk, disk_full, failing_flush
+from dledger.testing.crash_disk import CrashDisk, disk_full, failing_flush
 from tests.harness.entry_frames import ENTRY_BYTES, RECORD_BYTES, next_frame, next_no_op
 
 ROOT = "/store"

@@ -11,7 +11,8 @@ from commitlog.errors import CorruptStoreError
 from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.sectors import Inode
 from tests.harness.entry_frames import ENTRY_BYTES, next_frame
 
 ROOT = "/store"
@@ -167,12 +168,10 @@ def test_index_files_of_another_size_or_content_are_rebuilt() -> None:
     disk, log, frames = killed_log(30)
     mark = log.mark_at(30)
     log.close()
-    inode = disk.files[PATHS.entry_index_file(8)]
-    for damage in ("size", "content"):
-        if damage == "size":
-            del inode.content[-1:]
-        else:
-            disk.files[PATHS.entry_index_file(8)].content[:] = bytes(len(inode.content))
+    path = PATHS.entry_index_file(8)
+    whole = disk.files[path].content
+    for damaged in (whole[:-1], bytes(len(whole))):
+        disk.files[path] = Inode.holding(damaged)
         again = open_log(disk, mark)
         assert again.report.index_rebuilt
         assert content_of(again) == frames

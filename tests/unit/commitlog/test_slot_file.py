@@ -12,7 +12,7 @@ from commitlog.slot_file import (
     decode_slot,
     encode_slot,
 )
-from tests.harness.crash_disk import CrashDisk, failing_flush
+from dledger.testing.crash_disk import CrashDisk, failing_flush
 
 PATH = "/d/slots"
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.fake_group import FakeGroup, ManualClock
+from dledger.testing.clocks import ManualClock
+from tests.harness.fake_group import FakeGroup
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from commitlog.disk import OsDisk
 from commitlog.errors import CorruptEntryError
 from dledger.group import Group
 from dledger.store import ReplicaStore
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Replica, bodies, crash_disk, running_groups
 from tests.harness.keyed_messages import ALWAYS, keyed
 from tests.harness.raft_cluster import batch

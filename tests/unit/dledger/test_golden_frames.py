@@ -14,13 +14,14 @@ import pytest
 
 from dledger.services.known_groups import KnownGroups
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import FLAG_RESPONSE, RemotingCommand
 from remoting.protocol.frame import FrameDecoder, encode_command
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 from tests.harness.shipped_files import ROOT
 
 FILE = ROOT / "tests" / "data" / "golden_frames.json"

@@ -79,7 +79,7 @@ async def test_a_cut_off_leader_gives_up_and_says_unknown_or_not_stored(
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await old.group.submit(batch(b"before"))
-        groups.network.isolate(old.name, groups.others(old.name))
+        await groups.isolate(old.name)
         with pytest.raises((UnknownOutcomeError, NotLeaderError)) as failure:
             await old.group.submit(batch(b"lost"))
         assert failure.value.outcome in ("unknown", "not_stored")
@@ -88,7 +88,7 @@ async def test_a_cut_off_leader_gives_up_and_says_unknown_or_not_stored(
             old.group.propose(batch(b"late"), lambda _: None)
         new = await groups.leader(among=groups.others(old.name))
         await new.group.submit(batch(b"after"))
-        groups.network.heal()
+        groups.heal()
         await groups.settle()
         for replica in groups.replicas.values():
             assert bodies(replica.group) == [b"before", b"after"]
@@ -100,7 +100,7 @@ async def test_two_leaders_never_both_acknowledge(
 ) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
-        groups.network.isolate(old.name, groups.others(old.name))
+        await groups.isolate(old.name)
         outcomes: list[Proposed] = []
         old.group.propose(batch(b"from the old one"), outcomes.append)
         old.group.kick()
@@ -129,11 +129,11 @@ async def test_the_leadership_scope_ends_when_the_leader_steps_down(
         for replica in groups.replicas.values():
             if replica is not leader:
                 replica.group.services.append(service)
-        groups.network.isolate(leader.name, groups.others(leader.name))
+        await groups.isolate(leader.name)
         second = await groups.leader(among=groups.others(leader.name))
         await running.wait()
         assert not ended.is_set()
-        groups.network.isolate(second.name, groups.others(second.name))
+        await groups.isolate(second.name)
         with trio.fail_after(3):
             await ended.wait()
         assert second.group.leadership is None
@@ -200,9 +200,9 @@ async def test_store_time_never_goes_back_although_the_next_leaders_clock_does(
             leader = await groups.leader()
             for _ in range(3):
                 times.append((await leader.group.submit(batch(b"x"))).store_time_ms)
-            groups.network.isolate(leader.name, groups.others(leader.name))
+            await groups.isolate(leader.name)
             await groups.leader(among=groups.others(leader.name))
-            groups.network.heal()
+            groups.heal()
             await trio.sleep(2)
         assert times == sorted(times)
         nursery.cancel_scope.cancel()
@@ -230,7 +230,7 @@ async def test_a_wiped_replica_catches_up_and_becomes_a_voter_again(
                 await leader.group.submit(batch(b"under load"))
                 await trio.sleep(0.05)
         assert again.group.node.identity.incarnation != wiped.group.node.identity.incarnation
-        groups.network.isolate(rest, groups.others(rest))
+        await groups.isolate(rest)
         leader = await groups.leader(among=groups.others(rest))
         await leader.group.submit(batch(b"with the one that came back"))
 
@@ -261,7 +261,7 @@ async def test_too_much_in_flight_is_refused_and_not_stored(
         for name in groups.names:
             await groups.start(name)
         leader = await groups.leader()
-        groups.network.isolate(leader.name, groups.others(leader.name))
+        await groups.isolate(leader.name)
         for _ in range(2):
             leader.group.propose(batch(bytes(9_000)), lambda _: None)
         with pytest.raises(PendingFullError) as failure:

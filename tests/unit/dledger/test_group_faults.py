@@ -20,9 +20,9 @@ from dledger.proposals import GroupSettings
 from dledger.raft.journal import Frame
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.inline_executor import InlineExecutor
 from tests.harness.groups import Groups, bodies, crash_disk, running_groups
-from tests.harness.memory_network import InlineExecutor
 from tests.harness.raft_cluster import batch
 
 ROOT = Path("/memory")
@@ -44,14 +44,14 @@ async def test_answers_of_a_new_reign_do_not_wait_for_entries_cut_in_an_earlier_
 ) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
-        groups.network.isolate(old.name, groups.others(old.name))
+        await groups.isolate(old.name)
         outcomes: list[Proposed] = []
         for number in range(6):
             old.group.propose(batch(str(number).encode()), outcomes.append)
             old.group.kick()
             await trio.sleep(0.01)
         between = await groups.leader(among=groups.others(old.name))
-        groups.network.heal()
+        groups.heal()
         await groups.settle()
         while old.group.leadership is None:
             leader = await groups.leader()
@@ -123,6 +123,7 @@ class SlowReserve(InlineExecutor):
     """Space that is made ahead takes until `go_on`, in a thread as far as others can see."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.go_on = trio.Event()
         self.entry_log: EntryLog | None = None
 
@@ -366,7 +367,7 @@ async def test_nobody_leads_before_the_own_no_op_is_applied(
                     real(command, *where)
 
                 patch.setattr(journal, "add", add)
-            groups.network.isolate(first.name, groups.others(first.name))
+            await groups.isolate(first.name)
             with trio.fail_after(20):
                 while not any(group.node.is_leader for group in others):
                     await trio.sleep(0.01)

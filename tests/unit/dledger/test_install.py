@@ -306,11 +306,11 @@ async def test_what_was_committed_before_an_installation_is_void_after_it(
         behind = groups.replicas[groups.others(leader.name)[0]]
         node, store = behind.group.node, behind.group.store
         assert node.journal.commit_index >= 60
-        groups.network.isolate(behind.name, groups.others(behind.name))
+        await groups.isolate(behind.name)
         store._begin_log_anew(leader.group.store.log.anchor_at(30), Phase.REFILLING)
         node.installation.finish(leader.name, store.log, 61)
         assert node.journal.commit_index == node.core.known_commit_index == 29
-        groups.network.heal()
+        groups.heal()
         await fill(groups, 3)
         with trio.fail_after(30):
             while node.journal.last_index < leader.group.node.journal.last_index:

@@ -15,7 +15,7 @@ from commitlog.errors import CorruptStoreError
 from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 
 ROOT = "/memory"

@@ -22,13 +22,14 @@ from dledger.services.retention import NEVER_RATIO, RetentionService, RetentionS
 from dledger.services.transaction_check import CheckSettings
 from dledger.settings_keys import IGNORED_KEYS, REFUSED_KEYS
 from dledger.settings_tables import SETTINGS
+from dledger.testing.clocks import EPOCH_MS, ManualClock
 from remoting.errors import BadRequestError
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from remoting.protocol.outcome import answer_error
 from remoting.settings.properties import read_properties
 from tests.harness.broker import Broker
-from tests.harness.fake_group import EPOCH_MS, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeGroup
 
 SEGMENT_BYTES = 64 << 10
 

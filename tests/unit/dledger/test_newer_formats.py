@@ -20,7 +20,7 @@ from dledger.raft.wire import PROTOCOL_VERSION
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore, StoreSettings, encode_damage
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_no_op
 
 ROOT = "/memory"

@@ -9,8 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from dledger.broker_errors import NotLeaderError
-from tests.harness.groups import Replica, running_groups
-from tests.harness.memory_network import LATENCY_S
+from tests.harness.groups import LATENCY_S, Replica, running_groups
 from tests.harness.raft_cluster import batch
 
 
@@ -97,7 +96,7 @@ async def test_a_leader_that_was_cut_off_answers_no_read_that_came_after(
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await old.group.submit(batch(b"before"))
-        groups.network.isolate(old.name, groups.others(old.name))
+        await groups.isolate(old.name)
         answers: list[NotLeaderError | None] = []
         asked = 0
         with trio.fail_after(5):
@@ -111,7 +110,7 @@ async def test_a_leader_that_was_cut_off_answers_no_read_that_came_after(
         new = await groups.leader(among=groups.others(old.name))
         await new.group.submit(batch(b"after"))
         assert await max_offset(new) == 2
-        groups.network.heal()
+        groups.heal()
         await groups.settle()
 
 

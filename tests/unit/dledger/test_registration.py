@@ -15,12 +15,13 @@ import trio
 from commitlog.errors import ConfigError
 from dledger.broker_id import follower_id
 from dledger.state.topic_config import TopicConfig
+from dledger.testing.clocks import VirtualClock
 from remoting.errors import ConnectFailedError
 from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
-from tests.harness.fake_group import BROKER, CLUSTER, GROUP_IDENTITY, LEADER, VirtualClock
+from tests.harness.fake_group import BROKER, CLUSTER, GROUP_IDENTITY, LEADER
 from tests.harness.registering import Line, RegisteringBroker
 
 

@@ -11,6 +11,7 @@ import trio
 
 from commitlog.disk import OsDisk
 from dledger.state.topic_config import TopicConfig
+from dledger.testing.clocks import VirtualClock
 from namesrv.config import NamesrvConfig, NamesrvTable
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
@@ -18,7 +19,6 @@ from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import RegisterBrokerHeader
-from tests.harness.fake_group import VirtualClock
 from tests.harness.registering import Line, RegisteringBroker
 
 ADDRESS = "ns1:9876"

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk import OsDisk
+from dledger.testing.clocks import ManualClock
 from namesrv.config import NamesrvConfig, NamesrvTable
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from remoting.protocol.codes import OWN_CODES, RequestCode
 from remoting.protocol.not_supported import INSTEAD, not_supported
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeGroup, ManualClock
+from tests.harness.fake_group import FakeGroup
 from tests.harness.shipped_files import ROOT
 
 TO_CLIENTS = {

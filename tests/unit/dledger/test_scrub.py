@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from commitlog.errors import CorruptEntryError, ForeignStoreError
 from dledger.services.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
 from dledger.store import decode_damage, encode_damage
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, Replica, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -152,14 +152,14 @@ async def test_a_hole_is_remembered_over_a_restart(autojump_clock: MockClock) ->
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         await trio.sleep(4)
-        groups.network.isolate(follower.name, groups.others(follower.name))
+        await groups.isolate(follower.name)
         spoil(groups, follower, 4)
         await scrubbed(follower)
         follower.kill()
         again = await groups.start(follower.name)
         assert again.group.store.log.damaged.indexes == [4]
         assert again.group.node.has_hole
-        groups.network.heal()
+        groups.heal()
         await repaired(again, 1)
         await groups.settle()
         whole(groups)
@@ -171,7 +171,7 @@ async def test_damage_below_what_is_replayed_stops_the_replay_until_it_is_repair
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         await trio.sleep(4)
-        groups.network.isolate(follower.name, groups.others(follower.name))
+        await groups.isolate(follower.name)
         follower.kill()
         spoil(groups, follower, 4)
         disk = crash_disk(groups, follower.name)
@@ -180,7 +180,7 @@ async def test_damage_below_what_is_replayed_stops_the_replay_until_it_is_repair
         assert again.group.state.applied_index == 3
         await trio.sleep(5)
         assert again.group.state.applied_index == 3
-        groups.network.heal()
+        groups.heal()
         await repaired(again, 1)
         await groups.settle()
         whole(groups)

@@ -10,7 +10,7 @@ import pytest
 from commitlog.disk import OsDisk
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.replica_folders import Writer, flip, settings, usual, write_folder
 
 

@@ -9,6 +9,8 @@ import trio
 
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
+from dledger.testing.clocks import ManualClock
+from dledger.testing.inline_executor import InlineExecutor
 from namesrv.config import NamesrvConfig, load_config
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
@@ -18,8 +20,6 @@ from remoting.access.rules import ADMIN, SIGNED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
 from remoting.settings.reader import ConfigFile
-from tests.harness.fake_group import ManualClock
-from tests.harness.memory_network import InlineExecutor
 from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
 
 ACCOUNTS = """\

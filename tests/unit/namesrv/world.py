@@ -1,4 +1,4 @@
-"""A network in memory, a running NameServer on it, and the requests brokers and clients send."""
+"""A running NameServer on a network in memory, and the requests brokers and clients send."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
-import trio.testing
-from typing_extensions import Buffer
 
 from commitlog.disk import OsDisk
+from dledger.testing.memory_network import MemoryNetwork
 from namesrv.config import SCHEMA, NamesrvConfig, load_config
 from namesrv.server import serve_namesrv
 from remoting.clock import TrioClock
@@ -31,57 +29,9 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.signature import Credentials
 from remoting.rng import SystemRng
-from remoting.seams import Executor, Listener, ServerTls, Stream
+from remoting.seams import Executor
 
-ADDR = ("127.0.0.1", 9876)
 PATIENT = ConnectionLimits(idle_timeout_s=3600)
-MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
-
-
-class _Stream:
-    def __init__(self, stream: MemoryStream, peer: tuple[str, int], local: tuple[str, int]) -> None:
-        self._stream = stream
-        self.peer_address = peer
-        self.local_address = local
-
-    async def send_all(self, data: Buffer) -> None:
-        await self._stream.send_all(bytes(data))
-
-    async def receive_some(self, max_bytes: int) -> Buffer:
-        return await self._stream.receive_some(max_bytes)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class _Listener:
-    def __init__(self) -> None:
-        self.address = ADDR
-        self.arriving, self._accepted = trio.open_memory_channel[Stream](16)
-
-    async def accept(self) -> Stream:
-        return await self._accepted.receive()
-
-    async def aclose(self) -> None:
-        await self._accepted.aclose()
-
-
-class MemoryNetwork:
-    """One listener, no latency."""
-
-    def __init__(self) -> None:
-        self._listener: _Listener | None = None
-
-    async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
-        await trio.lowlevel.checkpoint()
-        self._listener = _Listener()
-        return self._listener
-
-    async def connect(self, host: str, port: int, *, timeout_s: float, tls: Any = None) -> Stream:
-        assert self._listener is not None
-        ours, theirs = trio.testing.memory_stream_pair()
-        await self._listener.arriving.send(_Stream(theirs, ("127.0.0.1", 50_000), ADDR))
-        return _Stream(ours, ADDR, ("127.0.0.1", 50_000))
 
 
 @dataclass
@@ -90,9 +40,10 @@ class World:
 
     nursery: trio.Nursery
     network: MemoryNetwork
+    address: tuple[str, int]
 
     async def connect(self, credentials: Credentials | None = None) -> Connection:
-        stream = await self.network.connect(*ADDR, timeout_s=1)
+        stream = await self.network.connect(*self.address, timeout_s=1)
         sign = None if credentials is None else credentials.sign
         connection = Connection(stream, ProcessorTable(), limits=PATIENT, sign=sign)
         self.nursery.start_soon(connection.run)
@@ -113,7 +64,7 @@ async def running_namesrv(
     """Run a NameServer on a network in memory; stopped at the end of the block."""
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:
-        await nursery.start(
+        address = await nursery.start(
             partial(
                 serve_namesrv,
                 config,
@@ -124,7 +75,7 @@ async def running_namesrv(
                 executor=executor,
             )
         )
-        yield World(nursery, network)
+        yield World(nursery, network, address)
         nursery.cancel_scope.cancel()
 
 

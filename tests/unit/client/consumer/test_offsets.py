@@ -12,9 +12,9 @@ from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
+from dledger.testing.inline_executor import InlineExecutor
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import response_to
-from tests.harness.memory_network import InlineExecutor
 from tests.unit.client.consumer.consuming import QUEUE
 from tests.unit.client.fake_cluster import open_world
 

@@ -29,7 +29,7 @@ async def test_one_heartbeat_per_broker_every_30_s(autojump_clock: MockClock) ->
             beats = [s for s in group.brokers[0].seen if s.code == RequestCode.HEART_BEAT]
             assert len(beats) - begun == 3
             assert group.brokers[1].count(RequestCode.HEART_BEAT) == 0
-            assert world.network.connects.count(("10.0.0.1", 10911)) == 1
+            assert world.network.connects["10.0.0.1", 10911] == 1
         body = msgspec.json.decode(beats[-1].command.body)
     assert body == {
         "clientID": "10.0.0.9@i",

@@ -12,8 +12,9 @@ from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import NoNameServerError
 from client.core.name_server import NameServerList
 from commitlog.errors import ConfigError
+from dledger.testing.memory_network import MemoryNetwork
 from remoting.clock import TrioClock
-from tests.unit.client.fake_cluster import MemoryNetwork, World, open_world
+from tests.unit.client.fake_cluster import World, open_world
 
 
 def test_a_failed_name_server_gives_way_to_the_next() -> None:

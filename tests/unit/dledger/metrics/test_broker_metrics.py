@@ -13,6 +13,7 @@ from dledger.metrics import broker_metrics
 from dledger.metrics.broker_metrics import BrokerMetrics, LeaderChanges
 from dledger.metrics.traffic import Traffic
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.clocks import ManualClock
 from namesrv.route_table import RouteInfoManager
 from namesrv.server import NamesrvMetrics
 from remoting.access.local_admin import LocalAdmin
@@ -29,7 +30,7 @@ from remoting.protocol.codes import RequestCode
 from remoting.server import RemotingServer
 from remoting.tcp import TcpNetwork
 from tests.harness.broker import Broker
-from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection, FakeGroup
 from tests.harness.metrics_page import COMMON, MetricsPage
 from tests.harness.shipped_files import ROOT
 

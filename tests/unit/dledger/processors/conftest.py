@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.testing.clocks import ManualClock
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeGroup, ManualClock
+from tests.harness.fake_group import FakeGroup
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from dledger.testing.clocks import ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
-from tests.harness.fake_group import ManualClock
 
 
 def view(broker: Broker, name: str, key: str) -> RemotingCommand:

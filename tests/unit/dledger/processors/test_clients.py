@@ -14,6 +14,7 @@ from dledger.processors.pull_checks import FLAG_SUBSCRIPTION
 from dledger.services.table_limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -26,7 +27,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import OUR_VERSION, RemotingCommand, request
 from remoting.protocol.headers import PullMessageHeader
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock, VirtualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 
 def beat(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.clocks import EPOCH_MS, ManualClock
 from remoting.protocol.bodies import (
     ConsumerData,
     ConsumeStats,
@@ -20,7 +21,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import BROKER, EPOCH_MS, LEADER, ManualClock
+from tests.harness.fake_group import BROKER, LEADER
 
 Q0, Q1 = MessageQueue("T", BROKER, 0), MessageQueue("T", BROKER, 1)
 

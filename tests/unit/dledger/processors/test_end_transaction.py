@@ -14,11 +14,12 @@ from dledger.state.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC, TRANSACT
 from dledger.state.state_record import TopicsChange, TransactionsChange, decode_change, state_batch
 from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionDecision, TransactionTable
+from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import CLUSTER, FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import CLUSTER, FakeConnection, FakeGroup
 from tests.harness.half_messages import (
     COMMIT,
     PROPERTIES,

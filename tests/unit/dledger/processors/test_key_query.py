@@ -14,10 +14,11 @@ from commitlog.properties import encode_properties
 from commitlog.record import encode_record, iter_records
 from dledger.processors import queries
 from dledger.state.state_record import TopicsChange, state_batch
+from dledger.testing.clocks import EPOCH_MS, ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import EPOCH_MS, ManualClock, batch_of
+from tests.harness.fake_group import batch_of
 
 NEVER = (1 << 63) - 1
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from dledger.state.state_record import TopicsChange, state_batch
+from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 QUERY = RequestCode.QUERY_CONSUMER_OFFSET
 UPDATE = RequestCode.UPDATE_CONSUMER_OFFSET

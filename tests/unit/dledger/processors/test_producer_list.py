@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+from dledger.testing.clocks import ManualClock
 from remoting.protocol.bodies import HeartbeatData, ProducerData
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, ManualClock
+from tests.harness.fake_group import FakeConnection
 
 
 def test_producers_are_listed_by_group_with_their_last_sign_of_life(

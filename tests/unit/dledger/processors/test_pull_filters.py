@@ -14,12 +14,13 @@ from commitlog.record import iter_records
 from dledger.filters import property_filter
 from dledger.processors.broker_settings import ReadLimits
 from dledger.processors.property_filters import PropertyFilters
+from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock, VirtualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 SUBSCRIPTION, SUSPEND = 4, 2
 
@@ -285,7 +286,7 @@ async def test_old_messages_are_judged_in_a_worker_thread(
     response = await answered(broker.handle(command))
     assert found(response) == [b"m5", b"m6"]
     assert response.ext["nextBeginOffset"] == "7"
-    assert set(broker.executor.kinds) == {"cold_read"}
+    assert broker.executor.runs.keys() == {"cold_read"}
     command = request(RequestCode.PULL_MESSAGE, ext("n > 40"))
     response = await answered(broker.handle(command))
     assert (response.code, response.ext["nextBeginOffset"]) == (20, "10")

@@ -8,11 +8,12 @@ import pytest
 
 from commitlog.entry import ENTRY_HEADER_BYTES, Run
 from commitlog.record import decode_record, encode_record
+from dledger.testing.clocks import EPOCH_MS
 from remoting.processor import ProcessorTable
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
-from tests.harness.fake_group import EPOCH_MS, batch_of
+from tests.harness.fake_group import batch_of
 
 
 def test_a_message_is_seen_by_its_position(broker: Broker) -> None:

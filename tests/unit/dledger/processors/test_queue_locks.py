@@ -11,13 +11,14 @@ from dledger.services.lock_decision import FORGOTTEN_LEASES, MAX_QUEUES_PER_CHAN
 from dledger.services.queue_locks import LEASE_S
 from dledger.state.names import QUEUE_LOCKS_QUEUE, STATE_TOPIC
 from dledger.state.queue_lock import QueueLock
+from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.lock_tokens import TOKENS_FIELD
 from tests.harness.broker import Broker
-from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
 
 GROUP = "g"
 

@@ -9,7 +9,8 @@ import pytest
 
 from dledger.processors.get_message import ALIVE_MS, LOOK_S, ReadSuggestion
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from tests.harness.fake_group import FakeGroup, ManualClock
+from dledger.testing.clocks import ManualClock
+from tests.harness.fake_group import FakeGroup
 
 RECENT = 1000
 SLOW, FAST = RECENT + 1, RECENT

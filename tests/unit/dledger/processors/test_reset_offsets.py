@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, ManualClock
+from tests.harness.fake_group import FakeConnection
 
 CODE = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 

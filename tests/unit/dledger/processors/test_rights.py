@@ -19,6 +19,7 @@ from dledger.processors.raft import RaftChangeProcessor
 from dledger.processors.rights import topic_of_message_at
 from dledger.processors.wiring import PROCESSORS, broker_rules
 from dledger.state.names import HALF_TOPIC, SCHEDULE_TOPIC
+from dledger.testing.clocks import ManualClock
 from remoting.access.account_store import AccountStore
 from remoting.access.accounts import Permission, Right
 from remoting.access.gate import AccessGate
@@ -28,7 +29,6 @@ from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import ManualClock
 
 PUB, SUB = Permission.PUB, Permission.SUB
 CODE = RequestCode

@@ -13,11 +13,12 @@ from commitlog.message_id import decode_offset_message_id
 from commitlog.record import Record, decode_record
 from dledger.broker_errors import PendingFullError
 from dledger.state.names import NOT_ALLOWED_SEND_TOPICS, SCHEDULE_TOPIC
+from dledger.testing.clocks import EPOCH_MS, ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import EPOCH_MS, FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 V2 = {
     "producer_group": "a",

@@ -12,10 +12,11 @@ from dledger.services.delay_level import queue_of_level
 from dledger.state.names import SCHEDULE_TOPIC, STATE_TOPIC, TOPICS_QUEUE
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.testing.clocks import ManualClock
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
-from tests.harness.fake_group import CLUSTER, FakeGroup, ManualClock
+from tests.harness.fake_group import CLUSTER, FakeGroup
 
 PROPERTIES = "TAGS\x01TagA\x02KEYS\x01k1\x02UNIQ_KEY\x01ABC\x02"
 

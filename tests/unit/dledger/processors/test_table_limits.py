@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dledger.services.table_limits import TableLimits
+from dledger.testing.clocks import ManualClock
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
@@ -17,7 +18,7 @@ from remoting.protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup, ManualClock
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 SUBSCRIBES = 4
 """Flag of a pull that brings its subscription."""

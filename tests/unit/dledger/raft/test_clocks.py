@@ -11,16 +11,17 @@ import trio
 from trio.testing import MockClock
 
 from dledger.raft.clocks import AGREED_S, HEARD_S, SKEW_MAX_MS, STANDS_ASIDE_S, Clocks
+from dledger.testing.clocks import ManualClock
 from tests.harness.groups import running_groups
-from tests.harness.raft_cluster import HandClock, batch
+from tests.harness.raft_cluster import batch
 
 YEAR_MS = 365 * 86_400_000
 
 
-def clocks(voters: int) -> tuple[Clocks, HandClock]:
+def clocks(voters: int) -> tuple[Clocks, ManualClock]:
     names = tuple(f"n{number}" for number in range(1, voters))
     roster: Any = SimpleNamespace(other_voters=names, voters=voters)
-    clock = HandClock()
+    clock = ManualClock()
     return Clocks(clock, roster), clock
 
 

@@ -16,8 +16,8 @@ from trio.testing import MockClock
 
 from dledger.membership_changes import MembershipChanges
 from dledger.raft.link_faults import local_fault
+from remoting.seams import Network, Stream
 from tests.harness.groups import Groups, running_groups
-from tests.harness.memory_network import MemoryStream, NodeNetwork
 from tests.harness.raft_cluster import batch
 
 FAULTY_S = 65.0
@@ -40,7 +40,7 @@ class Faults:
 class FaultyStream:
     """A stream of a machine with faults."""
 
-    def __init__(self, stream: MemoryStream, faults: Faults) -> None:
+    def __init__(self, stream: Stream, faults: Faults) -> None:
         self._stream = stream
         self._faults = faults
         self.peer_address, self.local_address = stream.peer_address, stream.local_address
@@ -61,7 +61,7 @@ class FaultyStream:
 class FaultyNetwork:
     """The network of a machine with faults."""
 
-    def __init__(self, network: NodeNetwork, faults: Faults) -> None:
+    def __init__(self, network: Network, faults: Faults) -> None:
         self._network = network
         self._faults = faults
 
@@ -88,12 +88,13 @@ def lines_of(lines: list[Any]) -> list[Any]:
 
 def break_machine(groups: Groups, name: str) -> Faults:
     """Let the network of *name*, which has not started, fail as is said later."""
-    faults, view = Faults(), groups.network.view
+    faults, network_of = Faults(), groups.network_of
 
     def faulty(asked: str) -> Any:
-        return FaultyNetwork(view(asked), faults) if asked == name else view(asked)
+        network = network_of(asked)
+        return FaultyNetwork(network, faults) if asked == name else network
 
-    groups.network.view = faulty  # type: ignore[method-assign, assignment] # the seam it gets
+    groups.network_of = faulty  # type: ignore[method-assign, assignment] # the seam it gets
     return faults
 
 
@@ -115,9 +116,8 @@ async def test_a_faulty_machine_loses_its_links_and_gets_them_back(
     await (await groups.leader()).group.submit(batch(b"before"))
     with structlog.testing.capture_logs() as lines:
         faults.errors[what] = number
-        for name in groups.others("n0"):
-            groups.network.isolate("n0", [name])  # what stands breaks, so that it dials again
-        groups.network.heal()
+        await groups.isolate("n0")  # what stands breaks, so that it dials again
+        groups.heal()
         await trio.sleep(FAULTY_S)
         others = groups.others("n0")
         await (await groups.leader(among=others)).group.submit(batch(b"meanwhile"))

@@ -8,15 +8,16 @@ from pathlib import Path
 from dledger.raft.guards import Guards
 from dledger.raft.links import Links
 from dledger.raft.wire import Kind, PeerFrame
+from dledger.testing.inline_executor import InlineExecutor
+from dledger.testing.memory_network import MemoryNetwork
 from tests.harness.guard_proofs import proves
-from tests.harness.memory_network import InlineExecutor, MemoryNetwork
 from tests.harness.raft_cluster import Cluster
 
 
 def links_of(cluster: Cluster, name: str) -> Links:
     return Links(
         cluster.node(name),
-        network=MemoryNetwork().view(name),
+        network=MemoryNetwork(),
         clock=cluster.clock,
         rng=random.Random(1),
         executor=InlineExecutor(),

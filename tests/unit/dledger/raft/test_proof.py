@@ -127,7 +127,7 @@ async def answers(groups: Groups, *sent: bytes) -> list[PeerFrame]:
     """Say something to n0 as a stranger; return what it says before it hangs up."""
     decoder = PeerFrameDecoder()
     frames: list[PeerFrame] = []
-    stream = await groups.network.view("stranger").connect("127.0.0.1", 40911, timeout_s=1)
+    stream = await groups.network.connect("127.0.0.1", 40911, timeout_s=1)
     for data in sent:
         try:
             await stream.send_all(data)
@@ -195,7 +195,7 @@ async def test_a_stranger_at_a_members_address_is_told_nothing(
 ) -> None:
     """It answers with the right name and epoch, and proves nothing."""
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
-    listener = await groups.network.view("n1").listen("127.0.0.1", 40912)
+    listener = await groups.network_of("n1").listen("127.0.0.1", 40912)
     node = (await groups.start("n0")).group.node
     frames: list[PeerFrame] = []
     with trio.fail_after(30):
@@ -229,7 +229,7 @@ async def test_a_member_proves_itself_first_to_one_that_asks_for_it_and_then_ask
 ) -> None:
     """A stranger at the address of n1 gives a nonce and cannot go on."""
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
-    listener = await groups.network.view("n1").listen("127.0.0.1", 40912)
+    listener = await groups.network_of("n1").listen("127.0.0.1", 40912)
     node = (await groups.start("n0")).group.node
     heard: list[PeerFrame] = []
     with trio.fail_after(30):

@@ -29,7 +29,7 @@ from dledger.raft.membership import Members
 from dledger.raft.node import RaftNode
 from dledger.raft.refusals import ContradictionError, NotAMemberError
 from dledger.raft.wire import Kind, PeerFrame
-from tests.harness.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.raft_cluster import Cluster, Letter
 from tests.harness.scenario import ScenarioCluster
 

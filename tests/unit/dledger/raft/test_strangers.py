@@ -40,7 +40,7 @@ async def groups(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockCloc
 
 @pytest.fixture
 def stranger(groups: Groups) -> Stranger:
-    return Stranger(groups.network.view("stranger"))
+    return Stranger(groups.network)
 
 
 def standing(groups: Groups) -> dict[str, tuple[int, str | None, int]]:

@@ -7,8 +7,9 @@ from commitlog.errors import CorruptStoreError
 from commitlog.slot_file import SLOT_STRIDE_BYTES, SlotFile
 from dledger.raft.bounds import TERM_MAX
 from dledger.raft.term_vote import TermVote, parse_term_vote
+from dledger.testing.sectors import Inode
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.sim_disk import Inode, SimDisk
+from jepsen_like.simulation.sim_disk import SimDisk
 
 PATH = "/store/raft/vote"
 

@@ -10,9 +10,10 @@ import trio
 from commitlog.errors import DiskFullError
 from dledger.services.disk_space import DiskSpace
 from dledger.services.every_second import PERIOD_S, every_second
+from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeGroup, ManualClock, VirtualClock
+from tests.harness.fake_group import FakeGroup
 
 SEND = {
     "a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",

@@ -13,7 +13,7 @@ import trio
 from commitlog.errors import FlushFailedError, InvariantBroken
 from dledger.services.fence import LONGEST_PAUSE_S, LeaderService, fenced
 from dledger.services.service_counts import ServiceCounts
-from tests.harness.fake_group import VirtualClock
+from dledger.testing.clocks import VirtualClock
 from tests.harness.leader_services import LeaderServices
 
 

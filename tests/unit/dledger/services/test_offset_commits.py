@@ -10,7 +10,8 @@ import trio
 from dledger.group_api import Proposed
 from dledger.services import offset_commits
 from dledger.services.offset_commits import OffsetCommits
-from tests.harness.fake_group import FakeGroup, VirtualClock
+from dledger.testing.clocks import VirtualClock
+from tests.harness.fake_group import FakeGroup
 
 
 async def test_commits_are_flushed_every_second_and_dropped_with_the_leadership(

@@ -22,7 +22,8 @@ from dledger.services.retention import (
 from dledger.state.floor_reason import FloorReason, entitlement_error
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
-from tests.harness.fake_group import ManualClock, Term
+from dledger.testing.clocks import ManualClock
+from tests.harness.fake_group import Term
 
 SEGMENT_BYTES = 100
 ENTRY_BYTES = 20

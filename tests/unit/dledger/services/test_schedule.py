@@ -9,26 +9,24 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.entry import RecordBatch, Run
+from commitlog.entry import RecordBatch
 from commitlog.errors import InvariantBroken
-from commitlog.record import Record, decode_record, encode_record
+from commitlog.record import encode_record
 from dledger.broker_errors import NotLeaderError, PendingFullError
 from dledger.services.delay_level import queue_of_level, with_real_destination
 from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
 from dledger.state.names import SCHEDULE_TOPIC
 from dledger.state.state_record import DelayProgressChange, state_batch
 from tests.harness.broker import LEVELS_MS
-from tests.harness.fake_group import FakeGroup, VirtualClock, batch_of
+from tests.harness.leader_services import ServedGroup
 
 
-class World:
+class World(ServedGroup):
     """A group with its schedule service on virtual time."""
 
     def __init__(self, root: Path) -> None:
-        self.clock = VirtualClock()
-        self.group = FakeGroup(root, self.clock, segment_bytes=4 << 20)
+        super().__init__(root, segment_bytes=4 << 20)
         self.deleting: set[str] = set()
-        self.scope = trio.CancelScope()
 
     def delay(self, level: int, *bodies: bytes, topic: str = "T", queue_id: int = 0) -> None:
         """Store delayed messages as the send processor does."""
@@ -48,27 +46,10 @@ class World:
             )
             for body in bodies
         ]
-        run = Run(SCHEDULE_TOPIC, schedule_queue, len(records))
-        self.group.propose(batch_of(records, run), lambda _: None)
-        self.group.settle()
-
-    def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
-        """Return what stands in a real queue."""
-        count = self.group.state.max_offset(topic, queue_id)
-        if not count:
-            return []
-        units = self.group.queues.queue(topic, queue_id).read(0, count)
-        return [
-            decode_record(bytes(self.group.log.record_at(position)))
-            for position in units["phy_offset"].tolist()
-        ]
-
-    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        return [bytes(record.body) for record in self.delivered(topic, queue_id)]
+        self.put(SCHEDULE_TOPIC, schedule_queue, records)
 
     async def serve(self, entry_bytes_max: int = 1 << 23) -> None:
         """Run the service as a leadership does."""
-        self.scope = trio.CancelScope()
         service = ScheduleMessageService(
             self.group,
             self.clock,
@@ -76,13 +57,7 @@ class World:
             is_deleting=self.deleting.__contains__,
             entry_bytes_max=entry_bytes_max,
         )
-        with self.scope:
-            await service.run()
-
-    def depose(self) -> None:
-        """End leadership and its services."""
-        self.group.step_down()
-        self.scope.cancel()
+        await self.lead(service.run)
 
 
 @pytest.fixture
@@ -102,7 +77,7 @@ async def test_a_message_comes_out_when_due_and_not_before(
     await trio.sleep(4.999)
     assert world.bodies() == []
     await trio.sleep(0.01)
-    (record,) = world.delivered()
+    (record,) = world.read()
     assert record.store_timestamp_ms >= stored_ms + 5000
     assert record.store_timestamp_ms <= stored_ms + 5005
     assert (record.topic, record.queue_id, bytes(record.body)) == ("T", 0, b"five")
@@ -126,7 +101,7 @@ async def test_a_service_that_begins_shortly_before_the_time_still_waits(
     await trio.sleep(1 - before_s)
     nursery.start_soon(world.serve)
     await trio.sleep(before_s + 0.01)
-    (record,) = world.delivered()
+    (record,) = world.read()
     assert record.store_timestamp_ms >= due_ms
     nursery.cancel_scope.cancel()
 
@@ -386,7 +361,7 @@ async def test_a_leader_whose_clock_is_behind_delivers_no_earlier(
     await trio.sleep(4.99)
     assert world.bodies() == []
     await trio.sleep(2.1)
-    (record,) = world.delivered()
+    (record,) = world.read()
     assert record.store_timestamp_ms >= due_ms - 2000, "by the guard, not before the full delay"
     nursery.cancel_scope.cancel()
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.entry import Run
 from commitlog.errors import InvariantBroken
-from commitlog.record import Record, decode_record, encode_record
+from commitlog.record import encode_record
 from dledger.broker_errors import PendingFullError
 from dledger.services import timer
 from dledger.services.timer import TimerMessageService
@@ -19,20 +18,18 @@ from dledger.services.timer_claims import TimerClaims
 from dledger.services.timer_message import due_ms, timed_properties
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import TimersChange, state_batch
-from tests.harness.fake_group import FakeGroup, VirtualClock, batch_of
+from tests.harness.leader_services import ServedGroup
 
 DAY_S = 24 * 3600
 
 
-class World:
+class World(ServedGroup):
     """A group with its timer service on virtual time."""
 
     def __init__(self, root: Path) -> None:
-        self.clock = VirtualClock()
-        self.group = FakeGroup(root, self.clock, segment_bytes=8 << 20)
+        super().__init__(root, segment_bytes=8 << 20)
         self.claims = TimerClaims(self.group)
         self.deleting: set[str] = set()
-        self.scope = trio.CancelScope()
         self.entry_bytes_max = 1 << 23
 
     def schedule(self, delay_s: float, *bodies: bytes, topic: str = "T", queue_id: int = 0) -> None:
@@ -47,9 +44,7 @@ class World:
             )
             for body in bodies
         ]
-        run = Run(TIMER_TOPIC, 0, len(records))
-        self.group.propose(batch_of(records, run), lambda _: None)
-        self.group.settle()
+        self.put(TIMER_TOPIC, 0, records)
 
     def recall(self, offset: int) -> None:
         """Recall a message as the recall processor does."""
@@ -57,23 +52,8 @@ class World:
         self.group.propose(state_batch(TimersChange(recalled=(offset,))), lambda _: None)
         self.group.settle()
 
-    def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
-        """Return what stands in a real queue."""
-        count = self.group.state.max_offset(topic, queue_id)
-        if not count:
-            return []
-        units = self.group.queues.queue(topic, queue_id).read(0, count)
-        return [
-            decode_record(bytes(self.group.log.record_at(position)))
-            for position in units["phy_offset"].tolist()
-        ]
-
-    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        return [bytes(record.body) for record in self.delivered(topic, queue_id)]
-
     async def serve(self) -> None:
         """Run the service as a leadership does."""
-        self.scope = trio.CancelScope()
         service = TimerMessageService(
             self.group,
             self.clock,
@@ -81,13 +61,7 @@ class World:
             is_deleting=self.deleting.__contains__,
             entry_bytes_max=self.entry_bytes_max,
         )
-        with self.scope:
-            await service.run()
-
-    def depose(self) -> None:
-        """End leadership and its services."""
-        self.group.step_down()
-        self.scope.cancel()
+        await self.lead(service.run)
 
 
 @pytest.fixture
@@ -118,7 +92,7 @@ async def test_messages_come_out_when_due_and_in_the_order_of_their_times(
     assert world.bodies()[-1] == b"days"
     assert all(
         record.store_timestamp_ms >= int(record.property_map["TIMER_OUT_MS"])
-        for record in world.delivered()
+        for record in world.read()
     )
     nursery.cancel_scope.cancel()
 
@@ -291,7 +265,7 @@ async def test_what_waits_long_is_stored_anew_and_delivered_once(
     assert len(world.group.state.timers) == 2
     await trio.sleep(DAY_S)
     assert world.bodies() == [b"a", b"b"]
-    assert [r.property_map["TIMER_ROLL_TIMES"] for r in world.delivered()] == ["1", "1"]
+    assert [r.property_map["TIMER_ROLL_TIMES"] for r in world.read()] == ["1", "1"]
     nursery.cancel_scope.cancel()
 
 

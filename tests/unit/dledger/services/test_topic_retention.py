@@ -10,12 +10,13 @@ from dledger.services.retention import RetentionService, RetentionSettings
 from dledger.services.topic_retention import queue_floors, retention_ms
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
+from dledger.testing.clocks import ManualClock
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from tests.harness.broker import Broker
-from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup, ManualClock
+from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup
 
 HOUR_MS = 3_600_000
 

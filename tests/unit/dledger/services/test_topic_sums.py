@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger.services.throughput import Throughput
 from dledger.state.tables import QueueBounds, StateTables
-from tests.harness.fake_group import ManualClock
+from dledger.testing.clocks import ManualClock
 
 
 def test_a_topic_counts_all_its_queues_those_before_the_start_too() -> None:

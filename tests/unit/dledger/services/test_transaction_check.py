@@ -24,23 +24,22 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import CheckTransactionStateHeader
 from tests.harness.broker import Broker
-from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup, VirtualClock
+from tests.harness.fake_group import BROKER, FakeConnection
 from tests.harness.half_messages import COMMIT, PROPERTIES, ROLLBACK, begin, end, records
+from tests.harness.leader_services import ServedGroup
 
 GIVEN_UP = TransactionDecision.GIVEN_UP
 
 
-class World:
+class World(ServedGroup):
     """A broker with its check-back on virtual time."""
 
     def __init__(self, root: Path) -> None:
-        self.clock = VirtualClock()
-        self.group = FakeGroup(root, self.clock, segment_bytes=4 << 20)
+        super().__init__(root, segment_bytes=4 << 20)
         self.broker = Broker(self.group, self.clock)
         self.broker.make_topic()
         self.settings = CheckSettings(6_000, 30_000, checks_max=3, reserved_ms=3_600_000)
         self.floor_wanted = 0
-        self.scope = trio.CancelScope()
 
     def producer(self, group: str = "pg") -> FakeConnection:
         """Let a producer of *group* send its heartbeat."""
@@ -65,7 +64,6 @@ class World:
 
     async def serve(self) -> None:
         """Run the service as a leadership does."""
-        self.scope = trio.CancelScope()
         processors = self.broker.processors
         service = TransactionCheckService(
             self.group,
@@ -76,10 +74,7 @@ class World:
             clock=self.clock,
             floor_wanted=lambda: self.floor_wanted,
         )
-        with self.scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(service.run)
-                nursery.start_soon(self.settle)
+        await self.lead(service.run, self.settle)
 
     async def settle(self) -> None:
         """What is proposed and only kicked becomes an entry, as in a group with a disk."""
@@ -87,11 +82,6 @@ class World:
             await trio.sleep(0.01)
             if self.group.waiting:
                 self.group.settle()
-
-    def depose(self) -> None:
-        """End leadership and its services."""
-        self.group.step_down()
-        self.scope.cancel()
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from dledger.state.names import HALF_TOPIC, builtin_groups, builtin_topics
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import TransactionsChange, state_batch
 from dledger.state.transactions import OpenHalf, TransactionDecision, TransactionTable
-from tests.harness.fake_group import BROKER, CLUSTER, EPOCH_MS, FakeGroup, ManualClock
+from dledger.testing.clocks import EPOCH_MS, ManualClock
+from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
 BUILTIN: dict[str, Any] = {
     "builtin_topics": builtin_topics(CLUSTER, BROKER),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from commitlog.mark import Mark
 from commitlog.slot_file import SlotFile
+from dledger.testing.crash_disk import CrashDisk
 from jepsen_like.nemesis.ground import marked_end
-from tests.harness.crash_disk import CrashDisk
 
 
 def test_the_newest_mark_says_how_far_the_log_is_at_rest() -> None:

@@ -9,8 +9,9 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
     StoreLockedError,
 )
+from dledger.testing.sectors import SECTOR_BYTES
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.sim_disk import PAGE_BYTES, SECTOR_BYTES, Mount, SimDisk
+from jepsen_like.simulation.sim_disk import PAGE_BYTES, Mount, SimDisk
 
 OLD, NEW = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
 

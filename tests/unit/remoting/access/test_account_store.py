@@ -10,9 +10,9 @@ import trio
 
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
+from dledger.testing.inline_executor import InlineExecutor
 from remoting.access.account_store import RELOAD_INTERVAL_S, AccountStore
 from remoting.clock import TrioClock
-from tests.harness.memory_network import InlineExecutor
 
 ONE = '[accounts.account-1]\nsecret_key = "0123456789"\n'
 TWO = ONE + '[accounts.account-2]\nsecret_key = "0123456789"\n'

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from commitlog.disk import OsDisk
+from dledger.testing.clocks import ManualClock
 from remoting.access.account_store import AccountStore
 from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.rules import SIGNED
@@ -23,7 +24,6 @@ from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.frame import FrameDecoder, encode_command
 from remoting.protocol.signature import SIGNATURE, Credentials
 from remoting.server import RemotingServer
-from tests.harness.fake_group import ManualClock
 
 READ_SETTINGS, DELETE_TOPIC, SEND = 351, 215, 10
 CREDENTIALS = Credentials("operator", "0123456789")

@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 
 from commitlog.disk import OsDisk
+from dledger.testing.clocks import ManualClock
 from remoting.access.account_store import AccountStore
 from remoting.access.accounts import Permission, Right
 from remoting.access.gate import AccessGate, admitted_account, limited_account
@@ -20,7 +21,6 @@ from remoting.processor import Limiter, ProcessorTable
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.outcome import Condition, answer_error, condition_of
 from remoting.protocol.signature import Credentials
-from tests.harness.fake_group import ManualClock
 
 ACCOUNTS = """\
 global_white_addresses = "10.9.9.9"

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from commitlog.errors import OffsetOutOfRangeError
+from dledger.testing.memory_network import MemoryNetwork, MemoryStream
 from remoting.metrics.http_server import (
     ANSWER_TIMEOUT_S,
     MAX_REQUEST_BYTES,
@@ -17,7 +18,6 @@ from remoting.metrics.http_server import (
     MetricsServer,
     status_of,
 )
-from tests.harness.memory_network import MemoryNetwork, MemoryStream
 
 ADDRESS = ("127.0.0.1", 5557)
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -26,7 +26,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 @asynccontextmanager
 async def serving(pieces: Callable[[], Iterable[str]]) -> AsyncIterator[MemoryNetwork]:
     network = MemoryNetwork()
-    server = MetricsServer(network.view("n0"), pieces)
+    server = MetricsServer(network, pieces)
     async with trio.open_nursery() as nursery:
         assert await nursery.start(server.serve, *ADDRESS) == ADDRESS
         yield network
@@ -42,7 +42,7 @@ async def all_of(stream: MemoryStream) -> bytes:
 
 
 async def answer_to(network: MemoryNetwork, *parts: bytes) -> bytes:
-    stream = network.connect("scraper", ADDRESS)
+    stream = await network.connect(*ADDRESS, timeout_s=1)
     for part in parts:
         await stream.send_all(part)
     return await all_of(stream)
@@ -114,7 +114,7 @@ async def test_one_connection_too_many_is_closed_and_the_next_is_served(
     autojump_clock: MockClock,
 ) -> None:
     async with serving(page) as network:
-        silent = [network.connect("scraper", ADDRESS) for _ in range(MAX_SCRAPES)]
+        silent = [await network.connect(*ADDRESS, timeout_s=1) for _ in range(MAX_SCRAPES)]
         await trio.testing.wait_all_tasks_blocked()
         assert await answer_to(network) == b""
         await silent[0].aclose()
@@ -124,9 +124,9 @@ async def test_one_connection_too_many_is_closed_and_the_next_is_served(
 
 async def test_who_goes_away_harms_nobody(autojump_clock: MockClock) -> None:
     async with serving(page) as network:
-        stream = network.connect("scraper", ADDRESS)
+        stream = await network.connect(*ADDRESS, timeout_s=1)
         await stream.send_all(GET)
-        stream.close()
+        await stream.aclose()
         assert (await answer_to(network, GET)).startswith(b"HTTP/1.1 200 ")
 
 

@@ -9,12 +9,12 @@ import pytest
 import structlog.testing
 import trio
 
+from dledger.testing.memory_network import MemoryNetwork
 from remoting.connection_ends import LINES_PER_WINDOW, WINDOW_S, ConnectionEnds
 from remoting.metrics.families import family_text
 from remoting.metrics.server_metrics import ServerMetrics
 from remoting.processor import ProcessorTable
 from remoting.server import RemotingServer
-from tests.harness.memory_network import MemoryNetwork, NodeNetwork
 from tests.harness.metrics_page import MetricsPage
 
 
@@ -35,14 +35,11 @@ def page_of(metrics: ServerMetrics) -> MetricsPage:
     )
 
 
-def network() -> NodeNetwork:
-    return NodeNetwork(MemoryNetwork(), "n0")
-
-
 def servers(count: int) -> list[RemotingServer]:
-    first = RemotingServer(network(), ProcessorTable())
+    first = RemotingServer(MemoryNetwork(), ProcessorTable())
     return [first] + [
-        RemotingServer(network(), ProcessorTable(), budget=first.budget) for _ in range(count - 1)
+        RemotingServer(MemoryNetwork(), ProcessorTable(), budget=first.budget)
+        for _ in range(count - 1)
     ]
 
 
@@ -76,7 +73,7 @@ def test_without_a_guard_nothing_is_said_of_access() -> None:
 
 
 async def test_a_broken_frame_is_counted_by_its_server() -> None:
-    here = network()
+    here = MemoryNetwork()
     server = RemotingServer(here, ProcessorTable())
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(server.serve, "10.0.0.1", 9876)
