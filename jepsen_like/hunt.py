@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
-from jepsen_like.simulation.claims import CLAIMS
+from jepsen_like.simulation.promises import CLAIMS
 from jepsen_like.soak import run_worker
 from jepsen_like.worker import Order, Report
 

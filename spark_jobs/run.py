@@ -16,7 +16,7 @@ from jepsen_like.history.parquet import FOLDER, SUMMARY, Ingested, ingest, read_
 from jepsen_like.history.sequence import PUSH_RECORD
 from jepsen_like.plans.plan import Plan, decode_plan
 from jepsen_like.plans.promised import merge_for, promised
-from jepsen_like.report.result import kept_verdicts, read_result
+from jepsen_like.report.run_folder import kept_verdicts, read_result
 
 Engine = Literal["local", "spark"]
 

@@ -215,7 +215,7 @@ def _program(host: Host, module: str, arguments: tuple[str, ...]) -> dict[str, A
     """Return what a node on *host* is started with."""
     if host.namespace is None:
         return {"module": module, "arguments": arguments}
-    inside = "jepsen_like.chaos.namespaced_child"
+    inside = "jepsen_like.chaos.namespaces"
     return {"module": inside, "arguments": (str(host.namespace), module, *arguments)}
 
 

@@ -34,7 +34,7 @@ from jepsen_like.plans.packages import NETWORK, PACKAGES
 from jepsen_like.plans.plan import Kind, Plan, decode_plan, encode_plan
 from jepsen_like.plans.promised import promised
 from jepsen_like.plans.shrink import shrink
-from jepsen_like.report.result import kept_verdicts
+from jepsen_like.report.run_folder import kept_verdicts
 from jepsen_like.report.wording import many
 from jepsen_like.workloads.presets import PRESETS
 

@@ -32,7 +32,7 @@ from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.history.operation import Event, History
 from jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode_plan
 from jepsen_like.plans.promised import promised
-from jepsen_like.report.result import PLAN_FILE, kept_verdicts
+from jepsen_like.report.run_folder import PLAN_FILE, kept_verdicts
 from jepsen_like.report.wording import many
 from jepsen_like.workloads.presets import workload_for
 

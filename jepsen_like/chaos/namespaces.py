@@ -14,6 +14,9 @@ Names of namespaces say which process made them. What a runner that died has lef
 next one; the processes in it have died with their runner.
 
 Everything here blocks, for tens of milliseconds as a rule.
+
+``python -m jepsen_like.chaos.namespaces PARENT NAMESPACE MODULE …`` runs MODULE in the network
+namespace of that file, with PARENT and the rest as its arguments.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import ctypes
 import functools
 import itertools
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -313,3 +317,10 @@ def _ip(lines: Iterable[str]) -> None:
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"status {done.returncode}"
         raise FaultError(f"ip refused an order for the network of the run: {said}")
+
+
+if __name__ == "__main__":
+    parent, namespace, module, *rest = sys.argv[1:]
+    enter(Path(namespace))
+    sys.argv = [module, parent, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

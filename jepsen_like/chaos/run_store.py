@@ -10,7 +10,7 @@ import msgspec
 from dledger.output import CliError, ExitCode
 from jepsen_like.chaos.recorder import encode_json
 from jepsen_like.chaos.run_options import Extras
-from jepsen_like.report.result import RESULT_FILE, read_result
+from jepsen_like.report.run_folder import RESULT_FILE, read_result
 
 
 def folder_of(name: str, store: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Final
 
 from jepsen_like.history.operation import Event
 from jepsen_like.plans.plan import Kind
-from jepsen_like.report.result import Skipped
+from jepsen_like.report.run_folder import Skipped
 from jepsen_like.report.series import Span
 
 ROLE: Final = "role"

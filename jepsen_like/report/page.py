@@ -8,7 +8,7 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from jepsen_like.report.result import Skipped
+from jepsen_like.report.run_folder import Skipped
 
 PAGE_TEMPLATE: Final = "page.html.j2"
 

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from jepsen_like.report.page import environment
-from jepsen_like.report.result import PLAN_FILE, RESULT_FILE, Result, decode_result
+from jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, Result, decode_result
 from jepsen_like.report.run_report import REPORT_FILE
 
 RUNS_TEMPLATE: Final = "runs.html.j2"

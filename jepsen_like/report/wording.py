@@ -8,7 +8,7 @@ from typing import Final
 
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
-from jepsen_like.report.result import Result
+from jepsen_like.report.run_folder import Result
 
 PROOF_OF_ALL: Final = frozenset({"total_queue", "replicas"})
 """Checkers whose pass says that nothing is lost: they compare acknowledgements with the end."""

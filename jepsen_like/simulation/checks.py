@@ -38,8 +38,8 @@ from dledger.state.floor_reason import FORCED, entitlement_error
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
-from jepsen_like.simulation.claims import check_commit, check_recovered, check_stable
 from jepsen_like.simulation.event_trace import Event
+from jepsen_like.simulation.promises import check_commit, check_recovered, check_stable
 from jepsen_like.simulation.sim_clock import EPOCH_MS
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -21,14 +20,10 @@ from client.admin.admin import Admin
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, OffsetIllegalError
-from client.core.message import Message
 from client.core.message_ext import PullStatus
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from commitlog.errors import MQError
-from dledger.settings_values import parse_delay_levels
-from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of
 from jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
@@ -44,37 +39,21 @@ from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import REST_FACTOR, Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.consumers import Consumers, Retriers
-from jepsen_like.workloads.due import timer_delay_max_ms
 from jepsen_like.workloads.filterers import Filterers
-from jepsen_like.workloads.hostile import HostileMessages
 from jepsen_like.workloads.lockers import Lockers
+from jepsen_like.workloads.producers import (
+    ATTEMPT_TIMEOUT_S,
+    SEND_TIMEOUT_S,
+    Producers,
+    value_of,
+)
 from jepsen_like.workloads.transactions import Transactions
 
 TOPIC: Final = "orders"
 BROKER: Final = "sim"
-VALUE_BYTES: Final = 8
-SEND_TIMEOUT_S: Final = 10.0
-ATTEMPT_TIMEOUT_S: Final = 8.0
-"""Longer than a broker waits for a majority: its answer is to arrive, whatever it says."""
-REPEATED_AFTER_S: Final = 1.0
-"""Shorter than a broker waits: an idempotent producer asks again while the first attempt is out."""
 PULL_MESSAGES: Final = 32
 SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""
-
-
-RECALLABLE_MAX: Final = 16
-"""Messages that a producer remembers for a recall; some of them are over when it comes to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A message that its producer may still take back."""
-
-    handle: str
-    queue: MessageQueue
-    value: int
-    due_ns: int
 
 
 class Stage(Protocol):
@@ -98,12 +77,6 @@ class Machine(Protocol):
 
 def unrecorded(_: Operation) -> None:
     """Keep rows in memory only."""
-
-
-def value_of(body: Any) -> int:
-    """Return the value in a message body, or `NOTHING` when it is not one of a workload."""
-    view = memoryview(body)
-    return int.from_bytes(view[:VALUE_BYTES], "big") if view.nbytes >= VALUE_BYTES else NOTHING
 
 
 class WorkloadClients:
@@ -140,7 +113,6 @@ class WorkloadClients:
         self.unclassified: list[str] = []
         self._op_id = 0
         self._process = 0
-        self._producers = 0
         self._values: Counter[int] = Counter()
         self._consumers = Consumers(self)
         self._lockers = Lockers(self, plan.seed, lease_s=plan.settings.lock_lease_ms / 1000)
@@ -151,12 +123,11 @@ class WorkloadClients:
         )
         self._transactions = Transactions(self, value_of, halves)
         self._filterers = Filterers(self, plan.seed)
-        self._hostile = HostileMessages(plan.seed, plan.workload.hostile_per_mille)
+        self._producers = Producers(self, stage, plan, self._transactions)
         gives_back = plan.workload.send_back_per_mille
         self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
         self._awaited: dict[Moment, trio.Event] = {}
         self._lives: Counter[tuple[str, int]] = Counter()
-        self._wall_ms: Callable[[], int] = lambda: 0
         self._is_over = False
         self._busy = 0
         self._calm = trio.Event()
@@ -165,8 +136,6 @@ class WorkloadClients:
         """First offset and values of each queue, as `drain` read them."""
         self.topic = topic
         self.queues = [MessageQueue(topic, broker, i) for i in range(plan.workload.queues)]
-        self._levels_ms = parse_delay_levels(plan.settings.delay_levels)
-        self._timer_delay_max_ms = timer_delay_max_ms(plan.workload)
 
     def rng_of(self, role: str, index: int) -> SimRng:
         """Return chance for the next life of a client: who was killed does not begin anew."""
@@ -234,13 +203,13 @@ class WorkloadClients:
             await self._set_up(instance)
             self.ready.set()
         self._consumers.client_id = instance.client_id
-        self._wall_ms = instance.clock.wall_ms
+        self._producers.wall_ms = instance.clock.wall_ms
         workload = self._plan.workload
         async with trio.open_nursery() as nursery:
             if workload.transactions_per_mille:
                 nursery.start_soon(self._transactions.serve, instance)
             for index in range(workload.producers):
-                nursery.start_soon(self._keep_producing, instance, index)
+                nursery.start_soon(self._producers.produce, instance, index)
             for index in range(workload.consumers):
                 nursery.start_soon(self._consumers.consume, instance, index)
                 if self._retriers is not None:
@@ -365,172 +334,6 @@ class WorkloadClients:
                 if not await self.pause(rng):
                     return False
         return not self._is_over
-
-    # -- producers -------------------------------------------------------------------------
-
-    async def _keep_producing(self, instance: ClientInstance, index: int) -> None:
-        rng = self.rng_of("producer", index)
-        workload = self._plan.workload
-        config = ProducerConfig(
-            send_timeout_s=SEND_TIMEOUT_S,
-            attempt_timeout_s=REPEATED_AFTER_S if workload.idempotent else ATTEMPT_TIMEOUT_S,
-            retry_unknown=workload.idempotent,
-            idempotent=workload.idempotent,
-            compress_over_bytes=None,
-        )
-        life_s = workload.producer_life_s
-        while not self._is_over:
-            end_s = self._stage.elapsed_s + (life_s or float("inf"))
-            if workload.idempotent:
-                # Values name the producer: who comes after it knows nothing of its sends.
-                self._producers += 1
-                index = self._producers
-            async with Producer(instance, f"producers-{index}", config) as producer:
-                await self._produce(producer, index, rng, end_s)
-
-    async def _produce(self, producer: Producer, index: int, rng: SimRng, end_s: float) -> None:
-        process = self.new_process()
-        waiting: list[Waiting] = []
-        while self._stage.elapsed_s < end_s and await self.pause(rng):
-            with self.acting():
-                workload = self._plan.workload
-                if waiting and rng.randrange(1000) < workload.recall_per_mille:
-                    taken = waiting.pop(rng.randrange(len(waiting)))
-                    if not await self._recall(producer, process, taken):
-                        process = self.new_process()
-                    continue
-                queue = self.queues[rng.randrange(len(self.queues))]
-                chance = rng.randrange(1000)
-                self.arrive(Moment.SENDING)  # who waits goes on when the request is on its way
-                if chance < workload.delayed_per_mille:
-                    known = await self._send_delayed(producer, process, index, queue, rng)
-                elif chance < workload.delayed_per_mille + workload.batch_per_mille:
-                    known = await self._send_batch(producer, process, index, queue, rng)
-                elif chance >= 1000 - workload.timer_per_mille:
-                    known = await self._send_timed(producer, process, index, queue, rng, waiting)
-                elif chance >= 1000 - workload.timer_per_mille - workload.transactions_per_mille:
-                    message = self._message(self.next_value(index), rng)
-                    known = await self._transactions.transact(process, queue, message, rng)
-                else:
-                    known = await self._send(producer, process, index, queue, rng)
-            if not known:
-                process = self.new_process()
-
-    def _message(self, value: int, rng: SimRng, delay_level: int = 0) -> Message:
-        largest = self._plan.workload.body_bytes
-        size = rng.choice(
-            (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
-        )
-        body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
-        properties = self._hostile.properties()
-        if not self._plan.workload.filterers:
-            return Message(self.topic, body, properties=properties, delay_level=delay_level)
-        number = number_of(value)
-        if number is not None:
-            properties[PROPERTY] = str(number)
-        return Message(
-            self.topic, body, tags=tag_of(value), properties=properties, delay_level=delay_level
-        )
-
-    async def _send(
-        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
-    ) -> bool:
-        value = self.next_value(index)
-        message = self._message(value, rng)
-        op = self.begin(process, F.SEND, queue)
-        op.value = value
-        try:
-            result = await producer.send_to(queue, message)
-        except ClientError as error:
-            self.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self.end(op)
-        op.off = result.queue_offset
-        return True
-
-    async def _send_delayed(
-        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
-    ) -> bool:
-        level = 1 + rng.randrange(len(self._levels_ms))
-        value = self.next_value(index)
-        message = self._message(value, rng, level)
-        op = self.begin(process, F.SEND, queue)
-        op.value = value
-        op.due_ns = op.call_ns + self._levels_ms[level - 1] * 1_000_000
-        try:
-            await producer.send_to(queue, message)
-        except ClientError as error:
-            self.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self.end(op)  # the offset it answers is that of the schedule topic
-        return True
-
-    async def _send_timed(
-        self,
-        producer: Producer,
-        process: int,
-        index: int,
-        queue: MessageQueue,
-        rng: SimRng,
-        waiting: list[Waiting],
-    ) -> bool:
-        """Send a message with a time of its own; remember it in *waiting* for a recall."""
-        delay_ms = rng.randint(1, self._timer_delay_max_ms)
-        is_absolute = rng.random() < 0.5
-        value = self.next_value(index)
-        message = self._message(value, rng)
-        op = self.begin(process, F.SEND, queue)
-        op.value = value
-        op.due_ns = op.call_ns + delay_ms * 1_000_000
-        if is_absolute:
-            message.deliver_at_ms = self._wall_ms() + delay_ms
-        else:
-            message.delay_ms = delay_ms
-        try:
-            result = await producer.send_to(queue, message)
-        except ClientError as error:
-            self.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self.end(op)  # the offset it answers is that of the timer topic
-        if result.recall_handle:
-            waiting.append(Waiting(result.recall_handle, queue, value, op.due_ns))
-            del waiting[:-RECALLABLE_MAX]
-        return True
-
-    async def _recall(self, producer: Producer, process: int, taken: Waiting) -> bool:
-        op = self.begin(process, F.RECALL, taken.queue)
-        op.value, op.due_ns = taken.value, taken.due_ns
-        try:
-            await producer.recall(taken.handle)
-        except ClientError as error:
-            self.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self.end(op)
-        return True
-
-    async def _send_batch(
-        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
-    ) -> bool:
-        count = rng.randint(2, 5)
-        rows: list[Operation] = []
-        messages: list[Message] = []
-        for _ in range(count):
-            value = self.next_value(index)
-            messages.append(self._message(value, rng))
-            row = self.begin(process, F.SEND, queue)
-            row.value = value
-            row.parent_op_id = rows[0].op_id if rows else row.op_id
-            rows.append(row)
-        try:
-            results = await producer.send_batch(messages, queue=queue)
-        except ClientError as error:
-            for row in rows:
-                self.failed(row, error)
-            return rows[0].outcome != Outcome.INFO
-        for row, result in zip(rows, results, strict=True):
-            self.end(row)
-            row.off = result.queue_offset
-        return True
 
     # -- consumers -------------------------------------------------------------------------
 

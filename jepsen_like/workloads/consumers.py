@@ -31,6 +31,7 @@ from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.workloads.producers import value_of
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.headers import ConsumerSendMsgBackHeader
 from remoting.protocol.outcome import outcome_of
@@ -235,8 +236,6 @@ class Retriers:
         message: MessageExt,
         rng: SimRng,
     ) -> Operation:
-        from jepsen_like.workloads.clients import value_of
-
         clients = self._clients
         asked = -1 if rng.randrange(1000) < GIVEN_UP_PER_MILLE else 0
         op = clients.begin(process, F.SEND_BACK)
@@ -311,6 +310,4 @@ class Retriers:
 
 
 def _value(message: MessageExt) -> int:
-    from jepsen_like.workloads.clients import value_of
-
     return value_of(message.body)

@@ -16,6 +16,7 @@ from jepsen_like.checkers.filters import FILTERS, Filter
 from jepsen_like.history.columns import hash_range
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.workloads.producers import value_of
 
 if TYPE_CHECKING:
     from jepsen_like.workloads.clients import WorkloadClients
@@ -71,8 +72,6 @@ class Filterers:
         rng: SimRng,
     ) -> int:
         """Pull once; return where to go on."""
-        from jepsen_like.workloads.clients import value_of
-
         clients = self._clients
         op.off = op.max_off = offset
         wait_s = WAIT_S if rng.random() < 0.5 else 0.0

@@ -19,8 +19,8 @@ from jepsen_like.simulation.node import BrokerNode, ClientNode, State
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.world import World, WorldSettings, run_world
 from jepsen_like.worker import Order, plan_of
-from jepsen_like.workloads.hostile import HostileMessages
 from jepsen_like.workloads.presets import simulated_workload
+from jepsen_like.workloads.producers import HostileMessages
 
 WORKLOAD = msgspec.structs.replace(simulated_workload("hostile"), interval_ms=700)
 ROLL_WINDOW_S = 60

@@ -21,7 +21,7 @@ from jepsen_like.history.sequence import PUSH_RECORD, encode_history
 from jepsen_like.plans.plan import Plan, Workload, encode_plan
 from jepsen_like.plans.plan import Settings as Configured
 from jepsen_like.plans.promised import CHECKS_MAX, promised
-from jepsen_like.report.result import NO_END
+from jepsen_like.report.run_folder import NO_END
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.run import judge_run, settings_of

@@ -77,7 +77,7 @@ def test_in_a_network_of_its_own_everybody_is_told_real_ports_at_first_addresses
         assert f"{name}-{host.address}:{ports.peer}" in settings["raft"]["peers"].split(";")
         assert settings["raft"]["listen_port"] == ports.peer
         assert node.address == f"{host.watch_address}:{ports.client}"
-        assert node.module == "jepsen_like.chaos.namespaced_child"
+        assert node.module == "jepsen_like.chaos.namespaces"
         assert node.arguments[:2] == (str(host.namespace), "jepsen_like.chaos.broker_child")
     assert [address.partition(":")[0] for address in cluster.namesrv_addresses] == [
         hosts["ns0"].address,

@@ -7,7 +7,7 @@ import pytest
 from commitlog.entry_log import EntryLog
 from commitlog.store_paths import StorePaths
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.claims import is_doubtful
+from jepsen_like.simulation.promises import is_doubtful
 from jepsen_like.simulation.sim_disk import SimDisk
 from tests.harness.entry_frames import next_frame
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jepsen_like.chaos.run_result import LOCKERS, by_workload
 from jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
-from jepsen_like.history.shares import LOCKERS, by_workload
 from jepsen_like.workloads.lockers import GROUP
 
 

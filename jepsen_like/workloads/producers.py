@@ -1,0 +1,319 @@
+"""Producers of a workload: plain, delayed, timed, batched and transactional sends, and recalls.
+
+Some messages may try the services of a broker (`Workload.hostile_per_mille`): properties that are
+the broker's own, or too much. What is drawn for them comes from a stream of its own, so that a plan
+without them is the run it always was. The checkers judge these messages like all others: stored
+once acknowledged, delivered once, nothing lost; and a world notices when a node ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
+from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
+from dledger.settings_values import parse_delay_levels
+from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of
+from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from jepsen_like.nemesis.ground import Moment
+from jepsen_like.plans.plan import Plan
+from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.workloads.due import timer_delay_max_ms
+
+if TYPE_CHECKING:
+    from jepsen_like.workloads.clients import Stage, WorkloadClients
+    from jepsen_like.workloads.transactions import Transactions
+
+VALUE_BYTES: Final = 8
+SEND_TIMEOUT_S: Final = 10.0
+ATTEMPT_TIMEOUT_S: Final = 8.0
+"""Longer than a broker waits for a majority: its answer is to arrive, whatever it is."""
+REPEATED_AFTER_S: Final = 1.0
+"""Shorter than a broker waits: an idempotent producer repeats while the first attempt is out."""
+RECALLABLE_MAX: Final = 16
+"""Messages that a producer remembers for a recall; some of them are over when it comes to it."""
+
+
+def value_of(body: Any) -> int:
+    """Return the value in a message body, or `NOTHING` when it is not one of a workload."""
+    view = memoryview(body)
+    return int.from_bytes(view[:VALUE_BYTES], "big") if view.nbytes >= VALUE_BYTES else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message that its producer may still take back."""
+
+    handle: str
+    queue: MessageQueue
+    value: int
+    due_ns: int
+
+
+class Producers:
+    """The producers of a run, by number.
+
+    Args:
+        clients: All clients of the run: the rows, the queues and the pauses.
+        stage: Time.
+        transactions: Sends those that are transactions.
+
+    Attributes:
+        wall_ms: The date of the machine they run on.
+    """
+
+    def __init__(
+        self, clients: WorkloadClients, stage: Stage, plan: Plan, transactions: Transactions
+    ) -> None:
+        self._clients = clients
+        self._stage = stage
+        self._workload = plan.workload
+        self._transactions = transactions
+        self._hostile = HostileMessages(plan.seed, plan.workload.hostile_per_mille)
+        self._producers = 0
+        self._levels_ms = parse_delay_levels(plan.settings.delay_levels)
+        self._timer_delay_max_ms = timer_delay_max_ms(plan.workload)
+        self.wall_ms: Callable[[], int] = lambda: 0
+
+    async def produce(self, instance: ClientInstance, index: int) -> None:
+        """Send until the run is over, as one producer after the other where they are replaced."""
+        rng = self._clients.rng_of("producer", index)
+        workload = self._workload
+        config = ProducerConfig(
+            send_timeout_s=SEND_TIMEOUT_S,
+            attempt_timeout_s=REPEATED_AFTER_S if workload.idempotent else ATTEMPT_TIMEOUT_S,
+            retry_unknown=workload.idempotent,
+            idempotent=workload.idempotent,
+            compress_over_bytes=None,
+        )
+        life_s = workload.producer_life_s
+        while not self._clients.is_over:
+            end_s = self._stage.elapsed_s + (life_s or float("inf"))
+            if workload.idempotent:
+                # Values name the producer: who comes after it knows nothing of its sends.
+                self._producers += 1
+                index = self._producers
+            async with Producer(instance, f"producers-{index}", config) as producer:
+                await self._produce(producer, index, rng, end_s)
+
+    async def _produce(self, producer: Producer, index: int, rng: SimRng, end_s: float) -> None:
+        process = self._clients.new_process()
+        waiting: list[Waiting] = []
+        while self._stage.elapsed_s < end_s and await self._clients.pause(rng):
+            with self._clients.acting():
+                workload = self._workload
+                if waiting and rng.randrange(1000) < workload.recall_per_mille:
+                    taken = waiting.pop(rng.randrange(len(waiting)))
+                    if not await self._recall(producer, process, taken):
+                        process = self._clients.new_process()
+                    continue
+                queue = self._clients.queues[rng.randrange(len(self._clients.queues))]
+                chance = rng.randrange(1000)
+                # A fault that waits for this moment goes on when the request is on its way.
+                self._clients.arrive(Moment.SENDING)
+                if chance < workload.delayed_per_mille:
+                    known = await self._send_delayed(producer, process, index, queue, rng)
+                elif chance < workload.delayed_per_mille + workload.batch_per_mille:
+                    known = await self._send_batch(producer, process, index, queue, rng)
+                elif chance >= 1000 - workload.timer_per_mille:
+                    known = await self._send_timed(producer, process, index, queue, rng, waiting)
+                elif chance >= 1000 - workload.timer_per_mille - workload.transactions_per_mille:
+                    message = self._message(self._clients.next_value(index), rng)
+                    known = await self._transactions.transact(process, queue, message, rng)
+                else:
+                    known = await self._send(producer, process, index, queue, rng)
+            if not known:
+                process = self._clients.new_process()
+
+    def _message(self, value: int, rng: SimRng, delay_level: int = 0) -> Message:
+        largest = self._workload.body_bytes
+        size = rng.choice(
+            (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
+        )
+        body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
+        properties = self._hostile.properties()
+        if not self._workload.filterers:
+            return Message(
+                self._clients.topic, body, properties=properties, delay_level=delay_level
+            )
+        number = number_of(value)
+        if number is not None:
+            properties[PROPERTY] = str(number)
+        return Message(
+            self._clients.topic,
+            body,
+            tags=tag_of(value),
+            properties=properties,
+            delay_level=delay_level,
+        )
+
+    async def _send(
+        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+    ) -> bool:
+        value = self._clients.next_value(index)
+        message = self._message(value, rng)
+        op = self._clients.begin(process, F.SEND, queue)
+        op.value = value
+        try:
+            result = await producer.send_to(queue, message)
+        except ClientError as error:
+            self._clients.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self._clients.end(op)
+        op.off = result.queue_offset
+        return True
+
+    async def _send_delayed(
+        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+    ) -> bool:
+        level = 1 + rng.randrange(len(self._levels_ms))
+        value = self._clients.next_value(index)
+        message = self._message(value, rng, level)
+        op = self._clients.begin(process, F.SEND, queue)
+        op.value = value
+        op.due_ns = op.call_ns + self._levels_ms[level - 1] * 1_000_000
+        try:
+            await producer.send_to(queue, message)
+        except ClientError as error:
+            self._clients.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self._clients.end(op)  # the offset it answers is that of the schedule topic
+        return True
+
+    async def _send_timed(
+        self,
+        producer: Producer,
+        process: int,
+        index: int,
+        queue: MessageQueue,
+        rng: SimRng,
+        waiting: list[Waiting],
+    ) -> bool:
+        """Send a message with a time of its own; remember it in *waiting* for a recall."""
+        delay_ms = rng.randint(1, self._timer_delay_max_ms)
+        is_absolute = rng.random() < 0.5
+        value = self._clients.next_value(index)
+        message = self._message(value, rng)
+        op = self._clients.begin(process, F.SEND, queue)
+        op.value = value
+        op.due_ns = op.call_ns + delay_ms * 1_000_000
+        if is_absolute:
+            message.deliver_at_ms = self.wall_ms() + delay_ms
+        else:
+            message.delay_ms = delay_ms
+        try:
+            result = await producer.send_to(queue, message)
+        except ClientError as error:
+            self._clients.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self._clients.end(op)  # the offset it answers is that of the timer topic
+        if result.recall_handle:
+            waiting.append(Waiting(result.recall_handle, queue, value, op.due_ns))
+            del waiting[:-RECALLABLE_MAX]
+        return True
+
+    async def _recall(self, producer: Producer, process: int, taken: Waiting) -> bool:
+        op = self._clients.begin(process, F.RECALL, taken.queue)
+        op.value, op.due_ns = taken.value, taken.due_ns
+        try:
+            await producer.recall(taken.handle)
+        except ClientError as error:
+            self._clients.failed(op, error)
+            return op.outcome != Outcome.INFO
+        self._clients.end(op)
+        return True
+
+    async def _send_batch(
+        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+    ) -> bool:
+        count = rng.randint(2, 5)
+        rows: list[Operation] = []
+        messages: list[Message] = []
+        for _ in range(count):
+            value = self._clients.next_value(index)
+            messages.append(self._message(value, rng))
+            row = self._clients.begin(process, F.SEND, queue)
+            row.value = value
+            row.parent_op_id = rows[0].op_id if rows else row.op_id
+            rows.append(row)
+        try:
+            results = await producer.send_batch(messages, queue=queue)
+        except ClientError as error:
+            for row in rows:
+                self._clients.failed(row, error)
+            return rows[0].outcome != Outcome.INFO
+        for row, result in zip(rows, results, strict=True):
+            self._clients.end(row)
+            row.off = result.queue_offset
+        return True
+
+
+# -- hostile messages -----------------------------------------------------------------------------
+
+VALUES: Final = (
+    "abc",
+    "-1",
+    "0",
+    "9" * 30,
+    "9" * 5000,
+    "RMQ_SYS_DLEDGER_STATE",
+    "SCHEDULE_TOPIC_XXXX",
+    "../orders",
+    "%RETRY%",
+    "\u00e9\u4e16\U0001f600",
+    "\x00\x03\x7f",
+    " ",
+)
+"""Of a property: no numbers, no topics, no text, and some of them are."""
+
+OTHER_NAMES: Final = (
+    "RETRY_TOPIC",
+    "ORIGIN_MESSAGE_ID",
+    "DLQ_ORIGIN_TOPIC",
+    "RECONSUME_TIME",
+    "CHECK_IMMUNITY_TIME_IN_SECONDS",
+    "PUSH_REPLY_TIME",
+    "CLUSTER",
+    "WAIT",
+    "PGROUP",
+    "\x7f\u200b",
+)
+"""Names that clients write as well, with values no client would."""
+
+SPARE_BYTES: Final = 600
+"""Of the longest properties: what the SDK and a workload write themselves."""
+
+
+class HostileMessages:
+    """Draws properties; the same ones for the same seed and number of calls."""
+
+    def __init__(self, seed: int, per_mille: int) -> None:
+        self._rng: SimRng = rng_stream(seed, "hostile")
+        self._per_mille = per_mille
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties of the next message; most often none."""
+        if not self._per_mille or self._rng.randrange(1000) >= self._per_mille:
+            return {}
+        draw: Callable[[], dict[str, str]] = self._rng.choice((self._owned, self._odd, self._long))
+        return draw()
+
+    def _owned(self) -> dict[str, str]:
+        names = OWNED_NAMES if self._rng.random() < 0.5 else (self._rng.choice(OWNED_NAMES),)
+        return {name: self._rng.choice(VALUES) for name in names}
+
+    def _odd(self) -> dict[str, str]:
+        return {name: self._rng.choice(VALUES) for name in OTHER_NAMES if self._rng.random() < 0.4}
+
+    def _long(self) -> dict[str, str]:
+        most = MAX_CLIENT_PROPERTIES_BYTES - SPARE_BYTES
+        size = self._rng.choice((most, most, self._rng.randint(1, most)))
+        fill, bytes_each = self._rng.choice((("x", 1), ("\u4e16", 3)))
+        return {"F": fill * (size // bytes_each)}
