@@ -1,4 +1,4 @@
-# make setup | check | test | spark | bench-spark | notebook | demo | determinism | mutants | soak | chaos | interop | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | docs | spark | bench-spark | notebook | demo | determinism | mutants | soak | chaos | interop | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -25,7 +25,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup matrix peer-fuzz check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup docs matrix peer-fuzz check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -97,6 +97,21 @@ interop: setup
 # Every service, every trouble of a leader, ten moments each.
 matrix: setup
 	$(PYTEST) -rP --timeout 580 tests/matrix
+
+# The site of the documentation, in $(SITE): it loads nothing from elsewhere, so it can be opened as
+# files. What builds it reads the product's sources and does not need the product installed.
+DOCS := $(VENV)/docs
+SITE := build/docs
+
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt "pip>=25.1"
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
+	touch $@
+
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --site-dir $(SITE)
+	@echo "Open $(SITE)/index.html, or serve it: python3 -m http.server --directory $(SITE)"
 
 bench-spark: setup
 	$(BIN)/dledger history bench --ops $(BENCH_OPS)

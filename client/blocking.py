@@ -185,7 +185,9 @@ class BlockingClient:
         Args:
             listener: A plain function, called in worker threads: it may block, and use this
                 client. Several calls run at the same time.
-            subscriptions, config, orderly: As for `PushConsumer`.
+            subscriptions: As for `PushConsumer`.
+            config: As for `PushConsumer`.
+            orderly: As for `PushConsumer`.
         Raises:
             SubscriptionIllegalError: A subscription is no expression.
             ConfigError: The group is here already.

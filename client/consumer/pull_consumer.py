@@ -395,10 +395,8 @@ class PullConsumer(ManagedScope):
     ) -> AsyncIterator[tuple[MessageQueue, PullResult]]:
         """Yield whole pull results of each queue from its first offset to its present end.
 
-        The cheapest way through a backlog: nothing is decoded that the caller does not look at.
-
-        Raises:
-            As `pull`.
+        The cheapest way through a backlog: nothing is decoded that the caller does not read. It
+        raises what `pull` raises.
         """
         for queue in queues:
             offset = await self.min_offset(queue)

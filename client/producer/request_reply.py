@@ -66,13 +66,14 @@ def reply_message(
     """Return the reply to *request*, to be sent with any `Producer` of the same cluster.
 
     Its send returns when the requester has confirmed it. It raises `RequesterAwayError` when the
-    requester is not connected to the brokers, and `UnknownOutcomeError` when nobody knows whether
-    it has the reply; a requester that gets a reply again passes over it.
+    requester is not connected to the brokers, and `UnknownOutcomeError` when it is not known
+    whether it has the reply; a requester that gets a reply again passes over it.
 
     Args:
         request: As a consumer got it.
         body: At least one byte.
-        tags, keys: As for `Message`.
+        tags: As for `Message`.
+        keys: As for `Message`.
     Raises:
         MessageIllegalError: *request* is no request.
     """

@@ -15,7 +15,12 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+TOP_PAGES = {
+    "README.md": "about.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+}
+"""Pages of the top folder, and their names on the site, where README would be a second index."""
 COPIES = "files"
 """Folder of the site for copies of files that are no pages."""
 
@@ -28,8 +33,8 @@ _REMOTE = re.compile(r"^(?:https?:)?//")
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages of the top folder, and copies of the files that pages link to."""
     root = Path(config.config_file_path).parent
-    for name in TOP_PAGES:
-        files.append(File.generated(config, name, content=(root / name).read_text()))
+    for name, page in TOP_PAGES.items():
+        files.append(File.generated(config, page, content=(root / name).read_text()))
     outside: set[str] = set()
     for file in files.documentation_pages():
         for _, link, _ in _LINK.findall(file.content_string):
@@ -50,8 +55,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         if target == "docs" or target.startswith("docs/"):
             target = posixpath.relpath(target, "docs")
-        elif target not in TOP_PAGES:
-            target = _copy(target)
+        else:
+            target = TOP_PAGES.get(target) or _copy(target)
         relative = posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
         return f"{match[1]}{relative}{match[3]}"
 
@@ -74,10 +79,11 @@ def _repository_path(source: str, link: str) -> str | None:
     """Return the path from the top folder, for a link that leaves `docs` or comes from outside."""
     if "://" in link or link.startswith("mailto:"):
         return None
-    folder = "." if source in TOP_PAGES else posixpath.join("docs", posixpath.dirname(source))
+    from_top = source in TOP_PAGES.values()
+    folder = "." if from_top else posixpath.join("docs", posixpath.dirname(source))
     target = posixpath.normpath(posixpath.join(folder, link))
     inside = target.startswith("docs/")
-    return None if inside and source not in TOP_PAGES else target
+    return None if inside and not from_top else target
 
 
 def _copy(target: str) -> str:

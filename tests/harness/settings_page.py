@@ -37,7 +37,7 @@ def settings_markdown() -> str:
     parts.append(
         f"* {slaves}, and `brokerRole = SLAVE`: a broker that copies another one needs"
         " `dLegerPeers`, the members of its group; see"
-        " [from-master-slave.md](../operate/from-master-slave.md).\n"
+        " [From masters and slaves to here](../operate/from-master-slave.md).\n"
     )
     in_sync = ", ".join(f"`{key}`" for key in sorted(IN_SYNC_KEYS))
     parts.append(f"* {in_sync}: more than a majority of the members is refused.\n")

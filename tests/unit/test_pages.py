@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import dledger
 from tests.harness.shipped_files import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -37,3 +38,20 @@ def test_the_two_commands_of_the_readme_come_first() -> None:
     assert first == "make demo\nmake test\n"
     rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"demo", "test", "setup"} <= set(rules)
+
+
+def test_api_reference_shows_every_public_name() -> None:
+    folder = ROOT / "docs" / "reference" / "api"
+    shown = [
+        name
+        for page in folder.glob("*.md")
+        for name in re.findall(r"^::: dledger\.(\w+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert sorted(shown) == sorted(dledger.__all__)
+
+
+def test_site_has_every_page_in_its_navigation() -> None:
+    listed = re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1])
+    docs = ROOT / "docs"
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+    assert sorted(listed) == sorted([*pages, "about.md", "CONTRIBUTING.md", "CHANGELOG.md"])
