@@ -36,7 +36,6 @@ from dledger.part_settings import (
     raft_settings,
     server_limits,
     store_settings,
-    table_settings,
 )
 from dledger.ports import processor_table, serve_fast, serve_metrics
 from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
@@ -50,14 +49,12 @@ from dledger.processors.wiring import (
 )
 from dledger.raft.clocks import VotersClock
 from dledger.raft.identity import Identity, check_owner
-from dledger.registration import Registration, RegistrationSettings
-from dledger.retention_settings import retention_settings
+from dledger.registration import RegisteredBroker, Registration
 from dledger.services.fence import LeaderService
-from dledger.services.local_hour import HOUR_MS
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
-from dledger.services.transaction_check import CheckSettings, TransactionCheckService
+from dledger.services.transaction_check import TransactionCheckService
 from dledger.store import ReplicaStore
 from remoting.access.account_store import AccountStore
 from remoting.client import RemotingClient
@@ -235,7 +232,7 @@ async def _run_parts(
     retention = RetentionService(
         group,
         lambda: group.store.log,
-        retention_settings(config),
+        config.store,
         clock=dates,
         levels=len(config.delay_levels_ms),
         saved_index=lambda: group.store.saved_index,
@@ -246,7 +243,7 @@ async def _run_parts(
         group,
         settings,
         ProcessorSeams(dates, world.rng, world.executor, world.pid),
-        table_settings(config),
+        config.broker,
         LogFolder(
             disk_ratio(config, world.disk),
             disk_bytes(config, world.disk),
@@ -274,12 +271,8 @@ async def _run_parts(
         processors.topics,
         processors.transactions,
         CheckBack(processors.clients, settings),
-        CheckSettings(
-            timeout_ms=config.broker.transaction_timeout_ms,
-            interval_ms=config.broker.transaction_check_interval_ms,
-            checks_max=config.broker.transaction_check_max,
-            reserved_ms=config.store.file_reserved_time * HOUR_MS,
-        ),
+        config.broker,
+        config.store,
         clock=dates,
         floor_wanted=lambda: retention.wanted_position,
     )
@@ -378,14 +371,13 @@ def _make_registration(
     registration = Registration(
         group,
         remoting,
-        RegistrationSettings(
+        RegisteredBroker(
             cluster_name=config.broker.cluster_name,
             broker_name=config.broker.broker_name,
             address=config.advertised_address,
             self_id=f"n{config.self_number}",
-            interval_s=config.client.register_interval_ms / 1000,
-            timeout_s=config.client.register_timeout_ms / 1000,
         ),
+        config.client,
         lambda: names.list.addresses,
         clock=world.clock,
     )

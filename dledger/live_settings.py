@@ -20,11 +20,10 @@ from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.broker_id import LEADER_ID, follower_id
 from dledger.config import BrokerConfig
 from dledger.group import Group
-from dledger.processors.broker_settings import BrokerSettings, ReadLimits
+from dledger.part_settings import group_settings
+from dledger.processors.broker_settings import BrokerSettings
 from dledger.registration import Registration
-from dledger.retention_settings import retention_settings
 from dledger.services.disk_space import DiskSpace
-from dledger.services.local_hour import HOUR_MS
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.retention import RetentionService
@@ -90,7 +89,7 @@ class LiveSettings:
             for path, setting in SETTINGS.items()
         }
         leads = self._parts.group.leadership is not None
-        broker_id = LEADER_ID if leads else follower_id(self._parts.registration.settings.self_id)
+        broker_id = LEADER_ID if leads else follower_id(self._parts.registration.broker.self_id)
         return format_properties(
             {
                 **found,
@@ -155,7 +154,7 @@ class LiveSettings:
 
     def _given_up(self, config: BrokerConfig, values: Mapping[str, Any]) -> GivenUp | None:
         """Return what goes because of the change; None when no less is kept after it."""
-        retention, after = self._parts.retention, retention_settings(config)
+        retention, after = self._parts.retention, config.store
         if not keeps_less(retention.settings, after):
             return None
         change = ", ".join(
@@ -204,46 +203,16 @@ def _command_for(values: Mapping[str, Any]) -> str:
 def _apply(config: BrokerConfig, parts: Parts) -> None:
     """Give each part its settings; those that did not change stay as they are."""
     broker, store = config.broker, config.store
-    settings = parts.settings
-    settings.broker_permission = broker.broker_permission
-    settings.slave_read_enable = broker.slave_read_enable
-    settings.long_polling_enable = broker.long_polling_enable
-    settings.short_polling_time_ms = broker.short_polling_time_ms
-    settings.enable_property_filter = broker.enable_property_filter
-    settings.filter_support_retry = broker.filter_support_retry
-    settings.reject_transaction_message = broker.reject_transaction_message
-    settings.store_reply_message_enable = broker.store_reply_message_enable
-    settings.max_message_bytes = store.max_message_size
-    settings.pull_limits = ReadLimits(
-        store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
-    )
-    settings.cold_pull_limits = ReadLimits(
-        store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
-    )
+    parts.settings.broker, parts.settings.store = broker, store
     parts.topics.auto_create_topic_enable = broker.auto_create_topic_enable
     parts.topics.auto_create_group_enable = broker.auto_create_subscription_group
     parts.offsets.interval_s = broker.flush_consumer_offset_interval_ms / 1000
     parts.space.warning_ratio = store.disk_space_warning_level_ratio / 100
-    parts.retention.settings = retention_settings(config)
-    parts.checks.settings = replace(
-        parts.checks.settings,
-        timeout_ms=broker.transaction_timeout_ms,
-        interval_ms=broker.transaction_check_interval_ms,
-        checks_max=broker.transaction_check_max,
-        reserved_ms=store.file_reserved_time * HOUR_MS,
-    )
-    parts.registration.settings = replace(
-        parts.registration.settings,
-        interval_s=config.client.register_interval_ms / 1000,
-        timeout_s=config.client.register_timeout_ms / 1000,
-    )
-    parts.group.settings = replace(
-        parts.group.settings,
-        pending_bytes_max=config.raft.max_pending_bytes,
-        quorum_timeout_s=config.raft.propose_timeout_ms / 1000,
-        checkpoint_interval_s=config.raft.checkpoint_interval_ms / 1000,
-        drain_timeout_s=config.server.shutdown_timeout_ms / 1000,
-    )
+    parts.retention.settings = store
+    parts.checks.settings, parts.checks.store = broker, store
+    parts.registration.settings = config.client
+    entry_bytes_max = parts.group.settings.entry_bytes_max  # what the log can hold at most
+    parts.group.settings = replace(group_settings(config), entry_bytes_max=entry_bytes_max)
 
 
 CAUSED_BY: Final[Mapping[str, str]] = {

@@ -14,11 +14,9 @@ from commitlog.shared_units import UNIT_BYTES
 from dledger.broker_id import follower_id
 from dledger.config import BrokerConfig
 from dledger.doors import group_secret, peer_tls
-from dledger.processors.broker_settings import BrokerSettings, ReadLimits
-from dledger.processors.wiring import TableSettings
+from dledger.processors.broker_settings import BrokerSettings
 from dledger.proposals import GroupSettings
 from dledger.raft.node import RaftSettings
-from dledger.services.table_limits import TableLimits
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
 from dledger.store import StoreSettings
@@ -132,33 +130,14 @@ def store_settings(
 
 def broker_settings(config: BrokerConfig, store_host: bytes, memory_bytes: int) -> BrokerSettings:
     """Return what processors need."""
-    store = config.store
+    recent = config.store.access_message_in_memory_max_ratio
     return BrokerSettings(
-        cluster_name=config.broker.cluster_name,
-        broker_name=config.broker.broker_name,
         address=config.advertised_address,
         store_host=store_host,
-        broker_permission=config.broker.broker_permission,
-        max_message_bytes=store.max_message_size,
+        broker=config.broker,
+        store=config.store,
         delay_levels_ms=config.delay_levels_ms,
-        timer_wheel_enable=config.store.timer_wheel_enable,
-        timer_max_delay_s=config.store.timer_max_delay_sec,
-        timer_pending_max=config.store.timer_pending_max,
-        disk_warning_ratio=config.store.disk_space_warning_level_ratio / 100,
-        slave_read_enable=config.broker.slave_read_enable,
-        long_polling_enable=config.broker.long_polling_enable,
-        short_polling_time_ms=config.broker.short_polling_time_ms,
-        enable_property_filter=config.broker.enable_property_filter,
-        filter_support_retry=config.broker.filter_support_retry,
-        reject_transaction_message=config.broker.reject_transaction_message,
-        store_reply_message_enable=config.broker.store_reply_message_enable,
-        pull_limits=ReadLimits(
-            store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory
-        ),
-        cold_pull_limits=ReadLimits(
-            store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk
-        ),
-        recent_bytes=memory_bytes * store.access_message_in_memory_max_ratio // 100,
+        recent_bytes=memory_bytes * recent // 100,
         follower_id=follower_id(f"n{config.self_number}"),
     )
 
@@ -182,30 +161,6 @@ def server_limits(config: BrokerConfig) -> ServerLimits:
             ),
             idle_timeout_s=server.idle_timeout_s,
         ),
-    )
-
-
-def table_settings(config: BrokerConfig) -> TableSettings:
-    """Return what tables of topics, groups, clients and offsets get."""
-    broker = config.broker
-    limits = TableLimits(
-        topics=broker.max_topics,
-        groups=broker.max_groups,
-        group_topics=broker.max_group_topics,
-        topics_per_group=broker.max_topics_per_group,
-        clients=broker.max_clients,
-        clients_per_group=broker.max_clients_per_group,
-        topics_per_account=broker.max_topics_per_account,
-        groups_per_account=broker.max_groups_per_account,
-        group_topics_per_account=broker.max_group_topics_per_account,
-        clients_per_account=broker.max_clients_per_account,
-    )
-    return TableSettings(
-        auto_create_topic_enable=broker.auto_create_topic_enable,
-        auto_create_subscription_group=broker.auto_create_subscription_group,
-        offset_interval_s=broker.flush_consumer_offset_interval_ms / 1000,
-        lock_lease_s=broker.lock_lease_ms / 1000,
-        limits=limits,
     )
 
 

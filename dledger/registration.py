@@ -23,6 +23,7 @@ from dledger.broker_id import LEADER_ID, follower_id
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.topics import data_version
 from dledger.services.waiting import wait_for
+from dledger.settings_tables import ClientTable
 from dledger.topic_table import TopicTable
 from remoting.client import RemotingClient
 from remoting.connection import Connection
@@ -56,18 +57,14 @@ logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrationSettings:
-    """Who registers, and how often."""
+class RegisteredBroker:
+    """What a broker registers as."""
 
     cluster_name: str
     broker_name: str
     address: str
     """Advertised ``ip:port``."""
     self_id: str
-    interval_s: float = 30.0
-    timeout_s: float = 6.0
-    heartbeat_timeout_ms: int | None = None
-    """After how much silence a NameServer drops this broker; None leaves it to the NameServer."""
 
 
 @dataclass(slots=True)
@@ -98,17 +95,19 @@ class Registration:
         self,
         group: BrokerGroup,
         client: RemotingClient,
-        settings: RegistrationSettings,
+        broker: RegisteredBroker,
+        settings: ClientTable,
         name_servers: Callable[[], Sequence[str]],
         *,
         clock: Clock,
     ) -> None:
         self._group = group
         self._client = client
+        self.broker = broker
         self.settings = settings
         self._name_servers = name_servers
         self._clock = clock
-        self._follower_id = follower_id(settings.self_id)
+        self._follower_id = follower_id(broker.self_id)
         self._known: dict[str, _NameServer] = {}
         self._topics_counter = group.state.topics_counter
         self._topics = TopicTable(group)
@@ -167,12 +166,12 @@ class Registration:
             if name_server.reachable and name_server.told_id not in (None, self.broker_id):
                 # It changed while the news was under way: `role_changed` compared with the old.
                 name_server.wake.set()
-            pause_s = self.settings.interval_s if registered else RETRY_S
+            pause_s = self.settings.register_interval_ms / 1000 if registered else RETRY_S
             await wait_for(name_server.wake, self._clock, pause_s)
 
     async def _register(self, name_server: _NameServer) -> bool:
         """Tell one NameServer; True when it has confirmed."""
-        settings = self.settings
+        timeout_s = self.settings.register_timeout_ms / 1000
         if not self._group.group_identity:
             return False  # before bootstrap: nothing is served yet, and no name is taken
         broker_id = self.broker_id
@@ -181,7 +180,7 @@ class Registration:
             if role_is_news:
                 # One-way, so that nothing waits for a slow NameServer; confirmed a little later.
                 command, name_server.has = await self._with_all_topics(broker_id)
-                await self._client.invoke_oneway(name_server.address, command, settings.timeout_s)
+                await self._client.invoke_oneway(name_server.address, command, timeout_s)
                 name_server.told_id = broker_id
                 return False
             response = await self._exchange(name_server, broker_id)
@@ -237,7 +236,7 @@ class Registration:
 
     async def _exchange(self, name_server: _NameServer, broker_id: int) -> RemotingCommand:
         """Tell a NameServer as little as will do, and return its last answer."""
-        address, timeout_s = name_server.address, self.settings.timeout_s
+        address, timeout_s = name_server.address, self.settings.register_timeout_ms / 1000
         has = name_server.has if self._is_known_to(name_server) else None
         if has is not None and has == data_version(self._group):
             answer = await self._client.invoke(address, self._version_request(has), timeout_s)
@@ -290,14 +289,13 @@ class Registration:
     def _register_request(
         self, broker_id: int, body: bytes, *, since: DataVersion | None = None
     ) -> RemotingCommand:
-        settings = self.settings
+        broker = self.broker
         header = RegisterBrokerHeader(
-            broker_name=settings.broker_name,
-            broker_addr=settings.address,
-            cluster_name=settings.cluster_name,
-            ha_server_addr=settings.address,
+            broker_name=broker.broker_name,
+            broker_addr=broker.address,
+            cluster_name=broker.cluster_name,
+            ha_server_addr=broker.address,
             broker_id=broker_id,
-            heartbeat_timeout_millis=settings.heartbeat_timeout_ms,
             compressed=False,
             body_crc32=zlib.crc32(body) & CRC_MASK,
             group_identity=self._group.group_identity,
@@ -308,11 +306,11 @@ class Registration:
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 
     def _broker_header(self) -> BrokerHeader:
-        settings = self.settings
+        broker = self.broker
         return BrokerHeader(
-            broker_name=settings.broker_name,
-            broker_addr=settings.address,
-            cluster_name=settings.cluster_name,
+            broker_name=broker.broker_name,
+            broker_addr=broker.address,
+            cluster_name=broker.cluster_name,
             broker_id=self.broker_id,
             group_identity=self._group.group_identity,
         )

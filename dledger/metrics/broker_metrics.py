@@ -115,9 +115,9 @@ class BrokerMetrics:
         self._given_up_bytes = given_up_bytes
         self._clock = clock
         self._labels = {
-            "cluster": settings.cluster_name,
+            "cluster": settings.broker.cluster_name,
             "node_type": "broker",
-            "node_id": settings.broker_name,
+            "node_id": settings.broker.broker_name,
         }
         self._member_labels = {**self._labels, "member": member}
         self._first_kept: _FirstKept | None = None
@@ -327,7 +327,7 @@ class BrokerMetrics:
         yield _gauge(
             "rocketmq_broker_permission",
             "What clients may do here: 4 read, 2 write.",
-            self._settings.broker_permission,
+            self._settings.broker.broker_permission,
         )
         yield _gauge("rocketmq_topic_number", "Topics.", state.topics_count)
         yield _gauge(

@@ -170,7 +170,7 @@ class ClientCallsProcessor:
         header = ConsumeDirectlyHeader.decode(command.ext)
         client = self._client(header.consumer_group, header.client_id)
         record = self._record(header.msg_id)
-        ext = {**command.ext, "brokerName": self._settings.broker_name}
+        ext = {**command.ext, "brokerName": self._settings.broker.broker_name}
         return self._pass_on(command, client, request(command.code, ext, record))
 
     @handles(

@@ -76,7 +76,7 @@ class Destinations:
                 not writeable, or has no such queue; nothing was stored.
             TableFullError: As `TopicView.to_create`.
         """
-        if not self._settings.broker_permission & PERM_WRITE:
+        if not self._settings.broker.broker_permission & PERM_WRITE:
             check_accepts(self._settings)
         check_sendable(topic)
         config = planned or self._topics.config(topic)
@@ -200,7 +200,7 @@ def check_accepts(settings: BrokerSettings) -> None:
     Raises:
         RefusedError: It does not; nothing was stored.
     """
-    if not settings.broker_permission & PERM_WRITE:
+    if not settings.broker.broker_permission & PERM_WRITE:
         raise RefusedError(
             Condition.NO_PERMISSION,
             f"the broker[{settings.address}] sending message is forbidden",

@@ -327,7 +327,7 @@ class ConsumeStatsProcessor:
         stats = ConsumeStats()
         for config in configs or ([] if asked else self._topics_of(group_name)):
             for queue_id in range(config.read_queue_nums):
-                queue = MessageQueue(config.topic, self._settings.broker_name, queue_id)
+                queue = MessageQueue(config.topic, self._settings.broker.broker_name, queue_id)
                 stats.offset_table[queue] = self._progress(config.topic, group_name, queue_id)
         return stats
 
@@ -347,7 +347,7 @@ class ConsumeStatsProcessor:
         first = self._time(topic, queue_id, low)
         next_time = self._time(topic, queue_id, max(offset, low))
         return QueueTimeSpan(
-            message_queue=MessageQueue(topic, self._settings.broker_name, queue_id),
+            message_queue=MessageQueue(topic, self._settings.broker.broker_name, queue_id),
             min_time_stamp=first,
             max_time_stamp=self._time(topic, queue_id, high - 1),
             consume_time_stamp=self._time(topic, queue_id, offset - 1) if offset > 0 else first,

@@ -357,7 +357,7 @@ class ResetOffsetsProcessor:
                     f" {header.topic}",
                 )
             wanted = self._wanted(header, queue_id)
-            queue = MessageQueue(header.topic, self._settings.broker_name, queue_id)
+            queue = MessageQueue(header.topic, self._settings.broker.broker_name, queue_id)
             table[queue] = wanted if header.is_force or wanted < consumed else consumed
         return table
 

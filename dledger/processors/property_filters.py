@@ -42,7 +42,7 @@ class PropertyFilters:
             RefusedError: Another language than SQL92, or filtering by properties is switched off;
                 or, with code 23, *text* is no expression.
         """
-        if kind != SQL92 or not self._settings.enable_property_filter:
+        if kind != SQL92 or not self._settings.broker.enable_property_filter:
             raise RefusedError(
                 Condition.BAD_REQUEST,
                 f"The broker does not support consumer to filter message by {kind}",
@@ -68,7 +68,7 @@ class PropertyFilters:
         settings = self._settings
         if not topic.startswith(RETRY_PREFIX):
             return None
-        if not (settings.enable_property_filter and settings.filter_support_retry):
+        if not (settings.broker.enable_property_filter and settings.broker.filter_support_retry):
             return None
         expressions: dict[str, Expression] = {}
         for name, subscription in group.subscriptions.items():

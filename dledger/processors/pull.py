@@ -98,7 +98,7 @@ class PullProcessor:
             group,
             own_id=settings.follower_id,
             recent_bytes=settings.recent_bytes,
-            slave_read_enable=settings.slave_read_enable,
+            slave_read_enable=settings.broker.slave_read_enable,
             clock=clock,
         )
         self._held: HeldPulls[Pull] = HeldPulls(settings.max_held_pulls)
@@ -318,11 +318,11 @@ class PullProcessor:
         hold_ms = 0
         if header.sys_flag & FLAG_SUSPEND:
             hold_ms = max(0, min(header.suspend_timeout_millis, MAX_SUSPEND_MS))
-        if not settings.long_polling_enable:
-            hold_ms = min(hold_ms, settings.short_polling_time_ms)
+        if not settings.broker.long_polling_enable:
+            hold_ms = min(hold_ms, settings.broker.short_polling_time_ms)
         if not leading and _goes_where_it_is_sent(command):
             # Without a pause a client that takes this node for the leader would pull without end.
-            hold_ms = max(hold_ms, settings.short_polling_time_ms)
+            hold_ms = max(hold_ms, settings.broker.short_polling_time_ms)
         return hold_ms
 
     def _hold(self, pull: Pull, hold_ms: int) -> bool:

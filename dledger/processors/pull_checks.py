@@ -98,9 +98,9 @@ class PullChecks:
             TableFullError: The offset that the pull carries is of one topic too many.
         """
         settings = self._settings
-        if not leading and not settings.slave_read_enable:
+        if not leading and not settings.broker.slave_read_enable:
             raise not_leader(self._group)
-        if not settings.broker_permission & PERM_READ:
+        if not settings.broker.broker_permission & PERM_READ:
             raise RefusedError(
                 Condition.NO_PERMISSION,
                 f"the broker[{settings.address}] pulling message is forbidden",

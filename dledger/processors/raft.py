@@ -82,8 +82,8 @@ class RaftStatusProcessor:
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Return role, term, indexes and peers, and who this is."""
         status = {
-            "cluster": self._settings.cluster_name,
-            "brokerName": self._settings.broker_name,
+            "cluster": self._settings.broker.cluster_name,
+            "brokerName": self._settings.broker.broker_name,
             "address": self._settings.address,
             **self._group.status(),
         }

@@ -118,7 +118,7 @@ class ReplyProcessor:
         config, _ = self._destinations.check(header.topic, queue_id)
         if queue_id < 0:
             queue_id = self._destinations.any_queue(config)
-        size, most = memoryview(command.body).nbytes, self._settings.max_message_bytes
+        size, most = memoryview(command.body).nbytes, self._settings.store.max_message_size
         if not 0 < size <= most:
             raise body_refused(size, most)
         properties = {
@@ -204,7 +204,7 @@ class ReplyProcessor:
         The requester has the reply: a failure here is logged, and no client sends it again.
         """
         not_kept = ("0", 0)
-        if not self._settings.store_reply_message_enable:
+        if not self._settings.broker.store_reply_message_enable:
             return not_kept
         ended = trio.Event()
         placed = Proposed("not_stored")

@@ -115,7 +115,7 @@ class SendProcessor:
         self._timers = timers
         self._uniq_keys = uniq_keys
         self._clock = clock
-        self._cluster_property = encode_properties({PROPERTY_CLUSTER: settings.cluster_name})
+        self._cluster_property = encode_properties({PROPERTY_CLUSTER: settings.broker.cluster_name})
         self._always = {
             "MSG_REGION": settings.msg_region,
             "TRACE_ON": "true" if settings.trace_on else "false",
@@ -182,7 +182,7 @@ class SendProcessor:
         self, header: SendMessageHeader, head: Record, sizes: list[int]
     ) -> tuple[int, list[int], str | None, str]:
         """Return what `_answer` needs of a first attempt whose first record is *head*."""
-        handle = handle_of(head, self._settings.broker_name)
+        handle = handle_of(head, self._settings.broker.broker_name)
         return header.queue_id, sizes, _transaction_id(head), handle
 
     def _destination(
@@ -268,7 +268,7 @@ class SendProcessor:
             RefusedError: Transactional messages are not accepted here, this one has a delay, or
                 too many are open.
         """
-        if self._settings.reject_transaction_message:
+        if self._settings.broker.reject_transaction_message:
             raise RefusedError(
                 Condition.NO_PERMISSION,
                 f"the broker[{self._settings.address}] sending transaction message is forbidden",
@@ -302,7 +302,7 @@ class SendProcessor:
             raise RefusedError(
                 Condition.MESSAGE_ILLEGAL, "a batch may not be sent to a retry topic"
             )
-        size, most = memoryview(command.body).nbytes, self._settings.max_message_bytes
+        size, most = memoryview(command.body).nbytes, self._settings.store.max_message_size
         if size > most:
             raise body_refused(size, most)
         try:
@@ -365,8 +365,8 @@ class SendProcessor:
         flag: int,
     ) -> bytes:
         size = len(body) if isinstance(body, bytes) else memoryview(body).nbytes
-        if not 0 < size <= self._settings.max_message_bytes:
-            raise body_refused(size, self._settings.max_message_bytes)
+        if not 0 < size <= self._settings.store.max_message_size:
+            raise body_refused(size, self._settings.store.max_message_size)
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise properties_too_long(len(properties))
         return encode_record(

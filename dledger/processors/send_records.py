@@ -119,7 +119,7 @@ class SendRecordsProcessor:
         records, sizes = _split(command, sum(run.count for run in runs))
         try:
             verify_record_layout(
-                records, sizes, runs, max_body_bytes=self._settings.max_message_bytes
+                records, sizes, runs, max_body_bytes=self._settings.store.max_message_size
             )
         except CorruptRecordError as error:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from error

@@ -157,7 +157,7 @@ class RecallProcessor:
         check_accepts(settings)
         header = RecallMessageHeader.decode(command.ext)
         handle = RecallHandle.decode(header.recall_handle)
-        if handle.topic != header.topic or handle.broker_name != settings.broker_name:
+        if handle.topic != header.topic or handle.broker_name != settings.broker.broker_name:
             raise RefusedError(
                 Condition.BAD_REQUEST,
                 f"recall failed, the handle is for {handle.topic} on {handle.broker_name}",
@@ -230,7 +230,7 @@ class TimerSends:
         if asked_ms is None:
             return None
         settings, now_ms = self._settings, self._clock.wall_ms()
-        if not settings.timer_wheel_enable:
+        if not settings.store.timer_wheel_enable:
             raise RefusedError(
                 Condition.TIMER_NOT_ENABLED, "the timer is switched off: timerWheelEnable=false"
             )
@@ -239,22 +239,22 @@ class TimerSends:
             if deletes is not None:
                 raise RefusedError(Condition.MESSAGE_ILLEGAL, "the time to recall for is over")
             return None
-        if asked_ms - now_ms > settings.timer_max_delay_s * 1000:
+        if asked_ms - now_ms > settings.store.timer_max_delay_sec * 1000:
             raise RefusedError(
                 Condition.MESSAGE_ILLEGAL,
-                f"a delay of {asked_ms - now_ms} ms, at most {settings.timer_max_delay_s} s: "
-                "timerMaxDelaySec",
+                f"a delay of {asked_ms - now_ms} ms, at most"
+                f" {settings.store.timer_max_delay_sec} s: timerMaxDelaySec",
             )
         due = due_ms(asked_ms)
         if deletes is not None:
             return self._recall(properties, deletes.decode(errors="replace"), topic, due)
-        if len(self._group.state.timers) >= settings.timer_pending_max:
+        if len(self._group.state.timers) >= settings.store.timer_pending_max:
             raise RefusedError(
                 Condition.TIMER_FLOW_CONTROL,
-                f"{settings.timer_pending_max} messages wait for their time already",
+                f"{settings.store.timer_pending_max} messages wait for their time already",
             )
         key = (get_property(properties, _UNIQ_KEY) or b"").decode(errors="replace")
-        handle = RecallHandle(topic, settings.broker_name, due, key)
+        handle = RecallHandle(topic, settings.broker.broker_name, due, key)
         return TimedSend(timed_properties(properties, topic, queue_id, due), handle.encode())
 
     def _recall(self, properties: bytes, deletes: str, topic: str, due: int) -> TimedSend:

@@ -201,7 +201,7 @@ class TopicsProcessor:
                     stats.last_update_timestamp = store_time_at(
                         self._group, config.topic, queue_id, bounds.max_offset - 1
                     )
-            queue = bodies.MessageQueue(config.topic, self._settings.broker_name, queue_id)
+            queue = bodies.MessageQueue(config.topic, self._settings.broker.broker_name, queue_id)
             table[queue] = stats
         return bodies.TopicStatsTable(offset_table=table)
 

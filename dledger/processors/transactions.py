@@ -218,6 +218,6 @@ class CheckBack:
             transaction_id=half.transaction_id,
             offset_msg_id=encode_offset_message_id(self._settings.store_host, record.phy_offset),
             topic=half.topic,
-            bname=self._settings.broker_name,
+            bname=self._settings.broker.broker_name,
         )
         return request(RequestCode.CHECK_TRANSACTION_STATE, dict(header.encode()), question)

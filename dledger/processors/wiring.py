@@ -62,11 +62,12 @@ from dledger.services.every_second import every_second
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.producer_sends import ProducerSends
-from dledger.services.queue_locks import LEASE_S, QueueLocks
+from dledger.services.queue_locks import QueueLocks
 from dledger.services.table_limits import TableLimits
 from dledger.services.throughput import Throughput
 from dledger.services.timer_claims import TimerClaims
 from dledger.services.transaction_decisions import TransactionDecisions
+from dledger.settings_tables import BrokerTable
 from remoting.access.rules import Rule
 from remoting.connection import Connection
 from remoting.processor import Handler, Limiter, ProcessorTable
@@ -133,18 +134,6 @@ class ProcessorSeams:
 
 
 @dataclass(frozen=True, slots=True)
-class TableSettings:
-    """How the tables of a broker grow, and how long their entries wait or last."""
-
-    auto_create_topic_enable: bool = True
-    auto_create_subscription_group: bool = True
-    offset_interval_s: float = 1.0
-    """Between two entries with the offsets that clients committed one-way."""
-    lock_lease_s: float = LEASE_S
-    limits: TableLimits | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LogFolder:
     """The file system that holds the log, and what may remove segments.
 
@@ -202,12 +191,12 @@ class BrokerProcessors:
         group: BrokerGroup,
         settings: BrokerSettings,
         seams: ProcessorSeams,
-        tables: TableSettings | None = None,
+        tables: BrokerTable | None = None,
         folder: LogFolder | None = None,
     ) -> BrokerProcessors:
         """Make them all, and let them listen to what *group* applies."""
         folder = folder or LogFolder()
-        shared = _shared(group, settings, seams, tables or TableSettings(), folder)
+        shared = _shared(group, settings, seams, tables or BrokerTable(), folder)
         limiters = _limiters(settings)
         open_producer = OpenProducerProcessor(group)
         pull = _pull(shared)
@@ -282,33 +271,34 @@ def _shared(
     group: BrokerGroup,
     settings: BrokerSettings,
     seams: ProcessorSeams,
-    tables: TableSettings,
+    tables: BrokerTable,
     folder: LogFolder,
 ) -> _Shared:
+    limits = TableLimits(tables)
     topics = TopicView(
         group,
         auto_create_topic_enable=tables.auto_create_topic_enable,
         auto_create_group_enable=tables.auto_create_subscription_group,
-        limits=tables.limits,
+        limits=limits,
     )
     return _Shared(
         group,
         settings,
         seams,
         topics,
-        clients=ClientTable(tables.limits),
+        clients=ClientTable(limits),
         offsets=OffsetCommits(
             group,
             seams.clock,
-            interval_s=tables.offset_interval_s,
-            limits=tables.limits,
+            interval_s=tables.flush_consumer_offset_interval_ms / 1000,
+            limits=limits,
             shares=topics.shares,
         ),
-        locks=QueueLocks(group, topics, seams.clock, lease_s=tables.lock_lease_s),
+        locks=QueueLocks(group, topics, seams.clock, lease_s=tables.lock_lease_ms / 1000),
         throughput=Throughput(seams.clock, group.state),
         filters=PropertyFilters(settings),
         timer_claims=TimerClaims(group),
-        space=DiskSpace(folder.disk_ratio, settings.disk_warning_ratio),
+        space=DiskSpace(folder.disk_ratio, settings.store.disk_space_warning_level_ratio / 100),
         transactions=TransactionDecisions(group, topics),
     )
 
@@ -391,5 +381,5 @@ def _administration(
         CleanUpProcessor(group, folder.expire_soon),
         SlaveSyncProcessor(group),
         RaftStatusProcessor(group, settings),
-        CapabilitiesProcessor(group, settings.broker_name),
+        CapabilitiesProcessor(group, settings.broker.broker_name),
     )

@@ -33,6 +33,7 @@ from dledger.services.delay_level import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
 from dledger.services.local_hour import HOUR_MS, is_in_hours
 from dledger.services.topic_retention import queue_floors
+from dledger.settings_tables import StoreTable
 from dledger.state.floor_reason import AGE, CAUSES, FORCED, REQUEST, SIZE, FloorReason
 from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.state.state_record import FloorChange, state_batch
@@ -44,16 +45,12 @@ log = structlog.get_logger(__name__)
 NAME: Final = "retention"
 """In logs and metrics."""
 
-CHECK_INTERVAL_S: Final = 10.0
-"""RocketMQ's interval; sooner would find nothing new."""
-
 SEGMENTS_PER_PASS: Final = 10
 """As in RocketMQ: removing files is not free."""
 
 
 NEVER_RATIO: Final = 2.0
 """A disk use that no disk reaches."""
-
 
 QUEUES_PER_STEP: Final = 512
 """Queues that one entry lets begin later: each is searched for its first message, so about ten
@@ -78,23 +75,6 @@ class SegmentedLog(Protocol):
         """Return the entry that holds the byte at *position*."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionSettings:
-    """How much is kept."""
-
-    segment_bytes: int
-    reserved_hours: int = 72
-    delete_hours: tuple[int, ...] = (4,)
-    """Hours of the local day at which expired segments go while the disk is not full."""
-    keep_bytes: int = 0
-    """Bytes of log that are kept at most, whole segments; 0: no limit."""
-    check_interval_s: float = CHECK_INTERVAL_S
-    expire_anytime_ratio: float = 0.75
-    """Disk use from which expired segments go at any hour."""
-    force_ratio: float = NEVER_RATIO
-    """Disk use from which the oldest segment goes although it has not expired."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What is so at the moment the settings are applied.
@@ -117,9 +97,11 @@ class Look:
     is_freed: bool = True
 
 
-def force_ratio_of(percent: int, *, is_enabled: bool) -> float:
+def force_ratio(settings: StoreTable) -> float:
     """Return the disk use from which segments go by force: one no disk has, when none may."""
-    return percent / 100 if is_enabled else NEVER_RATIO
+    if not settings.clean_file_forcibly_enable:
+        return NEVER_RATIO
+    return settings.disk_space_clean_forcibly_ratio / 100
 
 
 def segment_starts(entry_log: SegmentedLog, segment_bytes: int) -> Iterator[int]:
@@ -142,7 +124,7 @@ def segment_starts(entry_log: SegmentedLog, segment_bytes: int) -> Iterator[int]
 
 def choose_floor(
     entry_log: SegmentedLog,
-    settings: RetentionSettings,
+    settings: StoreTable,
     look: Look,
     *,
     segments_max: int | None = SEGMENTS_PER_PASS,
@@ -155,13 +137,13 @@ def choose_floor(
         segments_max: Segments that go at most; None: no limit.
     """
     chosen: tuple[Anchor, str] | None = None
-    for count, index in enumerate(segment_starts(entry_log, settings.segment_bytes)):
+    for count, index in enumerate(segment_starts(entry_log, settings.mapped_file_size_commit_log)):
         anchor = entry_log.anchor_at(index)
         if count == segments_max or anchor.position > look.limit_position:
             break
         cause = _cause(anchor, entry_log.end_position, settings, look)
         if cause is None:
-            if chosen is None and look.is_freed and look.disk_ratio >= settings.force_ratio:
+            if chosen is None and look.is_freed and look.disk_ratio >= force_ratio(settings):
                 return anchor, FORCED
             break
         chosen = anchor, cause
@@ -180,12 +162,10 @@ def next_step(entry_log: SegmentedLog, state: StateTables, floor: Anchor) -> Anc
     return floor if index >= floor.first_index else entry_log.anchor_at(index)
 
 
-def _cause(
-    anchor: Anchor, end_position: int, settings: RetentionSettings, look: Look
-) -> str | None:
+def _cause(anchor: Anchor, end_position: int, settings: StoreTable, look: Look) -> str | None:
     """Return why all before *anchor* may go, or None when it has to stay."""
-    if anchor.prev_store_time_ms < look.now_ms - settings.reserved_hours * HOUR_MS:
-        if look.is_hour or look.disk_ratio >= settings.expire_anytime_ratio:
+    if anchor.prev_store_time_ms < look.now_ms - settings.file_reserved_time * HOUR_MS:
+        if look.is_hour or look.disk_ratio >= settings.disk_max_used_space_ratio / 100:
             return AGE
         if look.is_asked:
             return REQUEST
@@ -212,7 +192,7 @@ class RetentionService:
         self,
         group: BrokerGroup,
         entry_log: Callable[[], SegmentedLog],
-        settings: RetentionSettings,
+        settings: StoreTable,
         *,
         clock: Clock,
         levels: int,
@@ -246,7 +226,7 @@ class RetentionService:
         """Check every interval until cancelled. Run it inside the leadership's nursery."""
         with self._loop.listening():
             while True:
-                await self._clock.sleep(self.settings.check_interval_s)
+                await self._clock.sleep(self.settings.retention_interval_ms / 1000)
                 await self.check()
                 await self.check_topics()
 
@@ -322,22 +302,22 @@ class RetentionService:
             now_ms=now_ms,
             disk_ratio=self._disk_ratio(),
             limit_position=limit_position,
-            is_hour=is_in_hours(now_ms, self.settings.delete_hours, self._utc_offset),
+            is_hour=is_in_hours(now_ms, self.settings.delete_when, self._utc_offset),
             is_asked=self._asked_now is not None,
             is_freed=self._entry_log().first_index >= self._group.state.floor.first_index,
         )
 
     def _reason(self, look: Look, cause: str, asked_by: str) -> FloorReason:
         settings = self.settings
-        is_forcible = settings.force_ratio < NEVER_RATIO
+        is_forcible = force_ratio(settings) < NEVER_RATIO
         return FloorReason(
             cause=cause,
             decided_ms=look.now_ms,
             end_position=self._entry_log().end_position,
-            reserved_hours=settings.reserved_hours,
+            reserved_hours=settings.file_reserved_time,
             keep_bytes=settings.keep_bytes,
             disk_used_permille=round(look.disk_ratio * 1000),
-            force_permille=round(settings.force_ratio * 1000) if is_forcible else 0,
+            force_permille=round(force_ratio(settings) * 1000) if is_forcible else 0,
             asked_by=asked_by,
         )
 

@@ -9,12 +9,13 @@ from commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.services.retention import (
     Look,
-    RetentionSettings,
     SegmentedLog,
     choose_floor,
+    force_ratio,
     segment_starts,
 )
 from dledger.services.topic_retention import first_since
+from dledger.settings_tables import StoreTable
 from dledger.state.names import STATE_TOPIC
 from dledger.state.tables import QueueBounds
 from remoting.protocol.confirmation import GivenUp, given_up
@@ -23,7 +24,7 @@ QUEUES_COUNTED: Final = 1024
 """Queues looked at for one answer: each takes some reads, and everything waits meanwhile."""
 
 
-def keeps_less(before: RetentionSettings, after: RetentionSettings) -> bool:
+def keeps_less(before: StoreTable, after: StoreTable) -> bool:
     """Tell whether messages may go under *after* that *before* keeps. Pure.
 
     The hours for expired segments, and how full the disk is meanwhile, are no such change: what
@@ -32,15 +33,15 @@ def keeps_less(before: RetentionSettings, after: RetentionSettings) -> bool:
     no_limit = float("inf")
     return (
         (after.keep_bytes or no_limit) < (before.keep_bytes or no_limit)
-        or after.reserved_hours < before.reserved_hours
-        or after.force_ratio < before.force_ratio
+        or after.file_reserved_time < before.file_reserved_time
+        or force_ratio(after) < force_ratio(before)
     )
 
 
 def lost_to_settings(
     group: BrokerGroup,
     entry_log: SegmentedLog,
-    after: RetentionSettings,
+    after: StoreTable,
     look: Look,
     change: str,
 ) -> GivenUp:
@@ -51,7 +52,8 @@ def lost_to_settings(
         return GivenUp(change=change)
     floor, _ = chosen
     counts, uncounted = _messages_before(group, floor.position)
-    gone = (i for i in segment_starts(entry_log, after.segment_bytes) if i <= floor.first_index)
+    starts = segment_starts(entry_log, after.mapped_file_size_commit_log)
+    gone = (index for index in starts if index <= floor.first_index)
     return given_up(
         change,
         counts,

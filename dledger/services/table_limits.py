@@ -6,10 +6,10 @@ and registration, until somebody deletes it. Names that are there already are ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from dledger.broker_errors import TableFullError
+from dledger.settings_tables import BrokerTable
 
 GROUPS_PER_HEARTBEAT: Final = 1_024
 """Consumer and producer groups of one client: a program has a handful; each costs a table row on
@@ -22,33 +22,12 @@ CLIENT_ID_CHARACTERS: Final = 1_024
 """Characters of a client's id: address, process and instance name are far below it."""
 
 
-@dataclass(frozen=True, slots=True)
 class TableLimits:
-    """The limits, as settings of ``[broker]`` have them.
+    """The limits that ``[broker]`` sets."""
 
-    Attributes:
-        topics: Retry and dead letter topics of groups included.
-        groups: Consumer groups.
-        group_topics: Pairs of a consumer group and a topic that has offsets of it.
-        topics_per_group: Of these, pairs of one group.
-        clients: Connected clients; one counts once for each group it is in.
-        clients_per_group: Of these, clients of one group.
-        topics_per_account: Of the topics, those one account made; see `AccountShares`.
-        groups_per_account: Likewise of the groups.
-        group_topics_per_account: Likewise of the pairs of a group and a topic.
-        clients_per_account: Of the clients, those connected as one account.
-    """
-
-    topics: int = 50_000
-    groups: int = 20_000
-    group_topics: int = 200_000
-    topics_per_group: int = 20_000
-    clients: int = 100_000
-    clients_per_group: int = 10_000
-    topics_per_account: int = 10_000
-    groups_per_account: int = 5_000
-    group_topics_per_account: int = 50_000
-    clients_per_account: int = 25_000
+    def __init__(self, settings: BrokerTable | None = None) -> None:
+        """Take the limits of *settings*; None: the defaults."""
+        self._settings = BrokerTable() if settings is None else settings
 
     def check_topics(self, there: int, more: int = 1) -> None:
         """Let *more* topics be made where *there* are so many.
@@ -56,66 +35,40 @@ class TableLimits:
         Raises:
             TableFullError: The limit is met; nothing was stored.
         """
-        _check(there, more, self.topics, "topics", "max_topics", "delete topics")
+        self._check(there, more, "topics", "max_topics", "delete topics")
 
     def check_groups(self, there: int, more: int = 1) -> None:
         """Let *more* consumer groups be made; as `check_topics`."""
-        _check(there, more, self.groups, "consumer groups", "max_groups", "delete groups")
+        self._check(there, more, "consumer groups", "max_groups", "delete groups")
 
     def check_group_topics(self, there: int, of_group: int) -> None:
         """Let a group commit an offset in a topic where it has none; as `check_topics`."""
-        ways_out = "delete groups with their offsets"
-        _check(
-            there,
-            1,
-            self.group_topics,
-            "topics with offsets of groups",
-            "max_group_topics",
-            ways_out,
-        )
-        _check(
-            of_group,
-            1,
-            self.topics_per_group,
-            "topics with offsets of this group",
-            "max_topics_per_group",
-            ways_out,
-        )
+        way_out = "delete groups with their offsets"
+        self._check(there, 1, "topics with offsets of groups", "max_group_topics", way_out)
+        what = "topics with offsets of this group"
+        self._check(of_group, 1, what, "max_topics_per_group", way_out)
 
     def check_clients(self, there: int, of_group: int) -> None:
         """Let a client join a group; as `check_topics`."""
-        _check(there, 1, self.clients, "clients", "max_clients", "close clients")
-        _check(
-            of_group,
-            1,
-            self.clients_per_group,
-            "clients of this group",
-            "max_clients_per_group",
-            "close clients",
-        )
+        self._check(there, 1, "clients", "max_clients", "close clients")
+        what = "clients of this group"
+        self._check(of_group, 1, what, "max_clients_per_group", "close clients")
 
     def check_topics_of_account(self, made: int) -> None:
         """Let an account make one more topic; as `check_topics`."""
-        limit = self.topics_per_account
-        _check(made, 1, limit, "topics of this account", "max_topics_per_account", "delete topics")
+        what = "topics of this account"
+        self._check(made, 1, what, "max_topics_per_account", "delete topics")
 
     def check_groups_of_account(self, made: int) -> None:
         """Let an account make one more consumer group; as `check_topics`."""
-        _check(
-            made,
-            1,
-            self.groups_per_account,
-            "consumer groups of this account",
-            "max_groups_per_account",
-            "delete groups",
-        )
+        what = "consumer groups of this account"
+        self._check(made, 1, what, "max_groups_per_account", "delete groups")
 
     def check_group_topics_of_account(self, made: int) -> None:
         """Let an account commit an offset where a group has none; as `check_topics`."""
-        _check(
+        self._check(
             made,
             1,
-            self.group_topics_per_account,
             "topics with offsets of groups, made by this account,",
             "max_group_topics_per_account",
             "delete groups with their offsets",
@@ -123,19 +76,13 @@ class TableLimits:
 
     def check_clients_of_account(self, there: int) -> None:
         """Let an account's client join a group; as `check_topics`."""
-        _check(
-            there,
-            1,
-            self.clients_per_account,
-            "clients of this account",
-            "max_clients_per_account",
-            "close clients",
-        )
+        what = "clients of this account"
+        self._check(there, 1, what, "max_clients_per_account", "close clients")
 
-
-def _check(there: int, more: int, limit: int, what: str, setting: str, way_out: str) -> None:
-    if there + more > limit:
-        raise TableFullError(
-            f"{there} {what} are there and broker.{setting} allows {limit}; nothing was stored;"
-            f" {way_out} that are not used, or raise broker.{setting}"
-        )
+    def _check(self, there: int, more: int, what: str, setting: str, way_out: str) -> None:
+        limit: int = getattr(self._settings, setting)
+        if there + more > limit:
+            raise TableFullError(
+                f"{there} {what} are there and broker.{setting} allows {limit}; nothing was stored;"
+                f" {way_out} that are not used, or raise broker.{setting}"
+            )

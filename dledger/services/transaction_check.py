@@ -10,7 +10,6 @@ Spec: docs/internals/protocol/semantics.md, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -24,10 +23,12 @@ from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.services.delay_level import Delivery
 from dledger.services.half_message import HALF_RUN, HalfMessage, half_message_at
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
+from dledger.services.local_hour import HOUR_MS
 from dledger.services.pending_configs import TopicView
 from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.services.waiting import wait_for
+from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import TransactionsChange, state_batch
 from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
@@ -49,20 +50,10 @@ STALE_PLANS = 1024
 logger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckSettings:
-    """When producers are asked, and when no more."""
-
-    timeout_ms: int = 6_000
-    interval_ms: int = 30_000
-    checks_max: int = 15
-    reserved_ms: int = 72 * 3_600_000
-    """A half message older than messages are kept is given up, asked for or not."""
-
-    @property
-    def patience_ms(self) -> int:
-        """How long check-back takes when it gets no decision from producers that live."""
-        return self.timeout_ms + self.checks_max * self.interval_ms
+def patience_ms(settings: BrokerTable) -> int:
+    """Return how long check-back takes when no producer decides."""
+    checks_ms = settings.transaction_check_max * settings.transaction_check_interval_ms
+    return settings.transaction_timeout_ms + checks_ms
 
 
 class _Plan(NamedTuple):
@@ -87,6 +78,8 @@ class TransactionCheckService:
     """Asks for decisions.
 
     Args:
+        settings: When producers are asked, and how often; changed while it runs.
+        store: How long messages are kept: an older half message is given up, asked for or not.
         floor_wanted: Position up to which retention would cut the log if no half message stood in
             the way. What stands before it is given up once producers had their time.
     """
@@ -97,7 +90,8 @@ class TransactionCheckService:
         topics: TopicView,
         decisions: TransactionDecisions,
         producers: Producers,
-        settings: CheckSettings,
+        settings: BrokerTable,
+        store: StoreTable,
         *,
         clock: Clock,
         floor_wanted: Callable[[], int] = lambda: 0,
@@ -108,6 +102,7 @@ class TransactionCheckService:
         self._decisions = decisions
         self._producers = producers
         self.settings = settings
+        self.store = store
         self._clock = clock
         self._floor_wanted = floor_wanted
         self._plans: list[_Plan] = []
@@ -148,9 +143,9 @@ class TransactionCheckService:
         No later than a whole wait from now, if the wall clock is behind the one that stored it.
         """
         if half.checks:
-            since_ms, wait_ms = half.checked_ms, self.settings.interval_ms
+            since_ms, wait_ms = half.checked_ms, self.settings.transaction_check_interval_ms
         else:
-            since_ms, wait_ms = half.store_time_ms, self.settings.timeout_ms
+            since_ms, wait_ms = half.store_time_ms, self.settings.transaction_timeout_ms
         left_ms = min(since_ms + wait_ms - self._clock.wall_ms(), wait_ms)
         return self._clock.monotonic() + max(left_ms, 0) / 1000
 
@@ -228,7 +223,7 @@ class TransactionCheckService:
             elif immune_ms > 0 and not half.checks:
                 self._again_in(immune_ms / 1000, half_offset, immunity_is_over=True)
             elif not self._producers.is_there(message.group):
-                self._again_in(self.settings.interval_ms / 1000, half_offset)
+                self._again_in(self.settings.transaction_check_interval_ms / 1000, half_offset)
             else:
                 to_ask.append((half_offset, message, half.checks + 1))
         if to_ask:
@@ -239,9 +234,9 @@ class TransactionCheckService:
     def _is_over(self, half: OpenHalf, age_ms: int) -> bool:
         settings = self.settings
         return (
-            half.checks >= settings.checks_max
-            or age_ms >= settings.reserved_ms
-            or (age_ms >= settings.patience_ms and half.phy_offset < self._floor_wanted())
+            half.checks >= settings.transaction_check_max
+            or age_ms >= self.store.file_reserved_time * HOUR_MS
+            or (age_ms >= patience_ms(settings) and half.phy_offset < self._floor_wanted())
         )
 
     def _read(self, records: StoredRecords, half_offset: int, half: OpenHalf) -> HalfMessage | None:
@@ -307,7 +302,7 @@ class TransactionCheckService:
             if not self._loop.leads(term):
                 return
             if half_offset in self._group.state.transactions.open:
-                self._again_in(self.settings.interval_ms / 1000, half_offset)
+                self._again_in(self.settings.transaction_check_interval_ms / 1000, half_offset)
                 if self._decisions.is_open(half_offset):
                     self._producers.ask(message, checks)
 

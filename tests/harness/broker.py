@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import Struct, structs
 
 from commitlog.errors import MQError
 from dledger.processors.answers import refusal
 from dledger.processors.broker_settings import BrokerSettings, ReadLimits
-from dledger.processors.wiring import BrokerProcessors, ProcessorSeams, TableSettings
+from dledger.processors.wiring import BrokerProcessors, ProcessorSeams
 from dledger.services.known_groups import KnownGroups
+from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from dledger.testing.clocks import ManualClock, VirtualClock
@@ -24,12 +27,22 @@ LEVELS_MS = tuple(
 )
 
 
+T = TypeVar("T", bound=Struct)
+
+
 async def later(command: RemotingCommand, handling: Awaitable[Answered]) -> Answered:
     """Return what a handler with a task of its own answers."""
     try:
         return await handling
     except MQError as error:
         return refusal(command, error)
+
+
+def _table(kind: type[T], defaults: dict[str, Any], settings: dict[str, Any]) -> T:
+    """Return a table of the settings that it has; they are taken out of *settings*."""
+    named = {field.name for field in structs.fields(kind)}
+    chosen = {name: settings.pop(name) for name in list(settings) if name in named}
+    return kind(**{name: value for name, value in defaults.items() if name in named} | chosen)
 
 
 class Broker:
@@ -41,28 +54,21 @@ class Broker:
         self.group = group
         self.clock = clock
         self.executor = InlineExecutor()
-        created = {
-            name: settings.pop(name)
-            for name in ("auto_create_topic_enable", "auto_create_subscription_group", "limits")
-            if name in settings
-        }
+        names = {"cluster_name": CLUSTER, "broker_name": BROKER, "max_message_size": 4096}
+        broker = _table(BrokerTable, names, settings)
+        store = _table(StoreTable, names, settings)
         self.settings = BrokerSettings(
-            cluster_name=CLUSTER,
-            broker_name=BROKER,
-            address=LEADER,
-            store_host=STORE_HOST,
-            delay_levels_ms=LEVELS_MS,
-            **{
-                "max_message_bytes": 4096,
-                "bulk_pull_limits": ReadLimits(1000, 100_000),
-                "max_held_pulls": 10,
-                **settings,
-            },
+            LEADER,
+            STORE_HOST,
+            broker,
+            store,
+            LEVELS_MS,
+            bulk_pull_limits=ReadLimits(1000, 100_000),
+            max_held_pulls=10,
+            **settings,
         )
         seams = ProcessorSeams(clock, random.Random(1), self.executor, pid=7)
-        self.processors = BrokerProcessors.build(
-            group, self.settings, seams, TableSettings(**created)
-        )
+        self.processors = BrokerProcessors.build(group, self.settings, seams, broker)
         self.connection = FakeConnection()
 
     def handle(self, command: RemotingCommand, connection: FakeConnection | None = None) -> Any:

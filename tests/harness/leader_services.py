@@ -14,7 +14,8 @@ from dledger.group_api import OnDone
 from dledger.processors.transactions import CheckBack
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
-from dledger.services.transaction_check import CheckSettings, TransactionCheckService
+from dledger.services.transaction_check import TransactionCheckService
+from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.testing.clocks import VirtualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
@@ -78,7 +79,7 @@ class LeaderServices(ServedGroup):
         super().__init__(root)
         self.root = root
         self.broker = Broker(
-            self.group, self.clock, timer_max_delay_s=3 * DAY_S, max_message_bytes=1 << 16
+            self.group, self.clock, timer_max_delay_sec=3 * DAY_S, max_message_size=1 << 16
         )
         self.broker.make_topic("T", 1)
         processors = self.broker.processors
@@ -97,7 +98,8 @@ class LeaderServices(ServedGroup):
                 processors.topics,
                 processors.transactions,
                 CheckBack(processors.clients, self.broker.settings),
-                CheckSettings(),
+                BrokerTable(),
+                StoreTable(),
                 clock=self.clock,
             ),
         )

@@ -9,7 +9,8 @@ from typing import Any
 
 import trio
 
-from dledger.registration import Registration, RegistrationSettings
+from dledger.registration import RegisteredBroker, Registration
+from dledger.settings_tables import ClientTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.clocks import VirtualClock
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup
@@ -46,7 +47,8 @@ class RegisteringBroker:
         self.registration = Registration(
             self.group,
             client,  # type: ignore[arg-type]  # a fake with what it uses
-            RegistrationSettings(CLUSTER, BROKER, LEADER, "n2"),
+            RegisteredBroker(CLUSTER, BROKER, LEADER, "n2"),
+            ClientTable(),
             lambda: addresses,
             clock=clock,
         )

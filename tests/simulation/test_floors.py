@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dledger import retention_settings
 from dledger.services import retention
 from dledger.state.floor_reason import SIZE
 from jepsen_like.plans.draw import draw_plan
@@ -43,7 +42,7 @@ def test_with_default_settings_full_disks_refuse_sends_and_give_up_nothing() -> 
 def test_segments_that_go_by_force_without_a_setting_for_it_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retention_settings, "force_ratio_of", lambda *_, **__: 0.85)
+    monkeypatch.setattr(retention, "force_ratio", lambda _: 0.85)
     played = play(FULL)
     assert broken(played) == {"given_up"}
     assert "by force" in str(played.violations[0].detail)

@@ -720,10 +720,19 @@ def test_the_documentation_lists_every_setting() -> None:
 @pytest.mark.parametrize("path", sorted(SETTINGS))
 def test_every_setting_is_used_by_somebody(path: str) -> None:
     name = path.partition(".")[2]
-    files = ("broker.py", "part_settings.py", "ports.py", "doors.py", "retention_settings.py")
+    files = (
+        *("broker.py", "part_settings.py", "ports.py", "doors.py", "registration.py"),
+        *("services/retention.py", "services/transaction_check.py"),
+        *(f"processors/{path.name}" for path in (ROOT / "dledger" / "processors").glob("*.py")),
+    )
     wired = "".join((ROOT / "dledger" / file).read_text() for file in files)
     derived = (ROOT / "dledger" / "config.py").read_text()
-    assert re.search(rf"\.{name}\b", wired + derived) or f'"{path}"' in derived
+    limits = (ROOT / "dledger" / "services" / "table_limits.py").read_text()
+    assert (
+        re.search(rf"\.{name}\b", wired + derived)
+        or f'"{path}"' in derived
+        or f'"{name}"' in limits
+    )
 
 
 def test_nobody_serves_metrics_unless_told_to() -> None:

@@ -14,7 +14,8 @@ from commitlog.disk import OsDisk
 from commitlog.record import decode_record
 from dledger.group import Group
 from dledger.services import retention
-from dledger.services.retention import RetentionService, RetentionSettings
+from dledger.services.retention import RetentionService
+from dledger.settings_tables import StoreTable
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.store import ReplicaStore, StoreSettings
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
@@ -77,7 +78,7 @@ async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
         service = RetentionService(
             group,
             lambda: group.store.log,
-            RetentionSettings(SEGMENT_BYTES, keep_bytes=SEGMENT_BYTES),
+            StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, keep_bytes=SEGMENT_BYTES),
             clock=leader.clock,
             levels=18,
             saved_index=lambda: group.store.saved_index,

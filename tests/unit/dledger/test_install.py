@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec import structs
 from trio.testing import MockClock
 from typing_extensions import Buffer
 
@@ -22,7 +22,8 @@ from dledger.installation_record import Phase
 from dledger.raft.installation import Installation
 from dledger.raft.wire import PeerFrame
 from dledger.services.local_hour import is_in_hours
-from dledger.services.retention import Look, RetentionService, RetentionSettings, choose_floor
+from dledger.services.retention import Look, RetentionService, choose_floor
+from dledger.settings_tables import StoreTable
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
 from dledger.state.tables import StateTables
@@ -52,7 +53,9 @@ def retention(leader: Replica, keep_segments: int) -> RetentionService:
     return RetentionService(
         group,
         lambda: group.store.log,
-        RetentionSettings(SEGMENT_BYTES, keep_bytes=keep_segments * SEGMENT_BYTES),
+        StoreTable(
+            mapped_file_size_commit_log=SEGMENT_BYTES, keep_bytes=keep_segments * SEGMENT_BYTES
+        ),
         clock=leader.clock,
         levels=18,
         saved_index=lambda: group.store.saved_index,
@@ -385,7 +388,11 @@ async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(
     async with running_groups(tmp_path, 1) as groups:
         leader = await fill(groups, 200)
         entry_log = leader.group.store.log
-        settings = RetentionSettings(SEGMENT_BYTES, reserved_hours=1, delete_hours=(4,))
+        settings = StoreTable(
+            mapped_file_size_commit_log=SEGMENT_BYTES,
+            delete_when=(4,),
+            clean_file_forcibly_enable=True,
+        )
         later = leader.clock.wall_ms() // 86_400_000 * 86_400_000 + 5 * 86_400_000
 
         def floor(hour: int, ratio: float, reserved: int = 1) -> Anchor | None:
@@ -394,10 +401,10 @@ async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(
                 now_ms=now_ms,
                 disk_ratio=ratio,
                 limit_position=entry_log.end_position,
-                is_hour=is_in_hours(now_ms, settings.delete_hours, utc),
+                is_hour=is_in_hours(now_ms, settings.delete_when, utc),
             )
             chosen = choose_floor(
-                entry_log, replace(settings, reserved_hours=reserved, force_ratio=0.85), look
+                entry_log, structs.replace(settings, file_reserved_time=reserved), look
             )
             return chosen and chosen[0]
 

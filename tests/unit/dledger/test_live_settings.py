@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +16,10 @@ from dledger.live_settings import READ_BY_TOOLS, LiveSettings, Parts, path_of
 from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
 from dledger.processors.broker_settings import ReadLimits
 from dledger.proposals import GroupSettings
-from dledger.registration import RegistrationSettings
-from dledger.services.retention import NEVER_RATIO, RetentionService, RetentionSettings
-from dledger.services.transaction_check import CheckSettings
+from dledger.registration import RegisteredBroker
+from dledger.services.retention import RetentionService
 from dledger.settings_keys import IGNORED_KEYS, REFUSED_KEYS
-from dledger.settings_tables import SETTINGS
+from dledger.settings_tables import SETTINGS, BrokerTable, ClientTable, StoreTable
 from dledger.testing.clocks import EPOCH_MS, ManualClock
 from remoting.errors import BadRequestError
 from remoting.protocol.command import RemotingCommand, request
@@ -43,12 +41,11 @@ EXPORTED = (
 
 
 def parts_of(broker: Broker) -> Parts:
-    settings = RegistrationSettings("C", "B", "a:1", "n0")
     group = broker.group
     retention = RetentionService(
         group,
         lambda: group.log,
-        RetentionSettings(SEGMENT_BYTES, force_ratio=0.85),
+        StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, clean_file_forcibly_enable=True),
         clock=broker.clock,
         levels=0,
         saved_index=lambda: 0,
@@ -67,8 +64,10 @@ def parts_of(broker: Broker) -> Parts:
         offsets=broker.processors.offsets,
         space=broker.processors.space,
         retention=retention,
-        checks=SimpleNamespace(settings=CheckSettings()),  # type: ignore[arg-type]  # what settings reach of it
-        registration=SimpleNamespace(settings=settings),  # type: ignore[arg-type]  # what settings reach of it
+        checks=SimpleNamespace(settings=BrokerTable(), store=StoreTable()),  # type: ignore[arg-type]  # what settings reach of it
+        registration=SimpleNamespace(  # type: ignore[arg-type]  # what settings reach of it
+            broker=RegisteredBroker("C", "B", "a:1", "n0"), settings=ClientTable()
+        ),
     )
 
 
@@ -95,7 +94,7 @@ def live(parts: Parts, clock: ManualClock) -> LiveSettings:
 LIVE = [path for path, setting in SETTINGS.items() if setting.is_live]
 
 TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
-    "broker.broker_permission": ("4", lambda p: p.settings.broker_permission, 4),
+    "broker.broker_permission": ("4", lambda p: p.settings.broker.broker_permission, 4),
     "broker.auto_create_topic_enable": (
         "false",
         lambda p: p.topics.auto_create_topic_enable,
@@ -106,9 +105,9 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
         lambda p: p.topics.auto_create_group_enable,
         False,
     ),
-    "broker.slave_read_enable": ("false", lambda p: p.settings.slave_read_enable, False),
-    "broker.long_polling_enable": ("false", lambda p: p.settings.long_polling_enable, False),
-    "broker.short_polling_time_ms": ("77", lambda p: p.settings.short_polling_time_ms, 77),
+    "broker.slave_read_enable": ("false", lambda p: p.settings.broker.slave_read_enable, False),
+    "broker.long_polling_enable": ("false", lambda p: p.settings.broker.long_polling_enable, False),
+    "broker.short_polling_time_ms": ("77", lambda p: p.settings.broker.short_polling_time_ms, 77),
     "broker.flush_consumer_offset_interval_ms": (
         "2500",
         lambda p: p.offsets.interval_s,
@@ -116,31 +115,47 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
     ),
     "broker.enable_property_filter": (
         "false",
-        lambda p: p.settings.enable_property_filter,
+        lambda p: p.settings.broker.enable_property_filter,
         False,
     ),
-    "broker.filter_support_retry": ("false", lambda p: p.settings.filter_support_retry, False),
+    "broker.filter_support_retry": (
+        "false",
+        lambda p: p.settings.broker.filter_support_retry,
+        False,
+    ),
     "broker.reject_transaction_message": (
         "true",
-        lambda p: p.settings.reject_transaction_message,
+        lambda p: p.settings.broker.reject_transaction_message,
         True,
     ),
     "broker.store_reply_message_enable": (
         "false",
-        lambda p: p.settings.store_reply_message_enable,
+        lambda p: p.settings.broker.store_reply_message_enable,
         False,
     ),
-    "broker.transaction_timeout_ms": ("9000", lambda p: p.checks.settings.timeout_ms, 9000),
-    "broker.transaction_check_interval_ms": (
+    "broker.transaction_timeout_ms": (
         "9000",
-        lambda p: p.checks.settings.interval_ms,
+        lambda p: p.checks.settings.transaction_timeout_ms,
         9000,
     ),
-    "broker.transaction_check_max": ("3", lambda p: p.checks.settings.checks_max, 3),
+    "broker.transaction_check_interval_ms": (
+        "9000",
+        lambda p: p.checks.settings.transaction_check_interval_ms,
+        9000,
+    ),
+    "broker.transaction_check_max": ("3", lambda p: p.checks.settings.transaction_check_max, 3),
     "server.shutdown_timeout_ms": ("1500", lambda p: p.group.settings.drain_timeout_s, 1.5),
-    "client.register_interval_ms": ("2000", lambda p: p.registration.settings.interval_s, 2.0),
-    "client.register_timeout_ms": ("500", lambda p: p.registration.settings.timeout_s, 0.5),
-    "store.max_message_size": ("1 MiB", lambda p: p.settings.max_message_bytes, 1 << 20),
+    "client.register_interval_ms": (
+        "2000",
+        lambda p: p.registration.settings.register_interval_ms,
+        2000,
+    ),
+    "client.register_timeout_ms": (
+        "500",
+        lambda p: p.registration.settings.register_timeout_ms,
+        500,
+    ),
+    "store.max_message_size": ("1 MiB", lambda p: p.settings.store.max_message_size, 1 << 20),
     "store.max_transfer_bytes_in_memory": (
         "1000",
         lambda p: p.settings.pull_limits,
@@ -162,29 +177,33 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
         ReadLimits(7, 64 << 10),
     ),
     "store.keep_bytes": ("5000", lambda p: p.retention.settings.keep_bytes, 5000),
-    "store.retention_interval_ms": ("500", lambda p: p.retention.settings.check_interval_s, 0.5),
-    "store.delete_when": ("01;02", lambda p: p.retention.settings.delete_hours, (1, 2)),
+    "store.retention_interval_ms": (
+        "500",
+        lambda p: p.retention.settings.retention_interval_ms,
+        500,
+    ),
+    "store.delete_when": ("01;02", lambda p: p.retention.settings.delete_when, (1, 2)),
     "store.disk_max_used_space_ratio": (
         "80",
-        lambda p: p.retention.settings.expire_anytime_ratio,
-        0.8,
+        lambda p: p.retention.settings.disk_max_used_space_ratio,
+        80,
     ),
     "store.disk_space_clean_forcibly_ratio": (
         "0.9",
-        lambda p: p.retention.settings.force_ratio,
-        0.9,
+        lambda p: p.retention.settings.disk_space_clean_forcibly_ratio,
+        90,
     ),
     "store.clean_file_forcibly_enable": (
         "false",
-        lambda p: p.retention.settings.force_ratio,
-        NEVER_RATIO,
+        lambda p: p.retention.settings.clean_file_forcibly_enable,
+        False,
     ),
     "store.disk_space_warning_level_ratio": (
         "70",
         lambda p: p.space.warning_ratio,
         0.7,
     ),
-    "store.file_reserved_time": ("5", lambda p: p.retention.settings.reserved_hours, 5),
+    "store.file_reserved_time": ("5", lambda p: p.retention.settings.file_reserved_time, 5),
     "raft.max_pending_bytes": ("16 MiB", lambda p: p.group.settings.pending_bytes_max, 16 << 20),
     "raft.checkpoint_interval_ms": (
         "500",
@@ -209,7 +228,7 @@ def test_what_can_change_reaches_the_part_that_looks_at_it(
 
 def test_half_messages_are_kept_as_long_as_others(live: LiveSettings, parts: Parts) -> None:
     live.update({"fileReservedTime": "5"}, is_confirmed=True)
-    assert parts.checks.settings.reserved_ms == 5 * 3_600_000
+    assert parts.checks.store.file_reserved_time == 5
 
 
 def test_the_processors_see_the_change(live: LiveSettings, broker: Broker) -> None:
@@ -259,11 +278,11 @@ def test_what_names_a_file_an_address_or_a_member_can_never_change(live: LiveSet
 def test_a_refusal_names_the_key_and_changes_nothing(
     live: LiveSettings, parts: Parts, changes: dict[str, str], words: str
 ) -> None:
-    before = (live.config, live.version, parts.settings.short_polling_time_ms)
+    before = (live.config, live.version, parts.settings.broker.short_polling_time_ms)
     with pytest.raises(SettingRefusedError) as raised:
         live.update({"shortPollingTimeMills": "5", **changes})
     assert words in str(raised.value)
-    assert (live.config, live.version, parts.settings.short_polling_time_ms) == before
+    assert (live.config, live.version, parts.settings.broker.short_polling_time_ms) == before
     answered = answer_error(request(25), raised.value)
     assert (answered.code, answered.ext["outcome"]) == (1, "not_stored")
 
@@ -276,7 +295,7 @@ def test_a_key_that_changes_nothing_is_accepted_with_a_sentence(
         "sendMessageThreadPoolNums is accepted and changes nothing:"
         " there are no thread pools to size"
     ]
-    assert parts.settings.short_polling_time_ms == 5
+    assert parts.settings.broker.short_polling_time_ms == 5
     assert live.version.counter == 1
     live.update({"putThreadPoolQueueCapacity": "1"})
     assert live.version.counter == 1, "nothing has changed"
@@ -363,11 +382,11 @@ def test_to_let_a_full_disk_take_messages_has_to_be_confirmed(
     broker: Broker, clock: ManualClock
 ) -> None:
     parts = parts_of(broker)
-    parts.retention.settings = replace(parts.retention.settings, force_ratio=NEVER_RATIO)
+    parts.retention.settings = StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES)
     live = LiveSettings(load_config(), parts, clock)
     with pytest.raises(ConfirmationNeededError, match="clean_file_forcibly_enable = true"):
         live.update({"cleanFileForciblyEnable": "true"})
-    assert parts.retention.settings.force_ratio == NEVER_RATIO
+    assert not parts.retention.settings.clean_file_forcibly_enable
 
 
 @pytest.mark.parametrize(
@@ -455,7 +474,10 @@ def test_settings_are_changed_with_properties(
     )
     assert answered.code == 0
     assert json.loads(answered.ext["version"])["counter"] == 1
-    assert (parts.settings.broker_permission, parts.settings.short_polling_time_ms) == (4, 9)
+    assert (
+        parts.settings.broker.broker_permission,
+        parts.settings.broker.short_polling_time_ms,
+    ) == (4, 9)
 
 
 def test_a_request_that_is_confirmed_does_it_and_one_of_a_tool_that_cannot_does_not(

@@ -10,7 +10,6 @@ import trio
 
 from commitlog.java_hash import tags_code
 from commitlog.record import iter_records
-from dledger.processors.broker_settings import ReadLimits
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.testing.clocks import ManualClock, VirtualClock
@@ -22,6 +21,7 @@ from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
 SUBSCRIPTION, SUSPEND, COMMIT = 4, 2, 1
+SMALL_COLD_PULLS = {"max_transfer_count_in_disk": 3, "max_transfer_bytes_in_disk": 100_000}
 
 
 def ext(**changes: Any) -> dict[str, str]:
@@ -139,7 +139,9 @@ def test_sizes_are_limited_but_one_message_always_comes(filled: Broker) -> None:
 
 
 def test_the_brokers_own_limits_hold(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, pull_limits=ReadLimits(2, 100_000))
+    broker = Broker(
+        group, clock, max_transfer_count_in_memory=2, max_transfer_bytes_in_memory=100_000
+    )
     broker.make_topic("T")
     group.put("T", 0, *([b"x"] * 5))
     assert len(found(pull(broker))) == 2
@@ -587,7 +589,7 @@ async def test_the_sweep_answers_a_pull_that_nothing_woke(
 async def test_old_data_is_read_in_a_worker_and_in_smaller_pieces(tmp_path: Any) -> None:
     clock = ManualClock()
     group = FakeGroup(tmp_path, clock)
-    broker = Broker(group, clock, recent_bytes=300, cold_pull_limits=ReadLimits(3, 100_000))
+    broker = Broker(group, clock, recent_bytes=300, **SMALL_COLD_PULLS)
     broker.make_topic("T")
     group.put("T", 0, *(b"m%d" % i for i in range(10)))
     handled = broker.handle(request(RequestCode.PULL_MESSAGE, ext()))
@@ -603,7 +605,7 @@ async def test_old_data_is_read_in_a_worker_and_in_smaller_pieces(tmp_path: Any)
 async def test_old_messages_that_went_bad_on_the_disk_are_reported_and_not_sent(
     group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Broker(group, clock, recent_bytes=300, cold_pull_limits=ReadLimits(3, 100_000))
+    broker = Broker(group, clock, recent_bytes=300, **SMALL_COLD_PULLS)
     broker.make_topic("T")
     for number in range(10):
         group.put("T", 0, b"m%d" % number * 20)

@@ -12,7 +12,6 @@ from trio.testing import MockClock
 from commitlog.properties import encode_properties
 from commitlog.record import iter_records
 from dledger.filters import property_filter
-from dledger.processors.broker_settings import ReadLimits
 from dledger.processors.property_filters import PropertyFilters
 from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.processor import DEFERRED
@@ -279,7 +278,13 @@ async def answered(handled: Awaitable[RemotingCommand]) -> RemotingCommand:
 async def test_old_messages_are_judged_in_a_worker_thread(
     group: FakeGroup, clock: ManualClock
 ) -> None:
-    broker = Broker(group, clock, recent_bytes=0, cold_pull_limits=ReadLimits(2, 1 << 20))
+    broker = Broker(
+        group,
+        clock,
+        recent_bytes=0,
+        max_transfer_count_in_disk=2,
+        max_transfer_bytes_in_disk=1 << 20,
+    )
     broker.make_topic("T", 4)
     put(broker, *range(10))
     command = request(RequestCode.PULL_MESSAGE, ext("n > 4"))

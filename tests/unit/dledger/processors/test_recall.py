@@ -55,7 +55,7 @@ def deliver(group: FakeGroup, offset: int) -> None:
 
 @pytest.fixture
 def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    broker = Broker(group, clock, timer_max_delay_s=100)
+    broker = Broker(group, clock, timer_max_delay_sec=100)
     broker.make_topic()
     return broker
 

@@ -26,14 +26,19 @@ SUBSCRIBES = 4
 LIMITED = "limited account"
 """What the gate notes on a connection."""
 
-LIMITS = TableLimits(
-    topics=3, groups=2, group_topics=3, topics_per_group=2, clients=4, clients_per_group=3
-)
+LIMITS = {
+    "max_topics": 3,
+    "max_groups": 2,
+    "max_group_topics": 3,
+    "max_topics_per_group": 2,
+    "max_clients": 4,
+    "max_clients_per_group": 3,
+}
 
 
 @pytest.fixture
 def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    return Broker(group, clock, limits=LIMITS)
+    return Broker(group, clock, **LIMITS)
 
 
 def create(broker: Broker, topic: str) -> RemotingCommand:
@@ -163,9 +168,12 @@ def test_producers_count_as_clients(broker: Broker) -> None:
 
 # ------------------------------------------------------------------------------ of an account
 
-OF_ACCOUNT = TableLimits(
-    topics_per_account=2, groups_per_account=1, group_topics_per_account=2, clients_per_account=3
-)
+OF_ACCOUNT = {
+    "max_topics_per_account": 2,
+    "max_groups_per_account": 1,
+    "max_group_topics_per_account": 2,
+    "max_clients_per_account": 3,
+}
 
 
 def connected_as(account: str) -> FakeConnection:
@@ -175,7 +183,7 @@ def connected_as(account: str) -> FakeConnection:
 
 @pytest.fixture
 def checking(group: FakeGroup, clock: ManualClock) -> Broker:
-    return Broker(group, clock, limits=OF_ACCOUNT)
+    return Broker(group, clock, **OF_ACCOUNT)
 
 
 def test_an_account_makes_so_many_topics_and_others_theirs(checking: Broker) -> None:

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import structlog.testing
+from msgspec import structs
 
 from commitlog.mark import Anchor
 from commitlog.record import checked_body
 from dledger.config import load_config
 from dledger.group_api import Proposed
 from dledger.services.local_hour import HOUR_MS
-from dledger.services.retention import (
-    NEVER_RATIO,
-    RetentionService,
-    RetentionSettings,
-    force_ratio_of,
-)
+from dledger.services.retention import RetentionService
+from dledger.settings_tables import StoreTable
 from dledger.state.floor_reason import FloorReason, entitlement_error
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
@@ -78,7 +75,11 @@ class Kept:
         self.service = RetentionService(
             self.group,  # type: ignore[arg-type]  # what the service asks of it is there
             lambda: self.log,
-            RetentionSettings(SEGMENT_BYTES, reserved_hours=1, delete_hours=((hour_now + 5) % 24,)),
+            StoreTable(
+                mapped_file_size_commit_log=SEGMENT_BYTES,
+                file_reserved_time=1,
+                delete_when=((hour_now + 5) % 24,),
+            ),
             clock=clock,
             levels=0,
             saved_index=lambda: ENTRIES,
@@ -86,7 +87,7 @@ class Kept:
         )
 
     def settle(self, **changes: Any) -> None:
-        self.service.settings = replace(self.service.settings, **changes)
+        self.service.settings = structs.replace(self.service.settings, **changes)
 
     def remove_files(self) -> None:
         """As a checkpoint does with what stands before the floor."""
@@ -128,12 +129,11 @@ async def test_with_default_settings_a_full_disk_takes_nothing_that_has_not_expi
     store = load_config().store
     kept = Kept(clock, used=0.99)
     kept.settle(
-        reserved_hours=store.file_reserved_time,
-        delete_hours=tuple(range(24)),
+        file_reserved_time=store.file_reserved_time,
+        delete_when=tuple(range(24)),
         keep_bytes=store.keep_bytes,
-        force_ratio=force_ratio_of(
-            store.disk_space_clean_forcibly_ratio, is_enabled=store.clean_file_forcibly_enable
-        ),
+        clean_file_forcibly_enable=store.clean_file_forcibly_enable,
+        disk_space_clean_forcibly_ratio=store.disk_space_clean_forcibly_ratio,
     )
     assert await kept.service.check() is None
     assert kept.group.changes == []
@@ -143,7 +143,7 @@ async def test_by_force_one_segment_goes_and_the_next_when_the_disk_is_still_ful
     clock: ManualClock,
 ) -> None:
     kept = Kept(clock, used=0.9)
-    kept.settle(force_ratio=0.85)
+    kept.settle(clean_file_forcibly_enable=True)
     kept.service.asked_by["forced"] = "ops at 10.0.0.9"
     with structlog.testing.capture_logs() as lines:
         floor = await kept.service.check()
@@ -170,7 +170,7 @@ async def test_by_force_one_segment_goes_and_the_next_when_the_disk_is_still_ful
 
 async def test_expired_segments_go_before_any_goes_by_force(clock: ManualClock) -> None:
     kept = Kept(clock, used=0.9, age_hours=2)
-    kept.settle(force_ratio=0.85)
+    kept.settle(clean_file_forcibly_enable=True)
     await kept.service.check()
     assert [change.reason and change.reason.cause for change in kept.group.changes] == ["age"]
 
@@ -178,9 +178,13 @@ async def test_expired_segments_go_before_any_goes_by_force(clock: ManualClock) 
 @pytest.mark.parametrize(
     ("cause", "age_hours", "settings"),
     [
-        ("age", 2, {"delete_hours": tuple(range(24))}),
+        ("age", 2, {"delete_when": tuple(range(24))}),
         ("size", 0, {"keep_bytes": 150}),
-        ("forced", 0, {"force_ratio": 0.4}),
+        (
+            "forced",
+            0,
+            {"clean_file_forcibly_enable": True, "disk_space_clean_forcibly_ratio": 40},
+        ),
     ],
 )
 async def test_the_record_holds_what_a_judge_of_the_move_needs(
@@ -197,8 +201,8 @@ async def test_the_record_holds_what_a_judge_of_the_move_needs(
     assert reason.keep_bytes == kept.service.settings.keep_bytes
     assert reason.end_position == kept.log.end_position
     assert reason.disk_used_permille == 500
-    forced_from = kept.service.settings.force_ratio
-    assert reason.force_permille == (0 if forced_from == NEVER_RATIO else 400)
+    is_forcible = kept.service.settings.clean_file_forcibly_enable
+    assert reason.force_permille == (400 if is_forcible else 0)
     assert entitlement_error(change.floor, reason) is None
     # The same move, one segment further than the cause goes, or for a cause that is not there.
     assert entitlement_error(change.floor, None) is not None

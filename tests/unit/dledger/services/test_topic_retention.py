@@ -6,8 +6,9 @@ import pytest
 import structlog.testing
 
 from commitlog.errors import InvariantBroken
-from dledger.services.retention import RetentionService, RetentionSettings
+from dledger.services.retention import RetentionService
 from dledger.services.topic_retention import queue_floors, retention_ms
+from dledger.settings_tables import StoreTable
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
 from dledger.testing.clocks import ManualClock
@@ -72,7 +73,7 @@ async def test_the_leader_moves_them_and_readers_see_it(
     service = RetentionService(
         group,
         lambda: group.log,
-        RetentionSettings(segment_bytes=SEGMENT_BYTES),
+        StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES),
         clock=clock,
         levels=0,
         saved_index=lambda: 0,

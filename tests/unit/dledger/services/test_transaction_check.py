@@ -16,7 +16,8 @@ from dledger.processors.client_table import Client
 from dledger.processors.transactions import CheckBack
 from dledger.services.half_message import HalfMessage
 from dledger.services.stored_record import StoredRecords
-from dledger.services.transaction_check import CheckSettings, TransactionCheckService
+from dledger.services.transaction_check import TransactionCheckService
+from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.state.names import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.transactions import TransactionDecision
 from remoting.errors import ConnectionLostError
@@ -38,7 +39,8 @@ class World(ServedGroup):
         super().__init__(root, segment_bytes=4 << 20)
         self.broker = Broker(self.group, self.clock)
         self.broker.make_topic()
-        self.settings = CheckSettings(6_000, 30_000, checks_max=3, reserved_ms=3_600_000)
+        self.settings = BrokerTable(transaction_check_max=3)
+        self.store = StoreTable(file_reserved_time=1)
         self.floor_wanted = 0
 
     def producer(self, group: str = "pg") -> FakeConnection:
@@ -71,6 +73,7 @@ class World(ServedGroup):
             processors.transactions,
             CheckBack(processors.clients, self.broker.settings),
             self.settings,
+            self.store,
             clock=self.clock,
             floor_wanted=lambda: self.floor_wanted,
         )
