@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptEntryError
@@ -18,6 +17,8 @@ from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Replica, bodies, crash_disk, running_groups
 from tests.harness.keyed_messages import ALWAYS, keyed
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 ROOT = Path("/memory")
 SECTOR_BYTES = 512
@@ -57,9 +58,7 @@ def test_a_read_that_fails_is_an_error_and_not_a_signal(
         file.read(0, 1)
 
 
-async def test_a_bad_sector_is_found_by_the_scrub_and_repaired_from_a_peer(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_bad_sector_is_found_by_the_scrub_and_repaired_from_a_peer() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.fill(str(number).encode() * 300 for number in range(20))
         await groups.settle()
@@ -74,9 +73,7 @@ async def test_a_bad_sector_is_found_by_the_scrub_and_repaired_from_a_peer(
         assert bodies(behind) == bodies(leader.group)
 
 
-async def test_a_single_voter_refuses_what_it_cannot_read_and_goes_on(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_single_voter_refuses_what_it_cannot_read_and_goes_on() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.fill(str(number).encode() * 600 for number in range(10))
         entry_log = leader.group.store.log
@@ -90,9 +87,7 @@ async def test_a_single_voter_refuses_what_it_cannot_read_and_goes_on(
         assert b"after" in bytes(entry_log.frame(entry_log.last_index))
 
 
-async def test_a_start_meets_a_bad_sector_and_is_repaired_from_a_peer(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_start_meets_a_bad_sector_and_is_repaired_from_a_peer() -> None:
     """What lies between the newest checkpoint and the mark is read again at every start."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.fill(str(number).encode() * 300 for number in range(12))
@@ -123,9 +118,7 @@ def positions(replica: Replica) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-async def test_a_key_index_on_a_bad_sector_is_made_again_and_its_broker_goes_on(
-    autojump_clock: MockClock, size: int
-) -> None:
+async def test_a_key_index_on_a_bad_sector_is_made_again_and_its_broker_goes_on(size: int) -> None:
     async with running_groups(ROOT, size, disks=CrashDisk) as groups:
         leader = await groups.leader()
         for first, count in ((0, 100), (100, 1), (101, 30)):
@@ -152,9 +145,7 @@ async def test_a_key_index_on_a_bad_sector_is_made_again_and_its_broker_goes_on(
         assert positions(later) == wanted
 
 
-async def test_a_key_index_that_is_removed_while_its_broker_is_stopped_is_made_again(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_key_index_that_is_removed_while_its_broker_is_stopped_is_made_again() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         await leader.group.submit(keyed(0, 131))
@@ -167,9 +158,7 @@ async def test_a_key_index_that_is_removed_while_its_broker_is_stopped_is_made_a
         assert positions(again) == wanted
 
 
-async def test_a_damaged_entry_holds_its_keys_back_until_a_peer_has_repaired_it(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_damaged_entry_holds_its_keys_back_until_a_peer_has_repaired_it() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.leader()
         for first in range(131):
@@ -189,9 +178,7 @@ async def test_a_damaged_entry_holds_its_keys_back_until_a_peer_has_repaired_it(
         assert again.group.scrub.repaired >= 1
 
 
-async def test_entries_that_share_a_bad_sector_are_repaired_together(
-    autojump_clock: MockClock,
-) -> None:
+async def test_entries_that_share_a_bad_sector_are_repaired_together() -> None:
     """A sector is written as a whole or not at all, so all that it holds has to be there."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.leader()
@@ -211,9 +198,7 @@ async def test_entries_that_share_a_bad_sector_are_repaired_together(
         assert bodies(behind) == bodies(leader.group)
 
 
-async def test_a_read_of_an_old_entry_on_a_bad_sector_is_refused_and_repaired(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_read_of_an_old_entry_on_a_bad_sector_is_refused_and_repaired() -> None:
     """What this process has not written may not be in memory: it is read, not mapped."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.fill(str(number).encode() * 300 for number in range(12))

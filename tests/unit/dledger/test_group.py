@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.record import decode_record
 from dledger.broker_errors import (
@@ -22,10 +21,10 @@ from dledger.proposals import GroupSettings
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
-async def test_what_is_submitted_is_on_every_replica_at_the_same_place(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+
+async def test_what_is_submitted_is_on_every_replica_at_the_same_place(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = (await groups.leader()).group
         proposed = [await leader.submit(batch(str(n).encode())) for n in range(20)]
@@ -40,9 +39,7 @@ async def test_what_is_submitted_is_on_every_replica_at_the_same_place(
         assert len(chains) == 1
 
 
-async def test_what_arrives_during_one_flush_becomes_one_entry(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_arrives_during_one_flush_becomes_one_entry(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = (await groups.leader()).group
         before = leader.state.applied_index
@@ -56,9 +53,7 @@ async def test_what_arrives_during_one_flush_becomes_one_entry(
         assert [result.first_offsets[0] for result in results] == [n // 4 for n in range(50)]
 
 
-async def test_offsets_go_on_where_the_dead_leader_left_them(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_offsets_go_on_where_the_dead_leader_left_them(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         first = await groups.leader()
         for number in range(5):
@@ -73,9 +68,7 @@ async def test_offsets_go_on_where_the_dead_leader_left_them(
         assert bodies(again.group) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_a_cut_off_leader_gives_up_and_says_unknown_or_not_stored(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_cut_off_leader_gives_up_and_says_unknown_or_not_stored(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await old.group.submit(batch(b"before"))
@@ -95,9 +88,7 @@ async def test_a_cut_off_leader_gives_up_and_says_unknown_or_not_stored(
         assert old.group.node.journal.truncations == 1
 
 
-async def test_two_leaders_never_both_acknowledge(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_two_leaders_never_both_acknowledge(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await groups.isolate(old.name)
@@ -111,9 +102,7 @@ async def test_two_leaders_never_both_acknowledge(
         assert acknowledged.first_offsets == (0,)
 
 
-async def test_the_leadership_scope_ends_when_the_leader_steps_down(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_leadership_scope_ends_when_the_leader_steps_down(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         running = trio.Event()
@@ -139,9 +128,7 @@ async def test_the_leadership_scope_ends_when_the_leader_steps_down(
         assert second.group.leadership is None
 
 
-async def test_a_failing_service_or_listener_takes_nothing_from_the_others(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_failing_service_or_listener_takes_nothing_from_the_others(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         group, term = leader.group, leader.group.term
@@ -188,7 +175,7 @@ async def test_a_failing_service_or_listener_takes_nothing_from_the_others(
 
 
 async def test_store_time_never_goes_back_although_the_next_leaders_clock_does(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     async with trio.open_nursery() as nursery:
         groups = Groups(tmp_path, nursery)
@@ -210,9 +197,7 @@ async def test_store_time_never_goes_back_although_the_next_leaders_clock_does(
         replica.group.store.close(clean=False)
 
 
-async def test_a_wiped_replica_catches_up_and_becomes_a_voter_again(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_wiped_replica_catches_up_and_becomes_a_voter_again(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"kept"))
@@ -235,9 +220,7 @@ async def test_a_wiped_replica_catches_up_and_becomes_a_voter_again(
         await leader.group.submit(batch(b"with the one that came back"))
 
 
-async def test_a_restarted_replica_replays_from_its_checkpoint(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_restarted_replica_replays_from_its_checkpoint(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await groups.leader()
         for number in range(10):
@@ -252,9 +235,7 @@ async def test_a_restarted_replica_replays_from_its_checkpoint(
         assert bodies(again.group) == [str(n).encode() for n in range(15)]
 
 
-async def test_too_much_in_flight_is_refused_and_not_stored(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_too_much_in_flight_is_refused_and_not_stored(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         groups = Groups(tmp_path, nursery)
         groups.settings = GroupSettings(pending_bytes_max=20_000)
@@ -272,9 +253,7 @@ async def test_too_much_in_flight_is_refused_and_not_stored(
         replica.group.store.close(clean=False)
 
 
-async def test_a_draining_group_answers_what_it_has_and_takes_nothing_new(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_draining_group_answers_what_it_has_and_takes_nothing_new(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         results: list[Proposed] = []
@@ -286,9 +265,7 @@ async def test_a_draining_group_answers_what_it_has_and_takes_nothing_new(
             leader.group.propose(batch(b"y"), results.append)
 
 
-async def test_a_restart_of_all_keeps_everything_and_terms_go_on(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_restart_of_all_keeps_everything_and_terms_go_on(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         for _ in range(3):
             leader = await groups.leader()
@@ -306,9 +283,7 @@ async def test_a_restart_of_all_keeps_everything_and_terms_go_on(
             assert bodies(replica.group) == [b"x"] * 3
 
 
-async def test_leadership_is_handed_over_under_load_and_nothing_is_unknown(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_leadership_is_handed_over_under_load_and_nothing_is_unknown(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         outcomes: list[str] = []
@@ -333,9 +308,7 @@ async def test_leadership_is_handed_over_under_load_and_nothing_is_unknown(
         assert outcomes.count("stored") == len(bodies(new.group))
 
 
-async def test_leadership_goes_to_the_one_that_was_named(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_leadership_goes_to_the_one_that_was_named(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         for _ in range(3):
             leader = await groups.leader()
@@ -344,9 +317,7 @@ async def test_leadership_goes_to_the_one_that_was_named(
             assert (await groups.leader(among=groups.others(leader.name))).name == target
 
 
-async def test_a_transfer_that_fails_seals_what_waited(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_transfer_that_fails_seals_what_waited(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"a"))
@@ -360,9 +331,7 @@ async def test_a_transfer_that_fails_seals_what_waited(
         assert bodies(leader.group) == [b"a", b"b"]
 
 
-async def test_members_are_added_replaced_and_removed_by_asking_the_leader(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_members_are_added_replaced_and_removed_by_asking_the_leader(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"before"))
@@ -399,9 +368,7 @@ async def test_members_are_added_replaced_and_removed_by_asking_the_leader(
         assert len(members.voter_names) == 3
 
 
-async def test_what_cannot_be_changed_is_said_and_nothing_happens(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_cannot_be_changed_is_said_and_nothing_happens(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         changes = MembershipChanges(leader.group, leader.clock)
@@ -425,7 +392,7 @@ async def test_what_cannot_be_changed_is_said_and_nothing_happens(
         assert leader.group.node.journal.members.before() is None
 
 
-async def test_a_single_member_gets_company(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_single_member_gets_company(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         alone = await groups.leader()
         await alone.group.submit(batch(b"alone"))
@@ -446,7 +413,7 @@ async def test_a_single_member_gets_company(tmp_path: Path, autojump_clock: Mock
 
 
 async def test_a_clean_stop_tries_another_one_when_the_first_does_not_take_over(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
@@ -457,9 +424,7 @@ async def test_a_clean_stop_tries_another_one_when_the_first_does_not_take_over(
         assert best != (await groups.leader(among=groups.others(leader.name))).name
 
 
-async def test_who_wants_sizes_is_told_of_each_applied_unit_once(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_who_wants_sizes_is_told_of_each_applied_unit_once(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = (await groups.leader()).group
         told: list[tuple[str, int, list[int]]] = []

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.entry_log import EntryLog
 from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
@@ -24,6 +23,8 @@ from dledger.testing.crash_disk import CrashDisk
 from dledger.testing.inline_executor import InlineExecutor
 from tests.harness.groups import Groups, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 ROOT = Path("/memory")
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def store_settings(name: str, *, sync_flush: bool = True) -> StoreSettings:
 
 
 async def test_answers_of_a_new_reign_do_not_wait_for_entries_cut_in_an_earlier_one(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
@@ -88,16 +89,14 @@ async def serve_until_the_apply_fails() -> None:
         await leader.group.submit(batch(b"lost"))
 
 
-async def test_an_error_under_the_apply_stops_a_replica_that_serves_a_connection(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_error_under_the_apply_stops_a_replica_that_serves_a_connection() -> None:
     with pytest.raises(ExceptionGroup) as stopped:
         await serve_until_the_apply_fails()
     assert stopped.value.split(FlushFailedError)[1] is None
 
 
 async def test_units_applied_after_a_checkpoint_of_the_same_commit_are_flushed_by_the_next(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
@@ -135,9 +134,7 @@ class SlowReserve(InlineExecutor):
         return await super().run(work, kind=kind)
 
 
-async def test_proposals_wait_while_the_log_is_being_enlarged(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_proposals_wait_while_the_log_is_being_enlarged(tmp_path: Path) -> None:
     """Space that is being made is no full disk: what waits for it is stored."""
     async with running_groups(tmp_path, 1) as groups:
         groups.replicas.pop("n0").kill()
@@ -161,9 +158,7 @@ async def test_proposals_wait_while_the_log_is_being_enlarged(
         assert bodies(leader.group) == [b"before", b"a", b"b"]
 
 
-async def test_what_is_not_sealed_in_time_is_answered_as_not_stored(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_is_not_sealed_in_time_is_answered_as_not_stored(tmp_path: Path) -> None:
     """A disk that hangs keeps the leader in office: heartbeats do not need it."""
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
@@ -188,9 +183,7 @@ def opened(disk: CrashDisk, *, sync_flush: bool = True) -> ReplicaStore:
     return ReplicaStore(disk, store_settings("n0", sync_flush=sync_flush), StateTables)
 
 
-async def test_damage_is_remembered_until_a_leader_has_refilled_the_replica(
-    autojump_clock: MockClock,
-) -> None:
+async def test_damage_is_remembered_until_a_leader_has_refilled_the_replica() -> None:
     """A checkpoint of what is left would look like one of an undamaged log."""
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
@@ -220,9 +213,9 @@ async def test_damage_is_remembered_until_a_leader_has_refilled_the_replica(
     store.close(clean=True)
 
 
-async def test_a_refill_that_a_crash_interrupts_begins_again_although_the_log_is_long_enough(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_refill_that_a_crash_interrupts_begins_again_although_the_log_is_long_enough() -> (
+    None
+):
     """The checkpoint claims queues that were thrown away when the log was found cut."""
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
@@ -255,9 +248,7 @@ async def test_a_refill_that_a_crash_interrupts_begins_again_although_the_log_is
 
 
 @pytest.mark.parametrize("place", [0, 20, 60, -1])
-async def test_tables_that_have_gone_bad_are_made_again_from_the_log(
-    autojump_clock: MockClock, place: int
-) -> None:
+async def test_tables_that_have_gone_bad_are_made_again_from_the_log(place: int) -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         for number in range(9):
@@ -303,7 +294,7 @@ def test_a_clean_stop_with_async_flush_leaves_no_doubt() -> None:
     store.close(clean=True)
 
 
-async def test_a_mark_of_another_entry_commits_nothing(autojump_clock: MockClock) -> None:
+async def test_a_mark_of_another_entry_commits_nothing() -> None:
     """A follower that truncated, wrote anew and lost power finds the old entry there again."""
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
@@ -320,7 +311,7 @@ async def test_a_mark_of_another_entry_commits_nothing(autojump_clock: MockClock
     store.close(clean=False)
 
 
-async def test_a_mark_that_is_held_is_applied_at_start(autojump_clock: MockClock) -> None:
+async def test_a_mark_that_is_held_is_applied_at_start() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         proposed = await leader.group.submit(batch(b"x"))
@@ -331,9 +322,7 @@ async def test_a_mark_that_is_held_is_applied_at_start(autojump_clock: MockClock
     store.close(clean=False)
 
 
-async def test_a_checkpoint_claims_only_what_was_flushed_before_it(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_checkpoint_claims_only_what_was_flushed_before_it() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"x"))
@@ -350,7 +339,7 @@ async def test_a_checkpoint_claims_only_what_was_flushed_before_it(
 
 
 async def test_nobody_leads_before_the_own_no_op_is_applied(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elected is not enough: what earlier leaders left may still be on its way."""
     async with running_groups(tmp_path) as groups:
@@ -379,9 +368,7 @@ async def test_nobody_leads_before_the_own_no_op_is_applied(
 
 
 @pytest.mark.parametrize("derived", ["consumequeue", "index"])
-async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
-    autojump_clock: MockClock, derived: str
-) -> None:
+async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(derived: str) -> None:
     """On all three replicas at once, as happens to equal disks."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = (await groups.leader()).group
@@ -418,7 +405,7 @@ async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
 
 
 async def test_what_arrives_together_fits_the_segments_whatever_the_entry_cap(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     """Segments of 1 MiB under an entry cap of 16 MiB."""
     async with running_groups(tmp_path) as groups:
@@ -436,7 +423,7 @@ async def test_what_arrives_together_fits_the_segments_whatever_the_entry_cap(
 
 
 async def test_what_nobody_takes_is_not_appended_without_end(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followers without space keep the leader in office, but nothing is committed."""
     async with trio.open_nursery() as nursery:

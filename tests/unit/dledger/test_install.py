@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import trio
 from msgspec import structs
-from trio.testing import MockClock
 from typing_extensions import Buffer
 
 from commitlog.entry import Run
@@ -33,6 +32,8 @@ from tests.harness.entry_frames import next_frame
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 BODY = bytes(20_000)
 LONG_BODY = bytes(100_000)
@@ -86,9 +87,7 @@ async def left_behind(groups: Groups) -> tuple[Replica, str]:
     return leader, behind
 
 
-async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 200)
         floor = await give_up_entries(groups, leader)
@@ -104,9 +103,7 @@ async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(
         assert len(lows) == 1
 
 
-async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
         assert leader.group.store.log.first_index > 20
@@ -124,7 +121,7 @@ async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(
 
 
 async def test_a_snapshot_that_comes_twice_is_installed_once(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last_chunks: list[tuple[str, PeerFrame]] = []
     take, finish = Installation.take, Installation.finish
@@ -151,9 +148,7 @@ async def test_a_snapshot_that_comes_twice_is_installed_once(
         assert kept(again.group) == kept(leader.group)
 
 
-async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(tmp_path: Path) -> None:
     """Its end lies above the leader's, so nothing but a comparison shows that it is another log."""
     async with running_groups(tmp_path) as groups:
         first = await fill(groups, 20)
@@ -186,7 +181,7 @@ async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(
 
 
 async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
@@ -212,10 +207,7 @@ async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
 
 @pytest.mark.parametrize("error", [CorruptStoreError("no snapshot"), DiskFullError("no space")])
 async def test_a_snapshot_that_cannot_be_installed_stops_nothing_and_comes_again(
-    tmp_path: Path,
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     refused: list[int] = []
     offer = ReplicaStore.offer
@@ -237,7 +229,7 @@ async def test_a_snapshot_that_cannot_be_installed_stops_nothing_and_comes_again
 
 
 async def test_an_emptied_log_without_space_waits_for_it(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot found space, what follows does not: the node follows on, and finishes later."""
     tried: list[float] = []
@@ -275,7 +267,7 @@ async def test_an_emptied_log_without_space_waits_for_it(
 
 
 async def test_a_stop_while_an_emptied_log_waits_for_space_is_finished_at_the_next_start(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
@@ -299,9 +291,7 @@ async def test_a_stop_while_an_emptied_log_waits_for_space_is_finished_at_the_ne
         assert kept(again.group) == kept(leader.group)
 
 
-async def test_what_was_committed_before_an_installation_is_void_after_it(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_was_committed_before_an_installation_is_void_after_it(tmp_path: Path) -> None:
     """The anchor may lie below it; entries above the anchor are not here any more."""
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 60)
@@ -322,7 +312,7 @@ async def test_what_was_committed_before_an_installation_is_void_after_it(
 
 
 async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
@@ -346,9 +336,7 @@ async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
         assert kept(again.group) == kept(leader.group)
 
 
-async def test_a_refilling_replica_neither_leads_nor_serves_reads(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_refilling_replica_neither_leads_nor_serves_reads(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader, other = await left_behind(groups)
         _, data = leader.group.maintenance.take_snapshot()
@@ -366,9 +354,7 @@ async def test_a_refilling_replica_neither_leads_nor_serves_reads(
         assert not again.group.node.is_leader
 
 
-async def test_the_floor_never_passes_what_is_not_saved_or_not_delivered(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_floor_never_passes_what_is_not_saved_or_not_delivered(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 3)
         await leader.group.submit(batch(b"waits", topic="SCHEDULE_TOPIC_XXXX", queue_id=0))
@@ -382,9 +368,7 @@ async def test_the_floor_never_passes_what_is_not_saved_or_not_delivered(
         assert floor is None or floor.position <= waits_at
 
 
-async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await fill(groups, 200)
         entry_log = leader.group.store.log
@@ -416,9 +400,7 @@ async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(
         assert floor(3, 0.9, reserved=1000) is not None
 
 
-async def test_a_floor_is_an_ordinary_state_record(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_floor_is_an_ordinary_state_record(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await fill(groups, 3)
         anchor = leader.group.store.log.anchor_at(2)
@@ -428,7 +410,7 @@ async def test_a_floor_is_an_ordinary_state_record(
 
 
 async def test_an_open_half_message_holds_the_floor_back_until_it_is_decided(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 40)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.broker_errors import NotLeaderError
 from tests.harness.groups import LATENCY_S, Replica, running_groups
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 def beats_of(leader: Replica) -> int:
@@ -38,7 +39,7 @@ async def max_offset(replica: Replica) -> int:
     return replica.group.state.max_offset("T", 0)
 
 
-async def test_a_read_takes_one_round_trip(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_read_takes_one_round_trip(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"x"))
@@ -49,9 +50,7 @@ async def test_a_read_takes_one_round_trip(tmp_path: Path, autojump_clock: MockC
             assert trio.current_time() - began == pytest.approx(2 * LATENCY_S)
 
 
-async def test_a_thousand_readers_share_few_heartbeats(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_thousand_readers_share_few_heartbeats(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"x"))
@@ -69,7 +68,7 @@ async def test_a_thousand_readers_share_few_heartbeats(
         assert trio.current_time() - began <= 4 * LATENCY_S + 1e-9
 
 
-async def test_a_single_replica_answers_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_single_replica_answers_at_once(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"x"))
@@ -78,9 +77,7 @@ async def test_a_single_replica_answers_at_once(tmp_path: Path, autojump_clock: 
         assert done == [None]
 
 
-async def test_followers_refuse_and_name_the_leader(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_followers_refuse_and_name_the_leader(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await groups.settle()
@@ -90,9 +87,7 @@ async def test_followers_refuse_and_name_the_leader(
         assert refused.value.leader_address == f"{leader.name}:10911"
 
 
-async def test_a_leader_that_was_cut_off_answers_no_read_that_came_after(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_leader_that_was_cut_off_answers_no_read_that_came_after(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await old.group.submit(batch(b"before"))
@@ -114,9 +109,7 @@ async def test_a_leader_that_was_cut_off_answers_no_read_that_came_after(
         await groups.settle()
 
 
-async def test_reads_go_on_while_one_of_three_is_away(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_reads_go_on_while_one_of_three_is_away(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         groups.replicas.pop(groups.others(leader.name)[0]).kill()
@@ -124,9 +117,7 @@ async def test_reads_go_on_while_one_of_three_is_away(
         assert await max_offset(leader) == 1
 
 
-async def test_a_read_without_a_majority_ends_after_one_election_timeout(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_read_without_a_majority_ends_after_one_election_timeout(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         # Heartbeats pass, their echoes do not count.

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -23,6 +22,8 @@ from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
 from tests.harness.fake_group import BROKER, CLUSTER, GROUP_IDENTITY, LEADER
 from tests.harness.registering import Line, RegisteringBroker
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 @dataclass
@@ -103,9 +104,7 @@ def test_an_id_without_a_number_is_a_bad_setting() -> None:
         follower_id("alpha")
 
 
-async def test_the_leader_registers_all_topics_as_id_0(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_the_leader_registers_all_topics_as_id_0(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.registration.run)
     await trio.sleep(1)
     assert {call.address for call in world.client.calls} == {"ns1:9876", "ns2:9876"}
@@ -118,23 +117,19 @@ async def test_the_leader_registers_all_topics_as_id_0(
     wrapper = call.body.topic_config_serialize_wrapper
     assert {"TBW102", "SCHEDULE_TOPIC_XXXX"} <= wrapper.topic_config_table.keys()
     assert wrapper.data_version.state_version == 1
-    nursery.cancel_scope.cancel()
 
 
-async def test_it_registers_again_every_half_minute(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_it_registers_again_every_half_minute(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.registration.run)
     await trio.sleep(95)
     times = [call.at for call in world.client.to("ns1:9876")]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert len(times) == 4
     assert all(gap == pytest.approx(30, abs=0.1) for gap in gaps)
-    nursery.cancel_scope.cancel()
 
 
 async def test_it_registers_again_at_once_when_its_connection_ends(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     # The NameServer takes a broker out the moment its connection breaks.
     nursery.start_soon(world.registration.run)
@@ -146,11 +141,10 @@ async def test_it_registers_again_at_once_when_its_connection_ends(
         10,
     ]
     assert len(world.client.to("ns2:9876")) == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_new_role_is_told_at_once_one_way_and_confirmed(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.group.step_down("elsewhere:1")
     nursery.start_soon(world.registration.run)
@@ -165,11 +159,10 @@ async def test_a_new_role_is_told_at_once_one_way_and_confirmed(
     await trio.sleep(4)
     confirmed = world.client.to("ns1:9876")[-1]
     assert (confirmed.header.broker_id, confirmed.oneway) == (0, False)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_role_that_changes_back_while_the_news_is_under_way_is_told_at_once(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     leads = world.group.leadership
     nursery.start_soon(world.registration.run)
@@ -182,12 +175,9 @@ async def test_a_role_that_changes_back_while_the_news_is_under_way_is_told_at_o
     await trio.sleep(0.5)
     for address in world.addresses:
         assert [call.header.broker_id for call in world.client.to(address)][-1] == 0
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_changed_topic_is_told_at_once(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_a_changed_topic_is_told_at_once(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.registration.run)
     await trio.sleep(5)
     await world.change(put=(TopicConfig("T", 1, 1),))
@@ -198,11 +188,10 @@ async def test_a_changed_topic_is_told_at_once(
     wrapper = calls[-1].body.topic_config_serialize_wrapper
     assert "T" in wrapper.topic_config_table
     assert wrapper.data_version.counter == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_name_server_that_is_down_holds_up_no_other(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.client.down.add("ns1:9876")
     world.client.slow.add("ns3:9876")
@@ -217,21 +206,17 @@ async def test_a_name_server_that_is_down_holds_up_no_other(
     world.client.down.clear()
     await trio.sleep(3.2)
     assert world.client.to("ns1:9876"), "told soon after it came back"
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_refused_registration_is_tried_again(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_a_refused_registration_is_tried_again(world: World, nursery: trio.Nursery) -> None:
     world.client.refusing.add("ns1:9876")
     nursery.start_soon(world.registration.run)
     await trio.sleep(10)
     assert len(world.client.to("ns1:9876")) >= 3
-    nursery.cancel_scope.cancel()
 
 
 async def test_registrations_carry_the_identity_of_the_group(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.group.membership_proof = "ab" * 32
     nursery.start_soon(world.registration.run)
@@ -242,11 +227,10 @@ async def test_registrations_carry_the_identity_of_the_group(
     assert register.header.membership_proof == "ab" * 32
     assert register.header.member_addresses == LEADER
     assert BrokerHeader.decode(unregister.command.ext).group_identity == GROUP_IDENTITY
-    nursery.cancel_scope.cancel()
 
 
 async def test_nothing_is_registered_before_the_group_has_an_identity(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.group.group_identity = ""
     nursery.start_soon(world.registration.run)
@@ -255,14 +239,10 @@ async def test_nothing_is_registered_before_the_group_has_an_identity(
     world.group.group_identity = GROUP_IDENTITY
     await trio.sleep(4)
     assert world.client.to("ns1:9876")
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_a_name_server_refuses_is_logged_once_and_shown_until_it_is_taken(
-    autojump_clock: Any,
-    world: World,
-    nursery: trio.Nursery,
-    capsys: pytest.CaptureFixture[str],
+    world: World, nursery: trio.Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.client.refusing.add("ns1:9876")
     world.client.answers["ns2:9876"] = {"topicsLeftOut": "'T': perm 99 is not between 0 and 15"}
@@ -280,12 +260,9 @@ async def test_what_a_name_server_refuses_is_logged_once_and_shown_until_it_is_t
     out = capsys.readouterr().out
     assert out.count("registration_refused") == 2
     assert out.count("topics_left_out") == 1
-    nursery.cancel_scope.cancel()
 
 
-async def test_the_list_of_name_servers_may_change(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_the_list_of_name_servers_may_change(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.registration.run)
     await trio.sleep(1)
     world.addresses[:] = ["ns2:9876", "ns9:9876"]
@@ -294,10 +271,9 @@ async def test_the_list_of_name_servers_may_change(
     before = len(world.client.to("ns1:9876"))
     await trio.sleep(60)
     assert len(world.client.to("ns1:9876")) == before
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_clean_stop_unregisters_everywhere(autojump_clock: Any, world: World) -> None:
+async def test_a_clean_stop_unregisters_everywhere(world: World) -> None:
     world.client.slow.add("ns1:9876")
     began = trio.current_time()
     await world.registration.unregister()

@@ -21,6 +21,8 @@ from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import RegisterBrokerHeader
 from tests.harness.registering import Line, RegisteringBroker
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 ADDRESS = "ns1:9876"
 
 
@@ -99,7 +101,7 @@ REGISTER, VERSION = int(RequestCode.REGISTER_BROKER), int(RequestCode.QUERY_DATA
 
 
 async def test_a_new_topic_is_registered_alone_however_many_there_are(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     await world.begin(nursery, topics=0)
     encoded = []
@@ -115,11 +117,10 @@ async def test_a_new_topic_is_registered_alone_however_many_there_are(
         encoded.append(world.registration._topics.encoded - before)
         assert f"T{number * 10_000 + 9_000:05d}" in world.topics()
     assert encoded == [1, 1]
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_unchanged_table_is_a_version_and_keeps_the_broker_registered(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     assert [code for code, _ in await world.begin(nursery)] == [REGISTER]
 
@@ -128,11 +129,10 @@ async def test_an_unchanged_table_is_a_version_and_keeps_the_broker_registered(
     assert world.client.take() == [(VERSION, 0)] * 10
     assert not world.name_server.routes.scan(int(world.clock.monotonic() * 1000))
     assert {f"T{number:05d}" for number in range(30)} <= world.topics()
-    nursery.cancel_scope.cancel()
 
 
 async def test_all_topics_go_to_a_name_server_that_forgot_the_broker(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     await world.begin(nursery)
     for info in list(world.name_server.routes.broker_live_table.values()):
@@ -150,11 +150,10 @@ async def test_all_topics_go_to_a_name_server_that_forgot_the_broker(
     assert code == REGISTER
     assert count > 30
     assert "T00029" in world.topics()
-    nursery.cancel_scope.cancel()
 
 
 async def test_differences_that_do_not_follow_are_refused_and_all_topics_sent(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     await world.begin(nursery)
     # Somebody else registered this address meanwhile, with another version.
@@ -174,11 +173,10 @@ async def test_differences_that_do_not_follow_are_refused_and_all_topics_sent(
     assert second[0] == REGISTER
     assert second[1] > 30
     assert "T00100" in world.topics()
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_deleted_topic_goes_where_registrations_delete(
-    autojump_clock: Any, tmp_path: Path, nursery: trio.Nursery
+    tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     world = World(tmp_path, delete_topic_with_broker_registration=True)
     await world.begin(nursery)
@@ -190,11 +188,10 @@ async def test_a_deleted_topic_goes_where_registrations_delete(
     assert "T00005" in left
     assert not {"T00003", "T00004"} & left
     world.group.close()
-    nursery.cancel_scope.cancel()
 
 
 async def test_after_too_many_changes_all_topics_are_sent(
-    autojump_clock: Any, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dledger.state.tables.TOPIC_CHANGES_KEPT", 10)
     await world.begin(nursery, topics=0)
@@ -205,4 +202,3 @@ async def test_after_too_many_changes_all_topics_are_sent(
     assert code == REGISTER
     assert count > 30
     assert {f"T{number:05d}" for number in range(30)} <= world.topics()
-    nursery.cancel_scope.cancel()

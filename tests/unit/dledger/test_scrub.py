@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.errors import CorruptEntryError, ForeignStoreError
 from dledger.services.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
@@ -14,6 +13,8 @@ from dledger.store import decode_damage, encode_damage
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, Replica, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 ROOT = Path("/memory")
 MESSAGES = [str(number).encode() * 40 for number in range(12)]
@@ -64,9 +65,7 @@ def whole(groups: Groups) -> None:
         assert bodies(replica.group)[: len(MESSAGES)] == MESSAGES
 
 
-async def test_a_damaged_follower_repairs_itself_and_has_the_same_bytes_again(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_damaged_follower_repairs_itself_and_has_the_same_bytes_again() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         for index in (4, 5, 9):
@@ -79,7 +78,7 @@ async def test_a_damaged_follower_repairs_itself_and_has_the_same_bytes_again(
         assert not crash_disk(groups, follower.name).exists(follower.group.store.paths.damage)
 
 
-async def test_the_scrub_finds_it_by_itself(autojump_clock: MockClock) -> None:
+async def test_the_scrub_finds_it_by_itself() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         spoil(groups, follower, 4)
@@ -89,9 +88,7 @@ async def test_the_scrub_finds_it_by_itself(autojump_clock: MockClock) -> None:
         whole(groups)
 
 
-async def test_a_damaged_leader_leads_no_longer_and_repairs_itself(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_damaged_leader_leads_no_longer_and_repairs_itself() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await filled(groups)
         spoil(groups, leader, 6)
@@ -103,7 +100,7 @@ async def test_a_damaged_leader_leads_no_longer_and_repairs_itself(
         whole(groups)
 
 
-async def test_with_a_hole_nobody_votes_leads_or_acknowledges(autojump_clock: MockClock) -> None:
+async def test_with_a_hole_nobody_votes_leads_or_acknowledges() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await filled(groups)
         follower, third = (groups.replicas[name] for name in groups.others(leader.name))
@@ -130,9 +127,7 @@ async def test_with_a_hole_nobody_votes_leads_or_acknowledges(autojump_clock: Mo
             follower.group.log.record_at(follower.group.store.log.position_at(6) + 76)
 
 
-async def test_two_with_holes_help_each_other_without_any_leader(
-    autojump_clock: MockClock,
-) -> None:
+async def test_two_with_holes_help_each_other_without_any_leader() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await filled(groups)
         other, third = (groups.replicas[name] for name in groups.others(leader.name))
@@ -148,7 +143,7 @@ async def test_two_with_holes_help_each_other_without_any_leader(
         whole(groups)
 
 
-async def test_a_hole_is_remembered_over_a_restart(autojump_clock: MockClock) -> None:
+async def test_a_hole_is_remembered_over_a_restart() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         await trio.sleep(4)
@@ -165,9 +160,7 @@ async def test_a_hole_is_remembered_over_a_restart(autojump_clock: MockClock) ->
         whole(groups)
 
 
-async def test_damage_below_what_is_replayed_stops_the_replay_until_it_is_repaired(
-    autojump_clock: MockClock,
-) -> None:
+async def test_damage_below_what_is_replayed_stops_the_replay_until_it_is_repaired() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         await trio.sleep(4)
@@ -186,7 +179,7 @@ async def test_damage_below_what_is_replayed_stops_the_replay_until_it_is_repair
         whole(groups)
 
 
-async def test_a_leader_that_would_send_bad_bytes_notices_it(autojump_clock: MockClock) -> None:
+async def test_a_leader_that_would_send_bad_bytes_notices_it() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.leader()
         away = groups.others(leader.name)[0]
@@ -202,9 +195,7 @@ async def test_a_leader_that_would_send_bad_bytes_notices_it(autojump_clock: Moc
         whole(groups)
 
 
-async def test_the_only_voter_goes_on_leading_and_refuses_what_is_damaged(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_only_voter_goes_on_leading_and_refuses_what_is_damaged() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await filled(groups)
         spoil(groups, leader, 6)
@@ -215,7 +206,7 @@ async def test_the_only_voter_goes_on_leading_and_refuses_what_is_damaged(
             bodies(leader.group)
 
 
-async def test_bad_bytes_met_by_a_read_are_repaired(autojump_clock: MockClock) -> None:
+async def test_bad_bytes_met_by_a_read_are_repaired() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         spoil(groups, follower, 4)

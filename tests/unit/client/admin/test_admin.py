@@ -6,52 +6,48 @@ import pytest
 from trio.testing import MockClock
 
 from client.admin.admin import Admin, judge_group
+from client.core.client_instance import ClientInstance
 from client.core.errors import MessageIllegalError, NoRouteError, RequestFailedError
 from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import World, open_world
 
 
-async def test_a_topic_is_created_seen_and_deleted(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        admin = Admin(client)
-        assert await admin.create_topic(
-            "new", queue_nums=3, attributes={"message.type": "FIFO"}
-        ) == ["g"]
-        assert "new" in await admin.topic_list()
-        assert len((await admin.topic_route("new")).publish_queues) == 3
-        (asked,) = [
-            s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC
-        ]
-        assert asked["attributes"] == "+message.type=FIFO"
-        await admin.update_topic("new", queue_nums=5)
-        assert world.groups["g"].topics["new"] == 5
-        assert await admin.delete_topic("new") == ["g"]
-        assert "new" not in await admin.topic_list()
-        with pytest.raises(NoRouteError):
-            await admin.topic_route("new")
+async def test_a_topic_is_created_seen_and_deleted(world: World, client: ClientInstance) -> None:
+    admin = Admin(client)
+    assert await admin.create_topic("new", queue_nums=3, attributes={"message.type": "FIFO"}) == [
+        "g"
+    ]
+    assert "new" in await admin.topic_list()
+    assert len((await admin.topic_route("new")).publish_queues) == 3
+    (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC]
+    assert asked["attributes"] == "+message.type=FIFO"
+    await admin.update_topic("new", queue_nums=5)
+    assert world.groups["g"].topics["new"] == 5
+    assert await admin.delete_topic("new") == ["g"]
+    assert "new" not in await admin.topic_list()
+    with pytest.raises(NoRouteError):
+        await admin.topic_route("new")
 
 
-async def test_changes_follow_the_leader(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        world.groups["g"].elect(2, register=False)
-        await Admin(client).create_topic("new")
-        assert world.groups["g"].brokers[2].count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 1
+async def test_changes_follow_the_leader(world: World, client: ClientInstance) -> None:
+    world.groups["g"].elect(2, register=False)
+    await Admin(client).create_topic("new")
+    assert world.groups["g"].brokers[2].count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 1
 
 
-async def test_health_names_what_is_wrong(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        admin = Admin(client)
-        health = (await admin.cluster_health())["g"]
-        assert health.healthy
-        assert health.leader == "10.0.0.1:10911"
-        assert health.term == 1
-        await world.groups["g"].brokers[1].kill()
-        health = (await admin.cluster_health())["g"]
-        assert not health.healthy
-        assert health.reasons == ("10.0.0.1:10912 does not answer",)
+async def test_health_names_what_is_wrong(world: World, client: ClientInstance) -> None:
+    admin = Admin(client)
+    health = (await admin.cluster_health())["g"]
+    assert health.healthy
+    assert health.leader == "10.0.0.1:10911"
+    assert health.term == 1
+    await world.groups["g"].brokers[1].kill()
+    health = (await admin.cluster_health())["g"]
+    assert not health.healthy
+    assert health.reasons == ("10.0.0.1:10912 does not answer",)
 
 
 def test_a_leader_of_an_old_term_does_not_count() -> None:
@@ -62,19 +58,18 @@ def test_a_leader_of_an_old_term_does_not_count() -> None:
     assert health.reasons == ("no leader",)
 
 
-async def test_messages_are_viewed_by_offset_message_id(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        async with Producer(client, "p") as producer:
-            await producer.send(Message("T", b"1"))
-            result = await producer.send(Message("T", b"2"))
-        admin = Admin(client)
-        message = await admin.view_message(result.offset_message_id)
-        assert message.body_bytes == b"2"
-        assert message.message_id == result.message_id
-        with pytest.raises(MessageIllegalError):
-            await admin.view_message("nonsense")
-        with pytest.raises(RequestFailedError):
-            await admin.view_message_at("10.0.0.1:10911", 999999)
+async def test_messages_are_viewed_by_offset_message_id(client: ClientInstance) -> None:
+    async with Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+        result = await producer.send(Message("T", b"2"))
+    admin = Admin(client)
+    message = await admin.view_message(result.offset_message_id)
+    assert message.body_bytes == b"2"
+    assert message.message_id == result.message_id
+    with pytest.raises(MessageIllegalError):
+        await admin.view_message("nonsense")
+    with pytest.raises(RequestFailedError):
+        await admin.view_message_at("10.0.0.1:10911", 999999)
 
 
 async def test_offsets_of_every_queue(autojump_clock: MockClock) -> None:

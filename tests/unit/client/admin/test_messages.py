@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from trio.testing import MockClock
 
 from client.admin.admin import Admin
 from client.admin.messages import resend_copy
 from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
 from client.core.errors import DamagedAnswerError, RequestFailedError
 from client.core.message import Message, encode_message_properties
 from client.core.message_ext import MessageExt
@@ -19,7 +19,7 @@ from remoting.protocol.bodies import ConsumeStats, OffsetWrapper, QueryConsumeQu
 from remoting.protocol.bodies import MessageQueue as WireQueue
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
-from tests.unit.client.fake_cluster import Group, World, open_world
+from tests.unit.client.fake_cluster import Group, World
 
 QUEUE = MessageQueue("T", "g", 0)
 
@@ -41,88 +41,75 @@ def all_records(group: Group) -> bytes:
     return b"".join(group.by_position.values())
 
 
-async def test_other_keys_of_the_same_hash_are_left_out(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        for keys in ("Aa x", "BB", "x Aa", "AaBB"):
-            await producer.send_to(QUEUE, Message("T", keys.encode(), keys=keys))
-        answering(world, RequestCode.QUERY_MESSAGE, all_records(world.groups["g"]))
-        admin = Admin(client)
-        found = await admin.query_messages("T", "Aa", begin_ms=5, end_ms=9)
-        assert [message.body_bytes for message in found] == [b"Aa x", b"x Aa"]
-        assert [message.broker_name for message in found] == ["g", "g"]
-        (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_MESSAGE]
-        assert (asked["key"], asked["topic"], asked["maxNum"]) == ("Aa", "T", "64")
-        assert (asked["beginTimestamp"], asked["endTimestamp"]) == ("5", "9")
-        newest = await admin.query_messages("T", "Aa", max_messages=1)
-        assert [message.body_bytes for message in newest] == [b"x Aa"]
+async def test_other_keys_of_the_same_hash_are_left_out(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    for keys in ("Aa x", "BB", "x Aa", "AaBB"):
+        await producer.send_to(QUEUE, Message("T", keys.encode(), keys=keys))
+    answering(world, RequestCode.QUERY_MESSAGE, all_records(world.groups["g"]))
+    admin = Admin(client)
+    found = await admin.query_messages("T", "Aa", begin_ms=5, end_ms=9)
+    assert [message.body_bytes for message in found] == [b"Aa x", b"x Aa"]
+    assert [message.broker_name for message in found] == ["g", "g"]
+    (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_MESSAGE]
+    assert (asked["key"], asked["topic"], asked["maxNum"]) == ("Aa", "T", "64")
+    assert (asked["beginTimestamp"], asked["endTimestamp"]) == ("5", "9")
+    newest = await admin.query_messages("T", "Aa", max_messages=1)
+    assert [message.body_bytes for message in newest] == [b"x Aa"]
 
 
-async def test_a_message_is_found_by_its_id(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
-        sent = [await producer.send_to(QUEUE, Message("T", b"%d" % i)) for i in range(3)]
-        answering(world, RequestCode.QUERY_MESSAGE, all_records(world.groups["g"]))
-        (found,) = await Admin(client).query_unique_key("T", sent[1].message_id)
-        assert found.body_bytes == b"1"
-        (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_MESSAGE]
-        assert asked["_UNIQUE_KEY_QUERY"] in (True, "true")
+async def test_a_message_is_found_by_its_id(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    sent = [await producer.send_to(QUEUE, Message("T", b"%d" % i)) for i in range(3)]
+    answering(world, RequestCode.QUERY_MESSAGE, all_records(world.groups["g"]))
+    (found,) = await Admin(client).query_unique_key("T", sent[1].message_id)
+    assert found.body_bytes == b"1"
+    (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_MESSAGE]
+    assert asked["_UNIQUE_KEY_QUERY"] in (True, "true")
 
 
-async def test_nothing_found_is_an_empty_list(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        answering(world, RequestCode.QUERY_MESSAGE, None, ResponseCode.QUERY_NOT_FOUND)
-        assert await Admin(client).query_messages("T", "k") == []
+async def test_nothing_found_is_an_empty_list(world: World, client: ClientInstance) -> None:
+    answering(world, RequestCode.QUERY_MESSAGE, None, ResponseCode.QUERY_NOT_FOUND)
+    assert await Admin(client).query_messages("T", "k") == []
 
 
-async def test_a_refusal_is_an_error(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        answering(world, RequestCode.QUERY_MESSAGE, None, ResponseCode.NO_PERMISSION)
-        with pytest.raises(RequestFailedError, match="messages of T with key k on g"):
-            await Admin(client).query_messages("T", "k")
+async def test_a_refusal_is_an_error(world: World, client: ClientInstance) -> None:
+    answering(world, RequestCode.QUERY_MESSAGE, None, ResponseCode.NO_PERMISSION)
+    with pytest.raises(RequestFailedError, match="messages of T with key k on g"):
+        await Admin(client).query_messages("T", "k")
 
 
-async def test_a_damaged_answer_is_an_error(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        answering(world, RequestCode.QUERY_MESSAGE, b"x" * 200)
-        with pytest.raises(DamagedAnswerError, match="are damaged"):
-            await Admin(client).query_messages("T", "k")
+async def test_a_damaged_answer_is_an_error(world: World, client: ClientInstance) -> None:
+    answering(world, RequestCode.QUERY_MESSAGE, b"x" * 200)
+    with pytest.raises(DamagedAnswerError, match="are damaged"):
+        await Admin(client).query_messages("T", "k")
 
 
-async def test_a_groups_progress_comes_by_queue(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        table = {WireQueue("T", "g", 0): OffsetWrapper(broker_offset=5, consumer_offset=3)}
-        body = ConsumeStats(offset_table=table).encode()
-        answering(world, RequestCode.GET_CONSUME_STATS, body)
-        stats = await Admin(client).consume_stats("c", "T")
-        assert list(stats) == [QUEUE]
-        assert (stats[QUEUE].broker_offset, stats[QUEUE].consumer_offset) == (5, 3)
+async def test_a_groups_progress_comes_by_queue(world: World, client: ClientInstance) -> None:
+    table = {WireQueue("T", "g", 0): OffsetWrapper(broker_offset=5, consumer_offset=3)}
+    body = ConsumeStats(offset_table=table).encode()
+    answering(world, RequestCode.GET_CONSUME_STATS, body)
+    stats = await Admin(client).consume_stats("c", "T")
+    assert list(stats) == [QUEUE]
+    assert (stats[QUEUE].broker_offset, stats[QUEUE].consumer_offset) == (5, 3)
 
 
-async def test_units_of_a_queue_come_as_the_broker_has_them(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        body = QueryConsumeQueueResponseBody(min_queue_index=1, max_queue_index=9)
-        answering(world, RequestCode.QUERY_CONSUME_QUEUE, body.encode())
-        admin = Admin(client)
-        await admin.topic_route("T")
-        found = await admin.query_consume_queue(QUEUE, 3, 4, group="c")
-        assert (found.min_queue_index, found.max_queue_index) == (1, 9)
-        (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_CONSUME_QUEUE]
-        assert (asked["index"], asked["count"], asked["consumerGroup"]) == ("3", "4", "c")
+async def test_units_of_a_queue_come_as_the_broker_has_them(
+    world: World, client: ClientInstance
+) -> None:
+    body = QueryConsumeQueueResponseBody(min_queue_index=1, max_queue_index=9)
+    answering(world, RequestCode.QUERY_CONSUME_QUEUE, body.encode())
+    admin = Admin(client)
+    await admin.topic_route("T")
+    found = await admin.query_consume_queue(QUEUE, 3, 4, group="c")
+    assert (found.min_queue_index, found.max_queue_index) == (1, 9)
+    (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_CONSUME_QUEUE]
+    assert (asked["index"], asked["count"], asked["consumerGroup"]) == ("3", "4", "c")
 
 
-async def test_a_search_by_time_has_two_sides(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_a_search_by_time_has_two_sides(world: World, client: ClientInstance) -> None:
+    async with PullConsumer(client, "c") as consumer:
         await consumer.search_offset(QUEUE, 7)
         await consumer.search_offset(QUEUE, 7, upper=True)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
 from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
 from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
 from client.core.message import Message
 from client.producer.producer import Producer
 from commitlog.record import decode_record
@@ -17,7 +17,7 @@ from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
-from tests.unit.client.fake_cluster import Group, open_world
+from tests.unit.client.fake_cluster import Group, World
 
 FIRST = PushConfig(consume_from=FROM_FIRST)
 WIRE_QUEUE = bodies.MessageQueue("T", "g", 0)
@@ -28,113 +28,114 @@ def holders(group: Group) -> dict[int, str]:
 
 
 async def test_each_queue_is_consumed_in_order_one_batch_at_a_time(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
     heard.delay_s = 0.5
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 40)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
-            await heard.wait_for(40)
-            assert set(holders(world.groups["g"]).values()) == {client.client_id}
-        for queue_id in range(4):
-            numbers = [int(m.body_bytes) for m in heard.messages if m.queue_id == queue_id]
-            assert numbers == list(range(queue_id, 40, 4))
-        assert heard.most_running == 4
-        assert heard.at[-1] - heard.at[0] == pytest.approx(4.5, abs=0.3)
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 10)
-        assert holders(world.groups["g"]) == {}
+    await send(producer, 40)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
+        await heard.wait_for(40)
+        assert set(holders(world.groups["g"]).values()) == {client.client_id}
+    for queue_id in range(4):
+        numbers = [int(m.body_bytes) for m in heard.messages if m.queue_id == queue_id]
+        assert numbers == list(range(queue_id, 40, 4))
+    assert heard.most_running == 4
+    assert heard.at[-1] - heard.at[0] == pytest.approx(4.5, abs=0.3)
+    assert committed(world.groups["g"]) == dict.fromkeys(range(4), 10)
+    assert holders(world.groups["g"]) == {}
 
 
 async def test_nothing_is_pulled_of_a_queue_that_somebody_else_holds(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
+    group = world.groups["g"]
+    group.locks["c", WIRE_QUEUE] = ("somebody else", trio.current_time())
+    await send(producer, 8)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
+        await heard.wait_for(6)
+        await trio.sleep(50)
+        assert {m.queue_id for m in heard.messages} == {1, 2, 3}
+        pulled = {
+            s.command.ext["queueId"]
+            for s in world.seen
+            if s.code == RequestCode.PULL_MESSAGE and s.command.ext["topic"] == "T"
+        }
+        assert pulled == {"1", "2", "3"}
+        await heard.wait_for(8, within_s=15)  # the broker lets it expire
+    assert heard.bodies[-2:] == [b"0", b"4"]
+
+
+async def test_a_queue_begins_anew_where_others_have_left_it(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+    group = world.groups["g"]
+    await send(producer, 4, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
+        await heard.wait_for(4)
+        await trio.sleep(6)  # the offset is committed
         group.locks["c", WIRE_QUEUE] = ("somebody else", trio.current_time())
-        await send(producer, 8)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
-            await heard.wait_for(6)
-            await trio.sleep(50)
-            assert {m.queue_id for m in heard.messages} == {1, 2, 3}
-            pulled = {
-                s.command.ext["queueId"]
-                for s in world.seen
-                if s.code == RequestCode.PULL_MESSAGE and s.command.ext["topic"] == "T"
-            }
-            assert pulled == {"1", "2", "3"}
-            await heard.wait_for(8, within_s=15)  # the broker lets it expire
-        assert heard.bodies[-2:] == [b"0", b"4"]
+        await trio.sleep(25)  # the renewal is refused
+        await send(producer, 4, queues=1, first=4)
+        await trio.sleep(5)
+        assert len(heard.bodies) == 4
+        group.committed["c", "T", 0] = 6  # two of them were consumed by the other
+        del group.locks["c", WIRE_QUEUE]
+        await heard.wait_for(6, within_s=3)
+        assert consumer.counts["lost"] == 1
+    assert heard.bodies == [b"0", b"1", b"2", b"3", b"6", b"7"]
+    assert committed(group)[0] == 8
 
 
-async def test_a_queue_begins_anew_where_others_have_left_it(autojump_clock: MockClock) -> None:
+async def test_a_lock_nobody_renews_ends_after_thirty_seconds(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await send(producer, 4, queues=1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
-            await heard.wait_for(4)
-            await trio.sleep(6)  # the offset is committed
-            group.locks["c", WIRE_QUEUE] = ("somebody else", trio.current_time())
-            await trio.sleep(25)  # the renewal is refused
-            await send(producer, 4, queues=1, first=4)
-            await trio.sleep(5)
-            assert len(heard.bodies) == 4
-            group.committed["c", "T", 0] = 6  # two of them were consumed by the other
-            del group.locks["c", WIRE_QUEUE]
-            await heard.wait_for(6, within_s=3)
-            assert consumer.counts["lost"] == 1
-        assert heard.bodies == [b"0", b"1", b"2", b"3", b"6", b"7"]
-        assert committed(group)[0] == 8
-
-
-async def test_a_lock_nobody_renews_ends_after_thirty_seconds(autojump_clock: MockClock) -> None:
-    heard = Heard()
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
-            await settled(consumer)
-            await trio.sleep(1)
-            began = trio.current_time()
-            lock, unlocked = RequestCode.LOCK_BATCH_MQ, group.brokers[0]._lock
-            for broker in group.brokers:
-                broker.lock_hook = lambda a: response_to(a, ResponseCode.SYSTEM_ERROR, "no")
-            await trio.sleep(27)
-            await send(producer, 1, queues=1)
-            await heard.wait_for(1, within_s=1)
-            await trio.sleep(4)
-            await send(producer, 1, queues=1, first=1)
-            await trio.sleep(20)
-            assert heard.bodies == [b"0"]
-            # It asks once a second while nobody says.
-            asked = [s.at for s in world.seen if s.code == lock and s.at > began + 40]
-            assert len(asked) >= 8
-            for broker in group.brokers:
-                broker.lock_hook = unlocked
-            await heard.wait_for(2, within_s=3)
+    group = world.groups["g"]
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
+        await settled(consumer)
+        await trio.sleep(1)
+        began = trio.current_time()
+        lock, unlocked = RequestCode.LOCK_BATCH_MQ, group.brokers[0]._lock
+        for broker in group.brokers:
+            broker.lock_hook = lambda a: response_to(a, ResponseCode.SYSTEM_ERROR, "no")
+        await trio.sleep(27)
+        await send(producer, 1, queues=1)
+        await heard.wait_for(1, within_s=1)
+        await trio.sleep(4)
+        await send(producer, 1, queues=1, first=1)
+        await trio.sleep(20)
+        assert heard.bodies == [b"0"]
+        # It asks once a second while nobody says.
+        asked = [s.at for s in world.seen if s.code == lock and s.at > began + 40]
+        assert len(asked) >= 8
+        for broker in group.brokers:
+            broker.lock_hook = unlocked
+        await heard.wait_for(2, within_s=3)
 
 
 async def test_a_message_that_fails_is_tried_in_place_and_holds_up_the_others(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
     suspend = ConsumeStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
     heard.answer = lambda m, _: (
         suspend if m.body_bytes == b"1" and m.reconsume_times < 3 else ConsumeStatus.SUCCESS
     )
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 3, queues=1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
-            await heard.wait_for(6)
-        assert heard.bodies == [b"0", b"1", b"1", b"1", b"1", b"2"]
-        gaps = [round(b - a, 1) for a, b in zip(heard.at, heard.at[1:], strict=False)]
-        assert gaps == [0, 1, 1, 1, 0]
-        assert [m.reconsume_times for m in heard.messages][4] == 3
-        assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
+    await send(producer, 3, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
+        await heard.wait_for(6)
+    assert heard.bodies == [b"0", b"1", b"1", b"1", b"1", b"2"]
+    gaps = [round(b - a, 1) for a, b in zip(heard.at, heard.at[1:], strict=False)]
+    assert gaps == [0, 1, 1, 1, 0]
+    assert [m.reconsume_times for m in heard.messages][4] == 3
+    assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
 
 
-async def test_a_listener_chooses_how_long_its_queue_rests(autojump_clock: MockClock) -> None:
+async def test_a_listener_chooses_how_long_its_queue_rests(
+    client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
 
     def answer(message: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus | None:
@@ -142,15 +143,14 @@ async def test_a_listener_chooses_how_long_its_queue_rests(autojump_clock: MockC
         return None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
 
     heard.answer = answer
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 1, queues=1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
-            await heard.wait_for(2)
-        assert heard.at[1] - heard.at[0] == pytest.approx(7, abs=0.1)
+    await send(producer, 1, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
+        await heard.wait_for(2)
+    assert heard.at[1] - heard.at[0] == pytest.approx(7, abs=0.1)
 
 
 async def test_a_message_tried_too_often_goes_to_the_dead_letters(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
 
@@ -160,44 +160,37 @@ async def test_a_message_tried_too_often_goes_to_the_dead_letters(
 
     heard.answer = answer
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=2)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 2, queues=1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=True) as consumer:
-            await heard.wait_for(4)
-            await trio.sleep(1)
-            assert consumer.counts["given_up"] == 1
-        assert heard.bodies == [b"0", b"0", b"0", b"1"]
-        group = world.groups["g"]
-        assert group.bodies("%DLQ%c") == [b"0"]
-        (dead,) = group.queue("%DLQ%c", 0)
-        assert decode_record(dead).property_map["RETRY_TOPIC"] == "T"
-        assert committed(group)[0] == 2
+    await send(producer, 2, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=True) as consumer:
+        await heard.wait_for(4)
+        await trio.sleep(1)
+        assert consumer.counts["given_up"] == 1
+    assert heard.bodies == [b"0", b"0", b"0", b"1"]
+    group = world.groups["g"]
+    assert group.bodies("%DLQ%c") == [b"0"]
+    (dead,) = group.queue("%DLQ%c", 0)
+    assert decode_record(dead).property_map["RETRY_TOPIC"] == "T"
+    assert committed(group)[0] == 2
 
 
-async def test_a_message_that_cannot_be_given_up_is_tried_on(autojump_clock: MockClock) -> None:
+async def test_a_message_that_cannot_be_given_up_is_tried_on(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
     heard.answer = lambda *_: ConsumeStatus.RECONSUME_LATER
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=1)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await producer.send_to(QUEUE, Message("T", b"x"))
-        for broker in world.groups["g"].brokers:
-            broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "no")
-        async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=True):
-            await heard.wait_for(4)
-        assert committed(world.groups["g"]).get(0, 0) == 0
+    await producer.send_to(QUEUE, Message("T", b"x"))
+    for broker in world.groups["g"].brokers:
+        broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "no")
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=True):
+        await heard.wait_for(4)
+    assert committed(world.groups["g"]).get(0, 0) == 0
 
 
-async def test_a_queue_changes_hands_only_when_its_listener_has_ended(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_queue_changes_hands_only_when_its_listener_has_ended(world: World) -> None:
     first, second = Heard(), Heard()
     first.delay_s = 8
-    async with (
-        open_world() as world,
-        world.client() as one,
-        world.client() as two,
-        Producer(one, "p") as producer,
-    ):
+    async with world.client() as one, world.client() as two, Producer(one, "p") as producer:
         await send(producer, 12)
         async with PushConsumer(one, "c", first, {"T": "*"}, FIRST, orderly=True) as consumer:
             await first.wait_for(4)
@@ -215,14 +208,9 @@ async def test_a_queue_changes_hands_only_when_its_listener_has_ended(
         assert everything == [b"%d" % i for i in range(12)]
 
 
-async def test_who_stops_gives_its_locks_back_at_once(autojump_clock: MockClock) -> None:
+async def test_who_stops_gives_its_locks_back_at_once(world: World) -> None:
     heard = Heard()
-    async with (
-        open_world() as world,
-        world.client() as one,
-        world.client() as two,
-        Producer(one, "p") as producer,
-    ):
+    async with world.client() as one, world.client() as two, Producer(one, "p") as producer:
         async with PushConsumer(two, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
             async with PushConsumer(one, "c", heard, {"T": "*"}, FIRST, orderly=True) as other:
                 await settled(consumer, other)

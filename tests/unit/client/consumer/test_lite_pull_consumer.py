@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from client.consumer.lite_pull_consumer import LitePullConsumer
 from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from commitlog.errors import ConfigError
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import World
 
 OTHER = MessageQueue("T", "g", 1)
 
@@ -27,48 +27,45 @@ async def poll(consumer: LitePullConsumer, count: int) -> list[bytes]:
 
 
 async def test_what_a_poll_returned_is_dealt_with_at_the_next_one(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await send(producer, 6, queues=1)
-        async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
-            consumer.subscribe("T")
-            first = await consumer.poll(max_messages=2)
-            await trio.sleep(6)
-            assert [m.body_bytes for m in first] == [b"0", b"1"]
-            assert committed(group).get(0, 0) == 0
-            second = await consumer.poll(max_messages=2)
-            await trio.sleep(6)
-            assert committed(group)[0] == 2
-            await consumer.commit()
-            assert committed(group)[0] == 4
-            assert await consumer.committed(QUEUE) == 4
-            assert [m.body_bytes for m in second] == [b"2", b"3"]
-            assert await poll(consumer, 2) == [b"4", b"5"]
-            assert await consumer.poll(1.0) == []
-        assert committed(group)[0] == 6
+    group = world.groups["g"]
+    await send(producer, 6, queues=1)
+    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
+        consumer.subscribe("T")
+        first = await consumer.poll(max_messages=2)
+        await trio.sleep(6)
+        assert [m.body_bytes for m in first] == [b"0", b"1"]
+        assert committed(group).get(0, 0) == 0
+        second = await consumer.poll(max_messages=2)
+        await trio.sleep(6)
+        assert committed(group)[0] == 2
+        await consumer.commit()
+        assert committed(group)[0] == 4
+        assert await consumer.committed(QUEUE) == 4
+        assert [m.body_bytes for m in second] == [b"2", b"3"]
+        assert await poll(consumer, 2) == [b"4", b"5"]
+        assert await consumer.poll(1.0) == []
+    assert committed(group)[0] == 6
 
 
-async def test_without_auto_commit_only_commit_commits(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 2, queues=1)
-        async with LitePullConsumer(
-            client, "c", consume_from=FROM_FIRST, auto_commit=False
-        ) as consumer:
-            consumer.subscribe("T")
-            await poll(consumer, 2)
-            await consumer.poll(30)
-        assert committed(world.groups["g"]) == {}
+async def test_without_auto_commit_only_commit_commits(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    await send(producer, 2, queues=1)
+    async with LitePullConsumer(
+        client, "c", consume_from=FROM_FIRST, auto_commit=False
+    ) as consumer:
+        consumer.subscribe("T")
+        await poll(consumer, 2)
+        await consumer.poll(30)
+    assert committed(world.groups["g"]) == {}
 
 
-async def test_assigned_queues_are_read_whoever_else_is_there(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer,
-    ):
+async def test_assigned_queues_are_read_whoever_else_is_there(
+    client: ClientInstance, producer: Producer
+) -> None:
+    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
         await send(producer, 8)
         await consumer.assign([QUEUE, OTHER])
         assert sorted(await poll(consumer, 4)) == [b"0", b"1", b"4", b"5"]
@@ -80,13 +77,10 @@ async def test_assigned_queues_are_read_whoever_else_is_there(autojump_clock: Mo
             consumer.subscribe("T")
 
 
-async def test_seeking_goes_back_and_forth_at_once(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer,
-    ):
+async def test_seeking_goes_back_and_forth_at_once(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
         await send(producer, 5, queues=1)
         consumer.seek(QUEUE, 3)
         await consumer.assign([QUEUE])
@@ -103,13 +97,8 @@ async def test_seeking_goes_back_and_forth_at_once(autojump_clock: MockClock) ->
         assert committed(world.groups["g"])[0] == 5
 
 
-async def test_a_paused_queue_is_not_polled(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer,
-    ):
+async def test_a_paused_queue_is_not_polled(client: ClientInstance, producer: Producer) -> None:
+    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
         await consumer.assign([QUEUE, OTHER])
         consumer.pause([QUEUE])
         await send(producer, 4, queues=2)
@@ -126,10 +115,9 @@ async def test_a_paused_queue_is_not_polled(autojump_clock: MockClock) -> None:
         assert await poll(consumer, 1) == [b"4"]
 
 
-async def test_members_share_queues_also_with_push_consumers(autojump_clock: MockClock) -> None:
+async def test_members_share_queues_also_with_push_consumers(world: World) -> None:
     heard = Heard()
     async with (
-        open_world() as world,
         world.client() as one,
         world.client() as two,
         Producer(one, "p") as producer,
@@ -150,9 +138,8 @@ async def test_members_share_queues_also_with_push_consumers(autojump_clock: Moc
         assert consumer.queues == frozenset()
 
 
-async def test_subscribing_first_forbids_to_assign(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        consumer = LitePullConsumer(client, "c")
-        consumer.subscribe("T")
-        with pytest.raises(ConfigError, match="one or the other"):
-            await consumer.assign([QUEUE])
+async def test_subscribing_first_forbids_to_assign(client: ClientInstance) -> None:
+    consumer = LitePullConsumer(client, "c")
+    consumer.subscribe("T")
+    with pytest.raises(ConfigError, match="one or the other"):
+        await consumer.assign([QUEUE])

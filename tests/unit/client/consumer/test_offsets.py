@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trio.testing import MockClock
 
 from client.consumer.offsets import BrokerOffsets, LocalOffsets, UnkeptOffsets, offsets_path
+from client.core.client_instance import ClientInstance
 from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
 from commitlog.disk import OsDisk
@@ -16,32 +16,34 @@ from dledger.testing.inline_executor import InlineExecutor
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import response_to
 from tests.unit.client.consumer.consuming import QUEUE
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import World
 
 OTHER = MessageQueue("T", "g", 1)
 
 
-async def test_brokers_keep_offsets_and_say_which_are_stored(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        store = BrokerOffsets(client, "c")
-        assert await store.load(QUEUE) is None
-        assert await store.save({QUEUE: 5, OTHER: 7}) == {QUEUE, OTHER}
-        assert (await store.load(QUEUE), await store.load(OTHER)) == (5, 7)
-        asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
-        assert {ext["sync"] for ext in asked} == {"true"}
-        for broker in world.groups["g"].brokers:
-            broker.answer_commit = lambda a: response_to(a, 1, "no")
-        assert await store.save({QUEUE: 6}) == set()
+async def test_brokers_keep_offsets_and_say_which_are_stored(
+    world: World, client: ClientInstance
+) -> None:
+    store = BrokerOffsets(client, "c")
+    assert await store.load(QUEUE) is None
+    assert await store.save({QUEUE: 5, OTHER: 7}) == {QUEUE, OTHER}
+    assert (await store.load(QUEUE), await store.load(OTHER)) == (5, 7)
+    asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
+    assert {ext["sync"] for ext in asked} == {"true"}
+    for broker in world.groups["g"].brokers:
+        broker.answer_commit = lambda a: response_to(a, 1, "no")
+    assert await store.save({QUEUE: 6}) == set()
 
 
-async def test_that_nobody_says_is_not_that_there_is_nothing(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        await client.route("T")
-        world.groups["g"].committed["c", "T", 0] = 1
-        for broker in world.groups["g"].brokers:
-            broker.answer_query = lambda a: response_to(a, 1, "no")
-        with pytest.raises(RequestFailedError):
-            await BrokerOffsets(client, "c").load(QUEUE)
+async def test_that_nobody_says_is_not_that_there_is_nothing(
+    world: World, client: ClientInstance
+) -> None:
+    await client.route("T")
+    world.groups["g"].committed["c", "T", 0] = 1
+    for broker in world.groups["g"].brokers:
+        broker.answer_query = lambda a: response_to(a, 1, "no")
+    with pytest.raises(RequestFailedError):
+        await BrokerOffsets(client, "c").load(QUEUE)
 
 
 async def test_a_file_keeps_offsets_in_the_form_of_the_java_client(tmp_path: Path) -> None:

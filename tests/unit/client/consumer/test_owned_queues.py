@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import trio
-from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
 from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
 from client.producer.producer import Producer
 from tests.unit.client.consumer.consuming import Heard, send, settled
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import World
 
 
-async def test_a_pull_held_by_a_broker_that_fell_silent_is_not_waited_for(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_pull_held_by_a_broker_that_fell_silent_is_not_waited_for(world: World) -> None:
     heard = Heard()
     async with (
-        open_world() as world,
         world.client() as one,
         world.client() as two,
         Producer(two, "p") as producer,

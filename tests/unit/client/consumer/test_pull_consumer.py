@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer, _pull_result
 from client.consumer.subscriptions import SubscriptionExpression
+from client.core.client_instance import ClientInstance
 from client.core.errors import (
     BrokerUnreachableError,
     DamagedAnswerError,
@@ -32,13 +33,8 @@ from tests.unit.client.fake_cluster import Broker, World, open_world
 QUEUE = MessageQueue("T", "g", 0)
 
 
-async def test_what_was_sent_is_pulled(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_what_was_sent_is_pulled(client: ClientInstance, producer: Producer) -> None:
+    async with PullConsumer(client, "c") as consumer:
         for i in range(3):
             await producer.send_to(QUEUE, Message("T", b"%d" % i, tags="A"))
         assert QUEUE in await consumer.fetch_message_queues("T")
@@ -51,13 +47,10 @@ async def test_what_was_sent_is_pulled(autojump_clock: MockClock) -> None:
         assert await consumer.search_offset(QUEUE, 5) == 1
 
 
-async def test_a_tag_with_the_hash_of_a_wanted_one_is_left_out(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_a_tag_with_the_hash_of_a_wanted_one_is_left_out(
+    client: ClientInstance, producer: Producer
+) -> None:
+    async with PullConsumer(client, "c") as consumer:
         for tag in ("Aa", "BB", "Aa", "BB"):
             await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
         # This broker, as RocketMQ's, sends what has the same hash.
@@ -69,13 +62,10 @@ async def test_a_tag_with_the_hash_of_a_wanted_one_is_left_out(autojump_clock: M
         assert result.next_begin_offset == 4
 
 
-async def test_an_sql_expression_travels_with_the_pull(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_an_sql_expression_travels_with_the_pull(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    async with PullConsumer(client, "c") as consumer:
         await producer.send_to(QUEUE, Message("T", b"0", tags="x"))
         wanted = SubscriptionExpression.by_sql("a > 5 AND TAGS = 'y'")
         result = await consumer.pull(QUEUE, 0, tags=wanted)
@@ -94,13 +84,10 @@ async def test_an_sql_expression_travels_with_the_pull(autojump_clock: MockClock
             assert int(ext["sysFlag"]) & 4
 
 
-async def test_a_pull_waits_for_the_next_message(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_a_pull_waits_for_the_next_message(
+    client: ClientInstance, producer: Producer
+) -> None:
+    async with PullConsumer(client, "c") as consumer:
         got: list[bytes] = []
 
         async def wait() -> None:
@@ -143,13 +130,10 @@ async def test_an_offset_outside_says_where_to_go_on(autojump_clock: MockClock) 
     assert caught.value.next_begin_offset == 0
 
 
-async def test_many_messages_are_asked_for_in_bulk(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_many_messages_are_asked_for_in_bulk(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    async with PullConsumer(client, "c") as consumer:
         await producer.send_batch([Message("T", b"%d" % i) for i in range(100)], queue=QUEUE)
         result = await consumer.pull(QUEUE, 0, max_messages=100)
         assert len(result.messages) == 100
@@ -189,12 +173,8 @@ async def test_drain_reads_all_queues_to_their_end(autojump_clock: MockClock) ->
     assert sorted(found) == sorted(b"%d" % i for i in range(40))
 
 
-async def test_commits_are_seen_by_the_next_query(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_commits_are_seen_by_the_next_query(world: World, client: ClientInstance) -> None:
+    async with PullConsumer(client, "c") as consumer:
         assert await consumer.committed_offset(QUEUE) is None
         await consumer.commit_offset(QUEUE, 17)
         assert await consumer.committed_offset(QUEUE) == 17
@@ -236,13 +216,10 @@ async def test_a_refusal_does_not_undo_what_an_earlier_attempt_may_have_done(
     assert caught.value.outcome == "unknown"
 
 
-async def test_a_pull_follows_the_leader(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_a_pull_follows_the_leader(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    async with PullConsumer(client, "c") as consumer:
         await producer.send_to(QUEUE, Message("T", b"1"))
         await consumer.pull(QUEUE, 0)
         world.groups["g"].elect(1, register=False)
@@ -251,13 +228,10 @@ async def test_a_pull_follows_the_leader(autojump_clock: MockClock) -> None:
         assert client.counters.redirects_by_hint == 1
 
 
-async def test_a_long_poll_survives_the_death_of_the_leader(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_a_long_poll_survives_the_death_of_the_leader(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    async with PullConsumer(client, "c") as consumer:
         group = world.groups["g"]
         got: list[bytes] = []
 
@@ -299,15 +273,9 @@ async def test_errors_of_reads_carry_code_and_remark(autojump_clock: MockClock) 
 
 
 async def test_queues_of_a_topic_just_made_by_a_send_are_waited_for(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-        trio.open_nursery() as nursery,
-    ):
+    async with PullConsumer(client, "c") as consumer, trio.open_nursery() as nursery:
         await producer.send(Message("made", b"x"))
         made = world.groups["g"].topics.pop("made", None)
 
@@ -324,14 +292,9 @@ async def test_queues_of_a_topic_just_made_by_a_send_are_waited_for(
 
 
 async def test_a_topic_that_is_never_listed_is_not_waited_for_without_end(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PullConsumer(client, "c") as consumer,
-    ):
+    async with PullConsumer(client, "c") as consumer:
         await producer.send(Message("made", b"x"))
         world.groups["g"].topics.pop("made", None)
         began = trio.current_time()
@@ -389,104 +352,94 @@ async def put(world: World, *bodies: bytes) -> None:
             await producer.send_to(QUEUE, Message("T", body))
 
 
-async def test_the_suggested_follower_is_asked_next(autojump_clock: MockClock) -> None:
-    async with open_world() as world:
-        await put(world, b"0", b"1", b"2")
-        let_followers_serve(world, suggested=2)
-        leader, _, suggested = world.groups["g"].brokers
-        async with (
-            world.client() as client,
-            PullConsumer(client, "c", follower_reads=True) as consumer,
-        ):
-            got = []
-            for offset in range(3):
-                result = await consumer.pull(QUEUE, offset, max_messages=1)
-                got += [m.body_bytes for m in result.messages]
-        assert got == [b"0", b"1", b"2"]
-        assert (pulls(leader), pulls(suggested)) == (1, 2)
+async def test_the_suggested_follower_is_asked_next(world: World) -> None:
+    await put(world, b"0", b"1", b"2")
+    let_followers_serve(world, suggested=2)
+    leader, _, suggested = world.groups["g"].brokers
+    async with (
+        world.client() as client,
+        PullConsumer(client, "c", follower_reads=True) as consumer,
+    ):
+        got = []
+        for offset in range(3):
+            result = await consumer.pull(QUEUE, offset, max_messages=1)
+            got += [m.body_bytes for m in result.messages]
+    assert got == [b"0", b"1", b"2"]
+    assert (pulls(leader), pulls(suggested)) == (1, 2)
 
 
-async def test_a_suggested_follower_that_is_gone_costs_one_look_elsewhere(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_world() as world:
-        await put(world, b"0", b"1", b"2")
-        let_followers_serve(world, suggested=2)
-        async with (
-            world.client() as client,
-            PullConsumer(client, "c", follower_reads=True) as consumer,
-        ):
-            await consumer.pull(QUEUE, 0, max_messages=1)
-            await world.groups["g"].brokers[2].kill()
-            result = await consumer.pull(QUEUE, 1, max_messages=1)
-        assert [m.body_bytes for m in result.messages] == [b"1"]
-        assert pulls(world.groups["g"].brokers[0]) == 2
+async def test_a_suggested_follower_that_is_gone_costs_one_look_elsewhere(world: World) -> None:
+    await put(world, b"0", b"1", b"2")
+    let_followers_serve(world, suggested=2)
+    async with (
+        world.client() as client,
+        PullConsumer(client, "c", follower_reads=True) as consumer,
+    ):
+        await consumer.pull(QUEUE, 0, max_messages=1)
+        await world.groups["g"].brokers[2].kill()
+        result = await consumer.pull(QUEUE, 1, max_messages=1)
+    assert [m.body_bytes for m in result.messages] == [b"1"]
+    assert pulls(world.groups["g"].brokers[0]) == 2
 
 
-async def test_stored_messages_are_read_while_nobody_leads(autojump_clock: MockClock) -> None:
-    async with open_world() as world:
-        await put(world, b"0", b"1")
-        let_followers_serve(world)
-        group = world.groups["g"]
-        group.leader = None
-        group.register()
-        await group.brokers[0].kill()
-        async with (
-            world.client() as client,
-            PullConsumer(client, "c", follower_reads=True) as consumer,
-        ):
-            result = await consumer.pull(QUEUE, 0)
-            assert [m.body_bytes for m in result.messages] == [b"0", b"1"]
-            with pytest.raises(BrokerUnreachableError):
-                await consumer.pull(QUEUE, 2, timeout_s=0)
-
-
-async def test_a_member_without_the_messages_is_not_the_last_one_asked(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_world() as world:
-        await put(world, b"0", b"1")
-        let_followers_serve(world)
-        group = world.groups["g"]
-        behind = group.brokers[0]
-        group.leader = None
-        group.register()
-
-        def nothing(asked: RemotingCommand) -> Handled:
-            return behind._not_leader(asked)
-
-        for code in PULLS:
-            behind.processors._processors.pop(code)
-            behind.on(code, nothing)
-        async with (
-            world.client() as client,
-            PullConsumer(client, "c", follower_reads=True) as consumer,
-        ):
-            result = await consumer.pull(QUEUE, 0)
+async def test_stored_messages_are_read_while_nobody_leads(world: World) -> None:
+    await put(world, b"0", b"1")
+    let_followers_serve(world)
+    group = world.groups["g"]
+    group.leader = None
+    group.register()
+    await group.brokers[0].kill()
+    async with (
+        world.client() as client,
+        PullConsumer(client, "c", follower_reads=True) as consumer,
+    ):
+        result = await consumer.pull(QUEUE, 0)
         assert [m.body_bytes for m in result.messages] == [b"0", b"1"]
-        assert pulls(behind) == 1
+        with pytest.raises(BrokerUnreachableError):
+            await consumer.pull(QUEUE, 2, timeout_s=0)
 
 
-async def test_without_follower_reads_only_the_leader_is_asked(autojump_clock: MockClock) -> None:
-    async with open_world() as world:
-        await put(world, b"0", b"1")
-        let_followers_serve(world, suggested=2)
-        async with world.client() as client, PullConsumer(client, "c") as consumer:
-            for offset in range(2):
-                await consumer.pull(QUEUE, offset, max_messages=1)
-        assert [pulls(broker) for broker in world.groups["g"].brokers] == [2, 0, 0]
+async def test_a_member_without_the_messages_is_not_the_last_one_asked(world: World) -> None:
+    await put(world, b"0", b"1")
+    let_followers_serve(world)
+    group = world.groups["g"]
+    behind = group.brokers[0]
+    group.leader = None
+    group.register()
+
+    def nothing(asked: RemotingCommand) -> Handled:
+        return behind._not_leader(asked)
+
+    for code in PULLS:
+        behind.processors._processors.pop(code)
+        behind.on(code, nothing)
+    async with (
+        world.client() as client,
+        PullConsumer(client, "c", follower_reads=True) as consumer,
+    ):
+        result = await consumer.pull(QUEUE, 0)
+    assert [m.body_bytes for m in result.messages] == [b"0", b"1"]
+    assert pulls(behind) == 1
 
 
-async def test_that_there_is_nothing_is_heard_from_the_leader(autojump_clock: MockClock) -> None:
-    async with open_world() as world:
-        await put(world, b"0")
-        let_followers_serve(world)
-        async with (
-            world.client() as client,
-            PullConsumer(client, "c", follower_reads=True) as consumer,
-        ):
-            result = await consumer.pull(QUEUE, 1, timeout_s=0)
-            assert result.status is PullStatus.NO_NEW_MESSAGE
-            with pytest.raises(OffsetIllegalError):
-                await consumer.pull(QUEUE, 5, timeout_s=0)
-        assert [pulls(broker) > 0 for broker in world.groups["g"].brokers] == [True, False, False]
+async def test_without_follower_reads_only_the_leader_is_asked(world: World) -> None:
+    await put(world, b"0", b"1")
+    let_followers_serve(world, suggested=2)
+    async with world.client() as client, PullConsumer(client, "c") as consumer:
+        for offset in range(2):
+            await consumer.pull(QUEUE, offset, max_messages=1)
+    assert [pulls(broker) for broker in world.groups["g"].brokers] == [2, 0, 0]
+
+
+async def test_that_there_is_nothing_is_heard_from_the_leader(world: World) -> None:
+    await put(world, b"0")
+    let_followers_serve(world)
+    async with (
+        world.client() as client,
+        PullConsumer(client, "c", follower_reads=True) as consumer,
+    ):
+        result = await consumer.pull(QUEUE, 1, timeout_s=0)
+        assert result.status is PullStatus.NO_NEW_MESSAGE
+        with pytest.raises(OffsetIllegalError):
+            await consumer.pull(QUEUE, 5, timeout_s=0)
+    assert [pulls(broker) > 0 for broker in world.groups["g"].brokers] == [True, False, False]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
 from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
 from client.consumer.offsets import FROM_FIRST, ConsumeFrom
 from client.consumer.process_queue import FlowLimits
 from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
 from client.core.errors import ClientClosedError
 from client.core.message import Message
 from client.producer.producer import Producer
@@ -23,38 +23,36 @@ from remoting.protocol.bodies import ConsumeFromWhere, HeartbeatData, MessageMod
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
-from tests.unit.client.fake_cluster import Seen, open_world
+from tests.unit.client.fake_cluster import Seen, World
 
 FIRST = PushConfig(consume_from=FROM_FIRST)
 
 
 async def test_what_was_sent_before_and_after_is_heard_and_committed(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        before = await send(producer, 10)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
-            await heard.wait_for(10)
-            after = await send(producer, 10, first=10)
-            await heard.wait_for(20)
-            assert max(heard.at) - trio.current_time() < 0.1
-        assert sorted(heard.bodies) == sorted([*before, *after])
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 5)
-        heartbeats = [s for s in world.seen if s.code == RequestCode.HEART_BEAT]
-        assert {s.node for s in heartbeats} == {b.address for b in world.groups["g"].brokers}
-        (data,) = HeartbeatData.decode(heartbeats[-1].command.body).consumer_data_set
-        assert (data.group_name, data.consume_type) == ("c", "CONSUME_PASSIVELY")
-        assert [s.topic for s in data.subscription_data_set] == ["T", "%RETRY%c"]
-        assert not any(broker.consumers["c"] for broker in world.groups["g"].brokers)
+    before = await send(producer, 10)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
+        await heard.wait_for(10)
+        after = await send(producer, 10, first=10)
+        await heard.wait_for(20)
+        assert max(heard.at) - trio.current_time() < 0.1
+    assert sorted(heard.bodies) == sorted([*before, *after])
+    assert committed(world.groups["g"]) == dict.fromkeys(range(4), 5)
+    heartbeats = [s for s in world.seen if s.code == RequestCode.HEART_BEAT]
+    assert {s.node for s in heartbeats} == {b.address for b in world.groups["g"].brokers}
+    (data,) = HeartbeatData.decode(heartbeats[-1].command.body).consumer_data_set
+    assert (data.group_name, data.consume_type) == ("c", "CONSUME_PASSIVELY")
+    assert [s.topic for s in data.subscription_data_set] == ["T", "%RETRY%c"]
+    assert not any(broker.consumers["c"] for broker in world.groups["g"].brokers)
 
 
 async def test_two_consumers_share_the_queues_at_once_and_one_takes_over_from_the_other(
-    autojump_clock: MockClock,
+    world: World,
 ) -> None:
     first, second = Heard(), Heard()
     async with (
-        open_world() as world,
         world.client() as one,
         world.client() as two,
         Producer(one, "p") as producer,
@@ -73,9 +71,8 @@ async def test_two_consumers_share_the_queues_at_once_and_one_takes_over_from_th
         assert sorted(first.bodies[10:], key=int) == [b"%d" % i for i in range(20, 40)]
 
 
-async def test_without_a_word_from_brokers_the_timer_finds_out(autojump_clock: MockClock) -> None:
+async def test_without_a_word_from_brokers_the_timer_finds_out(world: World) -> None:
     async with (
-        open_world() as world,
         world.client() as one,
         world.client() as two,
         PushConsumer(one, "c", Heard(), {"T": "*"}) as consumer,
@@ -86,9 +83,8 @@ async def test_without_a_word_from_brokers_the_timer_finds_out(autojump_clock: M
             assert 2 < await settled(consumer, other, within_s=25) <= 21
 
 
-async def test_a_broker_that_knows_nobody_yet_changes_nothing(autojump_clock: MockClock) -> None:
+async def test_a_broker_that_knows_nobody_yet_changes_nothing(world: World) -> None:
     async with (
-        open_world() as world,
         world.client() as one,
         world.client() as two,
         PushConsumer(one, "c", Heard(), {"T": "*"}) as consumer,
@@ -104,12 +100,9 @@ async def test_a_broker_that_knows_nobody_yet_changes_nothing(autojump_clock: Mo
         assert consumer.counts["rebalances"] > 2
 
 
-async def test_a_killed_leader_costs_no_message_and_moves_no_queue(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_killed_leader_costs_no_message_and_moves_no_queue(world: World) -> None:
     heard = Heard()
     async with (
-        open_world() as world,
         world.client() as one,
         world.client() as two,
         Producer(one, "p") as producer,
@@ -131,39 +124,38 @@ async def test_a_killed_leader_costs_no_message_and_moves_no_queue(
 
 
 async def test_a_failed_message_comes_back_with_its_topic_and_a_count(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
     heard.answer = lambda message, _: (
         ConsumeStatus.RECONSUME_LATER if message.reconsume_times < 2 else None
     )
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
-            await producer.send_to(QUEUE, Message("T", b"hard", tags="A", keys="k"))
-            await heard.wait_for(3)
-            await trio.sleep(1)
-            counts = consumer.counts
-        assert [m.topic for m in heard.messages] == ["T", "T", "T"]
-        assert [m.reconsume_times for m in heard.messages] == [0, 1, 2]
-        assert {m.tags for m in heard.messages} == {"A"}
-        assert [m.message_queue.topic for m in heard.messages] == ["T", "%RETRY%c", "%RETRY%c"]
-        assert (counts["failed"], counts["consumed"], counts["sent_back"]) == (2, 1, 2)
-        (asked, again) = [s for s in world.seen if s.code == RequestCode.CONSUMER_SEND_MSG_BACK]
-        assert asked.command.ext == {
-            "offset": "0",
-            "group": "c",
-            "delayLevel": "0",
-            "originMsgId": heard.messages[0].message_id,
-            "originTopic": "T",
-            "unitMode": "false",
-            "maxReconsumeTimes": "16",
-        }
-        assert int(again.command.ext["offset"]) > 0
-        assert world.groups["g"].committed["c", "%RETRY%c", 0] == 2
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
+        await producer.send_to(QUEUE, Message("T", b"hard", tags="A", keys="k"))
+        await heard.wait_for(3)
+        await trio.sleep(1)
+        counts = consumer.counts
+    assert [m.topic for m in heard.messages] == ["T", "T", "T"]
+    assert [m.reconsume_times for m in heard.messages] == [0, 1, 2]
+    assert {m.tags for m in heard.messages} == {"A"}
+    assert [m.message_queue.topic for m in heard.messages] == ["T", "%RETRY%c", "%RETRY%c"]
+    assert (counts["failed"], counts["consumed"], counts["sent_back"]) == (2, 1, 2)
+    (asked, again) = [s for s in world.seen if s.code == RequestCode.CONSUMER_SEND_MSG_BACK]
+    assert asked.command.ext == {
+        "offset": "0",
+        "group": "c",
+        "delayLevel": "0",
+        "originMsgId": heard.messages[0].message_id,
+        "originTopic": "T",
+        "unitMode": "false",
+        "maxReconsumeTimes": "16",
+    }
+    assert int(again.command.ext["offset"]) > 0
+    assert world.groups["g"].committed["c", "%RETRY%c", 0] == 2
 
 
 async def test_an_error_of_the_listener_counts_as_failed_and_others_go_on(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
 
@@ -172,70 +164,69 @@ async def test_an_error_of_the_listener_counts_as_failed_and_others_go_on(
             raise ValueError("cannot cope")
 
     heard.answer = answer
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 4)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
-            await heard.wait_for(5)
-        assert sorted(heard.bodies) == [b"0", b"1", b"1", b"2", b"3"]
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 1)
+    await send(producer, 4)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
+        await heard.wait_for(5)
+    assert sorted(heard.bodies) == [b"0", b"1", b"1", b"2", b"3"]
+    assert committed(world.groups["g"]) == dict.fromkeys(range(4), 1)
 
 
 async def test_a_message_the_broker_does_not_take_back_is_sent_to_the_retry_topic(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
     heard.answer = lambda message, _: (
         None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
     )
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        for broker in group.brokers:
-            broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
-            await producer.send_to(QUEUE, Message("T", b"hard", properties={"own": "x"}))
-            await heard.wait_for(2)
-            await trio.sleep(1)
-            assert consumer.counts["sent_to_retry_topic"] == 1
-        original, copy = heard.messages
-        (stored,) = [decode_record(r).property_map for r in group.queue("%RETRY%c", 0)]
-        assert stored["RETRY_TOPIC"] == "T"
-        assert stored["UNIQ_KEY"] == original.message_id == copy.message_id
-        assert stored["ORIGIN_MESSAGE_ID"] == original.offset_message_id
-        assert (stored["DELAY"], stored["own"]) == ("3", "x")
-        assert (copy.topic, copy.reconsume_times) == ("T", 1)
-        (sent,) = [
-            s.command.ext
-            for s in world.seen
-            if s.code == RequestCode.SEND_MESSAGE_V2 and s.command.ext["b"] == "%RETRY%c"
-        ]
-        assert (sent["j"], sent["l"], sent["e"]) == ("1", "16", "-1")
+    group = world.groups["g"]
+    for broker in group.brokers:
+        broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
+        await producer.send_to(QUEUE, Message("T", b"hard", properties={"own": "x"}))
+        await heard.wait_for(2)
+        await trio.sleep(1)
+        assert consumer.counts["sent_to_retry_topic"] == 1
+    original, copy = heard.messages
+    (stored,) = [decode_record(r).property_map for r in group.queue("%RETRY%c", 0)]
+    assert stored["RETRY_TOPIC"] == "T"
+    assert stored["UNIQ_KEY"] == original.message_id == copy.message_id
+    assert stored["ORIGIN_MESSAGE_ID"] == original.offset_message_id
+    assert (stored["DELAY"], stored["own"]) == ("3", "x")
+    assert (copy.topic, copy.reconsume_times) == ("T", 1)
+    (sent,) = [
+        s.command.ext
+        for s in world.seen
+        if s.code == RequestCode.SEND_MESSAGE_V2 and s.command.ext["b"] == "%RETRY%c"
+    ]
+    assert (sent["j"], sent["l"], sent["e"]) == ("1", "16", "-1")
 
 
 async def test_a_message_that_cannot_be_given_back_stays_and_is_tried_here(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
     heard.answer = lambda message, _: (
         None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
     )
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
+    group = world.groups["g"]
+    for broker in group.brokers:
+        broker.answer_send_back = lambda a: response_to(a, 1, "no")
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
+        await producer.send_to(QUEUE, Message("T", b"hard"))
         for broker in group.brokers:
-            broker.answer_send_back = lambda a: response_to(a, 1, "no")
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
-            await producer.send_to(QUEUE, Message("T", b"hard"))
-            for broker in group.brokers:
-                broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "no")
-            await heard.wait_for(1)
-            await trio.sleep(1)
-            assert (consumer.counts["kept"], committed(group).get(0, 0)) == (1, 0)
-            await heard.wait_for(2)
-        assert heard.at[1] - heard.at[0] == pytest.approx(5, abs=0.1)
-        assert [m.message_queue for m in heard.messages] == [QUEUE, QUEUE]
-        assert committed(group)[0] == 1
+            broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "no")
+        await heard.wait_for(1)
+        await trio.sleep(1)
+        assert (consumer.counts["kept"], committed(group).get(0, 0)) == (1, 0)
+        await heard.wait_for(2)
+    assert heard.at[1] - heard.at[0] == pytest.approx(5, abs=0.1)
+    assert [m.message_queue for m in heard.messages] == [QUEUE, QUEUE]
+    assert committed(group)[0] == 1
 
 
-async def test_tries_are_limited_and_the_delay_is_the_listeners(autojump_clock: MockClock) -> None:
+async def test_tries_are_limited_and_the_delay_is_the_listeners(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
 
     def answer(_: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus:
@@ -244,18 +235,19 @@ async def test_tries_are_limited_and_the_delay_is_the_listeners(autojump_clock: 
 
     heard.answer = answer
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=2)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        async with PushConsumer(client, "c", heard, {"T": "*"}, config):
-            await producer.send_to(QUEUE, Message("T", b"hard"))
-            await heard.wait_for(3)
-            await trio.sleep(60)
-        asked = [s.command.ext for s in world.seen if s.code == RequestCode.CONSUMER_SEND_MSG_BACK]
-        assert [(a["delayLevel"], a["maxReconsumeTimes"]) for a in asked] == [("5", "2")] * 3
-        assert world.groups["g"].bodies("%DLQ%c") == [b"hard"]
-        assert len(heard.bodies) == 3
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
+        await producer.send_to(QUEUE, Message("T", b"hard"))
+        await heard.wait_for(3)
+        await trio.sleep(60)
+    asked = [s.command.ext for s in world.seen if s.code == RequestCode.CONSUMER_SEND_MSG_BACK]
+    assert [(a["delayLevel"], a["maxReconsumeTimes"]) for a in asked] == [("5", "2")] * 3
+    assert world.groups["g"].bodies("%DLQ%c") == [b"hard"]
+    assert len(heard.bodies) == 3
 
 
-async def test_part_of_a_batch_may_be_acknowledged(autojump_clock: MockClock) -> None:
+async def test_part_of_a_batch_may_be_acknowledged(
+    client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
 
     def answer(message: DeliveredMessage, context: ConsumeContext) -> None:
@@ -264,33 +256,33 @@ async def test_part_of_a_batch_may_be_acknowledged(autojump_clock: MockClock) ->
 
     heard.answer = answer
     config = PushConfig(consume_from=FROM_FIRST, consume_message_batch_max_size=4)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 4, queues=1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, config):
-            await heard.wait_for(6)
-        assert heard.bodies == [b"0", b"1", b"2", b"3", b"2", b"3"]
-        assert heard.batches[0] == 4
+    await send(producer, 4, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
+        await heard.wait_for(6)
+    assert heard.bodies == [b"0", b"1", b"2", b"3", b"2", b"3"]
+    assert heard.batches[0] == 4
 
 
 async def test_a_listener_that_takes_too_long_is_ended_and_its_message_sent_back(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
     heard.delay_s = 1e6
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=0)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        async with PushConsumer(client, "c", heard, {"T": "*"}, config) as consumer:
-            await send(producer, 1)
-            await heard.wait_for(1)
-            await trio.sleep(14.9 * 60)
-            assert (heard.running, world.count(RequestCode.CONSUMER_SEND_MSG_BACK)) == (1, 0)
-            await trio.sleep(2 * 60)
-            assert (heard.running, consumer.counts["expired"]) == (0, 1)
-        assert world.groups["g"].bodies("%DLQ%c") == [b"0"]
-        assert committed(world.groups["g"])[0] == 1
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config) as consumer:
+        await send(producer, 1)
+        await heard.wait_for(1)
+        await trio.sleep(14.9 * 60)
+        assert (heard.running, world.count(RequestCode.CONSUMER_SEND_MSG_BACK)) == (1, 0)
+        await trio.sleep(2 * 60)
+        assert (heard.running, consumer.counts["expired"]) == (0, 1)
+    assert world.groups["g"].bodies("%DLQ%c") == [b"0"]
+    assert committed(world.groups["g"])[0] == 1
 
 
-async def test_a_slow_listener_holds_the_reader_back(autojump_clock: MockClock) -> None:
+async def test_a_slow_listener_holds_the_reader_back(
+    client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
     heard.delay_s = 10
     config = PushConfig(
@@ -299,108 +291,105 @@ async def test_a_slow_listener_holds_the_reader_back(autojump_clock: MockClock) 
         pull_batch_size=4,
         flow_limits=FlowLimits(max_messages=8),
     )
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 100, queues=1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, config) as consumer:
-            await trio.sleep(9)
-            (messages,) = [o.messages for o in consumer._owned if o.queue == QUEUE]
-            assert messages is not None
-            assert (len(messages), messages.next_offset, heard.most_running) == (8, 8, 3)
-            await heard.wait_for(100, within_s=500)
-        assert sorted(heard.bodies, key=int) == [b"%d" % i for i in range(100)]
+    await send(producer, 100, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config) as consumer:
+        await trio.sleep(9)
+        (messages,) = [o.messages for o in consumer._owned if o.queue == QUEUE]
+        assert messages is not None
+        assert (len(messages), messages.next_offset, heard.most_running) == (8, 8, 3)
+        await heard.wait_for(100, within_s=500)
+    assert sorted(heard.bodies, key=int) == [b"%d" % i for i in range(100)]
 
 
 async def test_tags_are_compared_again_where_their_hashes_are_the_same(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        for tag in ("Aa", "BB", "Aa"):
-            await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
-        async with PushConsumer(client, "c", heard, {"T": "Aa"}, FIRST):
-            await heard.wait_for(2)
-            await trio.sleep(10)
-        assert heard.bodies == [b"Aa", b"Aa"]
-        assert committed(world.groups["g"])[0] == 3
+    for tag in ("Aa", "BB", "Aa"):
+        await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
+    async with PushConsumer(client, "c", heard, {"T": "Aa"}, FIRST):
+        await heard.wait_for(2)
+        await trio.sleep(10)
+    assert heard.bodies == [b"Aa", b"Aa"]
+    assert committed(world.groups["g"])[0] == 3
 
 
-async def test_where_a_new_group_begins(autojump_clock: MockClock) -> None:
+async def test_where_a_new_group_begins(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     timestamp = ConsumeFrom(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 12345)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 3, queues=1)
-        for name, begin, bodies in (
-            ("first", FROM_FIRST, [b"0", b"1", b"2"]),
-            ("last", ConsumeFrom(), []),
-            ("timestamp", timestamp, [b"1", b"2"]),  # the brokers of this cluster always say 1
-        ):
-            heard = Heard()
-            config = PushConfig(consume_from=begin)
-            async with PushConsumer(client, name, heard, {"T": "*"}, config):
-                await trio.sleep(5)
-                assert heard.bodies == bodies
-                await send(producer, 1, queues=1, first=9)
-                await heard.wait_for(len(bodies) + 1)
-            world.groups["g"].queue("T", 0).pop()
-        (asked,) = [
-            s
-            for s in world.seen
-            if s.command.ext.get("timestamp")
-            and s.command.ext["topic"] == "T"
-            and s.command.ext["queueId"] == "0"
-        ]
-        assert asked.command.ext["timestamp"] == "12345"
+    await send(producer, 3, queues=1)
+    for name, begin, bodies in (
+        ("first", FROM_FIRST, [b"0", b"1", b"2"]),
+        ("last", ConsumeFrom(), []),
+        ("timestamp", timestamp, [b"1", b"2"]),  # the brokers of this cluster always say 1
+    ):
+        heard = Heard()
+        config = PushConfig(consume_from=begin)
+        async with PushConsumer(client, name, heard, {"T": "*"}, config):
+            await trio.sleep(5)
+            assert heard.bodies == bodies
+            await send(producer, 1, queues=1, first=9)
+            await heard.wait_for(len(bodies) + 1)
+        world.groups["g"].queue("T", 0).pop()
+    (asked,) = [
+        s
+        for s in world.seen
+        if s.command.ext.get("timestamp")
+        and s.command.ext["topic"] == "T"
+        and s.command.ext["queueId"] == "0"
+    ]
+    assert asked.command.ext["timestamp"] == "12345"
 
 
-async def test_an_offset_outside_the_queue_is_put_right(autojump_clock: MockClock) -> None:
+async def test_an_offset_outside_the_queue_is_put_right(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 2, queues=1)
-        world.groups["g"].committed["c", "T", 0] = 99
-        async with PushConsumer(client, "c", heard, {"T": "*"}):
-            await trio.sleep(1)
-            await send(producer, 1, queues=1, first=2)
-            await heard.wait_for(1)
-        assert heard.bodies == [b"2"]
-        assert committed(world.groups["g"])[0] == 3
+    await send(producer, 2, queues=1)
+    world.groups["g"].committed["c", "T", 0] = 99
+    async with PushConsumer(client, "c", heard, {"T": "*"}):
+        await trio.sleep(1)
+        await send(producer, 1, queues=1, first=2)
+        await heard.wait_for(1)
+    assert heard.bodies == [b"2"]
+    assert committed(world.groups["g"])[0] == 3
 
 
-async def test_a_stop_lets_listeners_finish_and_leaves_the_rest(autojump_clock: MockClock) -> None:
+async def test_a_stop_lets_listeners_finish_and_leaves_the_rest(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
     heard.delay_s = 2
     config = PushConfig(consume_from=FROM_FIRST, consume_tasks=2)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 10, queues=1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, config):
-            await heard.wait_for(2)
-            began = trio.current_time()
-        assert trio.current_time() - began == pytest.approx(2, abs=0.1)
-        assert heard.bodies == [b"0", b"1"]
-        assert committed(world.groups["g"])[0] == 2
-        assert world.count(RequestCode.UNREGISTER_CLIENT) == 3
+    await send(producer, 10, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
+        await heard.wait_for(2)
+        began = trio.current_time()
+    assert trio.current_time() - began == pytest.approx(2, abs=0.1)
+    assert heard.bodies == [b"0", b"1"]
+    assert committed(world.groups["g"])[0] == 2
+    assert world.count(RequestCode.UNREGISTER_CLIENT) == 3
 
 
-async def test_a_stop_does_not_wait_for_ever(autojump_clock: MockClock) -> None:
+async def test_a_stop_does_not_wait_for_ever(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
     heard.delay_s = 1e6
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 1)
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
-            await heard.wait_for(1)
-            began = trio.current_time()
-        assert trio.current_time() - began == pytest.approx(5, abs=0.1)
-        assert committed(world.groups["g"]).get(0, 0) == 0
+    await send(producer, 1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
+        await heard.wait_for(1)
+        began = trio.current_time()
+    assert trio.current_time() - began == pytest.approx(5, abs=0.1)
+    assert committed(world.groups["g"]).get(0, 0) == 0
 
 
 async def test_a_suspended_consumer_keeps_its_queues_and_hears_nothing(
-    autojump_clock: MockClock,
+    client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer,
-    ):
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
         await settled(consumer)
         await trio.sleep(1)
         consumer.suspend()
@@ -413,17 +402,12 @@ async def test_a_suspended_consumer_keeps_its_queues_and_hears_nothing(
 
 
 async def test_broadcasting_gives_everything_to_everybody_and_drops_what_fails(
-    autojump_clock: MockClock,
+    world: World,
 ) -> None:
     heard = [Heard(), Heard()]
     heard[0].answer = lambda *_: ConsumeStatus.RECONSUME_LATER
     config = PushConfig(message_model=MessageModel.BROADCASTING, consume_from=FROM_FIRST)
-    async with (
-        open_world() as world,
-        world.client() as one,
-        world.client() as two,
-        Producer(one, "p") as producer,
-    ):
+    async with world.client() as one, world.client() as two, Producer(one, "p") as producer:
         bodies = await send(producer, 8)
         async with (
             PushConsumer(one, "c", heard[0], {"T": "*"}, config) as first,
@@ -443,14 +427,11 @@ async def test_broadcasting_gives_everything_to_everybody_and_drops_what_fails(
         assert [s.topic for s in data.consumer_data_set[0].subscription_data_set] == ["T"]
 
 
-async def test_a_topic_may_come_later_and_go_again(autojump_clock: MockClock) -> None:
+async def test_a_topic_may_come_later_and_go_again(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-        PushConsumer(client, "c", heard, None, FIRST) as consumer,
-    ):
+    async with PushConsumer(client, "c", heard, None, FIRST) as consumer:
         await trio.sleep(5)
         assert owned(consumer) == [[]]
         consumer.subscribe("T", "A")
@@ -477,83 +458,77 @@ def _versions(seen: Sequence[Seen], topic: str) -> list[int]:
     return found
 
 
-async def test_a_topic_nobody_made_yet_is_found_when_it_is_there(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PushConsumer(client, "c", Heard(), {"later": "*"}) as consumer,
-    ):
+async def test_a_topic_nobody_made_yet_is_found_when_it_is_there(
+    world: World, client: ClientInstance
+) -> None:
+    async with PushConsumer(client, "c", Heard(), {"later": "*"}) as consumer:
         await trio.sleep(3)
         world.groups["g"].topics["later"] = 2
         await settled(consumer, count=2, within_s=8, topic="later")
 
 
-async def test_a_refused_pull_is_tried_again_after_a_while(autojump_clock: MockClock) -> None:
+async def test_a_refused_pull_is_tried_again_after_a_while(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
     heard = Heard()
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 1, queues=1)
-        refused: list[float] = []
-        group = world.groups["g"]
-        for broker in group.brokers:
-            usual = broker._pull
+    await send(producer, 1, queues=1)
+    refused: list[float] = []
+    group = world.groups["g"]
+    for broker in group.brokers:
+        usual = broker._pull
 
-            def pull(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
-                if len(refused) < 2 and asked.ext["queueId"] == "0" and asked.ext["topic"] == "T":
-                    refused.append(trio.current_time())
-                    return response_to(asked, ResponseCode.SUBSCRIPTION_NOT_EXIST, "not yet")
-                return usual(asked)
+        def pull(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
+            if len(refused) < 2 and asked.ext["queueId"] == "0" and asked.ext["topic"] == "T":
+                refused.append(trio.current_time())
+                return response_to(asked, ResponseCode.SUBSCRIPTION_NOT_EXIST, "not yet")
+            return usual(asked)
 
-            broker.pull_hook = pull
-        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
-            await heard.wait_for(1)
-            assert heard.at[0] - refused[0] == pytest.approx(6, abs=0.2)
+        broker.pull_hook = pull
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
+        await heard.wait_for(1)
+        assert heard.at[0] - refused[0] == pytest.approx(6, abs=0.2)
 
 
 async def test_a_group_is_once_in_an_instance_and_a_consumer_needs_an_open_one(
-    autojump_clock: MockClock,
+    world: World,
 ) -> None:
-    async with open_world() as world:
-        client = world.client()
-        consumer = PushConsumer(client, "c", Heard(), {"T": "*"})
-        with pytest.raises(ClientClosedError):
-            await consumer.__aenter__()
-        async with client, PushConsumer(client, "c", Heard(), {"T": "*"}):
-            with pytest.raises(ConfigError, match="in use"):
-                await PushConsumer(client, "c", Heard(), {"T": "*"}).__aenter__()
+    client = world.client()
+    consumer = PushConsumer(client, "c", Heard(), {"T": "*"})
+    with pytest.raises(ClientClosedError):
+        await consumer.__aenter__()
+    async with client, PushConsumer(client, "c", Heard(), {"T": "*"}):
+        with pytest.raises(ConfigError, match="in use"):
+            await PushConsumer(client, "c", Heard(), {"T": "*"}).__aenter__()
 
 
-async def test_a_plain_function_needs_an_executor(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        with pytest.raises(ConfigError, match="executor"):
-            PushConsumer(client, "c", lambda _messages, _context: None, {"T": "*"})
+async def test_a_plain_function_needs_an_executor(client: ClientInstance) -> None:
+    with pytest.raises(ConfigError, match="executor"):
+        PushConsumer(client, "c", lambda _messages, _context: None, {"T": "*"})
 
 
-async def test_a_plain_function_runs_in_threads_and_may_take_too_long(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_plain_function_runs_in_threads_and_may_take_too_long(world: World) -> None:
     heard: list[bytes] = []
 
     def listener(messages: Sequence[DeliveredMessage], context: ConsumeContext) -> None:
         heard.extend(message.body_bytes for message in messages)
 
-    async with open_world() as world:
-        client = world.client()
-        client.executor = Slow()
-        async with client, Producer(client, "p") as producer:
-            await send(producer, 3, queues=1)
-            async with PushConsumer(
-                client,
-                "c",
-                listener,
-                {"T": "*"},
-                PushConfig(consume_from=FROM_FIRST, consume_timeout_s=60, max_reconsume_times=0),
-            ) as consumer:
-                await trio.sleep(70)
-                assert consumer.counts["expired"] == 1
-                assert world.groups["g"].bodies("%DLQ%c") == [b"1"]
-        assert sorted(heard) == [b"0", b"1", b"2"]
-        assert committed(world.groups["g"])[0] == 3
-        assert len(client.executor.kinds) == 3
+    client = world.client()
+    client.executor = Slow()
+    async with client, Producer(client, "p") as producer:
+        await send(producer, 3, queues=1)
+        async with PushConsumer(
+            client,
+            "c",
+            listener,
+            {"T": "*"},
+            PushConfig(consume_from=FROM_FIRST, consume_timeout_s=60, max_reconsume_times=0),
+        ) as consumer:
+            await trio.sleep(70)
+            assert consumer.counts["expired"] == 1
+            assert world.groups["g"].bodies("%DLQ%c") == [b"1"]
+    assert sorted(heard) == [b"0", b"1", b"2"]
+    assert committed(world.groups["g"])[0] == 3
+    assert len(client.executor.kinds) == 3
 
 
 class Slow:

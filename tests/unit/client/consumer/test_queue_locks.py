@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer, _pull_result
 from client.consumer.queue_locks import LockClient, QueueLocks
+from client.core.client_instance import ClientInstance
 from client.core.errors import LockLostError, RequestFailedError, RequestTimedOutError
 from client.core.route import MessageQueue
 from remoting.processor import Handled
@@ -15,12 +15,12 @@ from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.outcome import Condition, answer
-from tests.unit.client.fake_cluster import World, open_world
+from tests.unit.client.fake_cluster import World
 
 QUEUE = MessageQueue("T", "g", 0)
 
 
-async def test_tokens_follow_the_grants(autojump_clock: MockClock) -> None:
+async def test_tokens_follow_the_grants(world: World, client: ClientInstance) -> None:
     tokens = iter(["17", "17", "40"])
 
     def lock(command: RemotingCommand) -> Handled:
@@ -28,7 +28,7 @@ async def test_tokens_follow_the_grants(autojump_clock: MockClock) -> None:
         granted = LockBatchResponseBody(body.mq_set).encode()
         return response_to(command, 0, None, {"lockTokens": next(tokens)}, granted)
 
-    async with open_world() as world, world.client() as client, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         for broker in world.groups["g"].brokers:
             broker.lock_hook = lock
         await client.route("T")
@@ -65,41 +65,38 @@ def asked(world: World) -> list[RemotingCommand]:
     return [seen.command for seen in world.seen if seen.code in codes]
 
 
-async def test_what_is_granted_comes_with_its_token(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        grants(world, {"lockTokens": "17"})
-        await client.route("T")
-        locks = LockClient(client, "c")
-        held = await locks.lock([Q0, Q1])
-        assert held == {Q0: 17}
-        await locks.unlock(held)
-        body = LockBatchRequestBody.decode(asked(world)[0].body)
-        assert (body.consumer_group, body.client_id) == ("c", client.client_id)
-        assert [queue.queue_id for queue in body.mq_set] == [0, 1]
-        assert [command.ext for command in asked(world)] == [
-            {"lockTokens": "wanted"},
-            {"lockTokens": "17"},
-        ]
+async def test_what_is_granted_comes_with_its_token(world: World, client: ClientInstance) -> None:
+    grants(world, {"lockTokens": "17"})
+    await client.route("T")
+    locks = LockClient(client, "c")
+    held = await locks.lock([Q0, Q1])
+    assert held == {Q0: 17}
+    await locks.unlock(held)
+    body = LockBatchRequestBody.decode(asked(world)[0].body)
+    assert (body.consumer_group, body.client_id) == ("c", client.client_id)
+    assert [queue.queue_id for queue in body.mq_set] == [0, 1]
+    assert [command.ext for command in asked(world)] == [
+        {"lockTokens": "wanted"},
+        {"lockTokens": "17"},
+    ]
 
 
-async def test_a_real_rocketmq_grants_without_tokens(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        grants(world, {})
-        await client.route("T")
-        locks = LockClient(client, "c", client_id="me")
-        held = await locks.lock([Q0])
-        assert held == {Q0: None}
-        await locks.unlock(held)
-        assert LockBatchRequestBody.decode(asked(world)[1].body).client_id == "me"
-        assert asked(world)[1].ext == {}
+async def test_a_real_rocketmq_grants_without_tokens(world: World, client: ClientInstance) -> None:
+    grants(world, {})
+    await client.route("T")
+    locks = LockClient(client, "c", client_id="me")
+    held = await locks.lock([Q0])
+    assert held == {Q0: None}
+    await locks.unlock(held)
+    assert LockBatchRequestBody.decode(asked(world)[1].body).client_id == "me"
+    assert asked(world)[1].ext == {}
 
 
-async def test_tokens_that_do_not_fit_are_no_answer(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        grants(world, {"lockTokens": "1,2"})
-        await client.route("T")
-        with pytest.raises(RequestFailedError, match="2 tokens for 1 queues"):
-            await LockClient(client, "c").lock([Q0])
+async def test_tokens_that_do_not_fit_are_no_answer(world: World, client: ClientInstance) -> None:
+    grants(world, {"lockTokens": "1,2"})
+    await client.route("T")
+    with pytest.raises(RequestFailedError, match="2 tokens for 1 queues"):
+        await LockClient(client, "c").lock([Q0])
 
 
 @pytest.mark.parametrize(
@@ -110,23 +107,18 @@ async def test_tokens_that_do_not_fit_are_no_answer(autojump_clock: MockClock) -
     ],
 )
 async def test_a_refusal_says_whether_it_may_have_happened(
-    autojump_clock: MockClock, condition: Condition, error: type[RequestFailedError]
+    world: World, client: ClientInstance, condition: Condition, error: type[RequestFailedError]
 ) -> None:
-    async with open_world() as world, world.client() as client:
-        for broker in world.groups["g"].brokers:
-            broker.lock_hook = lambda command: answer(command, condition, "no")
-        await client.route("T")
-        with pytest.raises(error) as caught:
-            await LockClient(client, "c").lock([Q0])
-        assert type(caught.value) is error
+    for broker in world.groups["g"].brokers:
+        broker.lock_hook = lambda command: answer(command, condition, "no")
+    await client.route("T")
+    with pytest.raises(error) as caught:
+        await LockClient(client, "c").lock([Q0])
+    assert type(caught.value) is error
 
 
-async def test_an_old_token_is_an_error_of_its_own(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c") as consumer,
-    ):
+async def test_an_old_token_is_an_error_of_its_own(world: World, client: ClientInstance) -> None:
+    async with PullConsumer(client, "c") as consumer:
         broker = world.groups["g"].brokers[0]
         broker.answer_commit = lambda asked: answer(asked, Condition.STALE_LOCK_TOKEN, "taken")
         with pytest.raises(LockLostError, match="taken") as caught:

@@ -359,14 +359,13 @@ async def test_an_error_of_the_listener_is_an_answer(autojump_clock: MockClock) 
 # -------------------------------------------------------------------------------- around
 
 
-async def test_a_consumer_that_has_gone_answers_no_more(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        broadcasting = PushConfig(message_model=MessageModel.BROADCASTING)
-        for _ in range(2):
-            async with PushConsumer(client, "c", Heard(), {"T": "*"}, broadcasting):
-                with pytest.raises(ConfigError, match="in use"):
-                    client.consumer_calls.add("c", client.consumer_calls._consumers["c"])
-        assert client.consumer_calls._consumers == {}
+async def test_a_consumer_that_has_gone_answers_no_more(client: ClientInstance) -> None:
+    broadcasting = PushConfig(message_model=MessageModel.BROADCASTING)
+    for _ in range(2):
+        async with PushConsumer(client, "c", Heard(), {"T": "*"}, broadcasting):
+            with pytest.raises(ConfigError, match="in use"):
+                client.consumer_calls.add("c", client.consumer_calls._consumers["c"])
+    assert client.consumer_calls._consumers == {}
 
 
 def test_a_rolling_sum_forgets_what_is_older_than_its_window() -> None:

@@ -8,13 +8,14 @@ import trio
 from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
 from client.core.errors import BrokerUnreachableError, ClientClosedError
 from client.core.message import Message
 from client.producer.producer import Producer
 from commitlog.errors import ConfigError
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import SerializeType
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import World, open_world
 
 
 async def test_one_heartbeat_per_broker_every_30_s(autojump_clock: MockClock) -> None:
@@ -42,20 +43,21 @@ async def test_one_heartbeat_per_broker_every_30_s(autojump_clock: MockClock) ->
     assert beats[-1].command.ext == {}
 
 
-async def test_a_new_leader_hears_of_the_producer_at_once(autojump_clock: MockClock) -> None:
+async def test_a_new_leader_hears_of_the_producer_at_once(
+    world: World, client: ClientInstance
+) -> None:
     """Also when its connection was open before for something else."""
-    async with open_world() as world, world.client() as client:
-        group = world.groups["g"]
-        for broker in group.brokers:
-            await client.ask(broker.address, RequestCode.RAFT_STATUS)
-        async with Producer(client, "p") as producer:
-            await producer.send(Message("T", b"1"))
-            await trio.sleep(0.1)
-            assert group.brokers[0].count(RequestCode.HEART_BEAT) > 0
-            group.elect(2, register=False)
-            await producer.send(Message("T", b"2"))
-            await trio.sleep(0.1)
-            assert group.brokers[2].count(RequestCode.HEART_BEAT) > 0
+    group = world.groups["g"]
+    for broker in group.brokers:
+        await client.ask(broker.address, RequestCode.RAFT_STATUS)
+    async with Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+        await trio.sleep(0.1)
+        assert group.brokers[0].count(RequestCode.HEART_BEAT) > 0
+        group.elect(2, register=False)
+        await producer.send(Message("T", b"2"))
+        await trio.sleep(0.1)
+        assert group.brokers[2].count(RequestCode.HEART_BEAT) > 0
 
 
 async def test_consumers_are_announced_to_followers_too(autojump_clock: MockClock) -> None:
@@ -97,88 +99,81 @@ async def test_closing_says_good_bye_with_both_groups(autojump_clock: MockClock)
 
 
 async def test_a_group_shared_by_two_producers_says_good_bye_once(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance
 ) -> None:
-    async with open_world() as world, world.client() as client:
-        async with Producer(client, "p") as one:
-            await one.send(Message("T", b"1"))
-            async with Producer(client, "p"):
-                pass
-            assert world.count(RequestCode.UNREGISTER_CLIENT) == 0
-        assert world.count(RequestCode.UNREGISTER_CLIENT) == 1
-
-
-async def test_a_client_id_is_open_once_per_process(autojump_clock: MockClock) -> None:
-    async with open_world() as world:
-        async with world.client(instance_name="i"):
-            with pytest.raises(ConfigError, match="share its instance"):
-                async with world.client(instance_name="i"):
-                    pass
-        async with world.client(instance_name="i"):
+    async with Producer(client, "p") as one:
+        await one.send(Message("T", b"1"))
+        async with Producer(client, "p"):
             pass
+        assert world.count(RequestCode.UNREGISTER_CLIENT) == 0
+    assert world.count(RequestCode.UNREGISTER_CLIENT) == 1
 
 
-async def test_the_callers_error_comes_out_as_it_is(autojump_clock: MockClock) -> None:
-    async with open_world() as world:
-        error = ValueError("mine")
-
-        async def use() -> None:
-            async with world.client() as client, Producer(client, "p") as producer:
-                await producer.send(Message("T", b"1"))
-                raise error
-
-        with pytest.raises(ValueError, match="mine") as caught:
-            await use()
-        assert caught.value is error
-
-
-async def test_a_closed_instance_refuses(autojump_clock: MockClock) -> None:
-    async with open_world() as world:
-        client = world.client()
-        with pytest.raises(ClientClosedError):
-            async with Producer(client, "p"):
+async def test_a_client_id_is_open_once_per_process(world: World) -> None:
+    async with world.client(instance_name="i"):
+        with pytest.raises(ConfigError, match="share its instance"):
+            async with world.client(instance_name="i"):
                 pass
-        async with client:
+    async with world.client(instance_name="i"):
+        pass
+
+
+async def test_the_callers_error_comes_out_as_it_is(world: World) -> None:
+    error = ValueError("mine")
+
+    async def use() -> None:
+        async with world.client() as client, Producer(client, "p") as producer:
+            await producer.send(Message("T", b"1"))
+            raise error
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        await use()
+    assert caught.value is error
+
+
+async def test_a_closed_instance_refuses(world: World) -> None:
+    client = world.client()
+    with pytest.raises(ClientClosedError):
+        async with Producer(client, "p"):
             pass
-        with pytest.raises(ClientClosedError):
-            await client.link("10.0.0.1:10911", 1.0)
-        with pytest.raises(ClientClosedError):
-            await client.__aenter__()
+    async with client:
+        pass
+    with pytest.raises(ClientClosedError):
+        await client.link("10.0.0.1:10911", 1.0)
+    with pytest.raises(ClientClosedError):
+        await client.__aenter__()
 
 
-async def test_routes_are_polled_every_30_s(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await producer.send(Message("T", b"1"))
-        world.groups["g"].topics["T"] = 6
-        await trio.sleep(31)
-        queues = {
-            (await producer.send(Message("T", b"x"))).message_queue.queue_id for _ in range(6)
-        }
-        assert queues == set(range(6))
+async def test_routes_are_polled_every_30_s(world: World, producer: Producer) -> None:
+    await producer.send(Message("T", b"1"))
+    world.groups["g"].topics["T"] = 6
+    await trio.sleep(31)
+    queues = {(await producer.send(Message("T", b"x"))).message_queue.queue_id for _ in range(6)}
+    assert queues == set(range(6))
 
 
-async def test_a_broker_that_never_answers_is_unreachable(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        world.network.silent.add(("10.0.0.1", 10912))
-        began = trio.current_time()
-        with pytest.raises(BrokerUnreachableError):
-            await client.ask("10.0.0.1:10912", RequestCode.RAFT_STATUS, timeout_s=2.0)
-        assert trio.current_time() - began == pytest.approx(2.0)
+async def test_a_broker_that_never_answers_is_unreachable(
+    world: World, client: ClientInstance
+) -> None:
+    world.network.silent.add(("10.0.0.1", 10912))
+    began = trio.current_time()
+    with pytest.raises(BrokerUnreachableError):
+        await client.ask("10.0.0.1:10912", RequestCode.RAFT_STATUS, timeout_s=2.0)
+    assert trio.current_time() - began == pytest.approx(2.0)
 
 
 async def test_news_wakes_the_heartbeats_also_after_somebody_else_has_sent_some(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance
 ) -> None:
-    async with open_world() as world, world.client() as client:
-        leader = world.groups["g"].brokers[0]
-        async with Producer(client, "p") as producer:
-            await producer.send(Message("T", b"1"))
-            await trio.sleep(1)
-            await client.heartbeats.send()
-            before = leader.count(RequestCode.HEART_BEAT)
-            client.heartbeats.add_producer("another")
-            await trio.sleep(1)
-            assert leader.count(RequestCode.HEART_BEAT) == before + 1
-            client.heartbeats.look()
-            await trio.sleep(1)
-            assert leader.count(RequestCode.HEART_BEAT) == before + 1
+    leader = world.groups["g"].brokers[0]
+    async with Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+        await trio.sleep(1)
+        await client.heartbeats.send()
+        before = leader.count(RequestCode.HEART_BEAT)
+        client.heartbeats.add_producer("another")
+        await trio.sleep(1)
+        assert leader.count(RequestCode.HEART_BEAT) == before + 1
+        client.heartbeats.look()
+        await trio.sleep(1)
+        assert leader.count(RequestCode.HEART_BEAT) == before + 1

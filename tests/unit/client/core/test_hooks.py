@@ -14,6 +14,7 @@ from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMes
 from client.consumer.lite_pull_consumer import LitePullConsumer
 from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
 from client.core.errors import BrokerRefusedError, BrokerUnreachableError, UnknownOutcomeError
 from client.core.hooks import (
     CommunicationMode,
@@ -34,7 +35,7 @@ from client.producer.transaction_producer import TransactionProducer, Transactio
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
-from tests.unit.client.fake_cluster import Group, open_world
+from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions
 
 OTHER = MessageQueue("T", "g", 1)
@@ -366,22 +367,21 @@ async def test_a_listener_that_raises_or_takes_too_long_is_told_of(
 
 
 async def test_a_poll_is_told_of_when_it_returns_and_when_it_is_dealt_with(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
     hook = Consumptions(raises=True)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        await send(producer, 3, queues=1)
-        async with LitePullConsumer(
-            client, "c", consume_from=FROM_FIRST, consume_message_hooks=(hook,)
-        ) as consumer:
-            consumer.subscribe("T")
-            assert len(await consumer.poll(max_messages=2)) == 2
-            assert (hook.before, hook.after) == ([[b"0", b"1"]], [])
-            assert len(await consumer.poll()) == 1
-            done = ([b"0", b"1"], True, "CONSUME_SUCCESS", "SUCCESS")
-            assert hook.after == [done]
-        assert hook.after == [done, ([b"2"], False, "RECONSUME_LATER", "FAILED")]
-        assert committed(world.groups["g"])[0] == 2
+    await send(producer, 3, queues=1)
+    async with LitePullConsumer(
+        client, "c", consume_from=FROM_FIRST, consume_message_hooks=(hook,)
+    ) as consumer:
+        consumer.subscribe("T")
+        assert len(await consumer.poll(max_messages=2)) == 2
+        assert (hook.before, hook.after) == ([[b"0", b"1"]], [])
+        assert len(await consumer.poll()) == 1
+        done = ([b"0", b"1"], True, "CONSUME_SUCCESS", "SUCCESS")
+        assert hook.after == [done]
+    assert hook.after == [done, ([b"2"], False, "RECONSUME_LATER", "FAILED")]
+    assert committed(world.groups["g"])[0] == 2
 
 
 async def test_plain_listeners_are_told_of_too(autojump_clock: MockClock) -> None:

@@ -9,13 +9,14 @@ import trio
 from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
 from client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S, LeaderTable
 from client.core.message import Message
 from client.core.retry import RetryPolicy
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode
-from tests.unit.client.fake_cluster import Group, open_world
+from tests.unit.client.fake_cluster import Group, World, open_world
 
 LEADERLESS_S = 20.0
 PATIENT = ProducerConfig(send_timeout_s=60.0)
@@ -65,13 +66,10 @@ async def test_a_leader_is_found_at_most_an_eighth_later(autojump_clock: MockClo
             assert took_s < leaderless_s * (1 + 1 / PATIENCE) + RetryPolicy().max_backoff_s
 
 
-async def test_looking_for_a_leader_tells_the_members_nothing(autojump_clock: MockClock) -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c"),
-        Producer(client, "p", PATIENT) as producer,
-    ):
+async def test_looking_for_a_leader_tells_the_members_nothing(
+    world: World, client: ClientInstance
+) -> None:
+    async with PullConsumer(client, "c"), Producer(client, "p", PATIENT) as producer:
         group = world.groups["g"]
         await producer.send(Message("T", b"1"))
         await trio.sleep(1)

@@ -29,56 +29,53 @@ async def add_thief(world: World, *, rocketmq: bool, identity: str | None) -> Gr
     ("rocketmq", "identity"), [(True, None), (False, None), (False, ""), (False, OTHER)]
 )
 async def test_a_producer_gives_nothing_to_a_thief_in_the_route(
-    autojump_clock: MockClock, rocketmq: bool, identity: str | None
+    world: World, rocketmq: bool, identity: str | None
 ) -> None:
-    async with open_world() as world:
-        group = world.groups["g"]
-        group.identify(OURS)
-        thief = await add_thief(world, rocketmq=rocketmq, identity=identity)
-        config = ProducerConfig(send_timeout_s=5.0)
-        async with world.client() as client, Producer(client, "p", config) as producer:
-            await producer.send(Message("T", b"0"))
-            # The NameServer was started again, and the thief came before the group.
-            group.registered, group.stated = {0: thief.brokers[0].address}, ""
-            await client.refresh_route("T")
-            with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
-                await producer.send(Message("T", b"1"))
-            with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
-                await producer.send_oneway(Message("T", b"2"))
-            group.register()
-            group.stated = OURS
-            await producer.send(Message("T", b"3"))
-        assert thief.bodies() == []
-        assert sorted(group.bodies()) == [b"0", b"3"]
-        sends = (RequestCode.SEND_RECORDS, RequestCode.SEND_MESSAGE_V2)
-        assert not [seen for seen in thief.brokers[0].seen if seen.code in sends]
+    group = world.groups["g"]
+    group.identify(OURS)
+    thief = await add_thief(world, rocketmq=rocketmq, identity=identity)
+    config = ProducerConfig(send_timeout_s=5.0)
+    async with world.client() as client, Producer(client, "p", config) as producer:
+        await producer.send(Message("T", b"0"))
+        # The NameServer was started again, and the thief came before the group.
+        group.registered, group.stated = {0: thief.brokers[0].address}, ""
+        await client.refresh_route("T")
+        with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
+            await producer.send(Message("T", b"1"))
+        with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
+            await producer.send_oneway(Message("T", b"2"))
+        group.register()
+        group.stated = OURS
+        await producer.send(Message("T", b"3"))
+    assert thief.bodies() == []
+    assert sorted(group.bodies()) == [b"0", b"3"]
+    sends = (RequestCode.SEND_RECORDS, RequestCode.SEND_MESSAGE_V2)
+    assert not [seen for seen in thief.brokers[0].seen if seen.code in sends]
 
 
 async def test_a_new_producer_reaches_the_group_where_a_thief_is_registered_as_its_leader(
-    autojump_clock: MockClock,
+    world: World,
 ) -> None:
-    async with open_world() as world:
-        group = world.groups["g"]
-        group.identify(OURS)
-        thief = await add_thief(world, rocketmq=False, identity=OTHER)
-        group.registered[0], group.registered[9] = thief.brokers[0].address, str(group.leader)
-        async with world.client() as client, Producer(client, "p") as producer:
-            await producer.send(Message("T", b"1"))
-        assert (thief.bodies(), group.bodies()) == ([], [b"1"])
+    group = world.groups["g"]
+    group.identify(OURS)
+    thief = await add_thief(world, rocketmq=False, identity=OTHER)
+    group.registered[0], group.registered[9] = thief.brokers[0].address, str(group.leader)
+    async with world.client() as client, Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+    assert (thief.bodies(), group.bodies()) == ([], [b"1"])
 
 
 async def test_members_of_an_older_release_are_sent_to_when_the_group_names_them(
-    autojump_clock: MockClock,
+    world: World,
 ) -> None:
-    async with open_world() as world:
-        group = world.groups["g"]
-        group.identify(OURS)
-        older = group.brokers[1]
-        older.identity, group.without = None, [older.address]
-        group.elect(1)
-        async with world.client() as client, Producer(client, "p") as producer:
-            await producer.send(Message("T", b"1"))
-        assert group.bodies() == [b"1"]
+    group = world.groups["g"]
+    group.identify(OURS)
+    older = group.brokers[1]
+    older.identity, group.without = None, [older.address]
+    group.elect(1)
+    async with world.client() as client, Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+    assert group.bodies() == [b"1"]
 
 
 @pytest.mark.parametrize("rocketmq", [True, False])
@@ -94,22 +91,19 @@ async def test_a_cluster_without_identities_is_believed(
         assert world.groups["g"].bodies() == [b"1"]
 
 
-async def test_a_broker_is_asked_again_when_it_said_another_group(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_world() as world:
-        group = world.groups["g"]
-        group.identify(OURS)
-        group.brokers[0].identity = ""  # its group is being founded
-        async with (
-            world.client() as client,
-            Producer(client, "p") as producer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(producer.send, Message("T", b"1"))
-            await trio.sleep(0.2)
-            group.brokers[0].identity = OURS
-        assert group.bodies() == [b"1"]
+async def test_a_broker_is_asked_again_when_it_said_another_group(world: World) -> None:
+    group = world.groups["g"]
+    group.identify(OURS)
+    group.brokers[0].identity = ""  # its group is being founded
+    async with (
+        world.client() as client,
+        Producer(client, "p") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(producer.send, Message("T", b"1"))
+        await trio.sleep(0.2)
+        group.brokers[0].identity = OURS
+    assert group.bodies() == [b"1"]
 
 
 def test_an_identity_holds_for_a_while_after_nobody_states_it() -> None:

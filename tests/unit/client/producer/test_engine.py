@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from client.core.errors import (
     BrokerBusyError,
@@ -25,6 +24,8 @@ from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 QUEUE = MessageQueue("T", "g", 0)
 UNKNOWN = (1, {"outcome": "unknown", "retriable": "true"})
@@ -53,7 +54,7 @@ def answers(*given: tuple[int, dict[str, str]]) -> Callable[[RemotingCommand], H
     return intercept
 
 
-async def test_a_session_is_opened_once_and_sends_are_numbered(autojump_clock: MockClock) -> None:
+async def test_a_session_is_opened_once_and_sends_are_numbered() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -66,9 +67,7 @@ async def test_a_session_is_opened_once_and_sends_are_numbered(autojump_clock: M
 
 
 @pytest.mark.parametrize("on", [True, False])
-async def test_it_is_off_where_somebody_does_not_want_it(
-    autojump_clock: MockClock, on: bool
-) -> None:
+async def test_it_is_off_where_somebody_does_not_want_it(on: bool) -> None:
     async with (
         open_world(idempotent=not on) as world,
         world.client() as client,
@@ -80,7 +79,7 @@ async def test_it_is_off_where_somebody_does_not_want_it(
         assert "producer" not in sent
 
 
-async def test_a_send_without_an_answer_is_repeated_as_it_was(autojump_clock: MockClock) -> None:
+async def test_a_send_without_an_answer_is_repeated_as_it_was() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -100,7 +99,7 @@ async def test_a_send_without_an_answer_is_repeated_as_it_was(autojump_clock: Mo
         assert bytes(first.body) == bytes(second.body)
 
 
-async def test_unknown_outcomes_are_repeated_until_the_deadline(autojump_clock: MockClock) -> None:
+async def test_unknown_outcomes_are_repeated_until_the_deadline() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -112,9 +111,7 @@ async def test_unknown_outcomes_are_repeated_until_the_deadline(autojump_clock: 
         assert stamps(world) == [(101, 0, 0)] * 13
 
 
-async def test_an_unknown_outcome_that_no_repetition_changes_ends_early(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_unknown_outcome_that_no_repetition_changes_ends_early() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -127,7 +124,7 @@ async def test_an_unknown_outcome_that_no_repetition_changes_ends_early(
         assert len(stamps(world)) == 3
 
 
-async def test_what_was_unknown_once_is_never_called_not_stored(autojump_clock: MockClock) -> None:
+async def test_what_was_unknown_once_is_never_called_not_stored() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -139,9 +136,7 @@ async def test_what_was_unknown_once_is_never_called_not_stored(autojump_clock: 
         assert stamps(world) == [(101, 0, 0)] * 3
 
 
-async def test_an_unknown_send_stays_with_its_group_and_a_busy_one_may_move(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_unknown_send_stays_with_its_group_and_a_busy_one_may_move() -> None:
     async with open_world(idempotent=True) as world:
         await world.add_group("h", 1, 11911, idempotent=True)
         async with world.client() as client, Producer(client, "p") as producer:
@@ -158,9 +153,7 @@ async def test_an_unknown_send_stays_with_its_group_and_a_busy_one_may_move(
             assert {queue.broker_name for queue in moved} == {other}
 
 
-async def test_a_forgotten_producer_opens_a_new_session_for_what_was_never_sent(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_forgotten_producer_opens_a_new_session_for_what_was_never_sent() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -175,9 +168,7 @@ async def test_a_forgotten_producer_opens_a_new_session_for_what_was_never_sent(
         assert world.groups["g"].bodies() == [b"a", b"b"]
 
 
-async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -191,7 +182,7 @@ async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored(
         assert stamps(world)[-1] == (102, 0, 0)
 
 
-async def test_a_refused_send_gives_its_sequence_back(autojump_clock: MockClock) -> None:
+async def test_a_refused_send_gives_its_sequence_back() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -204,9 +195,7 @@ async def test_a_refused_send_gives_its_sequence_back(autojump_clock: MockClock)
         assert stamps(world) == [(101, 0, 0), (101, 1, 1)]
 
 
-async def test_a_refused_run_fails_alone_and_the_others_are_stored(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_refused_run_fails_alone_and_the_others_are_stored() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -223,9 +212,7 @@ async def test_a_refused_run_fails_alone_and_the_others_are_stored(
         assert stamps(world)[-1] == (101, 2, 2)
 
 
-async def test_while_one_is_repeated_later_sends_wait_and_keep_their_order(
-    autojump_clock: MockClock,
-) -> None:
+async def test_while_one_is_repeated_later_sends_wait_and_keep_their_order() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -243,9 +230,7 @@ async def test_while_one_is_repeated_later_sends_wait_and_keep_their_order(
         assert group.bodies() == [b"%d" % number for number in range(6)]
 
 
-async def test_a_send_told_not_stored_at_its_deadline_is_in_no_later_request(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_send_told_not_stored_at_its_deadline_is_in_no_later_request() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -262,9 +247,7 @@ async def test_a_send_told_not_stored_at_its_deadline_is_in_no_later_request(
         assert group.bodies() == [b"before", b"long"]
 
 
-async def test_a_request_that_may_be_stored_is_repeated_with_all_it_had(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_request_that_may_be_stored_is_repeated_with_all_it_had() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -281,7 +264,7 @@ async def test_a_request_that_may_be_stored_is_repeated_with_all_it_had(
         assert group.bodies() == [b"before", b"short", b"long"]
 
 
-async def test_a_delayed_send_is_repeated_under_its_sequence(autojump_clock: MockClock) -> None:
+async def test_a_delayed_send_is_repeated_under_its_sequence() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -296,9 +279,7 @@ async def test_a_delayed_send_is_repeated_under_its_sequence(autojump_clock: Moc
         assert len({ext["producerId"] for ext in sent}) == 1
 
 
-async def test_a_forgotten_delayed_send_opens_a_new_session_or_stays_unknown(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_forgotten_delayed_send_opens_a_new_session_or_stays_unknown() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -315,9 +296,7 @@ async def test_a_forgotten_delayed_send_opens_a_new_session_or_stays_unknown(
         assert stamped == [("101", "0"), ("102", "0"), ("102", "1"), ("102", "1")]
 
 
-async def test_a_session_nobody_opens_leaves_the_send_not_stored(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_session_nobody_opens_leaves_the_send_not_stored() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -335,9 +314,7 @@ async def test_a_session_nobody_opens_leaves_the_send_not_stored(
         assert stamps(world) == []
 
 
-async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,

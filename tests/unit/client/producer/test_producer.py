@@ -7,6 +7,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from client.core.client_instance import ClientInstance
 from client.core.compression import CompressionType, decompress
 from client.core.errors import (
     BrokerBusyError,
@@ -29,7 +30,7 @@ from jepsen_like.seeded_rng import rng_stream
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, SerializeType, response_to
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import World, open_world
 
 
 async def test_a_send_tells_where_the_message_is(autojump_clock: MockClock) -> None:
@@ -55,37 +56,35 @@ async def test_sends_go_round_all_queues(autojump_clock: MockClock) -> None:
 
 
 async def test_many_senders_that_begin_at_once_ask_for_the_route_once(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        async with trio.open_nursery() as nursery:
-            for i in range(20):
-                nursery.start_soon(producer.send, Message("T", b"%d" % i))
-        assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
-        assert world.count(RequestCode.CAPABILITIES) == 1
+    async with trio.open_nursery() as nursery:
+        for i in range(20):
+            nursery.start_soon(producer.send, Message("T", b"%d" % i))
+    assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
+    assert world.count(RequestCode.CAPABILITIES) == 1
 
 
 async def test_waiting_sends_leave_together_and_each_gets_its_own_result(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
     results: dict[int, tuple[MessageQueue, int, int]] = {}
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        group.brokers[0].delay_s = 0.5
+    group = world.groups["g"]
+    group.brokers[0].delay_s = 0.5
 
-        async def one(i: int) -> None:
-            result = await producer.send(Message("T", b"body-%d" % i))
-            results[i] = (result.message_queue, result.queue_offset, result.phy_offset)
+    async def one(i: int) -> None:
+        result = await producer.send(Message("T", b"body-%d" % i))
+        results[i] = (result.message_queue, result.queue_offset, result.phy_offset)
 
-        await producer.send(Message("T", b"first"))
-        async with trio.open_nursery() as nursery:
-            for i in range(50):
-                nursery.start_soon(one, i)
-        assert group.brokers[0].count(RequestCode.SEND_RECORDS) <= 3
-        for i, (queue, offset, position) in results.items():
-            record = decode_record(group.queue("T", queue.queue_id)[offset])
-            assert record.body == b"body-%d" % i
-            assert record.phy_offset == position
+    await producer.send(Message("T", b"first"))
+    async with trio.open_nursery() as nursery:
+        for i in range(50):
+            nursery.start_soon(one, i)
+    assert group.brokers[0].count(RequestCode.SEND_RECORDS) <= 3
+    for i, (queue, offset, position) in results.items():
+        record = decode_record(group.queue("T", queue.queue_id)[offset])
+        assert record.body == b"body-%d" % i
+        assert record.phy_offset == position
 
 
 async def test_a_refused_queue_fails_only_its_own_sends(autojump_clock: MockClock) -> None:
@@ -118,153 +117,148 @@ async def test_a_refused_queue_fails_only_its_own_sends(autojump_clock: MockCloc
 
 
 async def test_a_refusal_names_the_queue_of_every_run_when_all_are_refused(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        world.groups["g"].refused_queues["T", 1] = 13
-        with pytest.raises(MessageIllegalError, match="refused"):
-            await producer.send_to(MessageQueue("T", "g", 1), Message("T", b"x"))
+    world.groups["g"].refused_queues["T", 1] = 13
+    with pytest.raises(MessageIllegalError, match="refused"):
+        await producer.send_to(MessageQueue("T", "g", 1), Message("T", b"x"))
 
 
-async def test_a_cancelled_send_does_not_disturb_the_others(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_send_does_not_disturb_the_others(
+    world: World, producer: Producer
+) -> None:
     stored = 0
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"warm"))
-        group.brokers[0].delay_s = 1.0
-        scopes: list[trio.CancelScope] = []
+    group = world.groups["g"]
+    await producer.send(Message("T", b"warm"))
+    group.brokers[0].delay_s = 1.0
+    scopes: list[trio.CancelScope] = []
 
-        async def one(i: int) -> None:
-            nonlocal stored
-            with trio.CancelScope() as scope:
-                scopes.append(scope)
-                result = await producer.send(Message("T", b"%d" % i))
-                queue = group.queue("T", result.message_queue.queue_id)
-                assert decode_record(queue[result.queue_offset]).body == b"%d" % i
-                stored += 1
+    async def one(i: int) -> None:
+        nonlocal stored
+        with trio.CancelScope() as scope:
+            scopes.append(scope)
+            result = await producer.send(Message("T", b"%d" % i))
+            queue = group.queue("T", result.message_queue.queue_id)
+            assert decode_record(queue[result.queue_offset]).body == b"%d" % i
+            stored += 1
 
-        async with trio.open_nursery() as nursery:
-            for i in range(10):
-                nursery.start_soon(one, i)
-            await trio.testing.wait_all_tasks_blocked()
-            for scope in scopes[::2]:
-                scope.cancel()
-        assert stored == 5
-        assert (await producer.send(Message("T", b"after"))).queue_offset >= 0
+    async with trio.open_nursery() as nursery:
+        for i in range(10):
+            nursery.start_soon(one, i)
+        await trio.testing.wait_all_tasks_blocked()
+        for scope in scopes[::2]:
+            scope.cancel()
+    assert stored == 5
+    assert (await producer.send(Message("T", b"after"))).queue_offset >= 0
 
 
-async def test_not_leader_is_followed_within_one_round_trip(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"1"))
-        routes = client.counters.route_refreshes
-        group.elect(2, register=False)
-        began = trio.current_time()
-        await producer.send(Message("T", b"2"))
-        assert trio.current_time() == began
-        assert client.counters.redirects_by_hint == 1
-        assert client.counters.route_refreshes == routes
-        assert group.brokers[0].count(RequestCode.SEND_RECORDS) == 2
-        assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 1
-        await producer.send(Message("T", b"3"))
-        assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 2
-        assert client.counters.redirects_by_hint == 1
+async def test_not_leader_is_followed_within_one_round_trip(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"1"))
+    routes = client.counters.route_refreshes
+    group.elect(2, register=False)
+    began = trio.current_time()
+    await producer.send(Message("T", b"2"))
+    assert trio.current_time() == began
+    assert client.counters.redirects_by_hint == 1
+    assert client.counters.route_refreshes == routes
+    assert group.brokers[0].count(RequestCode.SEND_RECORDS) == 2
+    assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 1
+    await producer.send(Message("T", b"3"))
+    assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 2
+    assert client.counters.redirects_by_hint == 1
 
 
 async def test_a_new_leader_that_is_not_ready_is_asked_again_soon(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"1"))
+    group = world.groups["g"]
+    await producer.send(Message("T", b"1"))
+    group.elect(1, register=False)
+    refusals = 2
+
+    def intercept(asked: RemotingCommand) -> Handled:
+        nonlocal refusals
+        refusals -= 1
+        ext = {"outcome": "not_stored", "term": "2", "leaderAddr": group.brokers[1].address}
+        return response_to(asked, 14, "not yet", ext) if refusals >= 0 else None
+
+    group.brokers[1].intercept = intercept
+    began = trio.current_time()
+    await producer.send(Message("T", b"2"))
+    assert trio.current_time() - began == pytest.approx(0.02 + 0.04)
+    assert client.counters.leader_searches == 0
+    assert group.brokers[1].count(RequestCode.SEND_RECORDS) == 3
+
+
+async def test_ten_leader_changes_are_ten_hints(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"0"))
+    for i in range(1, 11):
+        group.elect(i % 3, register=False)
+        await producer.send(Message("T", b"%d" % i))
+    assert client.counters.redirects_by_hint == 10
+    assert client.counters.route_refreshes == 1
+    assert sorted(group.bodies()) == sorted(b"%d" % i for i in range(11))
+
+
+async def test_a_send_survives_the_death_of_the_leader(world: World, producer: Producer) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+
+    async def fail_over() -> None:
+        await group.brokers[0].kill()
+        group.leader = None
+        await trio.sleep(1.0)
         group.elect(1, register=False)
-        refusals = 2
 
-        def intercept(asked: RemotingCommand) -> Handled:
-            nonlocal refusals
-            refusals -= 1
-            ext = {"outcome": "not_stored", "term": "2", "leaderAddr": group.brokers[1].address}
-            return response_to(asked, 14, "not yet", ext) if refusals >= 0 else None
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail_over)
+        await trio.testing.wait_all_tasks_blocked()
+        results = []
 
-        group.brokers[1].intercept = intercept
-        began = trio.current_time()
-        await producer.send(Message("T", b"2"))
-        assert trio.current_time() - began == pytest.approx(0.02 + 0.04)
-        assert client.counters.leader_searches == 0
-        assert group.brokers[1].count(RequestCode.SEND_RECORDS) == 3
+        async def one(i: int) -> None:
+            results.append(await producer.send(Message("T", b"%d" % i)))
 
-
-async def test_ten_leader_changes_are_ten_hints(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"0"))
-        for i in range(1, 11):
-            group.elect(i % 3, register=False)
-            await producer.send(Message("T", b"%d" % i))
-        assert client.counters.redirects_by_hint == 10
-        assert client.counters.route_refreshes == 1
-        assert sorted(group.bodies()) == sorted(b"%d" % i for i in range(11))
-
-
-async def test_a_send_survives_the_death_of_the_leader(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"before"))
-
-        async def fail_over() -> None:
-            await group.brokers[0].kill()
-            group.leader = None
-            await trio.sleep(1.0)
-            group.elect(1, register=False)
-
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail_over)
-            await trio.testing.wait_all_tasks_blocked()
-            results = []
-
-            async def one(i: int) -> None:
-                results.append(await producer.send(Message("T", b"%d" % i)))
-
-            for i in range(20):
-                nursery.start_soon(one, i)
-        took = trio.current_time() - began
-        assert 1.0 <= took < 1.6
-        assert len(results) == 20
-        assert sorted(group.bodies()) == sorted([b"before", *(b"%d" % i for i in range(20))])
+        for i in range(20):
+            nursery.start_soon(one, i)
+    took = trio.current_time() - began
+    assert 1.0 <= took < 1.6
+    assert len(results) == 20
+    assert sorted(group.bodies()) == sorted([b"before", *(b"%d" % i for i in range(20))])
 
 
 async def test_a_request_cut_off_by_a_dying_leader_is_sent_again(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"before"))
-        group.brokers[0].intercept = lambda asked: DEFERRED
-        results = []
-        async with trio.open_nursery() as nursery:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    group.brokers[0].intercept = lambda asked: DEFERRED
+    results = []
+    async with trio.open_nursery() as nursery:
 
-            async def send() -> None:
-                results.append(await producer.send(Message("T", b"x")))
+        async def send() -> None:
+            results.append(await producer.send(Message("T", b"x")))
 
-            nursery.start_soon(send)
-            await trio.testing.wait_all_tasks_blocked()
-            group.elect(1)
-            await group.brokers[0].kill()
-        assert len(results) == 1
-        assert group.bodies().count(b"x") == 1
-        assert producer.counters.retries == 1
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        group.elect(1)
+        await group.brokers[0].kill()
+    assert len(results) == 1
+    assert group.bodies().count(b"x") == 1
+    assert producer.counters.retries == 1
 
 
 async def test_without_retry_an_unknown_outcome_surfaces_at_once(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance
 ) -> None:
     config = ProducerConfig(retry_unknown=False)
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with Producer(client, "p", config) as producer:
         group = world.groups["g"]
         await producer.send(Message("T", b"before"))
         group.brokers[0].intercept = lambda asked: response_to(
@@ -278,94 +272,87 @@ async def test_without_retry_an_unknown_outcome_surfaces_at_once(
 
 
 async def test_an_unknown_attempt_is_never_reported_as_not_stored(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
     """First attempt unknown, then refused for good: the message may be stored all the same."""
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"before"))
-        answers = iter(
-            [
-                (1, {"outcome": "unknown"}),
-                (13, {"outcome": "not_stored"}),
-            ]
-        )
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    answers = iter(
+        [
+            (1, {"outcome": "unknown"}),
+            (13, {"outcome": "not_stored"}),
+        ]
+    )
 
-        def intercept(asked: RemotingCommand) -> Handled:
-            code, ext = next(answers)
-            return response_to(asked, code, "no", dict(ext))
+    def intercept(asked: RemotingCommand) -> Handled:
+        code, ext = next(answers)
+        return response_to(asked, code, "no", dict(ext))
 
-        group.brokers[0].intercept = intercept
-        with pytest.raises(UnknownOutcomeError):
-            await producer.send(Message("T", b"x"))
+    group.brokers[0].intercept = intercept
+    with pytest.raises(UnknownOutcomeError):
+        await producer.send(Message("T", b"x"))
 
 
 async def test_a_silent_broker_ends_the_send_at_its_deadline_as_unknown(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"before"))
-        group.brokers[0].intercept = lambda asked: DEFERRED
-        began = trio.current_time()
-        with pytest.raises(UnknownOutcomeError):
-            await producer.send(Message("T", b"x"), timeout_s=0.7)
-        assert trio.current_time() - began == pytest.approx(0.7)
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    group.brokers[0].intercept = lambda asked: DEFERRED
+    began = trio.current_time()
+    with pytest.raises(UnknownOutcomeError):
+        await producer.send(Message("T", b"x"), timeout_s=0.7)
+    assert trio.current_time() - began == pytest.approx(0.7)
 
 
 async def test_a_dead_group_ends_the_send_at_its_deadline_as_not_stored(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.send(Message("T", b"before"))
-        for broker in group.brokers:
-            await broker.kill()
-        began = trio.current_time()
-        with pytest.raises(BrokerUnreachableError) as caught:
-            await producer.send(Message("T", b"x"), timeout_s=2.0)
-        assert caught.value.outcome == "not_stored"
-        assert trio.current_time() - began <= 2.01
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    for broker in group.brokers:
+        await broker.kill()
+    began = trio.current_time()
+    with pytest.raises(BrokerUnreachableError) as caught:
+        await producer.send(Message("T", b"x"), timeout_s=2.0)
+    assert caught.value.outcome == "not_stored"
+    assert trio.current_time() - began <= 2.01
 
 
-async def test_busy_is_retried_until_it_is_not(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        broker = group.brokers[0]
-        refusals = 6
+async def test_busy_is_retried_until_it_is_not(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    broker = group.brokers[0]
+    refusals = 6
 
-        def intercept(asked: RemotingCommand) -> Handled:
-            nonlocal refusals
-            refusals -= 1
-            return (
-                response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
-            )
+    def intercept(asked: RemotingCommand) -> Handled:
+        nonlocal refusals
+        refusals -= 1
+        return response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
 
-        broker.intercept = intercept
-        await producer.send(Message("T", b"x"))
-        assert group.bodies() == [b"x"]
-        assert broker.count(RequestCode.SEND_RECORDS) == 7
-        assert client.counters.leader_searches == 0
+    broker.intercept = intercept
+    await producer.send(Message("T", b"x"))
+    assert group.bodies() == [b"x"]
+    assert broker.count(RequestCode.SEND_RECORDS) == 7
+    assert client.counters.leader_searches == 0
 
 
 async def test_a_busy_broker_is_not_asked_more_by_single_sends_and_reads(
-    autojump_clock: MockClock,
+    world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        broker = world.groups["g"].brokers[0]
-        refusals = 3
+    broker = world.groups["g"].brokers[0]
+    refusals = 3
 
-        def intercept(asked: RemotingCommand) -> Handled:
-            nonlocal refusals
-            refusals -= 1
-            return (
-                response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
-            )
+    def intercept(asked: RemotingCommand) -> Handled:
+        nonlocal refusals
+        refusals -= 1
+        return response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
 
-        broker.intercept = intercept
-        await producer.send(Message("T", b"x", delay_level=1))
-        assert broker.count(RequestCode.SEND_MESSAGE_V2) == 4
-        assert client.counters.leader_searches == 0
+    broker.intercept = intercept
+    await producer.send(Message("T", b"x", delay_level=1))
+    assert broker.count(RequestCode.SEND_MESSAGE_V2) == 4
+    assert client.counters.leader_searches == 0
 
 
 async def test_a_failed_broker_is_avoided_while_latency_faults_are_on(
@@ -390,15 +377,11 @@ async def test_a_failed_broker_is_avoided_while_latency_faults_are_on(
 
 @pytest.mark.parametrize(("body_bytes", "overlap"), [(40_000, True), (40, False)])
 async def test_requests_overlap_only_when_much_is_waiting(
-    autojump_clock: MockClock, body_bytes: int, overlap: bool
+    world: World, client: ClientInstance, body_bytes: int, overlap: bool
 ) -> None:
     """Thirty sends in requests of five at most, each answered after a second."""
     config = ProducerConfig(compress_over_bytes=None, max_request_records=5)
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with Producer(client, "p", config) as producer:
         await producer.send(Message("T", b"first"))
         world.groups["g"].brokers[0].delay_s = 1.0
         began = trio.current_time()
@@ -431,25 +414,22 @@ async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead(
                 )
 
 
-async def test_an_unpinned_send_leaves_a_group_that_nobody_leads(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_unpinned_send_leaves_a_group_that_nobody_leads(world: World) -> None:
     """Its members answer and the NameServers still list a leader: only time tells."""
-    async with open_world() as world:
-        other = await world.add_group("h", 1, 10950)
-        async with world.client() as client, Producer(client, "p") as producer:
-            await producer.publish_queues("T")
-            world.groups["g"].leader = None
-            began = trio.current_time()
-            results = [await producer.send(Message("T", b"%d" % i)) for i in range(8)]
-            assert {r.message_queue.broker_name for r in results} == {"h"}
-            assert sorted(other.bodies()) == [b"%d" % i for i in range(8)]
-            assert world.groups["g"].bodies() == []
-            assert trio.current_time() - began >= 3.0
-            with pytest.raises(BrokerBusyError):
-                await producer.send_to(
-                    MessageQueue("T", "g", 0), Message("T", b"pinned"), timeout_s=5.0
-                )
+    other = await world.add_group("h", 1, 10950)
+    async with world.client() as client, Producer(client, "p") as producer:
+        await producer.publish_queues("T")
+        world.groups["g"].leader = None
+        began = trio.current_time()
+        results = [await producer.send(Message("T", b"%d" % i)) for i in range(8)]
+        assert {r.message_queue.broker_name for r in results} == {"h"}
+        assert sorted(other.bodies()) == [b"%d" % i for i in range(8)]
+        assert world.groups["g"].bodies() == []
+        assert trio.current_time() - began >= 3.0
+        with pytest.raises(BrokerBusyError):
+            await producer.send_to(
+                MessageQueue("T", "g", 0), Message("T", b"pinned"), timeout_s=5.0
+            )
 
 
 async def test_a_real_rocketmq_gets_json_and_310(autojump_clock: MockClock) -> None:
@@ -486,44 +466,43 @@ async def test_a_delayed_message_goes_alone_with_310(autojump_clock: MockClock) 
     assert result.message_id in sent.ext["i"]
 
 
-async def test_a_delayed_message_follows_the_hint_too(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        await producer.publish_queues("T")
-        group.elect(1, register=False)
-        await producer.send(Message("T", b"later", delay_level=1))
-        assert client.counters.redirects_by_hint == 1
-        assert group.bodies() == [b"later"]
+async def test_a_delayed_message_follows_the_hint_too(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.publish_queues("T")
+    group.elect(1, register=False)
+    await producer.send(Message("T", b"later", delay_level=1))
+    assert client.counters.redirects_by_hint == 1
+    assert group.bodies() == [b"later"]
 
 
-async def test_oneway_does_not_wait_for_an_answer(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        broker = world.groups["g"].brokers[0]
-        broker.intercept = lambda asked: DEFERRED
-        began = trio.current_time()
-        await producer.send_oneway(Message("T", b"x"))
-        assert trio.current_time() == began
-        await trio.testing.wait_all_tasks_blocked()
-        (sent,) = [s.command for s in broker.seen if s.code == 310]
-        assert sent.is_oneway
+async def test_oneway_does_not_wait_for_an_answer(world: World, producer: Producer) -> None:
+    broker = world.groups["g"].brokers[0]
+    broker.intercept = lambda asked: DEFERRED
+    began = trio.current_time()
+    await producer.send_oneway(Message("T", b"x"))
+    assert trio.current_time() == began
+    await trio.testing.wait_all_tasks_blocked()
+    (sent,) = [s.command for s in broker.seen if s.code == 310]
+    assert sent.is_oneway
 
 
-async def test_a_batch_is_one_run_with_consecutive_offsets(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        results = await producer.send_batch([Message("T", b"b%d" % i) for i in range(100)])
-        (sent,) = [s.command for s in group.brokers[0].seen if s.code == 51101]
-        assert sent.ext["runs"] == [["T", results.message_queue.queue_id, 100]]
-        assert sent.ext["group"] == "p"
-        assert sent.serialize is SerializeType.CBOR
-        for i, result in enumerate(results):
-            stored = decode_record(
-                group.queue("T", result.message_queue.queue_id)[result.queue_offset]
-            )
-            assert stored.body == b"b%d" % i
-            assert stored.phy_offset == result.phy_offset
-            assert stored.property_map["UNIQ_KEY"] == result.message_id
-        assert results[-1].queue_offset == 99
+async def test_a_batch_is_one_run_with_consecutive_offsets(
+    world: World, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    results = await producer.send_batch([Message("T", b"b%d" % i) for i in range(100)])
+    (sent,) = [s.command for s in group.brokers[0].seen if s.code == 51101]
+    assert sent.ext["runs"] == [["T", results.message_queue.queue_id, 100]]
+    assert sent.ext["group"] == "p"
+    assert sent.serialize is SerializeType.CBOR
+    for i, result in enumerate(results):
+        stored = decode_record(group.queue("T", result.message_queue.queue_id)[result.queue_offset])
+        assert stored.body == b"b%d" % i
+        assert stored.phy_offset == result.phy_offset
+        assert stored.property_map["UNIQ_KEY"] == result.message_id
+    assert results[-1].queue_offset == 99
 
 
 async def test_a_selector_chooses_the_queue(autojump_clock: MockClock) -> None:
@@ -539,40 +518,38 @@ async def test_a_selector_chooses_the_queue(autojump_clock: MockClock) -> None:
     assert [(r.message_queue.queue_id, r.queue_offset) for r in results] == [(2, 0), (2, 1), (2, 2)]
 
 
-async def test_an_asynchronous_send_brings_its_result_later(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        world.groups["g"].brokers[0].delay_s = 0.2
+async def test_an_asynchronous_send_brings_its_result_later(
+    world: World, producer: Producer
+) -> None:
+    world.groups["g"].brokers[0].delay_s = 0.2
+    future = await producer.send_async(Message("T", b"1"))
+    second = producer.send_nowait(Message("T", b"2"))
+    assert not future.done
+    result = await future.result()
+    assert future.done
+    assert (await future.result()).message_id == result.message_id
+    assert (await second.result()).message_id != result.message_id
+
+
+async def test_leaving_the_block_waits_for_sends_under_way(
+    world: World, client: ClientInstance
+) -> None:
+    world.groups["g"].brokers[0].delay_s = 0.5
+    async with Producer(client, "p") as producer:
         future = await producer.send_async(Message("T", b"1"))
-        second = producer.send_nowait(Message("T", b"2"))
-        assert not future.done
-        result = await future.result()
-        assert future.done
-        assert (await future.result()).message_id == result.message_id
-        assert (await second.result()).message_id != result.message_id
-
-
-async def test_leaving_the_block_waits_for_sends_under_way(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        world.groups["g"].brokers[0].delay_s = 0.5
-        async with Producer(client, "p") as producer:
-            future = await producer.send_async(Message("T", b"1"))
-        assert future.done
-        assert (await future.result()).queue_offset == 0
-        with pytest.raises(ClientClosedError):
-            await producer.send(Message("T", b"2"))
+    assert future.done
+    assert (await future.result()).queue_offset == 0
+    with pytest.raises(ClientClosedError):
+        await producer.send(Message("T", b"2"))
 
 
 @pytest.mark.parametrize("kind", CompressionType)
 async def test_a_large_body_is_compressed_and_read_back(
-    kind: CompressionType, autojump_clock: MockClock
+    world: World, client: ClientInstance, kind: CompressionType
 ) -> None:
     body = b"abc" * 5000
     config = ProducerConfig(compress_type=kind)
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with Producer(client, "p", config) as producer:
         for message in (Message("T", body), Message("T", body, delay_level=1)):
             result = await producer.send(message)
             raw = world.groups["g"].queue("T", result.message_queue.queue_id)[result.queue_offset]
@@ -583,12 +560,11 @@ async def test_a_large_body_is_compressed_and_read_back(
             assert MessageExt(memoryview(raw), 0).body == body
 
 
-async def test_a_body_that_gets_no_smaller_goes_as_it_is(autojump_clock: MockClock) -> None:
+async def test_a_body_that_gets_no_smaller_goes_as_it_is(world: World, producer: Producer) -> None:
     body = rng_stream(1).randbytes(5000)
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        result = await producer.send(Message("T", body))
-        raw = world.groups["g"].queue("T", result.message_queue.queue_id)[result.queue_offset]
-        assert (decode_record(raw).sys_flag, decode_record(raw).body) == (0, body)
+    result = await producer.send(Message("T", body))
+    raw = world.groups["g"].queue("T", result.message_queue.queue_id)[result.queue_offset]
+    assert (decode_record(raw).sys_flag, decode_record(raw).body) == (0, body)
 
 
 def test_a_level_the_compression_does_not_have_is_refused() -> None:
@@ -617,13 +593,12 @@ def test_a_level_the_compression_does_not_have_is_refused() -> None:
     ],
 )
 async def test_an_illegal_message_is_refused_before_sending(
-    message: Message, why: str, autojump_clock: MockClock
+    world: World, producer: Producer, message: Message, why: str
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        with pytest.raises(MessageIllegalError, match=why):
-            await producer.send(message)
-        assert world.count(RequestCode.SEND_RECORDS) == 0
-        assert world.count(RequestCode.SEND_MESSAGE_V2) == 0
+    with pytest.raises(MessageIllegalError, match=why):
+        await producer.send(message)
+    assert world.count(RequestCode.SEND_RECORDS) == 0
+    assert world.count(RequestCode.SEND_MESSAGE_V2) == 0
 
 
 @pytest.mark.parametrize(
@@ -638,31 +613,28 @@ async def test_an_illegal_message_is_refused_before_sending(
     ],
 )
 async def test_an_illegal_batch_is_refused_before_sending(
-    messages: list[Message], why: str, autojump_clock: MockClock
+    world: World, producer: Producer, messages: list[Message], why: str
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        with pytest.raises(MessageIllegalError, match=why):
-            await producer.send_batch(messages)
-        assert world.count(RequestCode.SEND_RECORDS) == 0
+    with pytest.raises(MessageIllegalError, match=why):
+        await producer.send_batch(messages)
+    assert world.count(RequestCode.SEND_RECORDS) == 0
 
 
 async def test_an_unknown_topic_is_sent_to_where_it_would_be_created(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        results = [await producer.send(Message("new", b"x")) for _ in range(4)]
-        assert sorted(r.message_queue.queue_id for r in results) == [0, 1, 2, 3]
-        (first, *_) = [s.command for s in world.seen if s.code == 51101]
-        assert first.ext["default_topic_queue_nums"] == 4
+    results = [await producer.send(Message("new", b"x")) for _ in range(4)]
+    assert sorted(r.message_queue.queue_id for r in results) == [0, 1, 2, 3]
+    (first, *_) = [s.command for s in world.seen if s.code == 51101]
+    assert first.ext["default_topic_queue_nums"] == 4
 
 
-async def test_a_topic_nobody_can_create_has_no_route(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        del world.groups["g"].topics["TBW102"]
-        with pytest.raises(NoRouteError):
-            await producer.send(Message("new", b"x"))
-        with pytest.raises(NoRouteError):
-            producer.send_nowait(Message("new", b"x"))
+async def test_a_topic_nobody_can_create_has_no_route(world: World, producer: Producer) -> None:
+    del world.groups["g"].topics["TBW102"]
+    with pytest.raises(NoRouteError):
+        await producer.send(Message("new", b"x"))
+    with pytest.raises(NoRouteError):
+        producer.send_nowait(Message("new", b"x"))
 
 
 async def test_with_all_name_servers_down_a_running_producer_goes_on(
@@ -697,13 +669,9 @@ async def test_a_new_client_without_name_servers_gets_one_clear_error(
             assert caught.value.retriable
 
 
-async def test_a_full_line_makes_a_send_wait_for_room(autojump_clock: MockClock) -> None:
+async def test_a_full_line_makes_a_send_wait_for_room(world: World, client: ClientInstance) -> None:
     config = ProducerConfig(max_waiting_bytes=2000)
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with Producer(client, "p", config) as producer:
         world.groups["g"].brokers[0].delay_s = 0.1
         done = 0
 
@@ -724,18 +692,17 @@ async def test_a_full_line_makes_a_send_wait_for_room(autojump_clock: MockClock)
 
 
 async def test_leader_change_with_another_world_seed_keeps_order_per_queue(
-    autojump_clock: MockClock,
+    world: World, producer: Producer
 ) -> None:
     """Asynchronous sends to one queue keep their order over a redirect."""
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        queue = (await producer.publish_queues("T"))[0]
-        futures = []
-        for i in range(30):
-            futures.append(await producer.send_async(Message("T", b"%02d" % i), queue=queue))
-            if i % 10 == 5:
-                group.elect((i // 10 + 1) % 3, register=False)
-            await trio.lowlevel.checkpoint()
-        for future in futures:
-            await future.result()
-        assert group.bodies() == [b"%02d" % i for i in range(30)]
+    group = world.groups["g"]
+    queue = (await producer.publish_queues("T"))[0]
+    futures = []
+    for i in range(30):
+        futures.append(await producer.send_async(Message("T", b"%02d" % i), queue=queue))
+        if i % 10 == 5:
+            group.elect((i // 10 + 1) % 3, register=False)
+        await trio.lowlevel.checkpoint()
+    for future in futures:
+        await future.result()
+    assert group.bodies() == [b"%02d" % i for i in range(30)]

@@ -48,10 +48,9 @@ async def test_a_message_with_a_time_goes_alone_and_brings_its_handle(
     assert result.recall_handle == HANDLE
 
 
-async def test_a_batch_holds_no_messages_with_a_time(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        with pytest.raises(MessageIllegalError, match="cannot hold delayed"):
-            await producer.send_batch([Message("T", b"x", delay_ms=5)])
+async def test_a_batch_holds_no_messages_with_a_time(producer: Producer) -> None:
+    with pytest.raises(MessageIllegalError, match="cannot hold delayed"):
+        await producer.send_batch([Message("T", b"x", delay_ms=5)])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,6 @@ async def test_a_recall_ends_with_its_budget(
 
 
 @pytest.mark.parametrize("handle", ["", "nonsense"])
-async def test_what_is_no_handle_is_not_sent(autojump_clock: MockClock, handle: str) -> None:
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        with pytest.raises(MessageIllegalError, match="handle is invalid"):
-            await producer.recall(handle)
+async def test_what_is_no_handle_is_not_sent(producer: Producer, handle: str) -> None:
+    with pytest.raises(MessageIllegalError, match="handle is invalid"):
+        await producer.recall(handle)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
@@ -29,6 +28,8 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.client.producer.fake_transactions import POSITION, FakeTransactions
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 COMMIT, ROLLBACK, UNKNOWN = (
     LocalTransactionState.COMMIT,
@@ -80,9 +81,7 @@ async def commit(_: HalfMessage) -> LocalTransactionState:
     return COMMIT
 
 
-async def test_the_local_part_decides_when_the_half_message_is_stored(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_local_part_decides_when_the_half_message_is_stored() -> None:
     async with opened() as stage:
         seen: list[HalfMessage] = []
 
@@ -103,7 +102,7 @@ async def test_the_local_part_decides_when_the_half_message_is_stored(
     assert stage.producer.counters.commits == 1
 
 
-async def test_the_half_message_says_what_it_is(autojump_clock: MockClock) -> None:
+async def test_the_half_message_says_what_it_is() -> None:
     async with opened() as stage:
         result = await stage.producer.send_in_transaction(ORDER, commit)
     ((header, body),) = stage.transactions.halves
@@ -116,9 +115,7 @@ async def test_the_half_message_says_what_it_is(autojump_clock: MockClock) -> No
     assert ORDER.properties == {"who": "me"}
 
 
-async def test_the_end_names_the_half_message_and_wants_an_answer(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_end_names_the_half_message_and_wants_an_answer() -> None:
     async with opened() as stage:
         result = await stage.producer.send_in_transaction(ORDER, commit)
     (end,) = stage.transactions.ends
@@ -130,9 +127,7 @@ async def test_the_end_names_the_half_message_and_wants_an_answer(
 
 
 @pytest.mark.parametrize(("state", "decisions"), [(ROLLBACK, {0: 12}), (UNKNOWN, {})])
-async def test_every_state_is_told(
-    autojump_clock: MockClock, state: LocalTransactionState, decisions: dict[int, int]
-) -> None:
+async def test_every_state_is_told(state: LocalTransactionState, decisions: dict[int, int]) -> None:
     async with opened() as stage:
 
         async def local(_: HalfMessage) -> LocalTransactionState:
@@ -153,18 +148,14 @@ async def test_every_state_is_told(
         Message("T", b"x", properties={"TIMER_DELIVER_MS": "1"}),
     ],
 )
-async def test_a_transactional_message_cannot_be_delayed(
-    autojump_clock: MockClock, message: Message
-) -> None:
+async def test_a_transactional_message_cannot_be_delayed(message: Message) -> None:
     async with opened() as stage:
         with pytest.raises(MessageIllegalError, match="cannot be delayed"):
             await stage.producer.send_in_transaction(message, commit)
     assert stage.transactions.halves == []
 
 
-async def test_less_safe_than_asked_for_is_rolled_back_without_the_local_part(
-    autojump_clock: MockClock,
-) -> None:
+async def test_less_safe_than_asked_for_is_rolled_back_without_the_local_part() -> None:
     async with opened() as stage:
         stage.transactions.send_code = 10
 
@@ -177,9 +168,7 @@ async def test_less_safe_than_asked_for_is_rolled_back_without_the_local_part(
     assert stage.transactions.decisions == {0: 12}
 
 
-async def test_a_half_message_nobody_knows_of_is_not_sent_again(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_half_message_nobody_knows_of_is_not_sent_again() -> None:
     async with opened() as stage:
         sent = 0
 
@@ -198,9 +187,7 @@ async def test_a_half_message_nobody_knows_of_is_not_sent_again(
     assert sent == 1
 
 
-async def test_a_local_part_that_raises_leaves_the_transaction_open(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_local_part_that_raises_leaves_the_transaction_open() -> None:
     async with opened() as stage:
 
         async def broken(_: HalfMessage) -> LocalTransactionState:
@@ -217,7 +204,7 @@ async def test_a_local_part_that_raises_leaves_the_transaction_open(
     assert message.message_id == stage.transactions.ends[0].transaction_id
 
 
-async def test_a_fail_over_between_half_and_end_is_followed(autojump_clock: MockClock) -> None:
+async def test_a_fail_over_between_half_and_end_is_followed() -> None:
     async with opened() as stage:
         group = stage.world.groups["g"]
 
@@ -237,7 +224,7 @@ async def test_a_fail_over_between_half_and_end_is_followed(autojump_clock: Mock
     assert group.brokers[2].count(RequestCode.END_TRANSACTION) >= 1
 
 
-async def test_an_end_without_an_answer_is_told_again(autojump_clock: MockClock) -> None:
+async def test_an_end_without_an_answer_is_told_again() -> None:
     async with opened() as stage:
         answers = 0
 
@@ -256,7 +243,7 @@ async def test_an_end_without_an_answer_is_told_again(autojump_clock: MockClock)
     assert stage.transactions.decisions == {0: 8}
 
 
-async def test_what_cannot_be_told_is_left_to_check_back(autojump_clock: MockClock) -> None:
+async def test_what_cannot_be_told_is_left_to_check_back() -> None:
     async with opened(TransactionProducerConfig(end_timeout_s=3)) as stage:
         group = stage.world.groups["g"]
 
@@ -272,7 +259,7 @@ async def test_what_cannot_be_told_is_left_to_check_back(autojump_clock: MockClo
     assert stage.producer.counters.ends_failed == 1
 
 
-async def test_an_end_may_be_told_once_only(autojump_clock: MockClock) -> None:
+async def test_an_end_may_be_told_once_only() -> None:
     async with opened(TransactionProducerConfig(retry_end=False)) as stage:
         stage.transactions.answer_end = lambda asked: response_to(
             asked, 1, "no majority", {"outcome": "unknown"}
@@ -282,9 +269,7 @@ async def test_an_end_may_be_told_once_only(autojump_clock: MockClock) -> None:
     assert len(stage.transactions.ends) == 1
 
 
-async def test_a_refusal_does_not_undo_what_an_attempt_before_it_may_have_done(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_refusal_does_not_undo_what_an_attempt_before_it_may_have_done() -> None:
     async with opened() as stage:
         answers = 0
 
@@ -301,7 +286,7 @@ async def test_a_refusal_does_not_undo_what_an_attempt_before_it_may_have_done(
 
 
 @pytest.mark.parametrize("code", [1, 17, 604])
-async def test_a_refused_end_says_so(autojump_clock: MockClock, code: int) -> None:
+async def test_a_refused_end_says_so(code: int) -> None:
     async with opened() as stage:
         stage.transactions.answer_end = lambda asked: response_to(
             asked, code, "no", {"outcome": "not_stored"}
@@ -312,7 +297,7 @@ async def test_a_refused_end_says_so(autojump_clock: MockClock, code: int) -> No
     assert len(stage.transactions.ends) == 1
 
 
-async def test_a_decision_that_came_too_late_is_an_error(autojump_clock: MockClock) -> None:
+async def test_a_decision_that_came_too_late_is_an_error() -> None:
     async with opened() as stage:
         stage.transactions.decisions[0] = 12
         with pytest.raises(TransactionDecidedError, match="decided as ROLLBACK") as caught:
@@ -321,7 +306,7 @@ async def test_a_decision_that_came_too_late_is_an_error(autojump_clock: MockClo
     assert not caught.value.retriable
 
 
-async def test_a_question_is_answered_by_the_application(autojump_clock: MockClock) -> None:
+async def test_a_question_is_answered_by_the_application() -> None:
     async with opened() as stage:
         half = await stage.producer.begin(ORDER)
         await stage.producer.leave_open(half)
@@ -343,7 +328,7 @@ async def test_a_question_is_answered_by_the_application(autojump_clock: MockClo
     assert (stage.producer.counters.checks, stage.producer.counters.commits) == (2, 1)
 
 
-async def test_an_answer_looks_for_the_leader(autojump_clock: MockClock) -> None:
+async def test_an_answer_looks_for_the_leader() -> None:
     async with opened() as stage:
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
         await trio.sleep(1)
@@ -360,7 +345,7 @@ async def test_an_answer_looks_for_the_leader(autojump_clock: MockClock) -> None
     assert stage.transactions.oneway == 0
 
 
-async def test_while_the_local_part_runs_the_answer_is_not_yet(autojump_clock: MockClock) -> None:
+async def test_while_the_local_part_runs_the_answer_is_not_yet() -> None:
     async with opened() as stage:
 
         async def slow(_: HalfMessage) -> LocalTransactionState:
@@ -375,9 +360,7 @@ async def test_while_the_local_part_runs_the_answer_is_not_yet(autojump_clock: M
     assert result.is_confirmed
 
 
-async def test_an_application_that_fails_to_answer_does_not_know(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_application_that_fails_to_answer_does_not_know() -> None:
     async with opened() as stage:
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
         await trio.sleep(1)
@@ -391,7 +374,7 @@ async def test_an_application_that_fails_to_answer_does_not_know(
     assert stage.producer.counters.checks_failed == 1
 
 
-async def test_another_process_of_the_group_answers_for_it(autojump_clock: MockClock) -> None:
+async def test_another_process_of_the_group_answers_for_it() -> None:
     async with opened() as stage:
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
         stage.transactions.known.clear()
@@ -409,7 +392,7 @@ async def test_another_process_of_the_group_answers_for_it(autojump_clock: MockC
     assert len(others.asked) == 1
 
 
-async def test_every_broker_of_the_group_knows_the_producer(autojump_clock: MockClock) -> None:
+async def test_every_broker_of_the_group_knows_the_producer() -> None:
     async with opened() as stage:
         await stage.producer.send_in_transaction(ORDER, commit)
         await trio.sleep(1)
@@ -423,7 +406,7 @@ async def test_every_broker_of_the_group_knows_the_producer(autojump_clock: Mock
     assert stage.transactions.decisions == {0: 8, 1: 8}
 
 
-async def test_questions_for_other_groups_are_left_alone(autojump_clock: MockClock) -> None:
+async def test_questions_for_other_groups_are_left_alone() -> None:
     async with opened() as stage:
         await stage.producer.begin(ORDER)
         await trio.sleep(1)
@@ -435,16 +418,14 @@ async def test_questions_for_other_groups_are_left_alone(autojump_clock: MockClo
     assert stage.transactions.ends == []
 
 
-async def test_a_group_has_one_producer_in_an_instance(autojump_clock: MockClock) -> None:
+async def test_a_group_has_one_producer_in_an_instance() -> None:
     async with opened() as stage:
         with pytest.raises(ConfigError, match="pg"):
             async with TransactionProducer(stage.client, "pg", Checks()):
                 pass
 
 
-async def test_too_many_questions_are_dropped_and_counted(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_questions_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client.producer.transaction_producer.QUESTIONS_MAX", 1)
     async with opened(TransactionProducerConfig(checks_at_once=1)) as stage:
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
@@ -458,7 +439,7 @@ async def test_too_many_questions_are_dropped_and_counted(
         assert len(stage.checks.asked) == 5 - counters.checks_dropped
 
 
-async def test_a_real_rocketmq_is_told_one_way(autojump_clock: MockClock) -> None:
+async def test_a_real_rocketmq_is_told_one_way() -> None:
     async with opened(rocketmq=True) as stage:
         result = await stage.producer.send_in_transaction(ORDER, commit)
         await trio.sleep(1)
@@ -472,9 +453,7 @@ async def test_a_real_rocketmq_is_told_one_way(autojump_clock: MockClock) -> Non
     assert stage.transactions.decisions == {0: 8, 1: 12}
 
 
-async def test_a_cancelled_local_part_leaves_the_transaction_open(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_cancelled_local_part_leaves_the_transaction_open() -> None:
     async with opened() as stage:
 
         async def forever(_: HalfMessage) -> LocalTransactionState:

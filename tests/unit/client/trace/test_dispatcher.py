@@ -10,6 +10,7 @@ from client.consumer.config import PushConfig
 from client.consumer.lite_pull_consumer import LitePullConsumer
 from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import MessageExt
@@ -23,7 +24,7 @@ from client.trace.dispatcher import TRACE_BATCH_MAX, TRACE_TOPIC, WAITING_TRACES
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.command import RemotingCommand
 from tests.unit.client.consumer.consuming import Heard, send
-from tests.unit.client.fake_cluster import Group, open_world
+from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions
 
 TRACED = ProducerConfig(enable_msg_trace=True)
@@ -138,7 +139,7 @@ async def test_half_messages_and_decisions_are_traced(autojump_clock: MockClock)
 
 
 async def test_a_trace_topic_that_hangs_delays_no_send_and_costs_only_traces(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    world: World, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_dispatcher, "WAITING_TRACES_MAX", 10)
 
@@ -146,31 +147,29 @@ async def test_a_trace_topic_that_hangs_delays_no_send_and_costs_only_traces(
         topics = {run[0] for run in asked.ext.get("runs", [])}
         return DEFERRED if TRACE_TOPIC in topics else None
 
-    async with open_world() as world, world.client() as client:
-        group = world.groups["g"]
-        group.topics[TRACE_TOPIC] = 1
-        for broker in group.brokers:
-            broker.intercept = hang
-        async with Producer(client, "p", TRACED) as producer:
-            began = trio.current_time()
-            for number in range(50):
-                await producer.send(Message("T", b"%d" % number))
-            assert trio.current_time() - began < 0.5
-            assert producer.trace is not None
-            assert producer.trace.counters.dropped == 40
-            await trio.sleep(20)
-            assert producer.trace.counters.failed == 10
-        assert traces(group) == []
+    group = world.groups["g"]
+    group.topics[TRACE_TOPIC] = 1
+    for broker in group.brokers:
+        broker.intercept = hang
+    async with Producer(client, "p", TRACED) as producer:
+        began = trio.current_time()
+        for number in range(50):
+            await producer.send(Message("T", b"%d" % number))
+        assert trio.current_time() - began < 0.5
+        assert producer.trace is not None
+        assert producer.trace.counters.dropped == 40
+        await trio.sleep(20)
+        assert producer.trace.counters.failed == 10
+    assert traces(group) == []
 
 
-async def test_without_a_trace_topic_sends_go_on(autojump_clock: MockClock) -> None:
-    async with open_world() as world, world.client() as client:
-        world.groups["g"].topics.pop("TBW102", None)
-        async with Producer(client, "p", TRACED) as producer:
-            assert (await producer.send(Message("T", b"x"))).message_id
-            await trio.sleep(10)
-            assert producer.trace is not None
-            assert (producer.trace.counters.sent, producer.trace.counters.failed) == (0, 1)
+async def test_without_a_trace_topic_sends_go_on(world: World, client: ClientInstance) -> None:
+    world.groups["g"].topics.pop("TBW102", None)
+    async with Producer(client, "p", TRACED) as producer:
+        assert (await producer.send(Message("T", b"x"))).message_id
+        await trio.sleep(10)
+        assert producer.trace is not None
+        assert (producer.trace.counters.sent, producer.trace.counters.failed) == (0, 1)
 
 
 async def test_many_steps_leave_in_messages_of_bounded_size(autojump_clock: MockClock) -> None:

@@ -29,6 +29,8 @@ from remoting.protocol.headers import PullMessageHeader
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 
 def beat(
     broker: Broker,
@@ -242,7 +244,7 @@ def test_the_cpp_clients_heartbeat_is_understood(broker: Broker) -> None:
     assert group.subscriptions["T"].codes is None
 
 
-async def test_a_silent_client_is_taken_out(autojump_clock: Any, tmp_path: Any) -> None:
+async def test_a_silent_client_is_taken_out(tmp_path: Any) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
     silent, alive = FakeConnection(), FakeConnection()
@@ -323,9 +325,7 @@ def test_a_change_of_leader_wakes_nobody(broker: Broker, clock: ManualClock) -> 
     assert told(one) == before
 
 
-async def test_what_changed_meanwhile_is_told_when_the_group_has_settled(
-    autojump_clock: Any, tmp_path: Any
-) -> None:
+async def test_what_changed_meanwhile_is_told_when_the_group_has_settled(tmp_path: Any) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
     one, late = FakeConnection(), FakeConnection()
@@ -373,9 +373,7 @@ def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
     assert told(one) == []
 
 
-async def test_the_changes_of_a_large_group_are_told_together(
-    tmp_path: Path, autojump_clock: Any
-) -> None:
+async def test_the_changes_of_a_large_group_are_told_together(tmp_path: Path) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
     members = [FakeConnection() for _ in range(3 * TOLD_AT_ONCE)]

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.raft.clocks import AGREED_S, HEARD_S, SKEW_MAX_MS, STANDS_ASIDE_S, Clocks
 from dledger.testing.clocks import ManualClock
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 YEAR_MS = 365 * 86_400_000
 
@@ -116,7 +117,7 @@ def test_one_whose_date_was_wrong_stands_aside_for_a_while() -> None:
 
 @pytest.mark.parametrize("skew_ms", [2 * YEAR_MS, -2 * YEAR_MS])
 async def test_a_leader_whose_date_is_two_years_off_gives_up_and_stamps_nothing(
-    tmp_path: Path, autojump_clock: MockClock, skew_ms: int
+    tmp_path: Path, skew_ms: int
 ) -> None:
     async with running_groups(tmp_path) as groups:
         first = await groups.leader()
@@ -138,7 +139,7 @@ async def test_a_leader_whose_date_is_two_years_off_gives_up_and_stamps_nothing(
 
 
 async def test_a_leader_that_cannot_hand_over_stamps_by_the_date_of_most(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
         first = await groups.leader()
@@ -154,9 +155,7 @@ async def test_a_leader_that_cannot_hand_over_stamps_by_the_date_of_most(
         assert abs(first.group.state.last_store_time_ms - right_ms) < SKEW_MAX_MS
 
 
-async def test_a_group_whose_store_time_is_ahead_shows_it_and_serves(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_group_whose_store_time_is_ahead_shows_it_and_serves(tmp_path: Path) -> None:
     """A single voter has nothing to compare its date with; store time never goes back."""
     async with running_groups(tmp_path, 1) as groups:
         leader = await groups.leader()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.errors import RemoteProtocolError
 from dledger.raft.frame_memory import UNFINISHED_BYTES, FrameMemory, peer_frame_room
@@ -18,6 +18,8 @@ from dledger.raft.wire import (
 from remoting.clock import TrioClock
 from remoting.frame_room import STALLED_S, FrameRoom
 from remoting.memory_budget import BudgetLimits, MemoryBudget
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 CHUNK = 256 << 10
 LARGE = (FRAME_BYTES_MAX).to_bytes(4, "big") + bytes(4)
@@ -56,9 +58,7 @@ class Caller:
             self.memory.leave()
 
 
-async def test_half_frames_of_all_members_stay_within_the_limit(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_half_frames_of_all_members_stay_within_the_limit(nursery: trio.Nursery) -> None:
     room = peer_frame_room()
     callers = [Caller(room, f"10.0.0.{number}") for number in range(6)]
     for caller in callers:
@@ -76,7 +76,7 @@ async def test_half_frames_of_all_members_stay_within_the_limit(
     assert room.given_way == 5
 
 
-async def test_small_frames_never_wait_behind_large_ones(autojump_clock: MockClock) -> None:
+async def test_small_frames_never_wait_behind_large_ones() -> None:
     room = peer_frame_room()
     large, small = Caller(room, "a"), Caller(room, "b")
     await large.read(LARGE)
@@ -87,9 +87,7 @@ async def test_small_frames_never_wait_behind_large_ones(autojump_clock: MockClo
     assert room.used_bytes == FRAME_BYTES_MAX + PREFIX_BYTES
 
 
-async def test_room_is_given_back_when_a_frame_is_whole(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
+async def test_room_is_given_back_when_a_frame_is_whole(nursery: trio.Nursery) -> None:
     room = peer_frame_room()
     first, second = Caller(room, "a"), Caller(room, "b")
     payload = memoryview(bytes(20 << 20))
@@ -108,7 +106,7 @@ async def test_room_is_given_back_when_a_frame_is_whole(
     assert (room.used_bytes, room.given_way) == (0, 0)
 
 
-async def test_frames_of_members_count_against_the_budget(autojump_clock: MockClock) -> None:
+async def test_frames_of_members_count_against_the_budget() -> None:
     """New requests are refused before members' frames go beyond what the daemon may hold."""
 
     class Peer:

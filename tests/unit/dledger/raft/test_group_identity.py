@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.disk import OsDisk
 from dledger.raft.identity import Identity
@@ -16,9 +16,11 @@ from dledger.raft.recover import Recovery
 from tests.harness.groups import running_groups
 from tests.unit.dledger.raft.test_recover import lose_all_but_one
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 
 async def test_all_members_have_one_identity_and_keep_it_over_a_change_of_leader_and_a_restart(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
@@ -52,9 +54,7 @@ def test_two_groups_of_one_name_have_two_identities(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
-async def test_a_replica_that_goes_on_alone_is_another_group(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_replica_that_goes_on_alone_is_another_group(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         before = (await groups.leader()).group.group_identity
         name = await lose_all_but_one(groups)
@@ -67,7 +67,7 @@ async def test_a_replica_that_goes_on_alone_is_another_group(
 
 
 async def test_members_that_share_a_secret_have_one_proof_of_it_and_others_have_none(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     proofs = set()
     for secret in (b"a secret of sixteen bytes", b"another of sixteen bytes", None):

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import structlog.testing
 import trio
-from trio.testing import MockClock
 
 from dledger.membership_changes import MembershipChanges
 from dledger.raft.link_faults import local_fault
 from remoting.seams import Network, Stream
 from tests.harness.groups import Groups, running_groups
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 FAULTY_S = 65.0
 """Longer than the pause between two lines about the same fault."""
@@ -107,7 +108,7 @@ def break_machine(groups: Groups, name: str) -> Faults:
     ],
 )
 async def test_a_faulty_machine_loses_its_links_and_gets_them_back(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, what: str, number: int
+    tmp_path: Path, nursery: trio.Nursery, what: str, number: int
 ) -> None:
     groups = Groups(tmp_path, nursery)
     faults = break_machine(groups, "n0")
@@ -134,9 +135,7 @@ async def test_a_faulty_machine_loses_its_links_and_gets_them_back(
     assert [row["connected"] for row in rows] == [True, True]
 
 
-async def test_a_member_that_cannot_listen_yet_serves_on(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_member_that_cannot_listen_yet_serves_on(tmp_path: Path) -> None:
     """One that was alone gets company, and its port is taken or there is no descriptor."""
     async with trio.open_nursery() as nursery:
         groups = Groups(tmp_path, nursery, 1)
@@ -184,9 +183,7 @@ def test_faults_of_this_machine_are_told_from_lost_peers(
     assert local_fault(broken) == expected
 
 
-async def test_members_of_a_sound_machine_have_nothing_to_say(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_members_of_a_sound_machine_have_nothing_to_say(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as lines:
         async with running_groups(tmp_path) as groups:
             await groups.leader()

@@ -26,6 +26,8 @@ from dledger.raft.wire import (
 )
 from tests.harness.groups import Groups
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 SECRET = b"0123456789abcdef"
 DIALLER = {"name": "n1", "nonce": b"a" * 16}
 ACCEPTOR = {"name": "n0", "nonce": b"b" * 16}
@@ -81,9 +83,7 @@ def groups(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> 
     return Groups(tmp_path, nursery)
 
 
-async def test_members_that_know_the_secret_are_a_group(
-    groups: Groups, autojump_clock: MockClock
-) -> None:
+async def test_members_that_know_the_secret_are_a_group(groups: Groups) -> None:
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     for name in groups.names:
         await groups.start(name)
@@ -97,7 +97,7 @@ async def test_members_that_know_the_secret_are_a_group(
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [None, b"another secret..."])
 async def test_one_that_does_not_know_it_is_refused_by_name_and_the_others_go_on(
-    groups: Groups, autojump_clock: MockClock, other: bytes | None
+    groups: Groups, other: bytes | None
 ) -> None:
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     for name in groups.names:
@@ -167,7 +167,7 @@ VOTE = encode_frame(encode_head(Kind.VOTE, 99, 5, 1, (9, 9, False)))
     ],
 )
 async def test_nothing_that_a_stranger_says_counts(
-    groups: Groups, autojump_clock: MockClock, sent: list[bytes], answered: int
+    groups: Groups, sent: list[bytes], answered: int
 ) -> None:
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     node = (await groups.start("n0")).group.node
@@ -191,7 +191,7 @@ async def test_nothing_that_a_stranger_says_counts(
     ids=repr,
 )
 async def test_a_stranger_at_a_members_address_is_told_nothing(
-    groups: Groups, autojump_clock: MockClock, said: dict[str, object]
+    groups: Groups, said: dict[str, object]
 ) -> None:
     """It answers with the right name and epoch, and proves nothing."""
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
@@ -213,9 +213,7 @@ async def test_a_stranger_at_a_members_address_is_told_nothing(
     assert not node.peers["n1"].is_connected
 
 
-async def test_a_member_without_a_secret_draws_no_nonce(
-    groups: Groups, autojump_clock: MockClock
-) -> None:
+async def test_a_member_without_a_secret_draws_no_nonce(groups: Groups) -> None:
     """So runs that were recorded without one stay what they were."""
     await groups.start("n0")
     found = await answers(groups, frame(Kind.HELLO, HELLO), b"\0" * 8)
@@ -225,7 +223,6 @@ async def test_a_member_without_a_secret_draws_no_nonce(
 
 async def test_a_member_proves_itself_first_to_one_that_asks_for_it_and_then_asks_back(
     groups: Groups,
-    autojump_clock: MockClock,
 ) -> None:
     """A stranger at the address of n1 gives a nonce and cannot go on."""
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
@@ -247,9 +244,7 @@ async def test_a_member_proves_itself_first_to_one_that_asks_for_it_and_then_ask
     assert node.peers["n1"].hello is None
 
 
-async def test_the_proof_for_one_member_does_not_open_another(
-    groups: Groups, autojump_clock: MockClock
-) -> None:
+async def test_the_proof_for_one_member_does_not_open_another(groups: Groups) -> None:
     """A stranger hands what n1 says to it on to n0, word for word."""
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     node = (await groups.start("n0")).group.node

@@ -8,7 +8,6 @@ from pathlib import Path
 import cbor2
 import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptStoreError, StoreLockedError
@@ -22,6 +21,8 @@ from dledger.raft.recover import REPAIRED_TERM_STEP, Recovery
 from dledger.raft.term_vote import TermVote
 from tests.harness.groups import Groups, running_groups
 from tests.harness.raft_cluster import batch
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 def bodies(groups: Groups, name: str) -> list[bytes]:
@@ -46,9 +47,7 @@ async def lose_all_but_one(groups: Groups) -> str:
     return "n1"
 
 
-async def test_it_leads_alone_with_all_it_had_and_others_join_it_again(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_it_leads_alone_with_all_it_had_and_others_join_it_again(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         name = await lose_all_but_one(groups)
         recovery = Recovery(OsDisk(), str(tmp_path / name))
@@ -82,10 +81,7 @@ async def test_it_leads_alone_with_all_it_had_and_others_join_it_again(
 
 
 async def test_what_may_be_lost_is_said_and_nothing_is_done_without_force(
-    tmp_path: Path,
-    autojump_clock: MockClock,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
         name = await lose_all_but_one(groups)
@@ -106,9 +102,7 @@ async def test_what_may_be_lost_is_said_and_nothing_is_done_without_force(
         assert (await groups.leader()).group.node.roster.voters == 1
 
 
-async def test_a_folder_in_use_or_of_something_else_is_refused(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_folder_in_use_or_of_something_else_is_refused(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         await groups.leader()
         with pytest.raises(StoreLockedError):
@@ -117,9 +111,7 @@ async def test_a_folder_in_use_or_of_something_else_is_refused(
         Recovery(OsDisk(), str(tmp_path))
 
 
-async def test_entries_that_nobody_knew_to_be_committed_are_named(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_entries_that_nobody_knew_to_be_committed_are_named(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         name = await lose_all_but_one(groups)
         recovery = Recovery(OsDisk(), str(tmp_path / name))
@@ -139,9 +131,7 @@ def spoil_term(folder: Path, term: int) -> None:
     slots.close()
 
 
-async def test_a_term_that_nobody_comes_to_is_found_and_repaired(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_term_that_nobody_comes_to_is_found_and_repaired(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         await lose_all_but_one(groups)
         for name in groups.names:
@@ -161,9 +151,7 @@ async def test_a_term_that_nobody_comes_to_is_found_and_repaired(
         assert leader.group.term > REPAIRED_TERM_STEP
 
 
-async def test_a_replica_with_such_a_term_can_go_on_alone(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_replica_with_such_a_term_can_go_on_alone(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         name = await lose_all_but_one(groups)
         spoil_term(tmp_path / name, 2**62)

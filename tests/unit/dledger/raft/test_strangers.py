@@ -14,6 +14,8 @@ from tests.harness.groups import Groups
 from tests.harness.raft_cluster import batch
 from tests.harness.stranger import Stranger, frame, hello
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 HOST = "127.0.0.1"
 ADDRESSES = {"n0": (HOST, 40911), "n1": (HOST, 40912), "n2": (HOST, 40913)}
 IMPOSSIBLE = [
@@ -66,7 +68,7 @@ def others(groups: Groups) -> set[str]:
 
 
 async def test_a_second_leader_of_the_same_term_is_not_heard(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger
+    groups: Groups, stranger: Stranger
 ) -> None:
     before = standing(groups)
     term = groups.replicas["n0"].group.node.term
@@ -76,9 +78,7 @@ async def test_a_second_leader_of_the_same_term_is_not_heard(
     await still_acknowledges(groups)
 
 
-async def test_terms_of_a_stranger_are_not_taken_over(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger
-) -> None:
+async def test_terms_of_a_stranger_are_not_taken_over(groups: Groups, stranger: Stranger) -> None:
     before = standing(groups)
     for term in (2, 2**40, 2**62, 2**63 - 1, 2**200):
         for address in ADDRESSES.values():
@@ -89,7 +89,7 @@ async def test_terms_of_a_stranger_are_not_taken_over(
 
 
 async def test_addresses_that_cannot_be_looked_up_end_nothing(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger
+    groups: Groups, stranger: Stranger
 ) -> None:
     before = standing(groups)
     for peer in IMPOSSIBLE:
@@ -100,7 +100,7 @@ async def test_addresses_that_cannot_be_looked_up_end_nothing(
 
 
 async def test_a_stranger_is_sent_no_entries_and_nobody_calls_it_back(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger, nursery: trio.Nursery
+    groups: Groups, stranger: Stranger, nursery: trio.Nursery
 ) -> None:
     leader = await groups.leader()
     await leader.group.submit(batch(b"a secret of the group"))
@@ -112,7 +112,7 @@ async def test_a_stranger_is_sent_no_entries_and_nobody_calls_it_back(
 
 
 async def test_a_forged_message_is_not_stored(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger, nursery: trio.Nursery
+    groups: Groups, stranger: Stranger, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(stranger.listen, HOST, 40999)
     before = standing(groups)
@@ -149,9 +149,7 @@ async def test_a_forged_message_is_not_stored(
     await still_acknowledges(groups)
 
 
-async def test_names_of_strangers_are_not_kept(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger
-) -> None:
+async def test_names_of_strangers_are_not_kept(groups: Groups, stranger: Stranger) -> None:
     for number in range(100):
         await stranger.say(ADDRESSES["n0"], hello(f"s{number}"), seconds=0.01)
     await trio.sleep(3)
@@ -159,7 +157,7 @@ async def test_names_of_strangers_are_not_kept(
 
 
 async def test_a_stranger_hears_no_names_and_no_incarnations(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger
+    groups: Groups, stranger: Stranger
 ) -> None:
     incarnations = {r.group.node.identity.incarnation for r in groups.replicas.values()}
     for name in ("evil", "n1", "n2"):
@@ -171,7 +169,7 @@ async def test_a_stranger_hears_no_names_and_no_incarnations(
 
 
 async def test_a_stranger_under_a_members_name_does_not_take_its_place(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger
+    groups: Groups, stranger: Stranger
 ) -> None:
     before = standing(groups)
     leader = await groups.leader()
@@ -187,7 +185,7 @@ async def test_a_stranger_under_a_members_name_does_not_take_its_place(
 
 
 async def test_unfinished_hellos_hold_little_memory_and_keep_nobody_out(
-    groups: Groups, autojump_clock: MockClock, stranger: Stranger, nursery: trio.Nursery
+    groups: Groups, stranger: Stranger, nursery: trio.Nursery
 ) -> None:
     """Two hundred that say half a hello: those that came first give way."""
 

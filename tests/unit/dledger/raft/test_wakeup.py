@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from dledger.raft.wakeup import Wakeup
 from remoting.clock import TrioClock
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 async def noticed(wakeup: Wakeup) -> int:
@@ -20,7 +22,7 @@ async def noticed(wakeup: Wakeup) -> int:
     return times
 
 
-async def test_what_is_set_before_the_wait_is_noticed_once(autojump_clock: MockClock) -> None:
+async def test_what_is_set_before_the_wait_is_noticed_once() -> None:
     wakeup = Wakeup()
     assert await noticed(wakeup) == 0
     wakeup.set()
@@ -29,7 +31,7 @@ async def test_what_is_set_before_the_wait_is_noticed_once(autojump_clock: MockC
     assert await noticed(wakeup) == 0
 
 
-async def test_sets_before_the_waiter_runs_are_one(autojump_clock: MockClock) -> None:
+async def test_sets_before_the_waiter_runs_are_one() -> None:
     wakeup, times = Wakeup(), 0
 
     async def count() -> None:
@@ -49,7 +51,7 @@ async def test_sets_before_the_waiter_runs_are_one(autojump_clock: MockClock) ->
         nursery.cancel_scope.cancel()
 
 
-async def test_a_cancelled_wait_leaves_a_set_for_the_next(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_wait_leaves_a_set_for_the_next() -> None:
     wakeup = Wakeup()
     wakeup.set()
     with trio.CancelScope() as scope:
@@ -63,7 +65,7 @@ async def test_a_cancelled_wait_leaves_a_set_for_the_next(autojump_clock: MockCl
     assert await noticed(wakeup) == 1
 
 
-async def test_a_wait_with_a_time_out_tells_which_it_was(autojump_clock: MockClock) -> None:
+async def test_a_wait_with_a_time_out_tells_which_it_was() -> None:
     wakeup, clock = Wakeup(), TrioClock()
     began = trio.current_time()
     assert not await wakeup.wait_or(clock, 5.0)
@@ -73,7 +75,7 @@ async def test_a_wait_with_a_time_out_tells_which_it_was(autojump_clock: MockClo
     assert trio.current_time() - began == 5.0
 
 
-async def test_a_second_waiter_is_refused(autojump_clock: MockClock) -> None:
+async def test_a_second_waiter_is_refused() -> None:
     wakeup = Wakeup()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wakeup.wait)

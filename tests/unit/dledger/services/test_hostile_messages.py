@@ -67,7 +67,6 @@ async def test_odd_properties_are_rolled_and_delivered_as_they_are(
     if b"ROLL" not in given and b"noseparator" not in given:
         assert given in record.properties
     assert not len(leader.group.state.timers)
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("given", "fill"), ODD)
@@ -79,7 +78,6 @@ async def test_odd_properties_pass_a_delay_level(
     nursery.start_soon(leader.serve)
     await trio.sleep(2)
     assert [bytes(record.body) for record in leader.read("T")] == [b"hostile"]
-    nursery.cancel_scope.cancel()
 
 
 NO_WAY = [
@@ -131,7 +129,6 @@ async def test_a_level_sets_aside_what_goes_nowhere(
     assert letter.property_map["UNIQ_KEY"] == "K"
     assert letter.property_map["SET_ASIDE_POSITION"] == str(at)
     assert leader.group.state.delay_progress[1] == 2
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("properties", "reason"), NO_WAY)
@@ -150,7 +147,6 @@ async def test_the_timer_sets_aside_what_goes_nowhere(
     assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
     was_set_aside(leader, "timer", reason, b"hostile")
     assert not len(leader.group.state.timers)
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("properties", "reason"), NO_WAY)
@@ -167,7 +163,6 @@ async def test_a_half_message_that_goes_nowhere_is_set_aside_and_decided(
     await trio.sleep(60)
     was_set_aside(leader, "transactions", reason, b"hostile")
     assert not leader.group.state.transactions.open
-    nursery.cancel_scope.cancel()
 
 
 WAYS = [
@@ -201,7 +196,6 @@ async def test_a_damaged_message_waits_for_the_copy_of_another_member(
     else:
         assert [bytes(record.body) for record in leader.read("T")] == [b"damaged"]
     assert leader.read(SET_ASIDE_TOPIC) == []
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("topic", "service"), WAYS)
@@ -223,4 +217,3 @@ async def test_the_only_member_sets_aside_what_stays_damaged(
         assert list(leader.group.state.transactions.open) == [1]
     else:
         assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
-    nursery.cancel_scope.cancel()

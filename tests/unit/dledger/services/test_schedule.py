@@ -20,6 +20,8 @@ from dledger.state.state_record import DelayProgressChange, state_batch
 from tests.harness.broker import LEVELS_MS
 from tests.harness.leader_services import ServedGroup
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 
 class World(ServedGroup):
     """A group with its schedule service on virtual time."""
@@ -68,7 +70,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_a_message_comes_out_when_due_and_not_before(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(1)
@@ -89,12 +91,11 @@ async def test_a_message_comes_out_when_due_and_not_before(
         "REAL_TOPIC": "T",
         "REAL_QID": "0",
     }
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("before_s", [0.3, 0.01, 0.002])
 async def test_a_service_that_begins_shortly_before_the_time_still_waits(
-    autojump_clock: Any, world: World, nursery: trio.Nursery, before_s: float
+    world: World, nursery: trio.Nursery, before_s: float
 ) -> None:
     world.delay(1, b"a")
     due_ms = world.clock.wall_ms() + 1000
@@ -103,14 +104,10 @@ async def test_a_service_that_begins_shortly_before_the_time_still_waits(
     await trio.sleep(before_s + 0.01)
     (record,) = world.read()
     assert record.store_timestamp_ms >= due_ms
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_is_delivered_together_fits_the_smallest_entry_a_group_may_have(
-    autojump_clock: Any,
-    world: World,
-    nursery: trio.Nursery,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     submit = world.group.submit
@@ -127,12 +124,9 @@ async def test_what_is_delivered_together_fits_the_smallest_entry_a_group_may_ha
     assert world.bodies() == bodies
     assert len(sizes) > 1
     assert max(sizes) < 65_536 // 2 + 1_000
-    nursery.cancel_scope.cancel()
 
 
-async def test_message_and_progress_are_one_entry(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_message_and_progress_are_one_entry(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     world.delay(1, b"a", b"b")
     before = world.group.log.last_index
@@ -143,11 +137,10 @@ async def test_message_and_progress_are_one_entry(
     (applied,) = world.group.applied[-1:]
     assert DelayProgressChange(1, 0, 2) in applied.changes
     assert ("T", 0, 2) in applied.touched
-    nursery.cancel_scope.cancel()
 
 
 async def test_levels_do_not_wait_for_each_other_and_keep_their_order(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     for i in range(5):
@@ -159,12 +152,9 @@ async def test_levels_do_not_wait_for_each_other_and_keep_their_order(
     assert world.bodies("F") == [b"fast%d" % i for i in range(5)]
     assert world.bodies("T", 0) == [b"slow0", b"slow2", b"slow4"]
     assert world.bodies("T", 1) == [b"slow1", b"slow3"]
-    nursery.cancel_scope.cancel()
 
 
-async def test_nothing_is_polled_while_nothing_is_due(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_nothing_is_polled_while_nothing_is_due(world: World, nursery: trio.Nursery) -> None:
     world.delay(18, b"later")
     looks = 0
     wall_ms = world.clock.wall_ms
@@ -178,11 +168,10 @@ async def test_nothing_is_polled_while_nothing_is_due(
     nursery.start_soon(world.serve)
     await trio.sleep(3600)
     assert 1 <= looks <= 62, "once a minute at most"
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_backlog_is_delivered_in_bounded_entries(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     count = MAX_DELIVERIES_PER_ENTRY + 10
     world.delay(1, *(b"%d" % i for i in range(count)))
@@ -192,11 +181,10 @@ async def test_a_backlog_is_delivered_in_bounded_entries(
     await trio.sleep(0.1)
     assert world.bodies() == [b"%d" % i for i in range(count)]
     assert world.group.log.last_index == before + 2
-    nursery.cancel_scope.cancel()
 
 
 async def test_large_messages_are_delivered_in_entries_of_bounded_size(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     for i in range(4):
         world.delay(1, b"%d" % i * 400_000)
@@ -206,11 +194,10 @@ async def test_large_messages_are_delivered_in_entries_of_bounded_size(
     await trio.sleep(0.1)
     assert len(world.bodies()) == 4
     assert world.group.log.last_index == before + 2
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_entry_of_unknown_outcome_is_never_delivered_twice(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.delay(1, b"a", b"b")
     nursery.start_soon(world.serve)
@@ -228,11 +215,10 @@ async def test_an_entry_of_unknown_outcome_is_never_delivered_twice(
     await trio.sleep(5)
     assert world.bodies() == [b"a", b"b"]
     assert world.group.state.delay_progress == {1: 2}
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_entry_that_was_lost_is_delivered_by_the_next_leader(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.delay(1, b"a")
     nursery.start_soon(world.serve)
@@ -245,11 +231,10 @@ async def test_an_entry_that_was_lost_is_delivered_by_the_next_leader(
     nursery.start_soon(world.serve)
     await trio.sleep(1)
     assert world.bodies() == [b"a"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_wait_that_was_over_in_the_same_leadership_is_waited_out(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.delay(1, b"a")
     world.group.stalled = True
@@ -264,11 +249,10 @@ async def test_a_wait_that_was_over_in_the_same_leadership_is_waited_out(
     world.delay(1, b"b")
     await trio.sleep(1.1)
     assert world.bodies() == [b"a", b"b"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_refusal_in_the_same_leadership_is_tried_again(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.delay(1, b"a")
     world.group.refuse = NotLeaderError(None, 1)
@@ -277,11 +261,10 @@ async def test_a_refusal_in_the_same_leadership_is_tried_again(
     world.group.refuse = None
     await trio.sleep(1.1)
     assert world.bodies() == [b"a"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_many_leader_changes_deliver_each_message_once(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     sent = 0
     for turn in range(12):
@@ -298,12 +281,9 @@ async def test_many_leader_changes_deliver_each_message_once(
     nursery.start_soon(world.serve)
     await trio.sleep(3)
     assert world.bodies() == [b"%d" % i for i in range(sent)]
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_full_log_is_tried_again(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_a_full_log_is_tried_again(world: World, nursery: trio.Nursery) -> None:
     world.delay(1, b"a")
     world.group.refuse = PendingFullError("full")
     nursery.start_soon(world.serve)
@@ -312,11 +292,10 @@ async def test_a_full_log_is_tried_again(
     world.group.refuse = None
     await trio.sleep(1.1)
     assert world.bodies() == [b"a"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_level_waits_for_a_topic_that_is_being_deleted(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.delay(1, b"first", topic="U")
     world.delay(1, b"gone", topic="T")
@@ -329,11 +308,10 @@ async def test_a_level_waits_for_a_topic_that_is_being_deleted(
     await trio.sleep(1.1)
     assert world.bodies("T") == [b"gone"]
     assert world.bodies("U") == [b"first", b"behind"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_clock_set_back_delays_nobody_longer_than_the_level_and_delivers_none_early(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     world.delay(2, b"a")
@@ -348,11 +326,10 @@ async def test_a_clock_set_back_delays_nobody_longer_than_the_level_and_delivers
     assert world.bodies() == [b"a"]
     await trio.sleep(1.4)
     assert world.bodies() == [b"a", b"b"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_leader_whose_clock_is_behind_delivers_no_earlier(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.delay(2, b"a")
     due_ms = world.clock.wall_ms() + 5000
@@ -363,12 +340,9 @@ async def test_a_leader_whose_clock_is_behind_delivers_no_earlier(
     await trio.sleep(2.1)
     (record,) = world.read()
     assert record.store_timestamp_ms >= due_ms - 2000, "by the guard, not before the full delay"
-    nursery.cancel_scope.cancel()
 
 
-async def test_progress_that_contradicts_the_service_stops_the_node(
-    autojump_clock: Any, world: World
-) -> None:
+async def test_progress_that_contradicts_the_service_stops_the_node(world: World) -> None:
     world.delay(1, b"a", b"b")
     applied_by_others = state_batch(DelayProgressChange(1, 0, 2))
 
@@ -386,7 +360,7 @@ async def test_progress_that_contradicts_the_service_stops_the_node(
 
 
 async def test_with_early_answers_the_next_entry_waits_for_the_apply(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.delay(1, b"a")
     world.group.answers_early = True
@@ -402,11 +376,10 @@ async def test_with_early_answers_the_next_entry_waits_for_the_apply(
     await trio.sleep(1.1)
     world.group.apply()
     assert world.bodies() == [b"a", b"b"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_level_that_is_configured_no_more_is_delivered_still(
-    autojump_clock: Any, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.delay(4, b"thirty")
     world.delay(1, b"one")
@@ -416,4 +389,3 @@ async def test_a_level_that_is_configured_no_more_is_delivered_still(
     assert world.bodies() == [b"one"]
     await trio.sleep(2)
     assert world.bodies() == [b"one", b"thirty"]
-    nursery.cancel_scope.cancel()

@@ -29,6 +29,8 @@ from tests.harness.fake_group import BROKER, FakeConnection
 from tests.harness.half_messages import COMMIT, PROPERTIES, ROLLBACK, begin, end, records
 from tests.harness.leader_services import ServedGroup
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 GIVEN_UP = TransactionDecision.GIVEN_UP
 
 
@@ -107,7 +109,7 @@ def asked(connection: FakeConnection) -> list[tuple[int, int]]:
 
 
 async def test_a_producer_is_asked_when_the_time_is_over_and_then_at_intervals(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
@@ -121,11 +123,10 @@ async def test_a_producer_is_asked_when_the_time_is_over_and_then_at_intervals(
     assert asked(producer) == [(half.offset, 1)]
     await trio.sleep(0.3)
     assert asked(producer) == [(half.offset, 1), (half.offset, 2)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_question_carries_the_message_and_what_its_answer_needs(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
@@ -143,12 +144,9 @@ async def test_the_question_carries_the_message_and_what_its_answer_needs(
     assert record.property_map["WAIT"] == "false"
     answer = end(world.broker, half, COMMIT, fromTransactionCheck="true")
     assert answer.code == 0
-    nursery.cancel_scope.cancel()
 
 
-async def test_the_decided_are_not_asked_for(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_the_decided_are_not_asked_for(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
     first, second = begin(world.broker), begin(world.broker)
@@ -158,11 +156,10 @@ async def test_the_decided_are_not_asked_for(
     end(world.broker, second, COMMIT)
     await trio.sleep(100)
     assert asked(producer) == [(second.offset, 1)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_producers_are_asked_in_turn_and_the_dead_are_passed_over(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     first, second, other = world.producer(), world.producer(), world.producer("other")
     nursery.start_soon(world.serve)
@@ -177,11 +174,10 @@ async def test_producers_are_asked_in_turn_and_the_dead_are_passed_over(
     first.invoke_oneway = dead  # type: ignore[assignment, method-assign]  # its connection fails
     await trio.sleep(30)
     assert len(asked(second)) == 9
-    nursery.cancel_scope.cancel()
 
 
 async def test_without_a_producer_nothing_is_counted_and_the_next_round_tries_again(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     half = begin(world.broker)
@@ -192,12 +188,9 @@ async def test_without_a_producer_nothing_is_counted_and_the_next_round_tries_ag
     producer = world.producer()
     await trio.sleep(31)
     assert asked(producer) == [(half.offset, 1)]
-    nursery.cancel_scope.cancel()
 
 
-async def test_after_the_last_question_it_is_given_up(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_after_the_last_question_it_is_given_up(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
     half = begin(world.broker, b"lost")
@@ -214,12 +207,9 @@ async def test_after_the_last_question_it_is_given_up(
     assert (late.code, late.ext["decision"]) == (1, "given_up")
     await trio.sleep(100)
     assert (world.discarded, len(producer.asked)) == ([b"lost"], 3)
-    nursery.cancel_scope.cancel()
 
 
-async def test_many_are_given_up_together(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_many_are_given_up_together(world: World, nursery: trio.Nursery) -> None:
     world.producer()
     nursery.start_soon(world.serve)
     bodies = [b"%d" % n for n in range(20)]
@@ -228,12 +218,11 @@ async def test_many_are_given_up_together(
     await trio.sleep(100)
     assert sorted(world.discarded) == sorted(bodies)
     assert not world.group.state.transactions.open
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
 async def test_what_is_older_than_messages_are_kept_is_given_up_unasked(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     begin(world.broker, b"old")
@@ -241,11 +230,10 @@ async def test_what_is_older_than_messages_are_kept_is_given_up_unasked(
     assert world.discarded == []
     await trio.sleep(45)
     assert world.discarded == [b"old"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_stands_in_retentions_way_is_given_up_after_its_time(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     begin(world.broker, b"in the way")
@@ -256,11 +244,10 @@ async def test_what_stands_in_retentions_way_is_given_up_after_its_time(
     await trio.sleep(32)
     assert world.discarded == [b"in the way"]
     assert list(world.group.state.transactions.open) == [second.offset]
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_immune_are_not_asked_for_before_their_time(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
@@ -271,12 +258,9 @@ async def test_the_immune_are_not_asked_for_before_their_time(
     assert asked(producer) == [(usual.offset, 1)]
     await trio.sleep(0.2)
     assert asked(producer) == [(usual.offset, 1), (immune.offset, 1)]
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_new_leader_goes_on_counting(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_a_new_leader_goes_on_counting(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
     half = begin(world.broker)
@@ -290,11 +274,10 @@ async def test_a_new_leader_goes_on_counting(
     assert len(producer.asked) == 2  # an interval since the last one, whoever asked
     await trio.sleep(5)
     assert asked(producer)[2:] == [(half.offset, 3)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_clock_that_is_behind_delays_by_one_wait_at_most(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     producer = world.producer()
     half = begin(world.broker)
@@ -302,11 +285,10 @@ async def test_a_clock_that_is_behind_delays_by_one_wait_at_most(
     nursery.start_soon(world.serve)
     await trio.sleep(6.1)
     assert asked(producer) == [(half.offset, 1)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_count_of_unknown_outcome_is_waited_for(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     producer = world.producer()
     half = begin(world.broker)
@@ -322,12 +304,9 @@ async def test_a_count_of_unknown_outcome_is_waited_for(
     assert asked(producer) == [(half.offset, 1)]
     await trio.sleep(31)
     assert world.checks == {half.offset: 2}
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_full_log_is_tried_again(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_a_full_log_is_tried_again(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     half = begin(world.broker)
     world.group.refuse = PendingFullError("full")
@@ -337,12 +316,9 @@ async def test_a_full_log_is_tried_again(
     world.group.refuse = None
     await trio.sleep(1.1)
     assert asked(producer) == [(half.offset, 1)]
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_decision_in_flight_is_not_asked_for(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_a_decision_in_flight_is_not_asked_for(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     half = begin(world.broker)
     world.group.stalled = True
@@ -360,11 +336,10 @@ async def test_a_decision_in_flight_is_not_asked_for(
     await trio.sleep(100)
     assert asked(producer) == []
     assert [each.outcome for each in outcomes] == ["stored"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_each_round_is_one_record_however_many_are_asked_for(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     producer = world.producer()
     for _ in range(100):
@@ -375,11 +350,10 @@ async def test_each_round_is_one_record_however_many_are_asked_for(
     assert len(producer.asked) == 100
     assert world.group.state.max_offset(STATE_TOPIC, TRANSACTIONS_QUEUE) == 1
     assert world.group.log.end_position - before < 1000
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_is_planned_does_not_outgrow_what_is_open(
-    autojump_clock: Any, world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dledger.services.transaction_check.STALE_PLANS", 4)
     forgotten: list[int] = []
@@ -396,4 +370,3 @@ async def test_what_is_planned_does_not_outgrow_what_is_open(
         end(world.broker, begin(world.broker), ROLLBACK)
     assert len(forgotten) >= 5
     assert max(forgotten) <= 2
-    nursery.cancel_scope.cancel()

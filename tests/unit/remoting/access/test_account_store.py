@@ -14,6 +14,8 @@ from dledger.testing.inline_executor import InlineExecutor
 from remoting.access.account_store import RELOAD_INTERVAL_S, AccountStore
 from remoting.clock import TrioClock
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 ONE = '[accounts.account-1]\nsecret_key = "0123456789"\n'
 TWO = ONE + '[accounts.account-2]\nsecret_key = "0123456789"\n'
 
@@ -25,9 +27,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_change_counts_after_the_interval(
-    path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_change_counts_after_the_interval(path: Path, nursery: trio.Nursery) -> None:
     store = AccountStore(OsDisk(), str(path))
     nursery.start_soon(store.keep_reading, TrioClock(), InlineExecutor())
     assert store.table.get("account-2") is None
@@ -41,10 +41,7 @@ async def test_a_change_counts_after_the_interval(
 
 @pytest.mark.parametrize("broken", ["[accounts.account-1]\nsecret_key = 1\n", "[[[", None])
 async def test_a_broken_file_keeps_the_accounts_and_says_so_once(
-    path: Path,
-    nursery: trio.Nursery,
-    autojump_clock: trio.testing.MockClock,
-    broken: str | None,
+    path: Path, nursery: trio.Nursery, broken: str | None
 ) -> None:
     store = AccountStore(OsDisk(), str(path))
     with structlog.testing.capture_logs() as lines:
@@ -66,7 +63,7 @@ async def test_a_broken_file_keeps_the_accounts_and_says_so_once(
 
 
 async def test_a_file_that_is_whole_again_as_it_was_is_said(
-    path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    path: Path, nursery: trio.Nursery
 ) -> None:
     store = AccountStore(OsDisk(), str(path))
     with structlog.testing.capture_logs() as lines:

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from commitlog.errors import OffsetOutOfRangeError
 from dledger.testing.memory_network import MemoryNetwork, MemoryStream
@@ -18,6 +17,8 @@ from remoting.metrics.http_server import (
     MetricsServer,
     status_of,
 )
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 ADDRESS = ("127.0.0.1", 5557)
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -53,9 +54,7 @@ def page() -> Iterable[str]:
     yield 'b{l="grün"} 2\n'
 
 
-async def test_a_get_is_answered_with_the_page_and_the_connection_is_closed(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_get_is_answered_with_the_page_and_the_connection_is_closed() -> None:
     async with serving(page) as network:
         head, _, body = (await answer_to(network, GET[:7], GET[7:])).partition(b"\r\n\r\n")
     assert body.decode() == 'a 1\nb{l="grün"} 2\n'
@@ -87,7 +86,7 @@ def test_what_else_is_asked_gets_a_status_of_its_own(head: bytes, status: int) -
     assert status_of(head) == status
 
 
-async def test_another_method_is_told_which_one_there_is(autojump_clock: MockClock) -> None:
+async def test_another_method_is_told_which_one_there_is() -> None:
     async with serving(page) as network:
         answer = await answer_to(network, b"PUT /metrics HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
@@ -95,24 +94,20 @@ async def test_another_method_is_told_which_one_there_is(autojump_clock: MockClo
     assert answer.endswith(b"\r\n\r\nMethod Not Allowed: GET /metrics\n")
 
 
-async def test_a_request_that_does_not_end_is_refused_at_the_limit(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_request_that_does_not_end_is_refused_at_the_limit() -> None:
     async with serving(page) as network:
         answer = await answer_to(network, b"GET /metrics HTTP/1.1\r\nX: ", b"x" * MAX_REQUEST_BYTES)
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
-async def test_who_says_nothing_is_left_after_a_while(autojump_clock: MockClock) -> None:
+async def test_who_says_nothing_is_left_after_a_while() -> None:
     async with serving(page) as network:
         began = trio.current_time()
         assert await answer_to(network, GET[:9]) == b""
         assert trio.current_time() - began == pytest.approx(ANSWER_TIMEOUT_S, abs=0.1)
 
 
-async def test_one_connection_too_many_is_closed_and_the_next_is_served(
-    autojump_clock: MockClock,
-) -> None:
+async def test_one_connection_too_many_is_closed_and_the_next_is_served() -> None:
     async with serving(page) as network:
         silent = [await network.connect(*ADDRESS, timeout_s=1) for _ in range(MAX_SCRAPES)]
         await trio.testing.wait_all_tasks_blocked()
@@ -122,7 +117,7 @@ async def test_one_connection_too_many_is_closed_and_the_next_is_served(
         assert (await answer_to(network, GET)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_who_goes_away_harms_nobody(autojump_clock: MockClock) -> None:
+async def test_who_goes_away_harms_nobody() -> None:
     async with serving(page) as network:
         stream = await network.connect(*ADDRESS, timeout_s=1)
         await stream.send_all(GET)
@@ -130,9 +125,7 @@ async def test_who_goes_away_harms_nobody(autojump_clock: MockClock) -> None:
         assert (await answer_to(network, GET)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_page_that_cannot_be_made_is_said_and_the_next_one_is_tried(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_page_that_cannot_be_made_is_said_and_the_next_one_is_tried() -> None:
     pages = iter([False, True])
 
     def sometimes() -> Iterable[str]:
@@ -147,8 +140,6 @@ async def test_a_page_that_cannot_be_made_is_said_and_the_next_one_is_tried(
         assert (await answer_to(network, GET)).endswith(b"\r\n\r\na 1\n")
 
 
-async def test_text_that_cannot_be_encoded_does_not_stop_the_page(
-    autojump_clock: MockClock,
-) -> None:
+async def test_text_that_cannot_be_encoded_does_not_stop_the_page() -> None:
     async with serving(lambda: ["a \ud800\n"]) as network:
         assert (await answer_to(network, GET)).endswith(b"\r\n\r\na ?\n")

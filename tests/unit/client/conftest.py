@@ -1,0 +1,33 @@
+"""Fixtures of the client: a fake cluster on virtual time, a client of it, and a producer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from trio.testing import MockClock
+
+from client.core.client_instance import ClientInstance
+from client.producer.producer import Producer
+from tests.unit.client.fake_cluster import World, open_world
+
+
+@pytest.fixture
+async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+    """One NameServer, and the group "g" of three brokers."""
+    async with open_world() as world:
+        yield world
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[ClientInstance]:
+    """An open client of `world`."""
+    async with world.client() as client:
+        yield client
+
+
+@pytest.fixture
+async def producer(client: ClientInstance) -> AsyncIterator[Producer]:
+    """An open producer of `client`, of the producer group "p"."""
+    async with Producer(client, "p") as producer:
+        yield producer
