@@ -189,9 +189,9 @@ class CleanUpProcessor:
     def delete_expired(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 329; the leader decides for all members. What has not expired stays."""
         if self._group.leadership is not None:
-            who = asked_by(connection)
-            _log.info("expired_segments_asked_for", asked_by=who)
-            self._expire_soon(who)
+            requester = asked_by(connection)
+            _log.info("expired_segments_asked_for", asked_by=requester)
+            self._expire_soon(requester)
         return response_to(command)
 
 

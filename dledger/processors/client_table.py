@@ -33,7 +33,7 @@ TagCodes = npt.NDArray[np.int64]
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Tell whether the expression is made of tags; a missing type says so."""
+    """Return whether the expression is made of tags; a missing type means tags."""
     return not expression_type or expression_type == TAG_EXPRESSION
 
 
@@ -75,7 +75,7 @@ class Client(Generic[ChannelT]):
     version: int
     last_update: float = 0.0
     account: str = ""
-    """Whose share of the clients it counts against; empty: nobody's."""
+    """The account whose share of the clients it counts in; empty: none."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Subscription:
 
     @classmethod
     def of(cls, data: SubscriptionData) -> Subscription:
-        """Return the filter for what a heartbeat said; a bad expression matches nothing."""
+        """Return the filter of a heartbeat's subscription; a bad expression matches nothing."""
         if data.class_filter_mode or data.sub_string in ("", SUB_ALL):
             return cls(data, None)
         if not is_tag_type(data.expression_type):
@@ -155,7 +155,7 @@ class ClientTable(Generic[ChannelT]):
         self._producers: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
         # Client id → what it is, over each connection that has a producer group.
         self._by_id: dict[str, dict[ChannelT, Client[ChannelT]]] = {}
-        # Which groups a channel is in, so that its end does not look at all there are.
+        # Which groups a channel is in, so that its end does not search all groups.
         self._consumers_of: dict[ChannelT, dict[str, None]] = {}
         self._producers_of: dict[ChannelT, dict[str, None]] = {}
 
@@ -173,7 +173,7 @@ class ClientTable(Generic[ChannelT]):
         return list(self._producers.get(group, {}).values())
 
     def producer(self, client_id: str) -> Client[ChannelT] | None:
-        """Return a client that has a producer, over the connection it was heard of last."""
+        """Return a client that has a producer, over the connection of its newest heartbeat."""
         clients = self._by_id.get(client_id)
         return None if clients is None else max(clients.values(), key=lambda c: c.last_update)
 
@@ -182,7 +182,7 @@ class ClientTable(Generic[ChannelT]):
         return sorted(self._producers)
 
     def register_consumer(self, data: ConsumerData, client: Client[ChannelT]) -> bool:
-        """Take a heartbeat; tell whether the group changed, so that its clients must rebalance.
+        """Register a consumer; return whether the group changed: its clients must rebalance then.
 
         A client that is known over another connection is no change. A heartbeat with another
         model or type overwrites silently, as in RocketMQ.
@@ -192,7 +192,7 @@ class ClientTable(Generic[ChannelT]):
         """
         group = self._consumers.get(data.group_name)
         if group is None or client.channel not in group.clients:
-            self._join(client, 0 if group is None else len(group.clients))
+            self._count_in(client, 0 if group is None else len(group.clients))
         if group is None:
             group = self._consumers[data.group_name] = ConsumerGroup(
                 data.group_name, data.consume_type, data.message_model, data.consume_from_where
@@ -209,14 +209,14 @@ class ClientTable(Generic[ChannelT]):
         return _update_subscriptions(group, data.subscription_data_set) or changed
 
     def register_producer(self, group: str, client: Client[ChannelT]) -> None:
-        """Take a producer's heartbeat.
+        """Register a producer.
 
         Raises:
             TableFullError: The group, or the broker, has as many clients as may be.
         """
         known = self._producers.get(group, {})
         if client.channel not in known:
-            self._join(client, len(known))
+            self._count_in(client, len(known))
             self._producers[group] = known
         before = known.get(client.channel)
         known[client.channel] = client if before is None else _counted_as(client, before)
@@ -225,54 +225,54 @@ class ClientTable(Generic[ChannelT]):
             self._forget(before)
         self._by_id.setdefault(client.client_id, {})[client.channel] = client
 
-    def _join(self, client: Client[ChannelT], in_group: int) -> None:
+    def _count_in(self, client: Client[ChannelT], in_group: int) -> None:
         self._limits.check_clients(self._count, in_group)
         if client.account:
             self._limits.check_clients_of_account(self._of_account[client.account])
             self._of_account[client.account] += 1
         self._count += 1
 
-    def _left(self, client: Client[ChannelT]) -> None:
+    def _uncount(self, client: Client[ChannelT]) -> None:
         self._count -= 1
         if client.account:
             self._of_account[client.account] -= 1
             self._of_account += Counter()  # drops zeros
 
     def unregister_consumer(self, group_name: str, channel: ChannelT) -> bool:
-        """Remove a client from a consumer group; tell whether others are left to rebalance.
+        """Remove a client from a consumer group; return whether others are left to rebalance.
 
         They are not when the client is there over another connection.
         """
         group = self._consumers.get(group_name)
-        gone = None if group is None else group.clients.pop(channel, None)
-        if group is None or gone is None:
+        removed = None if group is None else group.clients.pop(channel, None)
+        if group is None or removed is None:
             return False
         _drop_group(self._consumers_of, channel, group_name)
-        self._left(gone)
+        self._uncount(removed)
         if not group.clients:
             del self._consumers[group_name]
             return False
-        return not group.has_client(gone.client_id)
+        return not group.has_client(removed.client_id)
 
     def unregister_producer(self, group_name: str, channel: ChannelT) -> None:
         """Remove a client from a producer group."""
         clients = self._producers.get(group_name)
-        gone = None if clients is None else clients.pop(channel, None)
-        if clients is None or gone is None:
+        removed = None if clients is None else clients.pop(channel, None)
+        if clients is None or removed is None:
             return
         _drop_group(self._producers_of, channel, group_name)
-        self._left(gone)
+        self._uncount(removed)
         if not clients:
             del self._producers[group_name]
         if channel not in self._producers_of:
-            self._forget(gone)
+            self._forget(removed)
 
-    def _forget(self, gone: Client[ChannelT]) -> None:
-        clients = self._by_id.get(gone.client_id)
+    def _forget(self, removed: Client[ChannelT]) -> None:
+        clients = self._by_id.get(removed.client_id)
         if clients is not None:
-            clients.pop(gone.channel, None)
+            clients.pop(removed.channel, None)
             if not clients:
-                del self._by_id[gone.client_id]
+                del self._by_id[removed.client_id]
 
     def close_channel(self, channel: ChannelT) -> list[ConsumerGroup[ChannelT]]:
         """Remove a connection from everything; return the consumer groups that must rebalance."""

@@ -48,68 +48,77 @@ from remoting.seams import Clock
 SETTLE_S: Final = 30.0
 """RocketMQ's clients and ours send a heartbeat this often."""
 
+SILENT_AFTER_S: Final = 120.0
+"""A client without a heartbeat for this long is removed (RocketMQ's channel expiry)."""
 
-class SettlingGroups:
-    """Who settles, and whom to wake when that is over."""
+SCAN_S: Final = 10.0
+"""How often silent clients are searched."""
 
-    def __init__(self) -> None:
-        self._groups: frozenset[str] = frozenset()
-        self._owed: dict[str, None] = {}
-        self.until_s: float | None = None
-        """When it is over; None when nobody settles."""
+NOTIFIED_AT_ONCE: Final = 32
+"""Members of a group that are notified of a change at once. Each change of a larger group would
+notify all of them: while a thousand connect that is a million calls."""
 
-    def begin(self, now_s: float, groups: Iterable[str]) -> None:
-        """A reign begins, and these groups were there before."""
-        self._groups = frozenset(groups)
-        self._owed.clear()
-        self.until_s = now_s + SETTLE_S if self._groups else None
+NOTIFIED_LATER_S: Final = 0.5
+"""Then all changes of this time are notified together; a member would rebalance by itself after
+20 s."""
 
-    def end(self) -> None:
-        """The reign is over."""
-        self._groups = frozenset()
-        self._owed.clear()
-        self.until_s = None
-
-    def holds(self, group: str, now_s: float) -> bool:
-        """Tell whether *group* settles; if so its members are owed a call when that is over."""
-        if self.until_s is None or now_s >= self.until_s or group not in self._groups:
-            return False
-        self._owed[group] = None
-        return True
-
-    def take_owed(self, now_s: float) -> list[str]:
-        """Return the groups to wake, once, when all have settled."""
-        if self.until_s is None or now_s < self.until_s:
-            return []
-        owed = list(self._owed)
-        self.end()
-        return owed
-
-
-SILENT_AFTER_S = 120.0
-"""A client without a heartbeat for so long is taken out (RocketMQ's channel expiry)."""
-
-SCAN_S = 10.0
-"""How often silent clients are looked for."""
-
-TOLD_AT_ONCE = 32
-"""Members of a group that are told of a change at once. Each change of a larger group would tell
-all of them: while a thousand connect that is a million calls."""
-
-TOLD_LATER_S = 0.5
-"""Then all changes of so long are told together; a member would look by itself after 20 s."""
-
-TOLD_PER_TURN = 200
+NOTIFIED_PER_TURN: Final = 200
 """Of these, before other tasks get their turn: a few milliseconds."""
 
 logger = structlog.get_logger(__name__)
 
 
-class ClientsProcessor:
-    """Keeps the client table, and tells consumers when their group changed.
+class SettlingGroups:
+    """Consumer groups whose members a new leader may not all know yet. Pure.
 
-    Every broker keeps one, so that who begins to lead knows the members already; the leader alone
-    tells: what a follower sees of a group is no news, and may be half of it.
+    Consumers of RocketMQ's Java clients send heartbeats to every broker, so a follower knows them
+    before it leads. Other clients send them to the leader alone, every 30 seconds. What a new
+    leader knows may thus be half of a group, and half a list makes the members share out queues
+    that others still have. So a group that was there before the leadership settles for one period
+    of heartbeats: its list of members is not answered, which clients take as "keep what you have",
+    and no member is notified of what is no news. A group that is made during a leadership has no
+    member anywhere else.
+    """
+
+    def __init__(self) -> None:
+        self._groups: frozenset[str] = frozenset()
+        self._held_back: dict[str, None] = {}
+        self.until_s: float | None = None
+        """When it is over; None when no group settles."""
+
+    def begin(self, now_s: float, groups: Iterable[str]) -> None:
+        """Let these groups settle: a leadership begins, and they were there before."""
+        self._groups = frozenset(groups)
+        self._held_back.clear()
+        self.until_s = now_s + SETTLE_S if self._groups else None
+
+    def end(self) -> None:
+        """Let no group settle: the leadership, or the time, is over."""
+        self._groups = frozenset()
+        self._held_back.clear()
+        self.until_s = None
+
+    def holds(self, group: str, now_s: float) -> bool:
+        """Return whether *group* settles; if so its members are notified when that is over."""
+        if self.until_s is None or now_s >= self.until_s or group not in self._groups:
+            return False
+        self._held_back[group] = None
+        return True
+
+    def pop_settled(self, now_s: float) -> list[str]:
+        """Return the groups to notify, once, when all have settled."""
+        if self.until_s is None or now_s < self.until_s:
+            return []
+        groups = list(self._held_back)
+        self.end()
+        return groups
+
+
+class ClientsProcessor:
+    """Keeps the client table, and notifies consumers when their group changed.
+
+    Every broker keeps one, so that a new leader knows the members already; the leader alone
+    notifies: what a follower sees of a group is no news, and may be half of it.
     """
 
     def __init__(
@@ -132,11 +141,11 @@ class ClientsProcessor:
         self._settling_moved = trio.Event()
         self._term = 0
         # Large groups that have changed, and when the first of them did.
-        self._told_later: dict[str, None] = {}
+        self._notified_later: dict[str, None] = {}
         self._changed_s = 0.0
 
     async def run(self) -> None:
-        """Take silent clients out and wake groups that have settled, for ever.
+        """Take silent clients out and notify groups that have settled, without end.
 
         Cancellation: The table stays as it is.
         """
@@ -145,29 +154,29 @@ class ClientsProcessor:
             self._settling_moved = trio.Event()
             settled = self._settling.until_s
             until = next_scan if settled is None else min(next_scan, settled)
-            if self._told_later:
-                until = min(until, self._changed_s + TOLD_LATER_S)
+            if self._notified_later:
+                until = min(until, self._changed_s + NOTIFIED_LATER_S)
             await wait_for(
                 self._settling_moved, self._clock, max(0.0, until - self._clock.monotonic())
             )
             now = self._clock.monotonic()
-            owed = (self._clients.consumer_group(name) for name in self._settling.take_owed(now))
-            self._notify(group for group in owed if group is not None)
-            if self._told_later and now >= self._changed_s + TOLD_LATER_S:
-                await self._tell_large_groups()
+            settled_groups = map(self._clients.consumer_group, self._settling.pop_settled(now))
+            self._notify(group for group in settled_groups if group is not None)
+            if self._notified_later and now >= self._changed_s + NOTIFIED_LATER_S:
+                await self._notify_large_groups()
             if now >= next_scan:
                 next_scan = now + SCAN_S
                 self._take_out_silent(now)
 
-    async def _tell_large_groups(self) -> None:
-        names, self._told_later = list(self._told_later), {}
+    async def _notify_large_groups(self) -> None:
+        names, self._notified_later = list(self._notified_later), {}
         for name in names:
             group = self._clients.consumer_group(name)
             connections = [] if group is None else list(group.clients)
-            for first in range(0, len(connections), TOLD_PER_TURN):
+            for first in range(0, len(connections), NOTIFIED_PER_TURN):
                 if not self._leads():
                     return
-                self._tell(name, connections[first : first + TOLD_PER_TURN])
+                self._send_notifications(name, connections[first : first + NOTIFIED_PER_TURN])
                 await trio.lowlevel.checkpoint()
 
     def _take_out_silent(self, now: float) -> None:
@@ -177,7 +186,7 @@ class ClientsProcessor:
             connection.close("no heartbeat")
 
     def role_changed(self) -> None:
-        """Let groups settle when a reign begins; to be put into the group's `on_role_change`."""
+        """Let groups settle when a leadership begins; for the group's `on_role_change`."""
         self._leads()
 
     def _leads(self) -> bool:
@@ -318,26 +327,26 @@ class ClientsProcessor:
                 config is not None and not config.notify_consumer_ids_changed_enable
             ):
                 continue
-            if len(group.clients) <= TOLD_AT_ONCE:
-                self._tell(group.name, list(group.clients))
+            if len(group.clients) <= NOTIFIED_AT_ONCE:
+                self._send_notifications(group.name, list(group.clients))
                 continue
-            if not self._told_later:
+            if not self._notified_later:
                 self._changed_s = now
                 self._settling_moved.set()
-            self._told_later[group.name] = None
+            self._notified_later[group.name] = None
 
-    def _tell(self, group_name: str, connections: Iterable[Connection]) -> None:
+    def _send_notifications(self, group_name: str, connections: Iterable[Connection]) -> None:
         for connection in connections:
-            told = request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group_name})
+            ext = {"consumerGroup": group_name}
             try:
-                connection.invoke_oneway(told)
+                connection.invoke_oneway(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext))
             except RemotingError as error:
                 # It rebalances by itself within 20 s; a dead connection is taken out anyway.
                 logger.debug("notify_failed", group=group_name, reason=str(error))
 
 
 def _check_names(data: HeartbeatData) -> None:
-    """Let the names of a heartbeat pass.
+    """Check the names of a heartbeat.
 
     Raises:
         RefusedError: One of them cannot be one, or there are too many; nothing was noted.

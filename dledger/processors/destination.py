@@ -34,7 +34,7 @@ class Destinations:
     """Checks where a message may go, and proposes it there.
 
     Attributes:
-        space: Whether the disk has room for messages.
+        space: Whether the disk has space for messages.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ def body_refused(size_bytes: int, max_bytes: int) -> RefusedError:
 
 
 def check_room(properties: bytes) -> None:
-    """Check that a message's properties leave the room that the broker needs later.
+    """Check that a message's properties leave the space that the broker needs later.
 
     Args:
         properties: Encoded, and free of those that only brokers write.

@@ -35,10 +35,10 @@ from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from remoting.seams import Clock
 
 MIN_SCAN_UNITS = 800
-"""Units looked at in one pull when a filter matches nothing: 16,000 bytes of consume queue."""
+"""Units read in one pull when a filter matches nothing: 16,000 bytes of consume queue."""
 
 SCAN_FACTOR = 20
-"""Units looked at for each message asked for, when that is more."""
+"""Units read for each requested message, when that is more."""
 
 
 class GetStatus(StrEnum):
@@ -188,7 +188,7 @@ CAUGHT_UP_BYTES = 16 << 20
 """How far a follower may be behind and still be recommended: more than is on its way under load,
 less than a reader gets through in a second."""
 
-LOOK_S = 1.0
+FOLLOWERS_AGE_S = 1.0
 """How old what is known of the followers may be: slow readers pull hundreds of times a second."""
 
 
@@ -209,7 +209,7 @@ class ReadSuggestion:
         self._recent_bytes = recent_bytes
         self._slave_read_enable = slave_read_enable
         self._clock = clock
-        self._looked_at: float | None = None
+        self._followers_since_s: float | None = None
         self._followers: frozenset[int] = frozenset()
 
     def broker_id(self, config: SubscriptionGroupConfig, behind_bytes: int) -> int:
@@ -234,8 +234,8 @@ class ReadSuggestion:
 
     def _followers_now(self) -> frozenset[int]:
         now = self._clock.monotonic()
-        if self._looked_at is None or now - self._looked_at >= LOOK_S:
-            self._looked_at = now
+        if self._followers_since_s is None or now - self._followers_since_s >= FOLLOWERS_AGE_S:
+            self._followers_since_s = now
             status = self._group.status()
             self._followers = frozenset(
                 follower_id(name)
@@ -254,6 +254,6 @@ class ReadSuggestion:
         try:
             has_up_to = parse_header(log.frame(match_index)).position
         except MQError:
-            # Below what is kept here, or damaged: it is far behind, or nobody can say.
+            # Below what is kept here, or damaged: it is far behind, or that is unknown.
             return False
         return log.end_position - has_up_to <= CAUGHT_UP_BYTES

@@ -1,4 +1,4 @@
-"""Pulls that found nothing and wait: who waits for which queue, until when. Pure."""
+"""Pulls that found nothing and wait: for which queue, until when. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HeldPulls(Generic[PullT]):
 
     def __init__(self, max_held: int) -> None:
         self._max_held = max_held
-        # Dicts without values: in order of arrival, so that who waited longest is answered first.
+        # Dicts without values: in order of arrival, so that the oldest pull is answered first.
         self._by_queue: dict[QueueKey, dict[Held[PullT], None]] = {}
         self._by_owner: dict[object, dict[Held[PullT], None]] = {}
         self._deadlines: list[tuple[float, int, Held[PullT]]] = []
@@ -40,14 +40,14 @@ class HeldPulls(Generic[PullT]):
 
     @property
     def next_deadline(self) -> float | None:
-        """When the first of them times out, or None when nobody waits."""
+        """When the first of them times out, or None when no pull waits."""
         while self._deadlines and self._deadlines[0][2].released:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     @property
     def queues(self) -> list[QueueKey]:
-        """Queues that somebody waits for."""
+        """Queues that pulls wait for."""
         return list(self._by_queue)
 
     def hold(self, key: QueueKey, owner: object, deadline: float, pull: PullT) -> bool:
@@ -63,11 +63,11 @@ class HeldPulls(Generic[PullT]):
         return True
 
     def waits_for(self, key: QueueKey) -> bool:
-        """Tell whether anybody waits for that queue."""
+        """Return whether a pull waits for that queue."""
         return key in self._by_queue
 
     def waiting(self, key: QueueKey) -> list[Held[PullT]]:
-        """Return who waits for that queue; they go on waiting."""
+        """Return the pulls that wait for that queue; they go on waiting."""
         return list(self._by_queue.get(key, ()))
 
     def expired(self, now: float) -> list[Held[PullT]]:

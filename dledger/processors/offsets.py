@@ -146,7 +146,7 @@ class OffsetsProcessor:
             and header.set_zero_if_not_found is not False
             and self._starts_in_memory(header.topic, header.queue_id)
         ):
-            # A young queue is read from its begin, whatever consumeFromWhere says.
+            # A young queue is read from its begin, whatever consumeFromWhere is.
             offset = 0
         if offset is None and self._group.leadership is None:
             # It may be behind: a group taken for a new one would begin at the end of the queue.

@@ -34,7 +34,7 @@ class PropertyFilters:
         self._cache = ExpressionCache()
 
     def expression(self, kind: str | None, text: str | None) -> Expression:
-        """Return the expression a client speaks of.
+        """Return the expression that a client names.
 
         Args:
             kind: Its language, which is not ``TAG``.
@@ -56,7 +56,7 @@ class PropertyFilters:
             ) from error
 
     def of_subscription(self, subscription: Subscription) -> Expression:
-        """Return the expression of what a heartbeat said; raises as `expression`."""
+        """Return the expression of a heartbeat's subscription; raises as `expression`."""
         return self.expression(subscription.data.expression_type, subscription.data.sub_string)
 
     def of_retries(self, group: ConsumerGroup[Connection], topic: str) -> PropertyFilter | None:
@@ -77,5 +77,5 @@ class PropertyFilters:
             try:
                 expressions[name] = self.of_subscription(subscription)
             except RefusedError:
-                continue  # nobody can pull that topic with it, so nothing of it was judged before
+                continue  # no pull of that topic can use it, so nothing of it was judged before
         return RetryFilter(expressions) if expressions else None

@@ -210,7 +210,7 @@ class PullProcessor:
         return position < self._group.log.end_position - self._settings.recent_bytes
 
     def _is_waiting(self, pull: Pull, found: MessageRange) -> bool:
-        """Tell whether the pull stands at the end of its queue, as far as this node knows."""
+        """Return whether the pull stands at the end of its queue, as far as this node knows."""
         status = found.status
         if status is GetStatus.OFFSET_OVERFLOW_ONE:
             return True

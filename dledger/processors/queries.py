@@ -131,7 +131,7 @@ class KeyQueryProcessor:
             found = await self._search(wanted)
             if not found and wanted.is_unique and wanted.begin_ms > 0:
                 # Tools guess the time from the key, by a month and a time zone of their own, or
-                # look three days back. The key alone says which message it is.
+                # search three days back. The key alone identifies the message.
                 found = await self._search(replace(wanted, begin_ms=0))
             if not found and not leading:
                 # It may be there and not have come to this node yet.

@@ -80,7 +80,7 @@ class RaftStatusProcessor:
 
     @handles(RequestCode.RAFT_STATUS, limit=Limit.CLIENT, rule=SIGNED)
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Return role, term, indexes and peers, and who this is."""
+        """Return role, term, indexes and peers, and the names of this broker."""
         status = {
             "cluster": self._settings.broker.cluster_name,
             "brokerName": self._settings.broker.broker_name,

@@ -69,7 +69,7 @@ def asked_by(connection: Connection) -> str:
 
 
 def is_confirmed(command: RemotingCommand) -> bool:
-    """Tell whether the request confirms that messages are given up."""
+    """Return whether the request confirms that messages are given up."""
     return command.ext.get(CONFIRMED_FIELD) == "true"
 
 

@@ -343,7 +343,7 @@ class SendProcessor:
         """Return what is stored of a message's properties, which end with ``\\x02``.
 
         Raises:
-            RefusedError: They leave no room for what is added to them here and later.
+            RefusedError: They leave no space for what is added to them here and later.
         """
         if may_have_owned(properties):
             properties = without_owned(properties)

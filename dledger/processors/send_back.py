@@ -88,7 +88,7 @@ class SendBackProcessor:
         try:
             copy, run = retry_copy(record, self._settings.store_host, topic, queue_id, level)
         except LocalProtocolError as error:
-            # Stored by a version that left no room in its properties: it can never be retried.
+            # Stored by a version that left no space in its properties: it can never be retried.
             logger.error(
                 "message_set_aside", service=NAME, position=record.phy_offset, reason=str(error)
             )

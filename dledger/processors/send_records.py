@@ -87,7 +87,7 @@ _DELAY_MARK = PROPERTY_DELAY.encode() + b"\x01"
 _ENDS_A_MARK = np.zeros(1 << 16, bool)
 _ENDS_A_MARK[[int.from_bytes(mark[-3:-1], "little") for mark in _MARKS]] = True
 SEARCHED_BYTES = 2048
-"""From so many bytes on it is quicker to look where a name ends than to search every name."""
+"""From this size on it is quicker to find where a name ends than to search every name."""
 _UNIQ_KEY_MARK = PROPERTY_UNIQ_KEY.encode() + b"\x01"
 
 
@@ -152,7 +152,7 @@ class SendRecordsProcessor:
             _refuse_not_plain(records, sizes, runs, refused)
             records, sizes = _without_owned(records, sizes)
         if int(sizes.max()) > MAX_CLIENT_PROPERTIES_BYTES:
-            _refuse_without_room(records, sizes, runs, refused)
+            _refuse_without_space(records, sizes, runs, refused)
         accepted = runs
         if refused:
             accepted = tuple(run for i, run in enumerate(runs) if i not in refused)
@@ -244,7 +244,7 @@ class SendRecordsProcessor:
         batch_runs = accepted
         born_host: bytes | None = born_host_of(connection)
         if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
-            # Records in this layout have room for an IPv4 address: an IPv6 client stays unnamed.
+            # Records in this layout have space for an IPv4 address: an IPv6 client stays unnamed.
             born_host = None
         if create:
             heads.append(state_record(TopicsChange(put=tuple(create.values()))))
@@ -307,7 +307,7 @@ def _split(command: RemotingCommand, count: int) -> tuple[bytes, npt.NDArray[np.
 
 
 def _may_be_marked(records: bytes, runs: tuple[Run, ...]) -> bool:
-    """Tell whether a property that is not plain, or only the broker's, may stand in *records*."""
+    """Return whether a property that is not plain, or only the broker's, may be in *records*."""
     # All of them but one have an underscore, as has the one property that each record has.
     expected = sum(run.topic.count("_") * run.count for run in runs)
     if records.count(b"_") == expected + records.count(_UNIQ_KEY_MARK):
@@ -318,7 +318,7 @@ def _may_be_marked(records: bytes, runs: tuple[Run, ...]) -> bool:
 
 
 def _may_end_a_mark(records: bytes) -> bool:
-    """Tell whether a name that ends as one of the marks may stand in *records*."""
+    """Return whether a name that ends as one of the marks may be in *records*."""
     data = np.frombuffer(records, np.uint8)
     # No record begins with a separator, so two bytes are before each.
     ends = np.flatnonzero(data == 1)
@@ -355,7 +355,7 @@ def _refuse_not_plain(
                 )
 
 
-def _refuse_without_room(
+def _refuse_without_space(
     records: bytes,
     sizes: npt.NDArray[np.uint32],
     runs: tuple[Run, ...],

@@ -50,7 +50,7 @@ from remoting.protocol.recall_handle import RecallHandle
 from remoting.seams import Clock
 
 MAX_CANDIDATES = 64
-"""Records with one key hash that are looked at; keys of clients are unique."""
+"""Records with one key hash that are read; keys of clients are unique."""
 
 TOPIC_SEPARATOR: Final = "+"
 """Newer clients name a message as ``topic+key``; a topic holds no plus."""
@@ -66,14 +66,14 @@ _REAL_TOPIC: Final = PROPERTY_REAL_TOPIC.encode()
 class ScheduledMessage:
     """A message that is to be recalled: where it waits; empty when it was recalled before.
 
-    A producer that did not hear the answer may have sent it again: it may wait more than once.
+    A producer that got no answer may have sent it again: it may wait more than once.
     """
 
     offsets: tuple[int, ...]
 
 
 class TimerRecalls:
-    """Finds messages that can be recalled, and takes the right to do it."""
+    """Finds messages that can be recalled, and claims them."""
 
     def __init__(self, group: BrokerGroup, claims: TimerClaims) -> None:
         self._group = group
@@ -274,9 +274,9 @@ class TimerSends:
     def recalling(
         self, recalled: ScheduledMessage, on_done: OnDone
     ) -> tuple[OnDone, StateRecord | None]:
-        """Return who is to be told of a proposal that recalls a message, and what does it.
+        """Return the listener of a proposal that recalls a message, and the record that recalls it.
 
-        What does it stands in the proposal; it is None where nothing is left to do.
+        The record stands in the proposal; it is None where nothing is left to do.
         """
 
         def done(proposed: Proposed) -> None:

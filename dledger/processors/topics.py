@@ -101,11 +101,11 @@ class TopicsProcessor:
         config = self._config(header)
         if self._group.state.topic_config(config.topic) == config and not len(self._topics.pending):
             return response_to(command)
-        who = self._confirmed_by(connection, command, [config])
+        requester = self._confirmed_by(connection, command, [config])
         self._propose(
             connection,
             command,
-            TopicsChange(put=(config,), asked_by=who),
+            TopicsChange(put=(config,), asked_by=requester),
             lambda: self._topics.pending.put(config.topic, config),
         )
         return DEFERRED
@@ -134,8 +134,8 @@ class TopicsProcessor:
 
             return answered
 
-        who = self._confirmed_by(connection, command, configs.values())
-        change = TopicsChange(put=tuple(configs.values()), asked_by=who)
+        requester = self._confirmed_by(connection, command, configs.values())
+        change = TopicsChange(put=tuple(configs.values()), asked_by=requester)
         self._propose(connection, command, change, note)
         return DEFERRED
 
@@ -155,12 +155,12 @@ class TopicsProcessor:
         self._refuse_system_topic(topic)
         if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
             return response_to(command)
-        who = asked_by(connection)
-        _log.warning("topic_deleted", topic=topic, asked_by=who)
+        requester = asked_by(connection)
+        _log.warning("topic_deleted", topic=topic, asked_by=requester)
         self._propose(
             connection,
             command,
-            TopicsChange(delete=(topic,), asked_by=who),
+            TopicsChange(delete=(topic,), asked_by=requester),
             lambda: self._topics.pending.delete(topic),
         )
         return DEFERRED
@@ -219,7 +219,7 @@ class TopicsProcessor:
         Raises:
             ConfirmationNeededError: That is not confirmed.
         """
-        who = ""
+        requester = ""
         for config in configs:
             lost = self._given_up(config)
             if lost is None:
@@ -231,9 +231,9 @@ class TopicsProcessor:
                     f"`dledger topic retention {config.topic} {keeps}ms` shows what would go, and"
                     " does it with --yes",
                 )
-            who = asked_by(connection)
-            _log.warning("retention_shortened", asked_by=who, **structs.asdict(lost))
-        return who
+            requester = asked_by(connection)
+            _log.warning("retention_shortened", asked_by=requester, **structs.asdict(lost))
+        return requester
 
     def _given_up(self, config: TopicConfig) -> GivenUp | None:
         """Return what goes because of a shorter retention; None where no less is kept."""

@@ -192,7 +192,7 @@ class CheckBack:
         self._turn = 0
 
     def is_there(self, group: str) -> bool:
-        """Tell whether a producer of *group* has sent a heartbeat over an open connection."""
+        """Return whether a producer of *group* has sent a heartbeat over an open connection."""
         return bool(self._clients.producers(group))
 
     def ask(self, half: HalfMessage, checks: int) -> bool:

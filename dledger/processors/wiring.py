@@ -58,7 +58,6 @@ from dledger.processors.timer_sends import RecallProcessor, TimerRecalls, TimerS
 from dledger.processors.topics import TopicsProcessor
 from dledger.processors.transactions import EndTransactionProcessor
 from dledger.services.disk_space import DiskSpace
-from dledger.services.every_second import every_second
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.producer_sends import ProducerSends
@@ -67,6 +66,7 @@ from dledger.services.table_limits import TableLimits
 from dledger.services.throughput import Throughput
 from dledger.services.timer_claims import TimerClaims
 from dledger.services.transaction_decisions import TransactionDecisions
+from dledger.services.waiting import every_second
 from dledger.settings_tables import BrokerTable
 from remoting.access.rules import Rule
 from remoting.connection import Connection
@@ -140,7 +140,8 @@ class LogFolder:
     Attributes:
         disk_ratio: Used part of the file system, 0 to 1.
         disk_bytes: Its size, and how much of it is free.
-        expire_soon: Lets expired segments go at the next check; its argument names who asks.
+        expire_soon: Lets expired segments go at the next check; its argument names the account
+            and host of the request.
     """
 
     disk_ratio: Callable[[], float] = lambda: 0.0
@@ -251,7 +252,9 @@ class BrokerProcessors:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.pull.run)
             nursery.start_soon(self.clients_processor.run)
-            nursery.start_soon(every_second, self.clock, self.space.look, self.throughput.look)
+            nursery.start_soon(
+                every_second, self.clock, self.space.measure, self.throughput.record_sample
+            )
 
 
 def register_processors(table: ProcessorTable, group: BrokerGroup, *processors: object) -> None:

@@ -35,7 +35,7 @@ COPIES = (7, 7, 25)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How many messages there were between two looks."""
+    """How many messages there were between two copies."""
 
     count: int = 0
     seconds: float = 0.0
@@ -86,7 +86,7 @@ class BrokerStats:
             self._got[pair] = messages
             self._got_bytes[pair] = size_bytes
 
-    def look(self, now: float) -> None:
+    def copy_counters(self, now: float) -> None:
         """Keep copies of the counters where it is time; to be called every second or so."""
         due = [ring for ring in self._rings if now >= ring.next_s]
         if not due:
@@ -108,7 +108,7 @@ class BrokerStats:
         for ring in self._rings:
             then = ring.copies[0] if ring.copies else _Copy(now, counts)
             before = then.counts[name].get(key, 0)
-            # A topic that was made anew ends before where it ended.
+            # A topic that was made again ends before where it ended.
             spans.append(Span(max(0, count - before), now - then.at))
         return tuple(spans)
 

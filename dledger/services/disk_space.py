@@ -1,4 +1,4 @@
-"""Whether there is room on the disk for what clients send; looked at every second, on every role.
+"""Whether the disk has space for what clients send; measured every second, on every role.
 
 Above the warning level a leader refuses sends and takes what the group itself has to write, such
 as the record that lets old segments go. Below it again it takes sends, by itself.
@@ -34,8 +34,8 @@ class DiskSpace:
         self.is_full = False
         """Whether sends are to be refused."""
 
-    def look(self) -> None:
-        """Look at it; to be called once a second."""
+    def measure(self) -> None:
+        """Measure the disk; to be called once a second."""
         self.ratio = self._disk_ratio()
         is_full = self.ratio >= self.warning_ratio
         if is_full != self.is_full:

@@ -16,8 +16,7 @@ import trio
 from commitlog.errors import DiskFullError
 from dledger.broker_errors import NotLeaderError, PendingFullError
 from dledger.group_api import BrokerGroup, Proposed
-from dledger.services.account_shares import AccountShares, Made
-from dledger.services.table_limits import TableLimits
+from dledger.services.table_limits import AccountShares, Made, TableLimits
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
 from remoting.seams import Clock
 

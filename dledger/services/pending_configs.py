@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.services.account_shares import AccountShares, Made
-from dledger.services.table_limits import TableLimits
+from dledger.services.table_limits import AccountShares, Made, TableLimits
 from dledger.state.names import DLQ_PREFIX, RETRY_PREFIX
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange
 from dledger.state.subscription_group_config import SubscriptionGroupConfig

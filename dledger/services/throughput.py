@@ -1,4 +1,7 @@
-"""How many messages came in and went out lately, for those who watch a broker."""
+"""How many messages came in and went out lately, and when each day began, for dashboards.
+
+Days are UTC ones.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,33 @@ from dataclasses import dataclass
 from dledger.group_api import QueueTouched
 from dledger.metrics.traffic import Traffic
 from dledger.services.broker_stats import BrokerStats
-from dledger.services.day_counts import DayCounts
 from dledger.state.tables import QueueKey, StateTables
 from remoting.seams import Clock
+
+DAY_MS = 86_400_000
+
+
+@dataclass(slots=True)
+class DayCounts:
+    """Totals since start, as they were at the beginning of yesterday and of today."""
+
+    day: int | None = None
+    put_yesterday_morning: int = 0
+    put_today_morning: int = 0
+    got_yesterday_morning: int = 0
+    got_today_morning: int = 0
+
+    def update(self, wall_ms: int, put: int, got: int) -> None:
+        """Compare the totals of now with the day; to be called every second or so."""
+        day = wall_ms // DAY_MS
+        if self.day is None or day == self.day:
+            self.day = day
+            return
+        # A clock that was set by days starts again: yesterday is what was today.
+        self.day = day
+        self.put_yesterday_morning, self.put_today_morning = self.put_today_morning, put
+        self.got_yesterday_morning, self.got_today_morning = self.got_today_morning, got
+
 
 WINDOWS_S = (10, 60, 600)
 """The three spans RocketMQ's tools show."""
@@ -47,7 +74,7 @@ class Throughput:
             self._put_of[topic] = self._put_of.get(topic, 0) + end
         self.stats = BrokerStats(lambda: self._put_of)
         # What comes before the first sample counts too.
-        self.stats.look(clock.monotonic())
+        self.stats.copy_counters(clock.monotonic())
 
     def count_pull(self, messages: int, size_bytes: int, topic: str, group: str) -> None:
         """Count an answered pull; 0 messages is a miss."""
@@ -65,17 +92,17 @@ class Throughput:
         ends = self._ends
         for topic, queue_id, end in touched:
             known = ends.get((topic, queue_id), 0)
-            # A queue that is shorter than it was belongs to a topic made anew.
+            # A queue that is shorter than it was belongs to a topic made again.
             self.put += end - known if end > known else end
             ends[(topic, queue_id)] = end
             self._put_of[topic] = self._put_of.get(topic, 0) + end - known
 
-    def look(self) -> None:
-        """Take a sample; to be called once a second."""
+    def record_sample(self) -> None:
+        """Keep a sample of the counters; to be called once a second."""
         sample = self._sample()
         self._samples.append(sample)
-        self.stats.look(sample.at)
-        self.day.look(self._clock.wall_ms(), self.put, self.got)
+        self.stats.copy_counters(sample.at)
+        self.day.update(self._clock.wall_ms(), self.put, self.got)
 
     def rates(self, counter: str) -> str:
         """Return "a b c": events a second over the three windows."""

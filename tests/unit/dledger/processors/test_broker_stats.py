@@ -28,7 +28,7 @@ def test_what_a_topic_took_and_a_group_got_in_the_last_minute(
     broker: Broker, clock: ManualClock
 ) -> None:
     broker.make_topic("T")
-    broker.processors.throughput.stats.look(clock.monotonic())
+    broker.processors.throughput.stats.copy_counters(clock.monotonic())
     broker.group.put("T", 0, b"a", b"b", b"c")
     pull(broker)
     pull(broker)

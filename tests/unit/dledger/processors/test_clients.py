@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.processors.clients import SETTLE_S, TOLD_AT_ONCE, TOLD_LATER_S
+from dledger.processors.clients import NOTIFIED_AT_ONCE, NOTIFIED_LATER_S, SETTLE_S
 from dledger.processors.pull_checks import FLAG_SUBSCRIPTION
 from dledger.services.table_limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
@@ -376,24 +376,24 @@ def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
 async def test_the_changes_of_a_large_group_are_told_together(tmp_path: Path) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
-    members = [FakeConnection() for _ in range(3 * TOLD_AT_ONCE)]
+    members = [FakeConnection() for _ in range(3 * NOTIFIED_AT_ONCE)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.processors.clients_processor.run)
         await trio.sleep(0.01)
         for number, member in enumerate(members):
             beat(broker, member, SubscriptionData("T"), client_id=f"c{number}")
         calls = sum(len(told(member)) for member in members)
-        assert calls == TOLD_AT_ONCE * (TOLD_AT_ONCE + 1) // 2
+        assert calls == NOTIFIED_AT_ONCE * (NOTIFIED_AT_ONCE + 1) // 2
 
-        await trio.sleep(TOLD_LATER_S + 0.01)
+        await trio.sleep(NOTIFIED_LATER_S + 0.01)
 
         assert sum(len(told(member)) for member in members) == calls + len(members)
         assert told(members[-1]) == ["g"]
         await trio.sleep(5)
         assert sum(len(told(member)) for member in members) == calls + len(members)
         members[0].close()
-        assert len(told(members[1])) == TOLD_AT_ONCE
-        await trio.sleep(TOLD_LATER_S + 0.01)
+        assert len(told(members[1])) == NOTIFIED_AT_ONCE
+        await trio.sleep(NOTIFIED_LATER_S + 0.01)
         assert told(members[-1]) == ["g", "g"]
         nursery.cancel_scope.cancel()
     group.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dledger.processors.get_message import ALIVE_MS, LOOK_S, ReadSuggestion
+from dledger.processors.get_message import ALIVE_MS, FOLLOWERS_AGE_S, ReadSuggestion
 from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.testing.clocks import ManualClock
 from tests.harness.fake_group import FakeGroup
@@ -92,7 +92,7 @@ def test_a_group_may_read_from_a_follower_always_while_it_lives(
     followers.peers = {"n0": row(), "n1": row()}
     assert followers.suggests(FAST, always) == 2
     followers.peers = {"n0": row(), "n1": row(connected=False)}
-    clock.now_s += LOOK_S
+    clock.now_s += FOLLOWERS_AGE_S
     assert followers.suggests(FAST, always) == 0
 
 
@@ -114,7 +114,7 @@ def test_one_that_is_away_or_has_too_little_is_not_recommended(
     followers.peers = {"n0": row(**changes)}
     assert followers.suggests(SLOW) == 0
     followers.peers = {"n0": row(**changes), "n1": row()}
-    followers.suggestion._looked_at = None
+    followers.suggestion._followers_since_s = None
     assert followers.suggests(SLOW) == 2
 
 
@@ -129,7 +129,7 @@ def test_one_that_is_far_behind_is_not_recommended(
     assert followers.suggests(SLOW) == 2
 
 
-def test_the_followers_are_looked_at_once_a_second(
+def test_the_followers_are_followers_since_s_once_a_second(
     followers: Followers, clock: ManualClock
 ) -> None:
     followers.peers = {"n0": row()}
@@ -137,7 +137,7 @@ def test_the_followers_are_looked_at_once_a_second(
     assert followers.looks == 1
     followers.peers = {}
     assert followers.suggests(SLOW) == 1
-    clock.now_s += LOOK_S
+    clock.now_s += FOLLOWERS_AGE_S
     assert followers.suggests(SLOW) == 0
 
 

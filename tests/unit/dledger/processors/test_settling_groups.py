@@ -19,9 +19,9 @@ def test_who_was_held_is_owed_a_call_once() -> None:
     settling.begin(0.0, ["a", "b", "c"])
     for group in ("b", "a", "b"):
         assert settling.holds(group, 1.0)
-    assert settling.take_owed(SETTLE_S - 0.001) == []
-    assert settling.take_owed(SETTLE_S) == ["b", "a"]
-    assert settling.take_owed(SETTLE_S) == []
+    assert settling.pop_settled(SETTLE_S - 0.001) == []
+    assert settling.pop_settled(SETTLE_S) == ["b", "a"]
+    assert settling.pop_settled(SETTLE_S) == []
     assert settling.until_s is None
 
 
@@ -33,4 +33,4 @@ def test_nothing_settles_without_groups_or_without_a_reign() -> None:
     assert settling.holds("a", 1.0)
     settling.end()
     assert not settling.holds("a", 1.0)
-    assert settling.take_owed(1000.0) == []
+    assert settling.pop_settled(1000.0) == []

@@ -9,7 +9,7 @@ def test_each_span_counts_from_its_oldest_copy() -> None:
     ends = {"T": 150}
     stats = BrokerStats(lambda: ends)
     for second in range(2 * 3600 + 1):
-        stats.look(float(second))
+        stats.copy_counters(float(second))
         ends["T"] += 1
     now = 2 * 3600.0
     minute, hour, day = stats.spans("TOPIC_PUT_NUMS", "T", now) or ()
@@ -22,7 +22,7 @@ def test_each_span_counts_from_its_oldest_copy() -> None:
 def test_a_topic_made_anew_never_counts_backwards() -> None:
     ends = {"T": 100}
     stats = BrokerStats(lambda: ends)
-    stats.look(0.0)
+    stats.copy_counters(0.0)
     ends["T"] = 3
     assert [span.count for span in stats.spans("TOPIC_PUT_NUMS", "T", 5.0) or ()] == [0, 0, 0]
 
@@ -35,6 +35,6 @@ def test_pairs_beyond_the_limit_are_not_counted() -> None:
     assert stats.spans("GROUP_GET_NUMS", f"T@g{MAX_PAIRS}", 1.0) is None
     first = stats.spans("GROUP_GET_NUMS", "T@g0", 1.0)
     assert first is not None
-    stats.look(1.0)
+    stats.copy_counters(1.0)
     stats.count_got("T", "g0", 5)
     assert [span.count for span in stats.spans("GROUP_GET_NUMS", "T@g0", 2.0) or ()] == [5, 5, 5]

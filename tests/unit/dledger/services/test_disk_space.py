@@ -9,7 +9,7 @@ import trio
 
 from commitlog.errors import DiskFullError
 from dledger.services.disk_space import DiskSpace
-from dledger.services.every_second import PERIOD_S, every_second
+from dledger.services.waiting import PERIOD_S, every_second
 from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
@@ -27,7 +27,7 @@ async def test_it_is_full_from_the_warning_level_on_and_recovers_by_itself(
     used = 0.5
     space = DiskSpace(lambda: used, 0.9)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(every_second, VirtualClock(), space.look)
+        nursery.start_soon(every_second, VirtualClock(), space.measure)
         await trio.sleep(0)
         assert not space.is_full
         used = 0.9
