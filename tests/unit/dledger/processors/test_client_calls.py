@@ -1,32 +1,32 @@
-"""What operators ask of clients goes through the broker, and the client's answer comes back."""
+"""Connected clients as operators see them, and requests that the broker passes on to them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
 
 from commitlog.message_id import encode_offset_message_id
 from dledger.processors.client_calls import CLIENT_ANSWERS_WITHIN_S, STATUS_WITHIN_S
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.clocks import ManualClock
 from remoting.errors import ConnectionLostError, RequestTimedOutError
 from remoting.protocol.bodies import (
     ConsumerData,
     GetConsumerStatusBody,
     HeartbeatData,
     MessageQueue,
+    ProducerData,
+    SubscriptionData,
 )
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from tests.harness.broker import Broker
-from tests.harness.fake_group import (
-    BROKER,
-    STORE_HOST,
-    FakeConnection,
-    over_the_wire,
-)
+from tests.harness.fake_group import BROKER, STORE_HOST, FakeConnection, over_the_wire
 
 Answers = Callable[[RemotingCommand], RemotingCommand]
 
@@ -165,3 +165,104 @@ async def test_every_client_says_how_far_it_is(broker: Broker) -> None:
     one = await call(broker, code, topic="T", group="g", clientAddr="c2")
     assert list(GetConsumerStatusBody.decode(one.body).consumer_table) == ["c2"]
     assert (await call(broker, code, topic="T", group="nobody")).code == 206
+
+
+def beat(broker: Broker, client_id: str, *topics: str, port: int = 1, group: str = "g") -> None:
+    data = [SubscriptionData(topic, "A || B") for topic in topics]
+    body = HeartbeatData(
+        client_id=client_id,
+        producer_data_set=[ProducerData("p")],
+        consumer_data_set=[ConsumerData(group, subscription_data_set=data)],
+    )
+    connection = FakeConnection(peer_address=("10.0.0.7", port))
+    assert broker.call(RequestCode.HEART_BEAT, {}, body.encode(), connection=connection).code == 0
+
+
+def asked(broker: Broker, code: RequestCode, **ext: str) -> Any:
+    response = broker.call(code, ext)
+    return response.code if response.code else json.loads(bytes(response.body))
+
+
+def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
+    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
+    broker.group.settle()
+
+
+def test_the_consumers_of_a_group(broker: Broker) -> None:
+    code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+    assert asked(broker, code, consumerGroup="g") == 206
+    beat(broker, "c1", "T", port=5)
+    body = asked(broker, code, consumerGroup="g")
+    assert body["connectionSet"] == [
+        {"clientAddr": "10.0.0.7:5", "clientId": "c1", "language": "PYTHON", "version": 407}
+    ]
+    assert body["subscriptionTable"]["T"]["subString"] == "A || B"
+    assert (body["consumeType"], body["messageModel"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
+
+
+def test_the_producers_of_a_group(broker: Broker) -> None:
+    code = RequestCode.GET_PRODUCER_CONNECTION_LIST
+    assert asked(broker, code, producerGroup="p") == 1
+    beat(broker, "c1", port=5)
+    beat(broker, "c2", port=6)
+    body = asked(broker, code, producerGroup="p")
+    assert [(c["clientId"], c["clientAddr"]) for c in body["connectionSet"]] == [
+        ("c1", "10.0.0.7:5"),
+        ("c2", "10.0.0.7:6"),
+    ]
+
+
+def test_groups_of_a_topic_and_topics_of_a_group(broker: Broker) -> None:
+    commit(broker, ("away", "T", 0, 5), ("g", "U", 0, 1), ("away", "V", 0, 1))
+    beat(broker, "c1", "T", "W")
+    assert asked(broker, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T") == {
+        "groupList": ["away", "g"]
+    }
+    topics = asked(broker, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="g")
+    assert topics["topicList"] == ["T", "U", "W"]
+    away = asked(broker, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="away")
+    assert away["topicList"] == ["T", "V"]
+
+
+def test_what_a_group_wants_of_a_topic(broker: Broker) -> None:
+    code = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
+    assert asked(broker, code, group="g", topic="T") == {"group": "g", "topic": "T"}
+    beat(broker, "c1", "T")
+    body = asked(broker, code, group="g", topic="T")
+    assert (body["group"], body["topic"]) == ("g", "T")
+    assert body["subscriptionData"]["subString"] == "A || B"
+
+
+def test_a_follower_answers_from_what_it_was_told(broker: Broker) -> None:
+    broker.group.step_down()
+    beat(broker, "c1", "T")
+    body = asked(broker, RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
+    assert [client["clientId"] for client in body["connectionSet"]] == ["c1"]
+
+
+def test_producers_are_listed_by_group_with_their_last_sign_of_life(
+    broker: Broker, clock: ManualClock
+) -> None:
+    for number, group in enumerate(("p", "q")):
+        data = HeartbeatData(
+            client_id=f"c{number}", producer_data_set=[ProducerData(group_name=group)]
+        )
+        connection = FakeConnection(peer_address=("10.0.0.7", 4000 + number))
+        broker.call(RequestCode.HEART_BEAT, {}, data.encode(), connection=connection)
+    at_ms = clock.wall_ms()
+    clock.now_s += 5
+    body = json.loads(bytes(broker.call(RequestCode.GET_ALL_PRODUCER_INFO).body))
+    assert body == {
+        "data": {
+            group: [
+                {
+                    "clientId": f"c{number}",
+                    "remoteIP": f"10.0.0.7:{4000 + number}",
+                    "language": "PYTHON",
+                    "version": 407,
+                    "lastUpdateTimestamp": at_ms,
+                }
+            ]
+            for number, group in enumerate(("p", "q"))
+        }
+    }

@@ -1,4 +1,4 @@
-"""Clients come, change and go; their groups hear of it."""
+"""Clients come, change and go; their groups are notified, unless they settle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.processors.clients import NOTIFIED_AT_ONCE, NOTIFIED_LATER_S, SETTLE_S
+from dledger.processors.clients import NOTIFIED_AT_ONCE, NOTIFIED_LATER_S, SETTLE_S, SettlingGroups
 from dledger.processors.pull_checks import FLAG_SUBSCRIPTION
 from dledger.services.table_limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
@@ -397,3 +397,34 @@ async def test_the_changes_of_a_large_group_are_told_together(tmp_path: Path) ->
         assert told(members[-1]) == ["g", "g"]
         nursery.cancel_scope.cancel()
     group.close()
+
+
+def test_groups_that_were_there_before_settle_for_a_heartbeat_period() -> None:
+    settling = SettlingGroups()
+    settling.begin(100.0, ["old"])
+    assert settling.until_s == 100.0 + SETTLE_S
+    assert settling.holds("old", 100.0 + SETTLE_S - 0.001)
+    assert not settling.holds("old", 100.0 + SETTLE_S)
+    assert not settling.holds("new", 100.0)
+
+
+def test_who_was_held_is_owed_a_call_once() -> None:
+    settling = SettlingGroups()
+    settling.begin(0.0, ["a", "b", "c"])
+    for group in ("b", "a", "b"):
+        assert settling.holds(group, 1.0)
+    assert settling.pop_settled(SETTLE_S - 0.001) == []
+    assert settling.pop_settled(SETTLE_S) == ["b", "a"]
+    assert settling.pop_settled(SETTLE_S) == []
+    assert settling.until_s is None
+
+
+def test_nothing_settles_without_groups_or_without_a_reign() -> None:
+    settling = SettlingGroups()
+    settling.begin(0.0, [])
+    assert settling.until_s is None
+    settling.begin(0.0, ["a"])
+    assert settling.holds("a", 1.0)
+    settling.end()
+    assert not settling.holds("a", 1.0)
+    assert settling.pop_settled(1000.0) == []

@@ -1,7 +1,8 @@
-"""Offsets of groups and bounds of queues."""
+"""Offsets of groups and bounds of queues; resets and clones."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED
+from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
@@ -287,3 +289,209 @@ def test_a_follower_tells_offsets_it_has_and_never_that_there_is_none(filled: Br
     assert filled.call(code, queue(**ask)).ext["offset"] == "7"
     response = filled.call(code, queue(**ask, queueId=1))
     assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
+
+
+RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+
+
+@pytest.fixture
+def consumed(broker: Broker, clock: ManualClock) -> Broker:
+    """Ten messages in queue 0, a second apart; the group has consumed six."""
+    broker.make_topic("T", 2)
+    for number in range(10):
+        broker.group.put("T", 0, b"m%d" % number)
+        clock.now_s += 1
+    for queue_id in range(2):
+        ext = {
+            "consumerGroup": "g",
+            "topic": "T",
+            "queueId": str(queue_id),
+            "commitOffset": "6" if queue_id == 0 else "0",
+            "sync": "true",
+        }
+        assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext).code == 0
+    return broker
+
+
+def connect(broker: Broker, *, language: str = "JAVA", version: int = 407) -> FakeConnection:
+    connection = FakeConnection()
+    data = ConsumerData("g", subscription_data_set=[SubscriptionData(topic="T")])
+    body = HeartbeatData(client_id=f"c-{language}", consumer_data_set=[data]).encode()
+    command = request(RequestCode.HEART_BEAT, {}, body)
+    command.language, command.version = language, version
+    broker.handle(command, connection)
+    broker.group.settle()
+    connection.asked.clear()
+    return connection
+
+
+def reset(broker: Broker, **changes: Any) -> RemotingCommand:
+    ext = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true", **changes}
+    return broker.call(RESET, {key: str(value) for key, value in ext.items()})
+
+
+def offsets(body: Any) -> dict[int, int]:
+    """Read the fastjson dialect: a queue is a key."""
+    text = bytes(body).decode()
+    found = {}
+    for part in text.removeprefix('{"offsetTable":{').removesuffix("}}").split(",{"):
+        queue, _, offset = part.rpartition(":")
+        found[json.loads("{" + queue.lstrip("{"))["queueId"]] = int(offset)
+    return found
+
+
+def test_the_answer_and_what_clients_are_told_are_the_same(consumed: Broker) -> None:
+    client = connect(consumed)
+    response = reset(consumed)
+    assert (response.code, offsets(response.body)) == (0, {0: 10, 1: 0})
+    (told,) = client.asked
+    assert told.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+    assert told.ext == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
+    assert bytes(told.body) == bytes(response.body)
+
+
+def test_the_cpp_client_is_told_in_its_own_form(consumed: Broker) -> None:
+    client = connect(consumed, language="CPP", version=63)
+    reset(consumed)
+    (told,) = client.asked
+    assert json.loads(bytes(told.body)) == {
+        "offsetTable": [
+            {"topic": "T", "brokerName": "broker-a", "queueId": 0, "offset": 10},
+            {"topic": "T", "brokerName": "broker-a", "queueId": 1, "offset": 0},
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("after_s", "force", "offset"),
+    [(2, "true", 2), (2, "false", 2), (8, "true", 8), (8, "false", 6)],
+)
+def test_a_time_is_where_its_first_message_is_and_without_force_only_back(
+    consumed: Broker, after_s: int, force: str, offset: int
+) -> None:
+    connect(consumed)
+    began_ms = consumed.clock.wall_ms() - 10_000
+    response = reset(consumed, timestamp=began_ms + 1000 * after_s, isForce=force)
+    assert offsets(response.body)[0] == offset
+
+
+@pytest.mark.parametrize(("asked", "offset"), [(4, 4), (99, 10)])
+def test_one_queue_may_be_set_to_an_offset_it_has(
+    consumed: Broker, asked: int, offset: int
+) -> None:
+    connect(consumed)
+    assert offsets(reset(consumed, queueId=0, offset=asked).body) == {0: offset}
+
+
+def test_without_clients_the_tools_are_told_to_do_it_themselves(consumed: Broker) -> None:
+    response = reset(consumed)
+    assert response.code == 206
+    assert "Group: g Topic: T" in (response.remark or "")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"topic": "X"}, {"group": "other"}, {"queueId": 7}, {"timestamp": "x"}]
+)
+def test_what_is_not_there_is_refused(consumed: Broker, changes: dict[str, Any]) -> None:
+    client = connect(consumed)
+    assert reset(consumed, **changes).code == 1
+    assert client.asked == []
+
+
+def test_one_old_client_is_enough_for_nobody_to_be_told(consumed: Broker) -> None:
+    client, _ = connect(consumed), connect(consumed, language="OLD", version=20)
+    client.asked.clear()
+    assert reset(consumed).code == 1
+    assert client.asked == []
+
+
+def test_the_end_is_asked_behind_the_barrier_of_a_leader(consumed: Broker) -> None:
+    connect(consumed)
+    consumed.group.barriers_pass = False
+    ext = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
+    assert consumed.handle(request(RESET, ext)) is DEFERRED
+    consumed.group.put("T", 0, b"late")
+    consumed.group.pass_barriers()
+    assert offsets(consumed.connection.replies[-1][1].body)[0] == 11
+    consumed.group.step_down("elsewhere:1")
+    assert reset(consumed).code == 14
+
+
+CLONE = RequestCode.CLONE_GROUP_OFFSET
+
+
+def commit(broker: Broker, topic: str, queue_id: int, offset: int, *, sync: bool = True) -> None:
+    ext = {
+        "consumerGroup": "from",
+        "topic": topic,
+        "queueId": str(queue_id),
+        "commitOffset": str(offset),
+        **({"sync": "true"} if sync else {}),
+    }
+    assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext).code == 0
+
+
+def clone(broker: Broker, **more: str) -> RemotingCommand:
+    return broker.call(CLONE, {"srcGroup": "from", "destGroup": "to", **more})
+
+
+def offset(broker: Broker, topic: str, queue_id: int) -> int | None:
+    return broker.group.state.consumer_offset("to", topic, queue_id)
+
+
+@pytest.fixture
+def cloned(broker: Broker) -> Broker:
+    for topic in ("T", "U"):
+        broker.make_topic(topic, 4)
+        commit(broker, topic, 0, 5)
+        commit(broker, topic, 3, 7)
+    return broker
+
+
+def test_all_topics_are_cloned_in_one_entry(cloned: Broker) -> None:
+    commit(cloned, "T", 1, 9, sync=False)
+    before = cloned.group.log.last_index
+    assert clone(cloned).code == 0
+    assert cloned.group.log.last_index == before + 1
+    assert [offset(cloned, "T", queue) for queue in range(4)] == [5, 9, None, 7]
+    assert [offset(cloned, "U", queue) for queue in range(4)] == [5, None, None, 7]
+
+
+def test_one_topic_may_be_named(cloned: Broker) -> None:
+    assert clone(cloned, topic="U").code == 0
+    assert (offset(cloned, "T", 0), offset(cloned, "U", 0)) == (None, 5)
+
+
+def test_what_a_connected_group_no_longer_reads_is_left_behind_unless_asked_for(
+    cloned: Broker,
+) -> None:
+    data = ConsumerData("from", subscription_data_set=[SubscriptionData(topic="T")])
+    body = HeartbeatData(client_id="c", consumer_data_set=[data]).encode()
+    assert cloned.call(RequestCode.HEART_BEAT, {}, body).code == 0
+    cloned.group.settle()
+    assert clone(cloned, offline="false").code == 0
+    assert (offset(cloned, "T", 0), offset(cloned, "U", 0)) == (5, None)
+    assert clone(cloned, offline="true").code == 0
+    assert offset(cloned, "U", 0) == 5
+
+
+def test_a_group_without_offsets_leaves_nothing(cloned: Broker) -> None:
+    before = cloned.group.log.last_index
+    assert cloned.call(CLONE, {"srcGroup": "nobody", "destGroup": "to"}).code == 0
+    assert cloned.group.log.last_index == before
+
+
+@pytest.mark.parametrize(("ext", "code"), [({"destGroup": "a b"}, 1), ({"srcGroup": None}, 1)])
+def test_what_makes_no_sense_is_refused(cloned: Broker, ext: dict[str, Any], code: int) -> None:
+    whole = {"srcGroup": "from", "destGroup": "to", **ext}
+    asked = {key: value for key, value in whole.items() if value is not None}
+    assert cloned.call(CLONE, asked).code == code
+
+
+def test_only_a_leader_clones_and_an_unknown_fate_is_told(cloned: Broker) -> None:
+    asked = request(CLONE, {"srcGroup": "from", "destGroup": "to"})
+    assert cloned.handle(asked) is DEFERRED
+    cloned.group.append()
+    cloned.group.step_down("elsewhere:1")
+    assert cloned.connection.replies[-1][1].ext["outcome"] == "unknown"
+    assert clone(cloned).code == 14

@@ -1,8 +1,8 @@
-"""What a topic took is summed up as it comes, not by looking at all queues."""
+"""Rates and day totals; what a topic got is summed up as it comes, without reading all queues."""
 
 from __future__ import annotations
 
-from dledger.services.throughput import Throughput
+from dledger.services.throughput import DAY_MS, DayCounts, Throughput
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.testing.clocks import ManualClock
 
@@ -31,3 +31,16 @@ def test_a_topic_made_anew_begins_again() -> None:
     spans = throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic())
     assert spans is not None
     assert {span.count for span in spans} == {1}
+
+
+def test_totals_are_kept_when_a_day_begins() -> None:
+    counts = DayCounts()
+    counts.update(10 * DAY_MS + 5, put=3, got=1)
+    counts.update(10 * DAY_MS + 9, put=7, got=2)
+    assert (counts.put_today_morning, counts.put_yesterday_morning) == (0, 0)
+    counts.update(11 * DAY_MS, put=10, got=4)
+    counts.update(11 * DAY_MS + 1, put=12, got=5)
+    assert (counts.put_today_morning, counts.got_today_morning) == (10, 4)
+    counts.update(12 * DAY_MS, put=20, got=9)
+    assert (counts.put_yesterday_morning, counts.got_yesterday_morning) == (10, 4)
+    assert (counts.put_today_morning, counts.got_today_morning) == (20, 9)

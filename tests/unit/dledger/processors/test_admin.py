@@ -1,13 +1,19 @@
-"""The table that mqadmin and the dashboard read."""
+"""Runtime figures, statistics, tables and clean-ups of one broker, as tools read them."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from dledger.processors.admin import _size
+from dledger.processors.admin import CleanUpProcessor, _size
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.clocks import ManualClock
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 KEYS = [
     "brokerActive",
@@ -117,3 +123,92 @@ def test_the_keys_of_the_tools_are_there_and_can_be_parsed_as_they_do(broker: Br
     assert int(table["msgPutTotalTodayNow"]) == before + 2
     assert table["commitLogMaxOffset"] == str(broker.group.log.end_position)
     assert table["commitLogMinOffset"] == "0"
+
+
+def view(broker: Broker, name: str, key: str) -> RemotingCommand:
+    ext = {"statsName": name, "statsKey": key}
+    return broker.call(RequestCode.VIEW_BROKER_STATS_DATA, ext)
+
+
+def pull(broker: Broker) -> None:
+    ext = {
+        "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
+        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*",
+        "subVersion": "0",
+    }  # fmt: skip
+    assert broker.call(RequestCode.PULL_MESSAGE, ext).code == 0
+
+
+def test_what_a_topic_took_and_a_group_got_in_the_last_minute(
+    broker: Broker, clock: ManualClock
+) -> None:
+    broker.make_topic("T")
+    broker.processors.throughput.stats.copy_counters(clock.monotonic())
+    broker.group.put("T", 0, b"a", b"b", b"c")
+    pull(broker)
+    pull(broker)
+    clock.now_s += 30
+    for name, key, count in (
+        *(("TOPIC_PUT_NUMS", "T", 3), ("GROUP_GET_NUMS", "T@g", 6)),
+        *(("BROKER_PUT_NUMS", "DefaultCluster", 3), ("BROKER_GET_NUMS", "DefaultCluster", 6)),
+    ):
+        body = json.loads(bytes(view(broker, name, key).body))
+        assert body["statsMinute"] == {"sum": count, "tps": count / 30, "avgpt": 0.0}
+        assert body["statsHour"]["sum"] == body["statsDay"]["sum"] == count
+
+
+def test_what_a_group_got_in_bytes(broker: Broker, clock: ManualClock) -> None:
+    broker.make_topic("T")
+    broker.group.put("T", 0, b"x" * 1000)
+    pull(broker)
+    clock.now_s += 30
+    body = json.loads(bytes(view(broker, "GROUP_GET_SIZE", "T@g").body))
+    assert 1000 < body["statsDay"]["sum"] < 1200
+
+
+def test_what_was_never_counted_is_code_one(broker: Broker) -> None:
+    for name, key in (("TOPIC_PUT_NUMS", "X"), ("GROUP_GET_NUMS", "T@x"), ("OTHER", "T")):
+        response = view(broker, name, key)
+        assert (response.code, response.remark) == (1, f"The stats <{name}> <{key}> not exist")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.DELETE_EXPIRED_COMMITLOG,
+    ],
+)
+def test_every_member_answers_with_success(broker: Broker, code: RequestCode) -> None:
+    assert broker.call(code).code == 0
+    broker.group.step_down("elsewhere:1")
+    assert broker.call(code).code == 0
+
+
+def test_the_leader_alone_lets_segments_expire(group: FakeGroup) -> None:
+    asked: list[str] = []
+    processor = CleanUpProcessor(group, asked.append)
+    command = request(RequestCode.DELETE_EXPIRED_COMMITLOG, {"AccessKey": "root"})
+    for _ in range(2):
+        processor.delete_expired(FakeConnection(), command)  # type: ignore[arg-type]  # a fake with what it uses
+        group.step_down("elsewhere:1")
+    # No access control: the name in the request proves nothing, so only the host is noted.
+    assert asked == [FakeConnection().peer_address[0]]
+
+
+def test_all_consumer_offsets_are_told_by_any_member(broker: Broker) -> None:
+    broker.make_topic("T")
+    change = ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 300), ("h", "T", 0, 1)))
+    broker.group.propose(state_batch(change), lambda _: None)
+    broker.group.settle()
+    broker.group.step_down("elsewhere:1")
+    body = json.loads(bytes(broker.call(RequestCode.GET_ALL_CONSUMER_OFFSET).body))
+    assert body["offsetTable"] == {"T@g": {"0": 5, "1": 300}, "T@h": {"0": 1}}
+    assert body["dataVersion"]["counter"] == broker.group.state.applied_index
+
+
+def test_all_delay_offsets_are_told(broker: Broker) -> None:
+    broker.group.state.delay_progress[3] = 8
+    body = json.loads(bytes(broker.call(RequestCode.GET_ALL_DELAY_OFFSET).body))
+    assert body["offsetTable"] == {"3": 8}

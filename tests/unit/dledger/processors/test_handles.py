@@ -1,0 +1,147 @@
+"""Handlers are found by what they declare: code, limit, rule, reads and local."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commitlog.errors import ConfigError
+from dledger.broker_errors import NotLeaderError
+from dledger.processors.handles import (
+    MAX_OPEN,
+    Limit,
+    declared,
+    handlers_of,
+    handles,
+    local_codes,
+    register,
+    rules_of,
+)
+from dledger.processors.rights import SUB, Places, message_at, needs
+from dledger.processors.wiring import PROCESSORS
+from remoting.access.rules import ADMIN, SIGNED
+from remoting.connection import Connection
+from remoting.processor import Handled, Limiter, ProcessorTable
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from tests.harness.fake_group import FakeGroup
+
+CODE = RequestCode
+LIMITERS = {limit: Limiter(limit.value, 1) for limit in Limit}
+PLACES = Places({7: "T"}.get, "Default_REPLY_TOPIC")
+
+
+class Example:
+    """Declares a handler of each kind."""
+
+    @handles(CODE.SEND_MESSAGE, CODE.SEND_MESSAGE_V2, limit=Limit.SEND, rule=SIGNED)
+    def send(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    @handles(CODE.PULL_MESSAGE, limit=Limit.PULL, rule=needs(SUB, topic="topic"), reads=True)
+    def pull(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    @handles(CODE.VIEW_MESSAGE_BY_ID, limit=Limit.CLIENT, rule=message_at("offset", SUB))
+    def view(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    @handles(CODE.DELETE_TOPIC_IN_BROKER, limit=Limit.ADMIN, rule=ADMIN, local=True)
+    def delete(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    def helper(self) -> None:
+        """Not declared: no handler."""
+
+
+class Twin:
+    """Declares a code that another handler has."""
+
+    @handles(CODE.SEND_MESSAGE, limit=Limit.SEND, rule=SIGNED)
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+
+def test_handles_leaves_the_method_as_it_is(group: FakeGroup) -> None:
+    """A request costs no further call."""
+    example = Example()
+    handler, limiter = handlers_of([example], LIMITERS, group)[CODE.SEND_MESSAGE]
+    assert handler == example.send
+    assert limiter is LIMITERS[Limit.SEND]
+
+
+def test_handlers_of_finds_each_declared_code(group: FakeGroup) -> None:
+    handlers = handlers_of([Example()], LIMITERS, group)
+    assert set(handlers) == {
+        CODE.SEND_MESSAGE,
+        CODE.SEND_MESSAGE_V2,
+        CODE.PULL_MESSAGE,
+        CODE.VIEW_MESSAGE_BY_ID,
+        CODE.DELETE_TOPIC_IN_BROKER,
+    }
+    table = ProcessorTable()
+    register(table, handlers)
+    assert table.codes() == frozenset(handlers)
+
+
+def test_handlers_of_refuses_a_code_with_two_handlers(group: FakeGroup) -> None:
+    with pytest.raises(ConfigError, match="has a handler already"):
+        handlers_of([Example(), Twin()], LIMITERS, group)
+
+
+def test_handlers_of_refuses_reads_while_a_snapshot_is_refilled(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = handlers_of([Example()], LIMITERS, group)
+    monkeypatch.setattr(group, "readable", False)
+    connection: Any = None
+    with pytest.raises(NotLeaderError):
+        handlers[CODE.PULL_MESSAGE][0](connection, request(CODE.PULL_MESSAGE))
+    assert handlers[CODE.SEND_MESSAGE][0](connection, request(CODE.SEND_MESSAGE)) is not None
+
+
+def test_rules_of_makes_rules_for_the_broker() -> None:
+    rules = rules_of([Example], PLACES)
+    assert rules[CODE.SEND_MESSAGE] is SIGNED
+    assert rules[CODE.DELETE_TOPIC_IN_BROKER] is ADMIN
+    rights = rules[CODE.VIEW_MESSAGE_BY_ID].rights
+    assert rights is not None
+    (right,) = rights(request(CODE.VIEW_MESSAGE_BY_ID, {"offset": "7"}))
+    assert right.name == "T"
+
+
+def test_local_codes_are_the_declared_ones() -> None:
+    assert local_codes([Example]) == {CODE.DELETE_TOPIC_IN_BROKER}
+
+
+def test_reads_of_a_broker_are_these() -> None:
+    """The whole list, so that none leaves it unnoticed."""
+    reads = {code for _, found in declared(PROCESSORS) if found.reads for code in found.codes}
+    assert {code.name for code in reads} == {
+        "PULL_MESSAGE",
+        "LITE_PULL_MESSAGE",
+        "BULK_PULL",
+        "QUERY_CONSUMER_OFFSET",
+        "SEARCH_OFFSET_BY_TIMESTAMP",
+        "GET_MAX_OFFSET",
+        "GET_MIN_OFFSET",
+        "GET_EARLIEST_MSG_STORETIME",
+        "VIEW_MESSAGE_BY_ID",
+        "QUERY_MESSAGE",
+        "QUERY_CONSUME_QUEUE",
+        "GET_CONSUME_STATS",
+        "GET_BROKER_CONSUME_STATS",
+        "QUERY_CONSUME_TIME_SPAN",
+        "GET_TOPIC_STATS_INFO",
+        "INVOKE_BROKER_TO_RESET_OFFSET",
+        "CONSUME_MESSAGE_DIRECTLY",
+    }
+
+
+def test_each_limit_but_that_of_pulls_has_a_bound() -> None:
+    assert set(MAX_OPEN) == set(Limit) - {Limit.PULL}
+
+
+def test_processors_declare_handlers_each() -> None:
+    assert [processor for processor in PROCESSORS if not rules_of([processor], PLACES)] == []
