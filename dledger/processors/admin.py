@@ -10,7 +10,7 @@ those of a topic are removed with it, so there is nothing to clean. DELETE_EXPIR
 lets expired segments go now instead of at `deleteWhen`.
 AUTH_* (3001 to 3010): users and policies of RocketMQ's ACL 2.0, which are not built.
 
-Spec: remoting fact sheet, sections 10, 10.1 and 10.2.
+Spec: docs/internals/protocol/remoting.md, sections 10, 10.1 and 10.2.
 """
 
 from __future__ import annotations

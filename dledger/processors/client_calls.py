@@ -4,7 +4,7 @@ Reads are 203, 204, 300, 328, 343 and 345: every broker answers from its own tab
 send heartbeats to the leader alone are known there only. For 223, 307 and 309 the broker passes the
 request on over the client's own connection and returns the client's answer.
 
-Spec: remoting fact sheet, sections 10 and 11.
+Spec: docs/internals/protocol/remoting.md, sections 10 and 11.
 """
 
 from __future__ import annotations

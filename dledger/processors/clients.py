@@ -1,6 +1,6 @@
 """Clients come and go: heartbeat (34), unregister (35), consumer list (38), expression check (46).
 
-Spec: remoting fact sheet, section 8.6.
+Spec: docs/internals/protocol/remoting.md, section 8.6.
 """
 
 from __future__ import annotations

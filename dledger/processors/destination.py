@@ -2,7 +2,7 @@
 
 A topic that is missing is made by the entry that holds its first message.
 
-Spec: semantics fact sheet, section 4.
+Spec: docs/internals/protocol/semantics.md, section 4.
 """
 
 from __future__ import annotations

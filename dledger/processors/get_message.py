@@ -10,7 +10,7 @@ be in memory would make the leader read its disk: it is sent to a follower that 
 almost everything, RocketMQ's `whichBrokerWhenConsumeSlowly` first. A follower keeps such a reader
 and sends it back to the leader when it has caught up.
 
-Spec: remoting fact sheet, sections 8.1 and 8.3.
+Spec: docs/internals/protocol/remoting.md, sections 8.1 and 8.3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Consumer groups: their configuration (200, 201, 207, 225, 352) and progress (208, 303, 317).
 
-Spec: remoting fact sheet, section 10.
+Spec: docs/internals/protocol/remoting.md, section 10.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42); requests that show a lock's token.
 
-Spec: remoting fact sheet, sections 5.1 and 8.5; docs/reference/own-requests.md for the tokens.
+Spec: docs/internals/protocol/remoting.md, sections 5.1 and 8.5; docs/reference/own-requests.md for
+    the tokens.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ INVOKE_BROKER_TO_RESET_OFFSET works as in RocketMQ 4.9: the broker computes the 
 them to every client of the group (220), which stops, adopts them and commits them. Without a
 connected client the answer is 206, and the tools commit the offsets themselves.
 
-Spec: remoting fact sheet, sections 8.5, 10 and 11.
+Spec: docs/internals/protocol/remoting.md, sections 8.5, 10 and 11.
 """
 
 from __future__ import annotations

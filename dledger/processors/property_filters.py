@@ -3,7 +3,8 @@
 Expressions are compiled when a pull first uses them, not when a heartbeat brings them: so what a
 client can make a broker do with one request stays small.
 
-Spec: semantics fact sheet, section 7; remoting, section 8.1.
+Spec: docs/internals/protocol/semantics.md, section 7; docs/internals/protocol/remoting.md, section
+    8.1.
 """
 
 from __future__ import annotations

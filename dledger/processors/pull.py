@@ -5,7 +5,7 @@ may be held: it is tried again when its queue grows, every five seconds, and ans
 when the client's own time is over. A follower never answers that there is nothing: the leader may
 have what it has not got, and the answer sends the client there.
 
-Spec: remoting fact sheet, sections 8.1 and 8.2.
+Spec: docs/internals/protocol/remoting.md, sections 8.1 and 8.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which pulls are admitted: may the group consume, is there such a queue, and what filters it.
 
-Spec: remoting fact sheet, section 8.1.
+Spec: docs/internals/protocol/remoting.md, section 8.1.
 """
 
 from __future__ import annotations

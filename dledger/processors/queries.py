@@ -4,7 +4,7 @@ The key index names candidates by a hash and to the second; each candidate is re
 that every message in an answer has the key, was stored in the requested time, and is still in its
 queue. Where the key is a message's own id, an older message is better than none.
 
-Spec: remoting fact sheet, section 9; store, section 8.
+Spec: docs/internals/protocol/remoting.md, section 9; docs/internals/protocol/store.md, section 8.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Only the leader pushes: repliers send to it, and every client has sent it heartb
 still followed. What the requester has confirmed is kept in the reply topic, for people; nothing
 reads it, and a reply that could not be kept has arrived all the same.
 
-Spec: remoting fact sheet, sections 7.1 and 11.
+Spec: docs/internals/protocol/remoting.md, sections 7.1 and 11.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ every handler declares a rule. Where a request names a message by its position i
 account needs the right to that message's topic: otherwise a signature would be enough to read, or
 to have copied into a retry topic, what another rule forbids.
 
-Spec: semantics fact sheet, section 9.
+Spec: docs/internals/protocol/semantics.md, section 9.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The answer leaves when the outcome of the proposal is known, not before. WAIT=false changes nothing:
 an acknowledgement means the same for every client.
 
-Spec: remoting fact sheet, section 7.1; semantics, sections 1, 3 and 4.
+Spec: docs/internals/protocol/remoting.md, section 7.1; docs/internals/protocol/semantics.md,
+    sections 1, 3 and 4.
 """
 
 from __future__ import annotations

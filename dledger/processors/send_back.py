@@ -4,7 +4,7 @@ The copy goes to the group's retry topic after a delay that grows each time, or 
 topic when it was tried too often. The consumer commits the original afterwards: when that is lost
 it consumes the message, and sends it back, once more.
 
-Spec: semantics fact sheet, section 4.
+Spec: docs/internals/protocol/semantics.md, section 4.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A message is recalled by request 370 or by a message that names it. Whether a me
 or recalled is decided once, by the first entry that decides it. A repeated recall is answered as
 the first one was.
 
-Spec: remoting fact sheet, sections 7.1 and 7.2; semantics, section 2.
+Spec: docs/internals/protocol/remoting.md, sections 7.1 and 7.2;
+    docs/internals/protocol/semantics.md, section 2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Topic administration: 17, 18, 21, 202, 215, 305 and 351.
 
-Spec: remoting fact sheet, section 10.
+Spec: docs/internals/protocol/remoting.md, section 10.
 """
 
 from __future__ import annotations

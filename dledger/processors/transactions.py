@@ -3,7 +3,8 @@
 RocketMQ's clients send 37 one-way; our SDK waits for the answer, and repeats the request after a
 fail-over. A repeated decision succeeds both times and is written once; a different one is refused.
 
-Spec: remoting fact sheet, sections 7.3 and 9; semantics, section 3.
+Spec: docs/internals/protocol/remoting.md, sections 7.3 and 9; docs/internals/protocol/semantics.md,
+    section 3.
 """
 
 from __future__ import annotations
