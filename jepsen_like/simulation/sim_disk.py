@@ -17,7 +17,6 @@ import errno
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from typing_extensions import Buffer
@@ -36,6 +35,7 @@ from dledger.testing.sectors import (
     names_after_power_cut,
 )
 from jepsen_like.seeded_rng import SimRng
+from jepsen_like.simulation.flights import Flight, FlushedFile, FlushedNames
 
 PAGE_BYTES: Final = 4096
 """What a sparse file takes space by."""
@@ -48,62 +48,6 @@ SPOILED: Final = (SEGMENTS, SEGMENTS, "/entryindex/", "/index/")
 
 TOTAL_BYTES: Final = 1 << 40
 """Size of a disk without a limit."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """What work has made durable whose time is not over yet, in order.
-
-    A power cut finds the work at one of its steps: those before it are done, that one has reached
-    some sectors, those behind it have not begun.
-
-    Attributes:
-        steps: How to undo each: the file and what the platter had of it, or the names and what
-            they stood for.
-    """
-
-    steps: list[_FlushedFile | _FlushedNames] = field(default_factory=list)
-
-    def settle(self, what: Inode | str) -> None:
-        """A later flush of a file, or of the names in a folder, has ended: so has this one."""
-        self.steps = [step for step in self.steps if step.what != what]
-
-
-@dataclass(slots=True)
-class _FlushedFile:
-    inode: Inode
-    sectors: dict[int, bytes]
-
-    @property
-    def what(self) -> Inode:
-        return self.inode
-
-    def undo(self) -> None:
-        self.inode.put_back(self.sectors)
-        for sector in self.sectors:
-            self.inode.undo.pop(sector, None)
-
-    def doubt(self) -> None:
-        self.inode.undo.update(self.sectors)
-
-
-@dataclass(slots=True)
-class _FlushedNames:
-    disk: SimDisk
-    what: str
-    before: dict[str, Inode | None]
-
-    def undo(self) -> None:
-        durable = self.disk.durable_names
-        for path, inode in self.before.items():
-            if inode is None:
-                durable.pop(path, None)
-            else:
-                durable[path] = inode
-
-    def doubt(self) -> None:
-        if self.disk.rng.random() < 0.5:
-            self.undo()
 
 
 class SimDisk:
@@ -155,11 +99,7 @@ class SimDisk:
         chance = self.rng.random
         lost = 0
         for flight in reversed(self.flights):
-            reached = self.rng.randrange(len(flight.steps) + 1)
-            for step in reversed(flight.steps[reached + 1 :]):
-                step.undo()
-            if reached < len(flight.steps):
-                flight.steps[reached].doubt()
+            flight.cut(self.rng.randrange(len(flight.steps) + 1))
         names = names_after_power_cut(
             self.durable_names, self.pending_names, lambda: chance() >= 0.5
         )
@@ -323,7 +263,7 @@ class SimDisk:
     def _doubtful_names(self) -> Iterator[dict[str, Inode | None]]:
         for flight in self.flights:
             for step in flight.steps:
-                if isinstance(step, _FlushedNames):
+                if isinstance(step, FlushedNames):
                     yield step.before
 
     def _doubtful_sectors(self, inode: Inode) -> Iterator[dict[int, bytes]]:
@@ -332,7 +272,7 @@ class SimDisk:
         yield inode.lost
         for flight in reversed(self.flights):
             for step in reversed(flight.steps):
-                if isinstance(step, _FlushedFile) and step.inode is inode:
+                if isinstance(step, FlushedFile) and step.what is inode:
                     yield step.sectors
 
     # -- space -----------------------------------------------------------------------------
@@ -491,10 +431,10 @@ class Mount:
             return
         for sector in undo if inode.lost else ():
             inode.lost.pop(sector, None)  # written again, and now whole
-        self._under_way(_FlushedFile(inode, undo))
+        self._under_way(FlushedFile(inode, undo))
         inode.undo = {}
 
-    def _under_way(self, step: _FlushedFile | _FlushedNames) -> None:
+    def _under_way(self, step: FlushedFile | FlushedNames) -> None:
         """Doubt a flush until its work is over; one outside of work has waited for all others."""
         if self._flight is not None:
             self._flight.steps.append(step)
@@ -612,7 +552,7 @@ class Mount:
     def _settle_names(self, folder: str) -> None:
         disk = self.disk
         disk.pending_names, before = flush_names(disk.durable_names, disk.pending_names, folder)
-        self._under_way(_FlushedNames(disk, folder, before))
+        self._under_way(FlushedNames(folder, before, disk.durable_names, disk.rng.random))
 
     def free_bytes(self, path: str) -> int:
         """Return the space left."""
