@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer, _pull_result
 from client.consumer.subscriptions import SubscriptionExpression
@@ -29,6 +28,8 @@ from remoting.protocol.headers import QueueHeader
 from remoting.protocol.outcome import Condition
 from remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.fake_cluster import Broker, World, open_world
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 QUEUE = MessageQueue("T", "g", 0)
 
@@ -103,7 +104,7 @@ async def test_a_pull_waits_for_the_next_message(
         assert trio.current_time() < 100
 
 
-async def test_a_pull_that_finds_nothing_ends_after_its_time(autojump_clock: MockClock) -> None:
+async def test_a_pull_that_finds_nothing_ends_after_its_time() -> None:
     async with (
         open_world() as world,
         world.client() as client,
@@ -119,7 +120,7 @@ async def test_a_pull_that_finds_nothing_ends_after_its_time(autojump_clock: Moc
     assert asked["subscription"] == "*"
 
 
-async def test_an_offset_outside_says_where_to_go_on(autojump_clock: MockClock) -> None:
+async def test_an_offset_outside_says_where_to_go_on() -> None:
     async with (
         open_world() as world,
         world.client() as client,
@@ -141,9 +142,7 @@ async def test_many_messages_are_asked_for_in_bulk(
         assert world.count(RequestCode.PULL_MESSAGE) == 0
 
 
-async def test_a_broker_without_bulk_pull_is_asked_the_ordinary_way(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_broker_without_bulk_pull_is_asked_the_ordinary_way() -> None:
     async with (
         open_world(bulk=False) as world,
         world.client() as client,
@@ -157,7 +156,7 @@ async def test_a_broker_without_bulk_pull_is_asked_the_ordinary_way(
         assert some == [b"%d" % i for i in range(10, 20)]
 
 
-async def test_drain_reads_all_queues_to_their_end(autojump_clock: MockClock) -> None:
+async def test_drain_reads_all_queues_to_their_end() -> None:
     async with (
         open_world() as world,
         world.client() as client,
@@ -181,7 +180,7 @@ async def test_commits_are_seen_by_the_next_query(world: World, client: ClientIn
         assert world.groups["g"].committed == {("c", "T", 0): 17}
 
 
-async def test_a_commit_nobody_can_tell_about_is_no_failure(autojump_clock: MockClock) -> None:
+async def test_a_commit_nobody_can_tell_about_is_no_failure() -> None:
     def lost(asked: RemotingCommand) -> RemotingCommand:
         return outcome_answer(asked, Condition.LEADERSHIP_LOST, "who knows")
 
@@ -196,9 +195,7 @@ async def test_a_commit_nobody_can_tell_about_is_no_failure(autojump_clock: Mock
     assert caught.value.outcome == "unknown"
 
 
-async def test_a_refusal_does_not_undo_what_an_earlier_attempt_may_have_done(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_refusal_does_not_undo_what_an_earlier_attempt_may_have_done() -> None:
     async with (
         open_world() as world,
         world.client() as client,
@@ -251,7 +248,7 @@ async def test_a_long_poll_survives_the_death_of_the_leader(
         assert got == [b"now"]
 
 
-async def test_errors_of_reads_carry_code_and_remark(autojump_clock: MockClock) -> None:
+async def test_errors_of_reads_carry_code_and_remark() -> None:
     async with (
         open_world(rocketmq=True) as world,
         world.client() as client,

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
 from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
@@ -25,6 +24,8 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.unit.client.consumer.consuming import Heard, committed, send, settled
 from tests.unit.client.fake_cluster import World, open_world
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 FIRST = PushConfig(consume_from=FROM_FIRST)
 
@@ -75,9 +76,7 @@ async def consuming(
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-async def test_a_reset_repeats_what_it_says_and_is_stored_at_once(
-    autojump_clock: MockClock, orderly: bool
-) -> None:
+async def test_a_reset_repeats_what_it_says_and_is_stored_at_once(orderly: bool) -> None:
     heard = Heard()
     async with consuming(heard, orderly=orderly) as (world, _, producer, _):
         await send(producer, 20)
@@ -91,9 +90,7 @@ async def test_a_reset_repeats_what_it_says_and_is_stored_at_once(
         assert committed(world.groups["g"]) == dict.fromkeys(range(4), 5)
 
 
-async def test_a_reset_forward_skips_what_was_pulled_and_what_was_not(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_reset_forward_skips_what_was_pulled_and_what_was_not() -> None:
     heard = Heard()
     heard.delay_s = 2.0
     config = PushConfig(consume_from=FROM_FIRST, consume_tasks=1)
@@ -111,9 +108,7 @@ async def test_a_reset_forward_skips_what_was_pulled_and_what_was_not(
         assert sorted(heard.bodies[2:]) == later
 
 
-async def test_nothing_new_is_handed_out_while_old_messages_are_in_hand_for_ten_seconds_at_most(
-    autojump_clock: MockClock,
-) -> None:
+async def test_old_messages_hold_new_ones_back_for_ten_seconds() -> None:
     heard = Heard()
     heard.delay_s = 60.0
     async with consuming(heard) as (world, _, producer, _):
@@ -131,7 +126,7 @@ async def test_nothing_new_is_handed_out_while_old_messages_are_in_hand_for_ten_
         assert committed(world.groups["g"])[0] == 1
 
 
-async def test_a_consumer_that_is_suspended_stays_so(autojump_clock: MockClock) -> None:
+async def test_a_consumer_that_is_suspended_stays_so() -> None:
     heard = Heard()
     async with consuming(heard) as (world, consumer, producer, _):
         await send(producer, 4)
@@ -145,7 +140,7 @@ async def test_a_consumer_that_is_suspended_stays_so(autojump_clock: MockClock) 
         await heard.wait_for(8)
 
 
-async def test_a_reset_that_cannot_be_stored_is_stored_later(autojump_clock: MockClock) -> None:
+async def test_a_reset_that_cannot_be_stored_is_stored_later() -> None:
     heard = Heard()
     async with consuming(heard) as (world, _, producer, _):
         await send(producer, 4)
@@ -161,9 +156,7 @@ async def test_a_reset_that_cannot_be_stored_is_stored_later(autojump_clock: Moc
         assert heard.bodies[4] == b"2"
 
 
-async def test_resets_of_others_and_of_other_topics_change_nothing(
-    autojump_clock: MockClock,
-) -> None:
+async def test_resets_of_others_and_of_other_topics_change_nothing() -> None:
     heard = Heard()
     async with consuming(heard) as (world, _, producer, _):
         await send(producer, 4)
@@ -178,7 +171,7 @@ async def test_resets_of_others_and_of_other_topics_change_nothing(
 # -------------------------------------------------------------------------------- 221
 
 
-async def test_the_status_is_how_far_each_queue_is(autojump_clock: MockClock) -> None:
+async def test_the_status_is_how_far_each_queue_is() -> None:
     heard = Heard()
     async with consuming(heard) as (world, _, producer, _):
         await send(producer, 6)
@@ -202,9 +195,7 @@ async def test_the_status_is_how_far_each_queue_is(autojump_clock: MockClock) ->
 # -------------------------------------------------------------------------------- 307
 
 
-async def test_the_running_info_has_the_form_of_rocketmqs_client(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_running_info_has_the_form_of_rocketmqs_client() -> None:
     heard = Heard()
     heard.answer = lambda message, _: (
         ConsumeStatus.RECONSUME_LATER if message.body_bytes == b"1" else None
@@ -252,9 +243,7 @@ async def test_the_running_info_has_the_form_of_rocketmqs_client(
         assert status.pull_tps == pytest.approx(3 / 60)
 
 
-async def test_the_running_info_of_an_orderly_consumer_knows_its_locks(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_running_info_of_an_orderly_consumer_knows_its_locks() -> None:
     heard = Heard()
     heard.delay_s = 5.0
     config = PushConfig(consume_from=FROM_FIRST, consume_message_batch_max_size=2)
@@ -276,9 +265,7 @@ async def test_the_running_info_of_an_orderly_consumer_knows_its_locks(
         assert "in _consume_next" in info.jstack
 
 
-async def test_a_group_that_is_not_here_is_an_error_in_rocketmqs_words(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_group_that_is_not_here_is_an_error_in_rocketmqs_words() -> None:
     async with consuming(Heard()) as (world, _, _, _):
         ext = {"consumerGroup": "other", "clientId": "x", "msgId": "y"}
         for code in (RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY):
@@ -320,7 +307,7 @@ def strange(_message: DeliveredMessage, _context: ConsumeContext) -> ConsumeStat
     ],
 )
 async def test_one_message_is_consumed_now_and_moves_no_offset(
-    autojump_clock: MockClock, orderly: bool, status: ConsumeStatus | None, expected: bytes
+    orderly: bool, status: ConsumeStatus | None, expected: bytes
 ) -> None:
     heard = Heard()
     heard.delay_s = 1.5
@@ -344,7 +331,7 @@ async def test_one_message_is_consumed_now_and_moves_no_offset(
         assert world.groups["g"].committed == before
 
 
-async def test_an_error_of_the_listener_is_an_answer(autojump_clock: MockClock) -> None:
+async def test_an_error_of_the_listener_is_an_answer() -> None:
     heard = Heard()
     heard.answer = strange
     async with consuming(heard) as (world, _, _, _):

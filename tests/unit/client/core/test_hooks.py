@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
 from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
@@ -37,6 +36,8 @@ from remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 OTHER = MessageQueue("T", "g", 1)
 
@@ -120,9 +121,7 @@ def queue_bodies(group: Group, topic: str = "T") -> list[bytes]:
 
 
 @pytest.mark.parametrize("rocketmq", [False, True])
-async def test_a_send_is_told_of_once_before_and_once_after(
-    autojump_clock: MockClock, rocketmq: bool
-) -> None:
+async def test_a_send_is_told_of_once_before_and_once_after(rocketmq: bool) -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     message = Message("T", b"x", tags="A")
@@ -148,7 +147,7 @@ async def test_a_send_is_told_of_once_before_and_once_after(
     )  # fmt: skip
 
 
-async def test_every_way_to_send_is_told_of(autojump_clock: MockClock) -> None:
+async def test_every_way_to_send_is_told_of() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     async with (
@@ -178,7 +177,7 @@ async def test_every_way_to_send_is_told_of(autojump_clock: MockClock) -> None:
     assert hook.after[4].exception is None
 
 
-async def test_a_refusal_and_a_cancelled_sender_are_told_of(autojump_clock: MockClock) -> None:
+async def test_a_refusal_and_a_cancelled_sender_are_told_of() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     async with (
@@ -200,7 +199,7 @@ async def test_a_refusal_and_a_cancelled_sender_are_told_of(autojump_clock: Mock
     assert hook.before == hook.after
 
 
-async def test_a_send_that_moves_is_told_of_where_it_went(autojump_clock: MockClock) -> None:
+async def test_a_send_that_moves_is_told_of_where_it_went() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,), idempotent=False)
     async with (
@@ -219,7 +218,7 @@ async def test_a_send_that_moves_is_told_of_where_it_went(autojump_clock: MockCl
     assert {c.broker_addr for c in hook.after} == {world.groups["h"].leader}
 
 
-async def test_a_oneway_send_that_cannot_leave_is_told_of(autojump_clock: MockClock) -> None:
+async def test_a_oneway_send_that_cannot_leave_is_told_of() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,), attempt_timeout_s=0.2)
     async with (
@@ -235,7 +234,7 @@ async def test_a_oneway_send_that_cannot_leave_is_told_of(autojump_clock: MockCl
     assert hook.the_one().exception is caught.value
 
 
-async def test_hooks_that_raise_lose_nothing_and_are_logged(autojump_clock: MockClock) -> None:
+async def test_hooks_that_raise_lose_nothing_and_are_logged() -> None:
     bad, good = Sends(raises=True), Sends()
     config = ProducerConfig(send_message_hooks=(bad, good))
     with capture_logs() as logs:
@@ -263,7 +262,7 @@ async def test_hooks_that_raise_lose_nothing_and_are_logged(autojump_clock: Mock
     }
 
 
-async def test_a_closing_producer_tells_of_what_it_fails(autojump_clock: MockClock) -> None:
+async def test_a_closing_producer_tells_of_what_it_fails() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     async with open_world() as world, world.client() as client:
@@ -283,7 +282,7 @@ async def test_a_closing_producer_tells_of_what_it_fails(autojump_clock: MockClo
 # ---------------------------------------------------------------------------------- transactions
 
 
-async def test_half_messages_and_decisions_are_told_of(autojump_clock: MockClock) -> None:
+async def test_half_messages_and_decisions_are_told_of() -> None:
     sends, ends = Sends(raises=True), Ends()
     config = TransactionProducerConfig(
         ProducerConfig(send_message_hooks=(sends,)), end_transaction_hooks=(ends,)
@@ -317,9 +316,7 @@ async def test_half_messages_and_decisions_are_told_of(autojump_clock: MockClock
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("orderly", [False, True])
-async def test_every_call_of_a_listener_is_told_of(
-    autojump_clock: MockClock, raises: bool, orderly: bool
-) -> None:
+async def test_every_call_of_a_listener_is_told_of(raises: bool, orderly: bool) -> None:
     heard, hook = Heard(), Consumptions(raises=raises)
     answers: Iterator[ConsumeStatus | None] = iter([ConsumeStatus.RECONSUME_LATER, None, None])
     heard.answer = lambda _message, _context: next(answers)
@@ -346,9 +343,7 @@ def raising(_: DeliveredMessage, __: ConsumeContext) -> ConsumeStatus:
     raise ValueError("the listener's")
 
 
-async def test_a_listener_that_raises_or_takes_too_long_is_told_of(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_listener_that_raises_or_takes_too_long_is_told_of() -> None:
     heard, hook = Heard(), Consumptions()
     config = PushConfig(
         consume_from=FROM_FIRST, consume_message_hooks=(hook,), consume_timeout_s=3.0
@@ -384,7 +379,7 @@ async def test_a_poll_is_told_of_when_it_returns_and_when_it_is_dealt_with(
     assert committed(world.groups["g"])[0] == 2
 
 
-async def test_plain_listeners_are_told_of_too(autojump_clock: MockClock) -> None:
+async def test_plain_listeners_are_told_of_too() -> None:
     hook = Consumptions()
     done = trio.Event()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from client.core.client_instance import ClientInstance
 from client.core.compression import CompressionType, decompress
@@ -32,8 +31,10 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, SerializeType, response_to
 from tests.unit.client.fake_cluster import World, open_world
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
-async def test_a_send_tells_where_the_message_is(autojump_clock: MockClock) -> None:
+
+async def test_a_send_tells_where_the_message_is() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         result = await producer.send(Message("T", b"hello", tags="A", keys=("k1", "k2")))
         group = world.groups["g"]
@@ -49,7 +50,7 @@ async def test_a_send_tells_where_the_message_is(autojump_clock: MockClock) -> N
     assert result.offset_message_id == "0A000001" + "00002A9F" + "0" * 16
 
 
-async def test_sends_go_round_all_queues(autojump_clock: MockClock) -> None:
+async def test_sends_go_round_all_queues() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         queues = [(await producer.send(Message("T", b"x"))).message_queue for _ in range(8)]
     assert sorted(q.queue_id for q in queues) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -87,7 +88,7 @@ async def test_waiting_sends_leave_together_and_each_gets_its_own_result(
         assert record.phy_offset == position
 
 
-async def test_a_refused_queue_fails_only_its_own_sends(autojump_clock: MockClock) -> None:
+async def test_a_refused_queue_fails_only_its_own_sends() -> None:
     outcomes: dict[int, list[str]] = {}
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         group = world.groups["g"]
@@ -355,9 +356,7 @@ async def test_a_busy_broker_is_not_asked_more_by_single_sends_and_reads(
     assert client.counters.leader_searches == 0
 
 
-async def test_a_failed_broker_is_avoided_while_latency_faults_are_on(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_failed_broker_is_avoided_while_latency_faults_are_on() -> None:
     config = ProducerConfig(latency_fault_enable=True)
     async with open_world(members=1) as world:
         await world.add_group("h", 1, 10950)
@@ -392,9 +391,7 @@ async def test_requests_overlap_only_when_much_is_waiting(
         assert took_s < 5.0 if overlap else took_s >= 6.0
 
 
-async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead() -> None:
     async with open_world(members=1) as world:
         other = await world.add_group("h", 1, 10950)
         async with world.client() as client, Producer(client, "p") as producer:
@@ -432,7 +429,7 @@ async def test_an_unpinned_send_leaves_a_group_that_nobody_leads(world: World) -
             )
 
 
-async def test_a_real_rocketmq_gets_json_and_310(autojump_clock: MockClock) -> None:
+async def test_a_real_rocketmq_gets_json_and_310() -> None:
     async with (
         open_world(members=1, rocketmq=True) as world,
         world.client() as client,
@@ -456,7 +453,7 @@ async def test_a_real_rocketmq_gets_json_and_310(autojump_clock: MockClock) -> N
     assert len({r.message_id for r in batch}) == 3
 
 
-async def test_a_delayed_message_goes_alone_with_310(autojump_clock: MockClock) -> None:
+async def test_a_delayed_message_goes_alone_with_310() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         result = await producer.send(Message("T", b"later", delay_level=3))
         broker = world.groups["g"].brokers[0]
@@ -505,7 +502,7 @@ async def test_a_batch_is_one_run_with_consecutive_offsets(
     assert results[-1].queue_offset == 99
 
 
-async def test_a_selector_chooses_the_queue(autojump_clock: MockClock) -> None:
+async def test_a_selector_chooses_the_queue() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         results = [
             await producer.send(
@@ -637,9 +634,7 @@ async def test_a_topic_nobody_can_create_has_no_route(world: World, producer: Pr
         producer.send_nowait(Message("new", b"x"))
 
 
-async def test_with_all_name_servers_down_a_running_producer_goes_on(
-    autojump_clock: MockClock,
-) -> None:
+async def test_with_all_name_servers_down_a_running_producer_goes_on() -> None:
     async with (
         open_world(name_servers=2) as world,
         world.client() as client,
@@ -656,9 +651,7 @@ async def test_with_all_name_servers_down_a_running_producer_goes_on(
             await producer.send(Message("other", b"x"))
 
 
-async def test_a_new_client_without_name_servers_gets_one_clear_error(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_new_client_without_name_servers_gets_one_clear_error() -> None:
     async with open_world(name_servers=2) as world:
         for name_server in world.name_servers:
             await name_server.kill()

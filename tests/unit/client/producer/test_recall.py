@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from trio.testing import MockClock
 
 from client.core.errors import (
     AlreadyDeliveredError,
@@ -23,6 +22,8 @@ from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.recall_handle import RecallHandle
 from tests.unit.client.fake_cluster import open_world
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 HANDLE = RecallHandle("T", "g", 5000, "K").encode()
 
 Answer = Callable[[RemotingCommand], Handled]
@@ -36,7 +37,7 @@ Answer = Callable[[RemotingCommand], Handled]
     ],
 )
 async def test_a_message_with_a_time_goes_alone_and_brings_its_handle(
-    autojump_clock: MockClock, message: Message, stored: str
+    message: Message, stored: str
 ) -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         broker = world.groups["g"].brokers[0]
@@ -92,11 +93,11 @@ def refused(code: int, outcome: str = "not_stored") -> Answer:
     return lambda asked: response_to(asked, code, "why", {"outcome": outcome})
 
 
-async def test_a_recall_returns_the_message_id(autojump_clock: MockClock) -> None:
+async def test_a_recall_returns_the_message_id() -> None:
     assert await recalled(done) == "K"
 
 
-async def test_a_recall_is_asked_again_while_nobody_knows(autojump_clock: MockClock) -> None:
+async def test_a_recall_is_asked_again_while_nobody_knows() -> None:
     assert await recalled(refused(1, "unknown"), refused(2), done) == "K"
 
 
@@ -104,9 +105,7 @@ async def test_a_recall_is_asked_again_while_nobody_knows(autojump_clock: MockCl
     ("code", "error"),
     [(604, AlreadyDeliveredError), (22, BrokerRefusedError), (16, BrokerRefusedError)],
 )
-async def test_a_refusal_is_told(
-    autojump_clock: MockClock, code: int, error: type[BrokerRefusedError]
-) -> None:
+async def test_a_refusal_is_told(code: int, error: type[BrokerRefusedError]) -> None:
     told = await recalled(refused(code))
     assert isinstance(told, BrokerRefusedError)
     assert type(told) is error
@@ -118,7 +117,7 @@ async def test_a_refusal_is_told(
     [(2, "not_stored", BrokerBusyError), (1, "unknown", UnknownOutcomeError)],
 )
 async def test_a_recall_ends_with_its_budget(
-    autojump_clock: MockClock, code: int, outcome: str, error: type[Exception]
+    code: int, outcome: str, error: type[Exception]
 ) -> None:
     assert type(await recalled(*[refused(code, outcome)] * 100)) is error
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from client.core import broker_requests
 from client.core.client_instance import ClientInstance
@@ -39,6 +38,8 @@ from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.outcome import Condition, answer
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.client.producer.fake_replies import REPLY_TOPIC, FakeReplies, push
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 QUESTION = Message("T", b"what?", tags="A", keys="k", properties={"who": "me"}, flag=7)
 HEARTBEAT = RequestCode.HEART_BEAT
@@ -77,7 +78,7 @@ async def opened(config: ProducerConfig | None = None, **how: bool) -> AsyncIter
 
 
 @pytest.mark.parametrize("how", [{}, {"idempotent": True}, {"rocketmq": True}])
-async def test_a_request_returns_its_reply(autojump_clock: MockClock, how: dict[str, bool]) -> None:
+async def test_a_request_returns_its_reply(how: dict[str, bool]) -> None:
     async with opened(None, **how) as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer, b"that")
         reply = await stage.asker.request(QUESTION, 3.0)
@@ -100,7 +101,7 @@ async def test_a_request_returns_its_reply(autojump_clock: MockClock, how: dict[
         assert len(stage.client.requests) == 0
 
 
-async def test_replies_find_their_requests_in_any_order(autojump_clock: MockClock) -> None:
+async def test_replies_find_their_requests_in_any_order() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         got: dict[bytes, bytes] = {}
 
@@ -120,7 +121,7 @@ async def test_replies_find_their_requests_in_any_order(autojump_clock: MockCloc
         assert got == {body: b"re " + body for body in bodies}
 
 
-async def test_a_large_reply_is_packed_and_unpacked(autojump_clock: MockClock) -> None:
+async def test_a_large_reply_is_packed_and_unpacked() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer, bytes(100_000))
         reply = await stage.asker.request(QUESTION, 3.0)
@@ -129,9 +130,7 @@ async def test_a_large_reply_is_packed_and_unpacked(autojump_clock: MockClock) -
         assert len(bytes(sent.body)) < 1000
 
 
-async def test_the_reply_is_a_request_of_its_own_kind_and_has_no_sequence(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_reply_is_a_request_of_its_own_kind_and_has_no_sequence() -> None:
     async with opened(idempotent=True) as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer)
         await stage.asker.request(QUESTION, 3.0)
@@ -171,9 +170,7 @@ def test_what_is_no_request_has_no_reply() -> None:
 # -- who knows the requester -----------------------------------------------------------------
 
 
-async def test_all_members_know_the_requester_before_its_first_request(
-    autojump_clock: MockClock,
-) -> None:
+async def test_all_members_know_the_requester_before_its_first_request() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer)
         await stage.asker.request(QUESTION, 3.0)
@@ -189,7 +186,7 @@ async def test_all_members_know_the_requester_before_its_first_request(
         ] == [["askers"]] * 3
 
 
-async def test_a_reply_goes_by_the_new_leader_at_once(autojump_clock: MockClock) -> None:
+async def test_a_reply_goes_by_the_new_leader_at_once() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         group = stage.world.groups["g"]
 
@@ -207,9 +204,7 @@ async def test_a_reply_goes_by_the_new_leader_at_once(autojump_clock: MockClock)
         assert group.brokers[1].count(REPLY) >= 1
 
 
-async def test_a_broken_connection_is_made_again_while_a_request_waits(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_broken_connection_is_made_again_while_a_request_waits() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         leader = stage.world.groups["g"].brokers[0]
 
@@ -224,7 +219,7 @@ async def test_a_broken_connection_is_made_again_while_a_request_waits(
         assert reply.body_bytes == b"back again"
 
 
-async def test_a_later_request_waits_for_no_heartbeat(autojump_clock: MockClock) -> None:
+async def test_a_later_request_waits_for_no_heartbeat() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         for number in range(3):
             nursery.start_soon(lambda n: stage.answer(number=n), number)
@@ -235,9 +230,7 @@ async def test_a_later_request_waits_for_no_heartbeat(autojump_clock: MockClock)
         assert stage.world.count(HEARTBEAT) == told
 
 
-async def test_a_silent_follower_holds_up_the_first_request_for_a_moment_only(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_silent_follower_holds_up_the_first_request_for_a_moment_only() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         await stage.world.groups["g"].brokers[2].kill()
         host, port = stage.world.groups["g"].brokers[2].address.split(":")
@@ -251,9 +244,7 @@ async def test_a_silent_follower_holds_up_the_first_request_for_a_moment_only(
 # -- no reply --------------------------------------------------------------------------------
 
 
-async def test_a_request_without_a_reply_says_where_it_is_stored(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_request_without_a_reply_says_where_it_is_stored() -> None:
     async with opened() as stage:
         began = trio.current_time()
         with pytest.raises(
@@ -266,7 +257,7 @@ async def test_a_request_without_a_reply_says_where_it_is_stored(
         assert len(stage.client.requests) == 0
 
 
-async def test_a_late_reply_is_confirmed_and_passed_over(autojump_clock: MockClock) -> None:
+async def test_a_late_reply_is_confirmed_and_passed_over() -> None:
     async with opened() as stage:
         with pytest.raises(ReplyTimedOutError):
             await stage.asker.request(QUESTION, 1.0)
@@ -275,7 +266,7 @@ async def test_a_late_reply_is_confirmed_and_passed_over(autojump_clock: MockClo
         assert stage.client.requests.unmatched == 1
 
 
-async def test_a_reply_that_comes_twice_is_confirmed_twice(autojump_clock: MockClock) -> None:
+async def test_a_reply_that_comes_twice_is_confirmed_twice() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer)
         await stage.asker.request(QUESTION, 3.0)
@@ -284,7 +275,7 @@ async def test_a_reply_that_comes_twice_is_confirmed_twice(autojump_clock: MockC
         assert stage.client.requests.unmatched == 1
 
 
-async def test_an_unreadable_reply_is_refused(autojump_clock: MockClock) -> None:
+async def test_an_unreadable_reply_is_refused() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer)
         await stage.asker.request(QUESTION, 3.0)
@@ -333,7 +324,7 @@ def refusing(condition: Condition) -> Any:
     ],
 )
 async def test_a_request_that_is_not_stored_says_so_at_once_and_an_unknown_one_waits(
-    autojump_clock: MockClock, condition: Condition, error: type[ClientError], outcome: str
+    condition: Condition, error: type[ClientError], outcome: str
 ) -> None:
     async with opened() as stage:
         stage.world.groups["g"].brokers[0].intercept = refusing(condition)
@@ -345,7 +336,7 @@ async def test_a_request_that_is_not_stored_says_so_at_once_and_an_unknown_one_w
         assert waited < 1.0 if outcome == "not_stored" else waited >= 4.0
 
 
-async def test_a_reply_to_a_request_of_unknown_fate_is_returned(autojump_clock: MockClock) -> None:
+async def test_a_reply_to_a_request_of_unknown_fate_is_returned() -> None:
     async with opened(ProducerConfig(retry_unknown=False)) as stage, trio.open_nursery() as nursery:
         leader = stage.world.groups["g"].brokers[0]
 
@@ -359,7 +350,7 @@ async def test_a_reply_to_a_request_of_unknown_fate_is_returned(autojump_clock: 
         assert reply.body_bytes == b"that"
 
 
-async def test_nobody_to_ask_is_not_stored(autojump_clock: MockClock) -> None:
+async def test_nobody_to_ask_is_not_stored() -> None:
     async with opened() as stage:
         await stage.asker.publish_queues("T")
         for broker in stage.world.groups["g"].brokers:
@@ -369,9 +360,7 @@ async def test_nobody_to_ask_is_not_stored(autojump_clock: MockClock) -> None:
         assert caught.value.outcome == "not_stored"
 
 
-async def test_too_many_requests_wait_for_nothing(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_requests_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_requests, "OPEN_REQUESTS_MAX", 2)
     async with opened() as stage, trio.open_nursery() as nursery:
         for _ in range(2):
@@ -384,7 +373,7 @@ async def test_too_many_requests_wait_for_nothing(
     assert len(stage.client.requests) == 0
 
 
-async def test_what_a_request_sets_itself_is_refused(autojump_clock: MockClock) -> None:
+async def test_what_a_request_sets_itself_is_refused() -> None:
     async with opened() as stage:
         for name in ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "MSG_TYPE"):
             with pytest.raises(MessageIllegalError, match=name):
@@ -397,9 +386,7 @@ async def test_what_a_request_sets_itself_is_refused(autojump_clock: MockClock) 
 # -- the replier -----------------------------------------------------------------------------
 
 
-async def test_a_reply_nobody_waits_for_any_more_is_given_up_soon(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_reply_nobody_waits_for_any_more_is_given_up_soon() -> None:
     async with opened() as stage:
         with pytest.raises(ReplyTimedOutError):
             await stage.asker.request(QUESTION, 1.0)
@@ -413,9 +400,7 @@ async def test_a_reply_nobody_waits_for_any_more_is_given_up_soon(
         assert (caught.value.outcome, caught.value.retriable) == ("not_stored", True)
 
 
-async def test_a_requester_that_is_away_for_a_moment_gets_its_reply(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_requester_that_is_away_for_a_moment_gets_its_reply() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         stage.replies.refuse = [Condition.REQUESTER_AWAY] * 3
         nursery.start_soon(stage.answer)
@@ -423,9 +408,7 @@ async def test_a_requester_that_is_away_for_a_moment_gets_its_reply(
         assert stage.world.count(REPLY) == 4
 
 
-async def test_a_reply_that_may_have_arrived_is_sent_again_and_then_unknown(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_reply_that_may_have_arrived_is_sent_again_and_then_unknown() -> None:
     async with opened() as stage:
         with pytest.raises(ReplyTimedOutError):
             await stage.asker.request(QUESTION, 1.0)
@@ -436,7 +419,7 @@ async def test_a_reply_that_may_have_arrived_is_sent_again_and_then_unknown(
         assert stage.world.count(REPLY) == 3
 
 
-async def test_a_reply_tries_the_other_group(autojump_clock: MockClock) -> None:
+async def test_a_reply_tries_the_other_group() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         second = await stage.world.add_group("h", 1, 10951)
         other = FakeReplies(second)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from client.consumer.config import PushConfig
 from client.consumer.lite_pull_consumer import LitePullConsumer
@@ -27,6 +26,8 @@ from tests.unit.client.consumer.consuming import Heard, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 TRACED = ProducerConfig(enable_msg_trace=True)
 
 
@@ -40,7 +41,7 @@ def steps(group: Group, topic: str = TRACE_TOPIC) -> list[TraceContext]:
     return [step for m in traces(group, topic) for step in decode(m.body_bytes.decode())]
 
 
-async def test_a_stored_message_is_traced_under_its_id_and_keys(autojump_clock: MockClock) -> None:
+async def test_a_stored_message_is_traced_under_its_id_and_keys() -> None:
     async with open_world() as world, world.client() as client:
         group = world.groups["g"]
         group.topics[TRACE_TOPIC] = 1
@@ -61,9 +62,7 @@ async def test_a_stored_message_is_traced_under_its_id_and_keys(autojump_clock: 
     assert producer.trace.counters.sent == 1
 
 
-async def test_every_message_of_a_batch_is_found_and_steps_go_together(
-    autojump_clock: MockClock,
-) -> None:
+async def test_every_message_of_a_batch_is_found_and_steps_go_together() -> None:
     async with open_world() as world, world.client() as client:
         group = world.groups["g"]
         group.topics["MY_TRACES"] = 1
@@ -78,7 +77,7 @@ async def test_every_message_of_a_batch_is_found_and_steps_go_together(
     assert message.keys.split() == [r.message_id for r in batch]
 
 
-async def test_consumption_is_traced_before_and_after(autojump_clock: MockClock) -> None:
+async def test_consumption_is_traced_before_and_after() -> None:
     heard = Heard()
     config = PushConfig(consume_from=FROM_FIRST, enable_msg_trace=True)
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
@@ -98,7 +97,7 @@ async def test_consumption_is_traced_before_and_after(autojump_clock: MockClock)
     assert after.cost_time_ms == after.time_stamp_ms - before.time_stamp_ms
 
 
-async def test_polls_are_traced(autojump_clock: MockClock) -> None:
+async def test_polls_are_traced() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         group = world.groups["g"]
         group.topics[TRACE_TOPIC] = 1
@@ -113,7 +112,7 @@ async def test_polls_are_traced(autojump_clock: MockClock) -> None:
     assert kinds == ["SubBefore", "SubBefore", "SubAfter", "SubAfter"]
 
 
-async def test_half_messages_and_decisions_are_traced(autojump_clock: MockClock) -> None:
+async def test_half_messages_and_decisions_are_traced() -> None:
     async def unasked(_: MessageExt) -> LocalTransactionState:
         raise AssertionError("nobody asks")
 
@@ -172,7 +171,7 @@ async def test_without_a_trace_topic_sends_go_on(world: World, client: ClientIns
         assert (producer.trace.counters.sent, producer.trace.counters.failed) == (0, 1)
 
 
-async def test_many_steps_leave_in_messages_of_bounded_size(autojump_clock: MockClock) -> None:
+async def test_many_steps_leave_in_messages_of_bounded_size() -> None:
     async with open_world() as world, world.client() as client:
         group = world.groups["g"]
         group.topics[TRACE_TOPIC] = 1

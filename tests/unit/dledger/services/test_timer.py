@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -19,6 +18,8 @@ from dledger.services.timer_message import due_ms, timed_properties
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import TimersChange, state_batch
 from tests.harness.leader_services import ServedGroup
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 DAY_S = 24 * 3600
 
@@ -72,7 +73,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_messages_come_out_when_due_and_in_the_order_of_their_times(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
@@ -94,11 +95,10 @@ async def test_messages_come_out_when_due_and_in_the_order_of_their_times(
         record.store_timestamp_ms >= int(record.property_map["TIMER_OUT_MS"])
         for record in world.read()
     )
-    nursery.cancel_scope.cancel()
 
 
 async def test_nobody_is_early_when_the_clock_stands_behind(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     world.schedule(5, b"five")
     world.clock.skew_ms = -3000
@@ -107,12 +107,9 @@ async def test_nobody_is_early_when_the_clock_stands_behind(
     assert world.bodies() == []
     await trio.sleep(0.2)
     assert world.bodies() == [b"five"]
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_recalled_message_never_comes(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_a_recalled_message_never_comes(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
     world.schedule(5, b"a", b"b", b"c")
@@ -122,11 +119,10 @@ async def test_a_recalled_message_never_comes(
     assert world.bodies() == [b"a", b"c"]
     assert not world.claims.claim(1)
     assert not world.claims.claim(0)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_recall_on_its_way_holds_the_delivery_back(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
@@ -137,11 +133,10 @@ async def test_a_recall_on_its_way_holds_the_delivery_back(
     world.claims.give_back([0])  # it was not stored
     await trio.sleep(2)
     assert world.bodies() == [b"b", b"a"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_new_leader_delivers_what_the_old_one_did_not(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
@@ -154,12 +149,9 @@ async def test_a_new_leader_delivers_what_the_old_one_did_not(
     nursery.start_soon(world.serve)
     await trio.sleep(0.1)
     assert world.bodies() == [b"a", b"b"]
-    nursery.cancel_scope.cancel()
 
 
-async def test_an_unknown_delivery_is_not_made_again(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
-) -> None:
+async def test_an_unknown_delivery_is_not_made_again(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
     world.schedule(5, b"a")
@@ -172,11 +164,10 @@ async def test_an_unknown_delivery_is_not_made_again(
     world.schedule(1, b"b")  # applies what was appended
     await trio.sleep(3)
     assert world.bodies() == [b"a", b"b"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_deposed_leaders_delivery_counts_when_it_was_stored(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
@@ -189,11 +180,10 @@ async def test_a_deposed_leaders_delivery_counts_when_it_was_stored(
     nursery.start_soon(world.serve)
     await trio.sleep(9)
     assert world.bodies() == [b"a"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_the_log_did_not_take_is_tried_again(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
@@ -205,11 +195,10 @@ async def test_what_the_log_did_not_take_is_tried_again(
     world.group.refuse = None
     await trio.sleep(2)
     assert world.bodies() == [b"a", b"b"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_topic_that_is_being_deleted_holds_only_its_own_back(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
@@ -221,14 +210,10 @@ async def test_a_topic_that_is_being_deleted_holds_only_its_own_back(
     world.deleting.clear()
     await trio.sleep(2)
     assert world.bodies("gone") == [b"a"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_entry_holds_no_more_bytes_and_messages_than_it_may(
-    autojump_clock: Any,
-    world: World,
-    nursery: trio.Nursery,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timer, "MAX_DELIVERIES_PER_ENTRY", 3)
     world.entry_bytes_max = 5000
@@ -247,11 +232,10 @@ async def test_an_entry_holds_no_more_bytes_and_messages_than_it_may(
         if item.topic == "T"
     ]
     assert counts == [3, 3, 2, 1, 1, 1, 1]
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_waits_long_is_stored_anew_and_delivered_once(
-    autojump_clock: Any, world: World, nursery: trio.Nursery
+    world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
@@ -266,7 +250,6 @@ async def test_what_waits_long_is_stored_anew_and_delivered_once(
     await trio.sleep(DAY_S)
     assert world.bodies() == [b"a", b"b"]
     assert [r.property_map["TIMER_ROLL_TIMES"] for r in world.read()] == ["1", "1"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_message_is_not_delivered_by_two_entries(world: World) -> None:
