@@ -12,33 +12,24 @@ Spec: docs/reference/formats.md, section 3.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from commitlog.descriptors import NO_DESCRIPTOR
+from commitlog.consume_queue_flush import ConsumeQueueFlush, Move, Part
 from commitlog.errors import (
-    ForeignStoreError,
     InvariantBroken,
     OffsetOutOfRangeError,
 )
-from commitlog.seams import Disk, DiskFile
-from commitlog.shared_units import UNIT_BYTES, Row, RowKind, SharedUnits, Tail
-
-UNIT_DTYPE: Final = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-T = TypeVar("T")
-Units = npt.NDArray[Any]
-"""Array of `UNIT_DTYPE`."""
+from commitlog.queue_files import QueueFiles
+from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units, fillers
+from commitlog.seams import Disk
+from commitlog.shared_units import Row, RowKind, SharedUnits, Tail
 
 UNITS_PER_FILE: Final = 300_000
 """RocketMQ's file of 6,000,000 bytes."""
-
-FILLER_SIZE: Final = 0x7FFFFFFF
-"""Size in a unit that stands before a queue's first one in its file."""
 
 MAX_OPEN_FILES: Final = 200
 """Open consume queue files, a descriptor each: they are read by `pread`. 1,024 descriptors is
@@ -47,10 +38,6 @@ the usual limit of a process."""
 EAGER_QUEUES: Final = 1_000
 """Queues with files that are looked for when the store is opened; with more of them each is looked
 for when it is asked for, so that a start does not read a hundred thousand folders."""
-
-FLUSH_TOGETHER: Final = 256
-"""Above this number of files that were not open a flush asks for all of them at once: one after the
-other takes a minute for 20,000 of them, and the next checkpoint waits for it."""
 
 SHARED_BYTES_MAX: Final = 32 << 20
 """Shared units in memory. Beyond it units are written into files of their queue at once."""
@@ -79,7 +66,7 @@ class ConsumeQueueStore:
         "_last_flush",
         "_late_folders",
         "_long",
-        "_max_open_files",
+        "_moving",
         "_on_unreadable",
         "_queues",
         "_queues_of",
@@ -112,11 +99,10 @@ class ConsumeQueueStore:
         self._disk = disk
         self._root = root
         self._on_unreadable = on_unreadable
-        self._max_open_files = max_open_files
         self.units_per_file = units_per_file
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._queues_of: dict[str, dict[int, ConsumeQueue]] = {}
-        self._files: OrderedDict[str, DiskFile] = OrderedDict()
+        self._files = QueueFiles(disk, self.file_bytes, max_open_files, self._note_folder)
         self._dirty: set[str] = set()
         self._dirty_folders: set[str] = set()
         self._last_flush: ConsumeQueueFlush | None = None
@@ -128,6 +114,8 @@ class ConsumeQueueStore:
         self._long: dict[ConsumeQueue, None] = {}
         # Changes of shared units since the last flush.
         self._changes: list[Row] = []
+        # Those whose shared units the last flush moves into files, in its order.
+        self._moving: list[ConsumeQueue] = []
         # Topics that were deleted while a flush made files of theirs: nothing else makes any.
         self._late_folders: set[str] = set()
         self._topics_with_files = set(disk.list_dir(root))
@@ -223,8 +211,8 @@ class ConsumeQueueStore:
             self._dirty.update(job.paths)
             self._dirty_folders.update(job.folders)
             self._changes = [*job.changes, *self._changes]
-        for move in job.moves:
-            move.queue._end_move(move.end if job.has_moved else None)
+        for queue, move in zip(self._moving, job.moves, strict=True):
+            queue._end_move(move.end if job.has_moved else None)
         for topic in self._late_folders:
             self._remove_folder(topic)
         self._late_folders.clear()
@@ -235,6 +223,7 @@ class ConsumeQueueStore:
         if self._shared_bytes > SHARED_BYTES_MAX // 2:
             wanted = MOVED_TOGETHER - len(chosen)
             chosen += [queue for queue in islice(self._sharing, wanted) if queue not in self._long]
+        self._moving = chosen
         return [queue._begin_move() for queue in chosen]
 
     @property
@@ -250,8 +239,7 @@ class ConsumeQueueStore:
     def _may_share(self, size: int) -> bool:
         """Whether units of a file that is not open may be shared ones."""
         return (
-            len(self._files) >= self._max_open_files
-            and self._shared_bytes + size <= SHARED_BYTES_MAX
+            len(self._files) >= self._files.most and self._shared_bytes + size <= SHARED_BYTES_MAX
         )
 
     def flush(self) -> None:
@@ -265,58 +253,15 @@ class ConsumeQueueStore:
     def close(self) -> None:
         """Give all descriptors back; what was not flushed stays in the page cache, or is lost."""
         self._shared.close()
-        while self._files:
-            self._files.popitem()[1].close()
+        self._files.close()
 
-    def _open(self, path: str) -> DiskFile:
-        file = self._files.get(path)
-        if file is None:
-            file = self._with_descriptor(lambda: self._disk.open(path))
-            expected = self.file_bytes
-            if file.size != expected:
-                file.close()
-                if file.size == 0:
-                    # A crash came between making the file and giving it its size.
-                    self._disk.unlink(path)
-                    return self._create(path.rpartition("/")[0], path)
-                raise ForeignStoreError(f"{path} has {file.size} bytes in place of {expected}")
-            self._keep(path, file)
-        else:
-            self._files.move_to_end(path)
-        return file
-
-    def _create(self, folder: str, path: str) -> DiskFile:
-        # A flush may make it, too; one without a size was left by a crash.
-        file, _ = self._with_descriptor(lambda: _opened(self._disk, path, self.file_bytes))
-        if not file.size:
-            file.close()
-            self._disk.unlink(path)
-            file, _ = self._with_descriptor(lambda: _opened(self._disk, path, self.file_bytes))
+    def _note_folder(self, folder: str) -> None:
+        """Note a folder in which a file was made: its names are to be flushed, too."""
         self._dirty_folders.add(folder)
-        self._keep(path, file)
-        return file
-
-    def _keep(self, path: str, file: DiskFile) -> None:
-        self._files[path] = file
-        if len(self._files) > self._max_open_files:
-            self._files.popitem(last=False)[1].close()
-
-    def _with_descriptor(self, get: Callable[[], T]) -> T:
-        """Get a file; where no descriptor is left, give up half of those that are kept here."""
-        while True:
-            try:
-                return get()
-            except OSError as error:
-                if error.errno not in NO_DESCRIPTOR or not self._files:
-                    raise
-            for _ in range((len(self._files) + 1) // 2):
-                self._files.popitem(last=False)[1].close()
 
     def _drop(self, path: str) -> None:
         self._dirty.discard(path)
-        file = self._files.pop(path, None)
-        if file is not None:
-            file.close()
+        self._files.drop(path)
 
 
 def shared_folder(root: str) -> str:
@@ -328,132 +273,6 @@ def remove_all(disk: Disk, root: str) -> None:
     """Remove all there is of the queues below *root*: it is to be derived from the log."""
     disk.remove_tree(root)
     disk.remove_tree(shared_folder(root))
-
-
-class Part(NamedTuple):
-    """Units for one file."""
-
-    path: str
-    within: int
-    """Unit of the file that they begin at."""
-    units: bytes
-
-
-class Move(NamedTuple):
-    """Shared units that go into files of their queue."""
-
-    queue: ConsumeQueue
-    end: int
-    """Queue offset behind the last of them."""
-    parts: Sequence[Part]
-
-
-class ConsumeQueueFlush:
-    """What is to be made durable. `run` blocks and may be called in a worker, one job at a time."""
-
-    __slots__ = (
-        "_disk",
-        "_file_bytes",
-        "_shared",
-        "changes",
-        "done",
-        "folders",
-        "has_moved",
-        "moves",
-        "paths",
-    )
-
-    def __init__(
-        self,
-        disk: Disk,
-        paths: Sequence[str],
-        folders: Sequence[str],
-        *,
-        shared: SharedUnits,
-        changes: Sequence[Row] = (),
-        moves: Sequence[Move] = (),
-        file_bytes: int = 0,
-    ) -> None:
-        self._disk = disk
-        self._shared = shared
-        self._file_bytes = file_bytes
-        self.paths = paths
-        self.folders = folders
-        self.changes = changes
-        self.moves = moves
-        self.has_moved = False
-        self.done = False
-
-    def run(self) -> None:
-        """Make it durable: shared units first, then files, then what has left the shared ones.
-
-        Raises:
-            OSError: No descriptor is left; what was not flushed is in the next job.
-            DiskFullError: No space for a new file; what was not flushed is in the next job.
-            FlushFailedError: The node must stop.
-        """
-        self._shared.write(self.changes)
-        self._flush_files()
-        self.done = True
-        if self.moves:
-            self._write_moves()
-            self._shared.write(
-                [
-                    Row(RowKind.FROM, move.queue.topic, move.queue.queue_id, move.end)
-                    for move in self.moves
-                ]
-            )
-            self.has_moved = True
-
-    def _flush_files(self) -> None:
-        for path in self.paths:
-            # Descriptors of its own: the store may close or remove a file meanwhile.
-            try:
-                file = self._disk.open(path)
-            except FileNotFoundError:
-                continue
-            try:
-                file.flush()
-            finally:
-                file.close()
-        for folder in self.folders:
-            try:
-                self._disk.flush_dir(folder)
-            except FileNotFoundError:
-                continue  # removed with its topic
-
-    def _write_moves(self) -> None:
-        parts = [part for move in self.moves for part in move.parts]
-        many = len(parts) > FLUSH_TOGETHER
-        folders: set[str] = set()
-        for path, within, units in parts:
-            folder = path.rpartition("/")[0]
-            if many:
-                self._disk.make_dir(folder, durably=False)
-            file, is_new = self._opened(path)
-            try:
-                if is_new and within:
-                    file.write_at(0, _fillers(within))
-                file.write_at(within * UNIT_BYTES, units)
-                if not many:
-                    file.flush()
-            finally:
-                file.close()
-            topic = folder.rpartition("/")[0]
-            folders.update((folder, topic, topic.rpartition("/")[0]) if is_new else ())
-        if many:
-            self._disk.flush_all([part.path for part in parts], sorted(folders))
-        else:
-            for folder in sorted(folders):
-                self._disk.flush_dir(folder)
-
-    def _opened(self, path: str) -> tuple[DiskFile, bool]:
-        file, is_new = _opened(self._disk, path, self._file_bytes)
-        if not file.size:
-            file.close()
-            self._disk.unlink(path)  # left by a crash
-            return _opened(self._disk, path, self._file_bytes)
-        return file, is_new
 
 
 class ConsumeQueue:
@@ -590,7 +409,7 @@ class ConsumeQueue:
                 tail.first, len(tail.units) // UNIT_BYTES
             )
         ]
-        return Move(self, tail.end, parts)
+        return Move(self.topic, self.queue_id, tail.end, parts)
 
     def _end_move(self, end: int | None) -> None:
         """Forget the shared units before *end*, which are in files now; None: they are not."""
@@ -618,7 +437,7 @@ class ConsumeQueue:
     def _check(self) -> None:
         # One file decides: files of two sizes never lie side by side.
         for begin in sorted(self._begins)[:1]:
-            self._store._open(self._path(begin))
+            self._store._files.open(self._path(begin))
 
     def put(self, first_queue_offset: int, units: Units) -> None:
         """Write *units* at *first_queue_offset* and on, over whatever is there.
@@ -654,13 +473,13 @@ class ConsumeQueue:
     def _put_file(self, begin: int, within: int, units: Units) -> None:
         path = self._path(begin)
         if begin in self._begins:
-            file = self._store._open(path)
+            file = self._store._files.open(path)
         else:
-            file = self._store._create(self._folder, path)
+            file = self._store._files.create(path)
             self._store._topics_with_files.add(self.topic)
             self._begins.add(begin)
             if within:
-                file.write_at(0, _fillers(within))
+                file.write_at(0, fillers(within))
         file.write_at(within * UNIT_BYTES, np.ascontiguousarray(units, UNIT_DTYPE).tobytes())
         self._store._dirty.add(path)
 
@@ -686,7 +505,7 @@ class ConsumeQueue:
                 raise OffsetOutOfRangeError(
                     f"{self.topic} queue {self.queue_id} has no file for queue offset {offset}"
                 )
-            file = self._store._open(self._path(begin))
+            file = self._store._files.open(self._path(begin))
             try:
                 # Not a view: a bad sector below that ends the process.
                 parts.append(file.read(within * UNIT_BYTES, part * UNIT_BYTES))
@@ -758,18 +577,3 @@ class ConsumeQueue:
             self._store._drop(self._path(begin))
         self._known_begins = set()
         self._moving = None
-
-
-def _opened(disk: Disk, path: str, size: int) -> tuple[DiskFile, bool]:
-    """Return a file, and whether it was made now."""
-    try:
-        return disk.create(path, size, reserve=False), True
-    except FileExistsError:
-        pass
-    return disk.open(path), False
-
-
-def _fillers(count: int) -> bytes:
-    units = np.zeros(count, UNIT_DTYPE)
-    units["size"] = FILLER_SIZE
-    return units.tobytes()

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from commitlog.columns import gather_bytes
-from commitlog.consume_queue import UNIT_DTYPE, Units
 from commitlog.entry import KIND_RECORDS, EntryHeader, record_sizes, record_starts
 from commitlog.errors import CorruptEntryError, CorruptRecordError
 from commitlog.java_hash import (
@@ -36,6 +35,7 @@ from commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     get_property,
 )
+from commitlog.queue_unit import UNIT_DTYPE, Units
 from commitlog.record import (
     SYS_FLAG_PREPARED,
     SYS_FLAG_ROLLBACK,

@@ -8,9 +8,9 @@ from typing import Final
 
 from commitlog.consume_queue import MAX_OPEN_FILES
 from commitlog.errors import ConfigError
+from commitlog.queue_unit import UNIT_BYTES
 from commitlog.record import pack_host
 from commitlog.seams import Disk, UtcOffset, utc
-from commitlog.shared_units import UNIT_BYTES
 from dledger.broker_id import follower_id
 from dledger.config import BrokerConfig
 from dledger.doors import group_secret, peer_tls
@@ -19,7 +19,7 @@ from dledger.proposals import GroupSettings
 from dledger.raft.node import RaftSettings
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
-from dledger.store import StoreSettings
+from dledger.store_settings import StoreSettings
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
 from remoting.frame_room import FrameRoom
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes

@@ -19,12 +19,8 @@ import structlog
 from typing_extensions import Buffer
 
 from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
-from commitlog.consume_queue import (
-    MAX_OPEN_FILES,
-    ConsumeQueueFlush,
-    ConsumeQueueStore,
-    remove_all,
-)
+from commitlog.consume_queue import MAX_OPEN_FILES, ConsumeQueueStore, remove_all
+from commitlog.consume_queue_flush import ConsumeQueueFlush
 from commitlog.damage import check_entries
 from commitlog.derive import Derived, derive
 from commitlog.descriptors import NO_DESCRIPTOR
@@ -42,8 +38,8 @@ from commitlog.recovery import DamagedLogError
 from commitlog.seams import Disk, Lock, UtcOffset, utc
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
-from dledger.installation_record import InstallationRecord, Phase
 from dledger.key_indexing import KeyIndexing
+from dledger.replica_records import InstallationRecord, Phase
 from dledger.state.apply import Applied, apply_entry, raise_min_offsets
 from dledger.state.cut import Cut, cut_everything, take_cut
 from dledger.state.image import Image

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 from cyclopts import App
 
-from commitlog.consume_queue import FILLER_SIZE, UNIT_DTYPE, Units
 from commitlog.derive import SCHEDULE_TOPIC, derive
 from commitlog.entry import record_sizes
 from commitlog.errors import CorruptEntryError, CorruptRecordError, CorruptStoreError
 from commitlog.mark import Mark
+from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from commitlog.record import decode_record
-from commitlog.shared_units import UNIT_BYTES, Tails, read_tails
+from commitlog.shared_units import Tails, read_tails
 from commitlog.slot_file import newest_payload
 from commitlog.store_paths import StorePaths, parse_file_name
 from dledger.cli.log_walk import LogDamageError, LogEntry, Segment, open_segments, walk

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from commitlog.consume_queue import Units
 from commitlog.errors import CorruptRecordError
 from commitlog.properties import PROPERTY_RETRY_TOPIC, get_property
+from commitlog.queue_unit import Units
 from commitlog.record import record_properties
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.expression import Expression

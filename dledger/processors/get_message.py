@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.consume_queue import Units
 from commitlog.entry import parse_header
 from commitlog.errors import MQError
+from commitlog.queue_unit import Units
 from dledger.broker_id import LEADER_ID, follower_id
 from dledger.filters.property_filter import PropertyFilter, scan
 from dledger.group_api import BrokerGroup

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import Buffer
 
-from commitlog.consume_queue import Units
 from commitlog.derive import Derived
 from commitlog.entry import KIND_CONFIG, KIND_RECORDS, EntryHeader, config_body
 from commitlog.errors import InvariantBroken
+from commitlog.queue_unit import Units
 from commitlog.record import checked_body
 from dledger.state.names import HALF_TOPIC, STATE_TOPIC, TIMER_TOPIC
 from dledger.state.pending_timers import piece_of

@@ -10,12 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.consume_queue import FILLER_SIZE, UNIT_DTYPE, Units
 from commitlog.derive import SCHEDULE_TOPIC
 from commitlog.entry import EntryHeader
 from commitlog.entry_index import UNIT_BYTES as INDEX_UNIT_BYTES
 from commitlog.entry_index import decode_unit, encode_unit
-from commitlog.shared_units import UNIT_BYTES
+from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from spark_jobs.audit.finding import ENTRY_INDEX, FINDINGS_MAX, Finding
 from spark_jobs.audit.folder import ReplicaFolder
 from spark_jobs.audit.reference import Before, Side

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from dledger.store_settings import StoreSettings
 
 from commitlog.consume_queue import MAX_OPEN_FILES
 from commitlog.disk import OsDisk
@@ -20,7 +21,7 @@ from commitlog.record import encode_record, pack_host
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.state.topic_config import TopicConfig
-from dledger.store import ReplicaStore, StoreSettings
+from dledger.store import ReplicaStore
 
 SEGMENT_BYTES = 4096
 INDEX_SLOTS = 16

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog import consume_queue, shared_units
-from commitlog.consume_queue import UNIT_DTYPE, ConsumeQueueStore, Units, shared_folder
+from commitlog.consume_queue import ConsumeQueueStore, shared_folder
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptStoreError, DiskFullError
-from commitlog.shared_units import UNIT_BYTES, Row, RowKind, SharedUnits, decode_rows, encode_rows
+from commitlog.queue_unit import UNIT_BYTES
+from commitlog.shared_units import Row, RowKind, SharedUnits, decode_rows, encode_rows
 from dledger.testing.crash_disk import CrashDisk, disk_full
 
 ROOT = "/store/consumequeue"

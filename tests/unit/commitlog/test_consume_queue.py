@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog import consume_queue
-from commitlog.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueueStore, Units
+from commitlog import consume_queue, consume_queue_flush
+from commitlog.consume_queue import ConsumeQueueStore
 from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
+from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from commitlog.seams import DiskFile
-from commitlog.shared_units import UNIT_BYTES
 from dledger.testing.crash_disk import CrashDisk
 
 
@@ -240,7 +240,7 @@ def test_units_are_shared_while_as_many_files_are_open_as_may_be(root: Path, flu
 def test_many_queues_moved_into_files_survive_a_power_cut(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_queue, "FLUSH_TOGETHER", together)
+    monkeypatch.setattr(consume_queue_flush, "FLUSH_TOGETHER", together)
     monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 60 * UNIT_BYTES)
     disk = CrashDisk()
     store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from dledger.store_settings import StoreSettings
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -17,7 +18,7 @@ from dledger.services import retention
 from dledger.services.retention import RetentionService
 from dledger.settings_tables import StoreTable
 from dledger.state.tables import QueueBounds, StateTables
-from dledger.store import ReplicaStore, StoreSettings
+from dledger.store import ReplicaStore
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
 

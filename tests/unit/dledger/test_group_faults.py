@@ -18,7 +18,7 @@ from dledger.group_api import Proposed
 from dledger.proposals import GroupSettings
 from dledger.raft.journal import Frame
 from dledger.state.tables import StateTables
-from dledger.store import ReplicaStore, StoreSettings
+from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
 from dledger.testing.inline_executor import InlineExecutor
 from tests.harness.groups import Groups, bodies, crash_disk, running_groups

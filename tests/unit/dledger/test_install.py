@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from dledger.replica_records import Phase
 from msgspec import structs
 from typing_extensions import Buffer
 
@@ -17,7 +18,6 @@ from commitlog.mark import Anchor
 from commitlog.record import decode_record, encode_record
 from commitlog.seams import Disk, utc
 from dledger.group import Group
-from dledger.installation_record import Phase
 from dledger.raft.installation import Installation
 from dledger.raft.wire import PeerFrame
 from dledger.services.local_hour import is_in_hours

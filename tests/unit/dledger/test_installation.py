@@ -9,12 +9,13 @@ from typing import Any
 
 import cbor2
 import pytest
+from dledger.store_settings import StoreSettings
 
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError
 from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables
-from dledger.store import ReplicaStore, StoreSettings
+from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 

@@ -12,8 +12,8 @@ from commitlog.derive import derive
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.entry_log import EntryLog
+from commitlog.queue_unit import UNIT_BYTES
 from commitlog.record import encode_record, pack_host
-from commitlog.shared_units import UNIT_BYTES
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.cli.log_verify import verify_store

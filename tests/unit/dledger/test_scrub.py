@@ -9,7 +9,6 @@ import trio
 
 from commitlog.errors import CorruptEntryError, ForeignStoreError
 from dledger.services.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
-from dledger.store import decode_damage, encode_damage
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, Replica, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commitlog.consume_queue import UNIT_DTYPE, Units
 from commitlog.errors import OffsetOutOfRangeError
 from commitlog.properties import encode_properties
+from commitlog.queue_unit import UNIT_DTYPE, Units
 from commitlog.record import encode_record
 from dledger.filters import property_filter
 from dledger.filters.errors import DamagedMessageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commitlog.consume_queue import UNIT_DTYPE
+from commitlog.queue_unit import UNIT_DTYPE
 from dledger.metrics.traffic import MAX_COUNTERS, MAX_KNOWN_LEFT_OUT, Count, Counters, Traffic
 from dledger.state.apply import QueueUnits
 
