@@ -128,7 +128,7 @@ class Maintenance:
                         log.error("no_space_for_retention", error=str(error))
 
     def _checkpoint_pause_s(self) -> float:
-        saved = self._store.saved_tables
+        saved = self._store.image.saved
         size = 0 if saved is None else len(saved[1])
         return max(self._settings().checkpoint_interval_s, size / CHECKPOINT_BYTES_PER_S)
 
@@ -161,7 +161,7 @@ class Maintenance:
     def take_snapshot(self) -> tuple[int, bytes]:
         """Return the index and the bytes of the tables, for a replica that is far behind."""
         # What a checkpoint has written will do: the log goes on from its floor.
-        return self._store.saved_tables or (
+        return self._store.image.saved or (
             self._store.tables.applied_index,
             snapshot(self._store.tables),
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import cbor2
 from typing_extensions import Buffer
@@ -30,6 +30,9 @@ from dledger.state.transactions import TransactionTable
 SNAPSHOT_MAGIC = b"DLSTATE\n"
 SNAPSHOT_FORMAT = 1
 _HEADER = struct.Struct(">8sIIQ")
+
+LOG_NUMBERS: Final = 1 << 62
+"""Below it are indexes, positions, terms and times of entries: the log has 63 bits for each."""
 
 
 def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
@@ -143,3 +146,52 @@ def _queues_of(value: Mapping[str, Any]) -> dict[tuple[str, int], QueueBounds]:
                 raise CorruptStoreError(f"{topic} {queue_id} begins at {position!r}")
             queues[topic, queue_id] = QueueBounds(min_offset, max_offset, position)
     return queues
+
+
+def load_checked(data: Buffer, like: StateTables) -> StateTables:
+    """Return the tables in a snapshot that may come from anywhere.
+
+    Args:
+        like: Tables with the same built-in topics and groups.
+    Raises:
+        CorruptStoreError: It is damaged, or of a shape or a place in the log that cannot be.
+        ForeignStoreError: A newer version wrote it.
+    """
+    try:
+        loaded = load(
+            data,
+            builtin_topics=like.builtin_topics,
+            builtin_groups=like.builtin_groups,
+        )
+        _check_numbers(loaded)
+    except (CorruptStoreError, ForeignStoreError):
+        raise
+    except Exception as error:
+        # A checksum shows that it is whole, not who made it: it may be of any shape.
+        raise CorruptStoreError(f"a state snapshot of another shape: {error!r}") from error
+    floor = loaded.floor
+    if not 1 <= floor.first_index <= loaded.applied_index + 1 or floor.position < 0:
+        raise CorruptStoreError(
+            f"a state snapshot of entry {loaded.applied_index} whose log begins with entry "
+            f"{floor.first_index} at {floor.position}"
+        )
+    return loaded
+
+
+def _check_numbers(tables: StateTables) -> None:
+    """Let tables pass whose places in the log are numbers that a log comes to.
+
+    Raises:
+        CorruptStoreError: They are none.
+    """
+    floor = tables.floor
+    numbers = (
+        tables.applied_index,
+        tables.members_index,
+        floor.first_index,
+        floor.position,
+        floor.prev_term,
+        floor.prev_store_time_ms,
+    )
+    if not all(type(number) is int and 0 <= number < LOG_NUMBERS for number in numbers):
+        raise CorruptStoreError("a state snapshot of a place that no log comes to")

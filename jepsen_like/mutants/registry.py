@@ -540,7 +540,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         82,
         "tables are written before the queues they count on",
         (
-            "dledger.store:Checkpointing._write",
+            "dledger.checkpointing:Checkpointing._write",
             "for flush in self.flushes:\nflush.run()",
             "for flush in self.flushes:\n    if self.index < 60:\n        flush.run()",
         ),

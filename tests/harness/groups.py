@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trio
-from dledger.store_settings import StoreSettings
 
 from commitlog.disk import OsDisk
 from commitlog.record import decode_record, pack_host
@@ -22,6 +21,7 @@ from dledger.raft.node import RaftSettings
 from dledger.raft.proof import GroupSecret
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from dledger.store_settings import StoreSettings
 from dledger.testing.clocks import VirtualClock
 from dledger.testing.crash_disk import CrashDisk
 from dledger.testing.inline_executor import InlineExecutor

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from dledger.store_settings import StoreSettings
 
 from commitlog.consume_queue import MAX_OPEN_FILES
 from commitlog.disk import OsDisk
@@ -22,6 +21,7 @@ from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.state.topic_config import TopicConfig
 from dledger.store import ReplicaStore
+from dledger.store_settings import StoreSettings
 
 SEGMENT_BYTES = 4096
 INDEX_SLOTS = 16
@@ -218,3 +218,15 @@ def flip(path: Path, byte: int, mask: int = 0x10) -> None:
         old = file.read(1)
         file.seek(byte)
         file.write(bytes([old[0] ^ mask]))
+
+
+def install_at_once(store: ReplicaStore, data: bytes, commit_index: int) -> bool:
+    """Install a leader's snapshot, all steps in one go; False when it is not needed."""
+    loaded = store.decode(data)
+    if not store.needs(loaded, commit_index):
+        return False
+    store.offer(data)
+    store.installing = True
+    store.take_over(loaded, store.empty_for(loaded)).close(clean=False)
+    store._reserve()
+    return True

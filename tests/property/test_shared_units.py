@@ -15,7 +15,7 @@ from commitlog import consume_queue, shared_units
 from commitlog.consume_queue import ConsumeQueueStore, shared_folder
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptStoreError, DiskFullError
-from commitlog.queue_unit import UNIT_BYTES
+from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units
 from commitlog.shared_units import Row, RowKind, SharedUnits, decode_rows, encode_rows
 from dledger.testing.crash_disk import CrashDisk, disk_full
 

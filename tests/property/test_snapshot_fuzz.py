@@ -64,7 +64,7 @@ async def test_a_made_up_snapshot_is_refused_or_read(tmp_path: Path) -> None:
         for _ in range(CHANGES):
             body = cbor2.dumps(changed(rng, honest))
             try:
-                store._decoded(framed(body))
+                store.decode(framed(body))
                 ends["read"] += 1
             except (CorruptStoreError, ForeignStoreError):
                 ends["refused"] += 1

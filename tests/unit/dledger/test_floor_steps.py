@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from dledger.store_settings import StoreSettings
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -19,6 +18,7 @@ from dledger.services.retention import RetentionService
 from dledger.settings_tables import StoreTable
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.store import ReplicaStore
+from dledger.store_settings import StoreSettings
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
 

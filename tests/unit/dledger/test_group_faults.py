@@ -19,6 +19,7 @@ from dledger.proposals import GroupSettings
 from dledger.raft.journal import Frame
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from dledger.store_settings import StoreSettings
 from dledger.testing.crash_disk import CrashDisk
 from dledger.testing.inline_executor import InlineExecutor
 from tests.harness.groups import Groups, bodies, crash_disk, running_groups

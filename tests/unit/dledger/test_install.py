@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from dledger.replica_records import Phase
 from msgspec import structs
 from typing_extensions import Buffer
 
@@ -20,6 +19,7 @@ from commitlog.seams import Disk, utc
 from dledger.group import Group
 from dledger.raft.installation import Installation
 from dledger.raft.wire import PeerFrame
+from dledger.replica_records import Phase
 from dledger.services.local_hour import is_in_hours
 from dledger.services.retention import Look, RetentionService, choose_floor
 from dledger.settings_tables import StoreTable
@@ -32,6 +32,7 @@ from tests.harness.entry_frames import next_frame
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
+from tests.harness.replica_folders import install_at_once
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -341,7 +342,7 @@ async def test_a_refilling_replica_neither_leads_nor_serves_reads(tmp_path: Path
         leader, other = await left_behind(groups)
         _, data = leader.group.maintenance.take_snapshot()
         store = groups.open_store(other)
-        assert store.install(data, 0)
+        assert install_at_once(store, data, 0)
         assert store.refilling
         assert store.log.last_index == store.log.first_index - 1
         store.close(clean=False)

@@ -9,15 +9,16 @@ from typing import Any
 
 import cbor2
 import pytest
-from dledger.store_settings import StoreSettings
 
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError
 from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables
-from dledger.store import ReplicaStore
+from dledger.store import ReplicaStore, goes_on_after
+from dledger.store_settings import StoreSettings
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
+from tests.harness.replica_folders import install_at_once
 
 ROOT = "/memory"
 SETTINGS = StoreSettings(ROOT, segment_bytes=4096, index_slots=100, index_entries_max=400)
@@ -107,7 +108,7 @@ def with_snapshot(leader: Leader) -> CrashDisk:
     """Return the disk of a follower that installed the leader's snapshot and has all entries."""
     disk = follower(leader, *BEHIND)
     store = opened(disk)
-    store.install(leader.snapshot, COMMITTED)
+    install_at_once(store, leader.snapshot, COMMITTED)
     leader.refill(store)
     write_checkpoint(store, END)
     store.close(clean=False)
@@ -167,7 +168,7 @@ def test_an_installation_cut_at_any_disk_step_opens_without_believing_a_dead_lea
         disk.steps.clear()
         disk.fault = stopping_at(step, disk)
         try:
-            ended = store.install(leader.snapshot, COMMITTED)
+            ended = install_at_once(store, leader.snapshot, COMMITTED)
             assert ended
         except PowerCut:
             pass
@@ -195,9 +196,9 @@ def test_a_log_that_reaches_the_floor_keeps_its_entries(log_of: tuple[int, int])
     disk = follower(leader, *log_of)
     store = opened(disk)
     disk.steps.clear()
-    assert not store.install(leader.snapshot, COMMITTED)
+    assert not install_at_once(store, leader.snapshot, COMMITTED)
     assert disk.steps == []
-    assert store.going_on_after(leader.snapshot, COMMITTED) == (APPLIED, FLOOR)
+    assert goes_on_after(store.decode(leader.snapshot), COMMITTED) == (APPLIED, FLOOR)
     assert store.log.last_index == sum(log_of)
 
 
@@ -207,7 +208,7 @@ def test_a_snapshot_that_contradicts_what_is_committed_changes_nothing() -> None
     store = opened(disk)
     disk.steps.clear()
     with pytest.raises(CorruptStoreError, match="another entry 19 than is committed here"):
-        store.install(leader.snapshot, FLOOR)
+        install_at_once(store, leader.snapshot, FLOOR)
     assert disk.steps == []
     assert store.log.last_index == sum(CONFLICT_BELOW_THE_FLOOR)
 
@@ -229,7 +230,7 @@ def test_a_hostile_snapshot_is_refused_and_changes_nothing(change: dict[str, Any
     body = cbor2.dumps({**value, **change}, canonical=True)
     head = _HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_FORMAT, zlib.crc32(body), len(body))
     with pytest.raises(CorruptStoreError):
-        store.install(head + body, COMMITTED)
+        install_at_once(store, head + body, COMMITTED)
     assert store.log.last_index == BEHIND[0]
 
 

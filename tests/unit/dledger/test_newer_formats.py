@@ -10,8 +10,6 @@ from hashlib import blake2b
 
 import cbor2
 import pytest
-from dledger.replica_records import encode_damage
-from dledger.store_settings import StoreSettings
 
 from commitlog.errors import ForeignStoreError, NewerEntryError, RemoteProtocolError
 from commitlog.mark import Anchor
@@ -19,9 +17,11 @@ from dledger.raft.append import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.membership import Members
 from dledger.raft.wire import PROTOCOL_VERSION
+from dledger.replica_records import encode_damage
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from dledger.store_settings import StoreSettings
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_no_op
 

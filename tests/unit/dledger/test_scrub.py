@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from commitlog.errors import CorruptEntryError, ForeignStoreError
+from dledger.replica_records import decode_damage, encode_damage
 from dledger.services.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, Replica, bodies, crash_disk, running_groups
@@ -229,7 +230,7 @@ def test_the_list_of_damaged_entries() -> None:
     assert decode_damage(data, "damage") == [(3, 4), (9, 9)]
     assert decode_damage(data[:-1], "damage") is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dledger.store.DAMAGE_FORMAT", 2)
+        patch.setattr("dledger.replica_records.DAMAGE_FORMAT", 2)
         newer = encode_damage([(3, 4)])
     with pytest.raises(ForeignStoreError, match="format 2; this version knows up to 1"):
         decode_damage(newer, "damage")

@@ -1,0 +1,130 @@
+"""Checkpoints of a replica: what the tables were at an entry, encoded and written in a worker."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from commitlog.checkpoint import Checkpoint
+from commitlog.consume_queue_flush import ConsumeQueueFlush
+from commitlog.descriptors import NO_DESCRIPTOR
+from commitlog.errors import DiskFullError
+from commitlog.key_index import KeyIndexFlush
+from commitlog.mark import Anchor, Mark
+from commitlog.seams import Disk
+from dledger.state.cut import Cut, cut_everything, take_cut
+from dledger.state.image import Image
+from dledger.state.tables import StateTables
+
+SNAPSHOT_KIND: Final = "checkpoint"
+LARGE_SNAPSHOT_KIND: Final = "large checkpoint"
+"""Names under which the executor measures checkpoints: small ones may run on the event loop, and
+what was learned of them must not bring a large one there."""
+
+LARGE_SNAPSHOT_BYTES: Final = 256 << 10
+
+CUT_ROWS: Final = 2_048
+"""Changed rows that are copied in one go: about two milliseconds between two heartbeats."""
+
+CUTS_MAX: Final = 64
+"""Copies that wait for a checkpoint. Beyond it rows that change are only marked."""
+
+
+class TableImage:
+    """The encoded tables, which follow the tables by copies of the rows that change.
+
+    Nothing is copied before `begin`: the tables are being loaded and replayed then.
+
+    Attributes:
+        saved: Index and bytes of the newest written tables, for replicas that are far behind.
+    """
+
+    def __init__(self, tables: StateTables) -> None:
+        self.saved: tuple[int, bytes] | None = None
+        self._tables = tables
+        self._image = Image()
+        self._cuts: deque[Cut] = deque()
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Begin with all there is; from here on the image follows by copies of what changes."""
+        self.saved = None
+        self._image = Image()
+        self._cuts = deque([cut_everything(self._tables)])
+        self._has_begun = True
+
+    def copy_changes(self) -> None:
+        """Copy the rows that have changed, if there are enough of them."""
+        tables = self._tables
+        rows = len(tables.marks) + tables.producers.touched_count
+        if rows >= CUT_ROWS and len(self._cuts) < CUTS_MAX and self._has_begun:
+            self._cuts.append(take_cut(tables))
+
+    def copy(self) -> None:
+        """Copy the rows that have changed."""
+        self._cuts.append(take_cut(self._tables))
+
+    @property
+    def is_large(self) -> bool:
+        """Whether encoding and writing the tables now may take more than a moment."""
+        rows = sum(map(len, self._cuts))
+        size = 0 if self.saved is None else len(self.saved[1])
+        return rows > CUT_ROWS or size > LARGE_SNAPSHOT_BYTES
+
+    def encode(self, index: int) -> bytes:
+        """Return the tables as they were at *index*, where they were copied. In the worker."""
+        while self._cuts and self._cuts[0].applied_index <= index:
+            self._image.take(self._cuts.popleft())
+        return self._image.snapshot()
+
+
+@dataclass(slots=True)
+class Checkpointing:
+    """A checkpoint that was taken and waits to be written.
+
+    Attributes:
+        path: Of the file of the tables.
+        on_written: Called with the tables when their file is durable; writes the mark.
+        index: Newest entry that the tables have.
+    """
+
+    disk: Disk
+    path: str
+    image: TableImage
+    on_written: Callable[[Checkpointing, bytes], None]
+    mark: Mark
+    index: int
+    floor: Anchor
+    flushes: tuple[ConsumeQueueFlush, KeyIndexFlush]
+    checkpoint: Checkpoint
+    has_derived: bool = False
+    """Whether it has queues and keys that were lost before this start."""
+
+    @property
+    def kind(self) -> str:
+        """Under which name the executor measures it."""
+        return LARGE_SNAPSHOT_KIND if self.image.is_large else SNAPSHOT_KIND
+
+    def write(self) -> None:
+        """Write it. Blocking, safe in a worker thread, one at a time.
+
+        The order matters: derived files, then the tables that claim them, then the mark.
+
+        Raises:
+            FlushFailedError, DiskFullError: The older checkpoint still holds.
+        """
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTOR:
+                raise
+            raise DiskFullError(f"no descriptor is left for a checkpoint: {error}") from error
+
+    def _write(self) -> None:
+        for flush in self.flushes:
+            flush.run()
+        tables = self.image.encode(self.index)
+        self.disk.replace(self.path, tables)
+        self.on_written(self, tables)

@@ -1,0 +1,167 @@
+"""Files of a replica that are derived from its log: consume queues and key index.
+
+They are written on apply only, and can be thrown away: the next start makes them from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+import structlog
+
+from commitlog.consume_queue import ConsumeQueueStore, remove_all
+from commitlog.derive import Derived
+from commitlog.errors import CorruptStoreError
+from commitlog.key_index import KeyIndex
+from commitlog.mark import Anchor
+from commitlog.seams import Disk
+from commitlog.store_paths import StorePaths
+from dledger.key_indexing import KeyIndexing
+from dledger.state.tables import QueueBounds, QueueKey, StateTables
+from dledger.store_settings import StoreSettings
+
+log = structlog.get_logger(__name__)
+
+
+class DerivedFiles:
+    """The consume queues and the key index.
+
+    Attributes:
+        queues, key_index, keys: Replaced by `begin_empty`.
+        begun_later: Queues that begin in a later file than the first one they may have.
+        derives_again: Queues were lost before this start: the replay makes all of them.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: StorePaths,
+        settings: StoreSettings,
+        on_keys_behind: Callable[[], object],
+    ) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._settings = settings
+        self._on_keys_behind = on_keys_behind
+        self.begun_later: set[QueueKey] = set()
+        self._open()
+
+    def _open(self) -> None:
+        settings = self._settings
+        self._lost = False
+        # All of it follows from the log: the replay begins with the first entry that is kept.
+        self.derives_again = self._disk.exists(self._paths.derived_lost)
+        if self.derives_again:
+            self.remove()
+        try:
+            self.queues: ConsumeQueueStore = self._open_queues()
+        except CorruptStoreError as error:
+            log.error("consume_queues_damaged", error=str(error))
+            self._note_lost()
+            self.derives_again = True
+            self.remove()
+            self.queues = self._open_queues()
+        self.key_index = KeyIndex(
+            self._disk,
+            self._paths.index,
+            slots=settings.index_slots,
+            max_entries=settings.index_entries_max,
+            utc_offset=settings.utc_offset,
+            mark=self._paths.key_index_mark,
+        )
+        self.keys = KeyIndexing(self.key_index)
+        self.keys.on_behind = self._on_keys_behind
+
+    def _open_queues(self) -> ConsumeQueueStore:
+        return ConsumeQueueStore(
+            self._disk,
+            self._paths.consumequeue,
+            units_per_file=self._settings.queue_file_units,
+            max_open_files=self._settings.queue_files_max,
+            on_unreadable=self._on_unreadable,
+        )
+
+    def _on_unreadable(self, path: str, error: OSError) -> None:
+        if not self._lost:
+            log.error(
+                "consume_queue_unreadable",
+                path=path,
+                error=str(error),
+                next_step="restart this broker: it derives its queues from the log again",
+            )
+            self._lost = True
+            self._note_lost()
+
+    def _note_lost(self) -> None:
+        """Write down that queues are lost, until a checkpoint has them again."""
+        self._disk.replace(self._paths.derived_lost, b"queues\n")
+
+    @property
+    def are_again(self) -> bool:
+        """Whether those that were lost before this start were derived, and none was lost since."""
+        return self.derives_again and not self._lost
+
+    def end_deriving(self) -> None:
+        """Note durably that a checkpoint has what was lost."""
+        self.derives_again = False
+        self._disk.unlink(self._paths.derived_lost)
+        self._disk.flush_dir(self._paths.raft)
+
+    def find_begun_later(self) -> None:
+        """Take every queue with files for one that begins later: a killed process left some."""
+        self.begun_later = {
+            (queue.topic, queue.queue_id) for queue in self.queues.queues() if queue.has_files
+        }
+
+    def put(self, derived: Derived, known: Container[tuple[str, int]] | None) -> None:
+        """Write units and keys, the units only of queues in *known* if that is given."""
+        for topic, queue_id, where in derived.groups:
+            if (known is None or (topic, queue_id) in known) and len(derived.queue_offset[where]):
+                first = int(derived.queue_offset[where][0])
+                self.queues.queue(topic, queue_id).put(first, derived.units[where])
+        self.keys.put(derived)
+
+    def begin_empty(self) -> None:
+        """Remove all of them, and open them again: `queues`, `key_index` and `keys` are new."""
+        self.close()
+        self.remove()
+        self._open()
+
+    def remove(self) -> None:
+        """Remove all files; those that are open can be used until they are closed."""
+        remove_all(self._disk, self._paths.consumequeue)
+        self._disk.remove_tree(self._paths.index)
+
+    def delete_before(self, floor: Anchor, tables: StateTables) -> None:
+        """Remove what segments before *floor*, which are removed, had."""
+        begun_later, self.begun_later = self.begun_later, set()
+        for key in begun_later:
+            bounds = tables.queues.get(key)
+            if bounds:
+                self.queues.queue(*key).delete_before(bounds.min_offset)
+        self.key_index.delete_before(floor.position)
+
+    def first_kept(
+        self, topic: str, queue_id: int, bounds: QueueBounds, floor: int
+    ) -> tuple[int, int]:
+        """Return the first offset of a queue whose message stands at or after *floor*, and where.
+
+        Without such a message: its end, and 0.
+        """
+        queue = self.queues.queue(topic, queue_id)
+        low, high, position = bounds.min_offset, bounds.max_offset, 0
+        while low < high:
+            middle = (low + high) // 2
+            found = int(queue.read(middle, 1)[0]["phy_offset"])
+            if found < floor:
+                low = middle + 1
+            else:
+                high, position = middle, found
+        if queue.keeps_before(low, bounds.min_offset):
+            self.begun_later.add((topic, queue_id))
+        return low, position
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self.queues.close()
+        self.key_index.close()
