@@ -58,6 +58,7 @@ from dledger.services.transaction_check import TransactionCheckService
 from dledger.store import ReplicaStore
 from remoting.access.account_store import AccountStore
 from remoting.client import RemotingClient
+from remoting.metrics.families import load_library
 from remoting.metrics.server_metrics import ServerMetrics
 from remoting.seams import Clock, Executor, Network, Rng
 from remoting.server import RemotingServer
@@ -139,6 +140,8 @@ async def serve_broker(
         clock, rng, network, disk, executor, pid, memory_bytes, utc_offset, queue_files_max
     )
     store_host = packed_address(config)
+    if config.metrics_address is not None:
+        load_library()
     # Before the store is opened: opening replays and marks the folder as in use.
     check_owner(
         disk,

@@ -20,7 +20,7 @@ from remoting.access.local_admin import LocalAdmin
 from remoting.access.rules import ADMIN, SIGNED, Rule
 from remoting.connection import ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
-from remoting.metrics.families import Family, Sample, family_text
+from remoting.metrics.families import Family, Sample, family_text, load_library
 from remoting.metrics.http_server import MetricsServer
 from remoting.metrics.server_metrics import Guard, ServerMetrics
 from remoting.processor import Limiter, ProcessorTable
@@ -110,6 +110,8 @@ async def serve_namesrv(
     Cancellation: Every connection is closed at once. Nothing is lost: key-values are on disk when
         they are acknowledged, and brokers register with a NameServer again when it is back.
     """
+    if config.server.metrics_listen_port:
+        load_library()
     name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
     accounts = AccountStore(disk, config.server.acl_file) if config.server.acl_enable else None
