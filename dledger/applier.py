@@ -11,7 +11,7 @@ import trio
 from commitlog.errors import CorruptEntryError, CorruptRecordError, DiskFullError
 from dledger.group_api import AppliedListener
 from dledger.proposals import Proposals
-from dledger.raft.node import RaftNode
+from dledger.raft.member import RaftNode
 from dledger.raft.wakeup import Wakeup
 from dledger.state.apply import QueueUnits
 from dledger.store import ReplicaStore

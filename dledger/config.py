@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from commitlog.errors import ConfigError
-from dledger.raft.bounds import is_host, is_name
+from dledger.raft.wire import is_host, is_name
 from dledger.settings_keys import (
     CLIENT_AUTH_KEYS,
     IGNORED_KEYS,

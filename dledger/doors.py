@@ -7,7 +7,7 @@ import ssl
 from commitlog.errors import ConfigError
 from commitlog.seams import Disk
 from dledger.config import BrokerConfig
-from dledger.raft.proof import GroupSecret
+from dledger.raft.identity import GroupSecret
 from remoting.access.credentials_file import parse_credentials
 from remoting.protocol.signature import Credentials
 from remoting.seams import ServerTls

@@ -26,9 +26,10 @@ from dledger.metrics.loop_stall import LoopStall
 from dledger.proposals import GroupSettings, Leadership, Proposals
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Identity
+from dledger.raft.journal import TermVote
 from dledger.raft.links import Links
-from dledger.raft.node import RaftNode, RaftSettings
-from dledger.raft.term_vote import TermVote
+from dledger.raft.member import RaftNode, Stored
+from dledger.raft.settings import RaftSettings
 from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
@@ -79,20 +80,23 @@ class Group(Proposals):
         self._leadership_wake = Wakeup()
         self._transfer_over: trio.Event | None = None
         self._role: tuple[int, str | None] = (0, None)
-        self.node = RaftNode(
-            raft,
+        stored = Stored(
             store.log,
             TermVote(store.vote_slots),
             identity,
-            restored_commit_index=store.restored_commit_index,
-            store_host=store_host,
+            commit_index=store.restored_commit_index,
+            members=members_of(store),
             doubtful=store.torn or (store.unclean and not raft.sync_flush),
             damaged=store.damaged,
+        )
+        self.node = RaftNode(
+            raft,
+            stored,
+            store_host=store_host,
             clock=clock,
             rng=rng,
             on_settled=self._on_settled,
             guards=guards,
-            members=members_of(store),
         )
         self.node.owner.may_lead = lambda: not store.refilling
         # One at a time: a checkpoint and the installation of a snapshot write the same files.
@@ -237,28 +241,28 @@ class Group(Proposals):
         if not self.settings.sync_replication:
             index = node.journal.stable_index  # what was answered already
         deadline_s = self._clock.monotonic() + node.settings.election_timeout_s
-        node.barrier.ask(index, deadline_s, on_done)
-        if node.barrier.wants_beat:
-            node.beat_for_reads()
+        node.leader.reads.add(index, deadline_s, on_done)
+        if node.leader.reads.needs_heartbeat:
+            node.leader.send_read_heartbeats()
             if not node.roster.other_voters:
                 self._answer_reads()
 
     def _answer_reads(self) -> None:
-        barrier = self.node.barrier
-        if not len(barrier):
+        leader, reads = self.node.leader, self.node.leader.reads
+        if not len(reads):
             return
-        for on_done in barrier.take_ready(self.node.confirmed_beat(), self.state.applied_index):
+        for on_done in reads.pop_ready(leader.confirmed_heartbeat(), self.state.applied_index):
             on_done(None)
-        for on_done in barrier.take_expired(self._clock.monotonic()):
-            # Perhaps cut off from the others: whoever leads now is not known here.
+        for on_done in reads.pop_expired(self._clock.monotonic()):
+            # Perhaps cut off from the others: the leader may be another one, unknown here.
             on_done(NotLeaderError(None, self.node.term))
-        if barrier.wants_beat:
-            self.node.beat_for_reads()
+        if reads.needs_heartbeat:
+            leader.send_read_heartbeats()
 
     # -- after every event of the node --------------------------------------------------------
 
     def _on_settled(self) -> None:
-        if self.store.torn and not self.node.doubtful:
+        if self.store.torn and not self.node.eligibility.doubtful:
             self.store.end_doubt()
         self._note_leadership()
         if self.node.is_leader:
@@ -270,10 +274,10 @@ class Group(Proposals):
             self._applier.wake.set()
         if not self.settings.sync_replication:
             self._answer_stable()
-        if self._transfer_over is not None and not self.node.transferring:
+        if self._transfer_over is not None and not self.node.transfers.is_under_way:
             self._transfer_over.set()
             self._transfer_over = None
-        if self._pending and not self.node.flushing:
+        if self._pending and not self.node.flusher.flushing:
             self._seal_all()
         if self.store.log.allocator.needs_reserve:
             self.maintenance.reserve_wake.set()
@@ -287,7 +291,7 @@ class Group(Proposals):
         if (
             self.leadership is None
             and node.is_leader
-            and 0 < node.noop_index <= self.state.applied_index
+            and 0 < node.state.noop_index <= self.state.applied_index
             and node.clocks.are_known
         ):
             # Everything that can ever commit from before is applied now: count from there.
@@ -310,7 +314,7 @@ class Group(Proposals):
         self.leadership.scope.cancel()
         self.leadership = None
         self._offsets.clear()
-        for on_read in self.node.barrier.end():
+        for on_read in self.node.leader.reads.clear():
             on_read(NotLeaderError(self.leader_address, self.node.term))
         # What was never appended is certainly not stored; what was, the next leader decides.
         while self._pending:
@@ -349,7 +353,7 @@ class Group(Proposals):
             NotLeaderError, ChangePendingError, ChangeRefusedError: Nothing was begun.
         Cancellation: The transfer goes on.
         """
-        transfer = self.node.begin_transfer(target)
+        transfer = self.node.transfers.begin(target)
         over = self._transfer_over = trio.Event()
         self.node.settle()
         await over.wait()

@@ -15,8 +15,8 @@ from commitlog.mark import Anchor
 from dledger.applier import SPACE_RETRY_S
 from dledger.proposals import GroupSettings
 from dledger.raft.journal import members_in
+from dledger.raft.member import RaftNode
 from dledger.raft.membership import Members, MembersLog
-from dledger.raft.node import RaftNode
 from dledger.raft.wakeup import Wakeup
 from dledger.services.scrub import ScrubService
 from dledger.state.snapshot import snapshot
@@ -202,7 +202,7 @@ class Maintenance:
             self._node.refused()
             return
         entry_log = await self._empty_for(loaded)
-        while self._node.flushing:
+        while self._node.flusher.flushing:
             await self._clock.sleep(FLUSH_POLL_S)
         before = store.take_over(loaded, entry_log)
         store.log.on_unreadable = self._on_unreadable

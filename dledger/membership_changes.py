@@ -105,7 +105,7 @@ class MembershipChanges:
                 f"{name} is on another machine, and the members have neither raft.secret_file nor"
                 " raft.tls_cert_file: anybody could pass for one; nothing was changed"
             )
-        node.invite(name, address)
+        node.contacts.invite(name, address)
         try:
             hello = await self._contact(name, address)
             host, port = address
@@ -119,7 +119,7 @@ class MembershipChanges:
 
             await self._change(after)
         finally:
-            node.uninvite(name)
+            node.contacts.uninvite(name)
 
     async def _contact(self, name: str, address: tuple[str, int]) -> Hello:
         node, clock = self._group.node, self._clock
@@ -144,7 +144,7 @@ class MembershipChanges:
             if after == now:
                 return
             try:
-                index = group.node.change_members(after)
+                index = group.node.changes.change(after)
                 break
             except ChangePendingError:
                 if clock.monotonic() >= deadline:

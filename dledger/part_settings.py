@@ -16,7 +16,7 @@ from dledger.config import BrokerConfig
 from dledger.doors import group_secret, peer_tls
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.proposals import GroupSettings
-from dledger.raft.node import RaftSettings
+from dledger.raft.settings import RaftSettings
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
 from dledger.store_settings import StoreSettings

@@ -30,7 +30,7 @@ from dledger.broker_errors import (
 )
 from dledger.group_api import OnDone, Proposed
 from dledger.raft.journal import Proposal
-from dledger.raft.node import RaftNode
+from dledger.raft.member import RaftNode
 from dledger.raft.wakeup import Wakeup
 from dledger.services.fence import STOPS_NODE
 from dledger.services.service_counts import ServiceCounts
@@ -168,7 +168,7 @@ class Proposals:
         """Advertised address of the leader's broker, as far as known."""
         if self.node.is_leader:
             return self.node.settings.client_address
-        return self.node.leader_client_address()
+        return self.node.transfers.leader_client_address()
 
     def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
         """Queue *batch* for the next entry; all of it goes into one.
@@ -229,11 +229,13 @@ class Proposals:
 
     def kick(self) -> None:
         """Seal what is waiting, unless a flush is on its way: then its end does."""
-        if self._pending and not self.node.flushing:
+        if self._pending and not self.node.flusher.flushing:
             self.node.settle()
 
     def _seal_all(self) -> None:
-        while self._pending and self.leadership is not None and not self.node.transferring:
+        while (
+            self._pending and self.leadership is not None and not self.node.transfers.is_under_way
+        ):
             if not self._seal():
                 return
 

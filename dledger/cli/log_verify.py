@@ -21,8 +21,8 @@ from commitlog.slot_file import newest_payload
 from commitlog.store_paths import StorePaths, parse_file_name
 from dledger.cli.log_walk import LogDamageError, LogEntry, Segment, open_segments, walk
 from dledger.output import CliError, ExitCode, Output, print_json, print_table
-from dledger.raft.bounds import TERM_MAX
-from dledger.raft.term_vote import parse_term_vote
+from dledger.raft.journal import parse_term_vote
+from dledger.raft.wire import TERM_MAX
 
 app = App(name="log", help="Check the data folder of a stopped broker.", backend="trio")
 

@@ -1,7 +1,7 @@
-"""Whom this node knows, is connected with, and counts.
+"""Connections, hellos and the list of members, as they change.
 
-The list in the log and the hellos of others decide it (`dledger.raft.roster`); here the library
-and the replicator are kept in step with them.
+The list in the log and the hellos of others decide which members count (`dledger.raft.peers`); here
+the library and the replicator are kept in step with them.
 """
 
 from __future__ import annotations
@@ -10,43 +10,33 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commitlog.errors import RemoteProtocolError
-from dledger.raft.core import RaftCore
-from dledger.raft.doubt import Doubt
-from dledger.raft.election import ElectionTimer
+from dledger.raft.candidate import ElectionTimer, VoteEligibility
 from dledger.raft.identity import Hello
-from dledger.raft.journal import CommitLogJournal
-from dledger.raft.peers import Peers, PeerState
+from dledger.raft.peers import NAMES_MAX, PeerState
 from dledger.raft.replicator import Replicator
-from dledger.raft.roster import NAMES_MAX, Roster
-from dledger.raft.settings import RaftSettings
+from dledger.raft.state import RaftState
 from dledger.raft.wakeup import WakeAll, Wakeup
-from remoting.seams import Clock
 
 
 @dataclass(eq=False)
 class Contacts:
-    """The others, as they come, go and introduce themselves.
+    """The other members, as they connect, disconnect and send hellos.
 
     Attributes:
         timer_wake: Set when the election timer may end earlier.
-        agree_wake: Set when somebody was heard before the voters were agreed on.
-        reign_wake: Set when this member begins to lead.
+        agree_wake: Set when a hello arrives before the voters are agreed on.
+        leader_wake: Set when this member begins to lead.
         links_wake: Set when connections are wanted to others than before.
-        found_wake: Set when somebody has answered a call of ours.
+        found_wake: Set when a call of ours is answered.
     """
 
-    settings: RaftSettings
-    clock: Clock
-    core: RaftCore
-    journal: CommitLogJournal
-    roster: Roster
+    state: RaftState
     replicator: Replicator
     timer: ElectionTimer
-    peers: Peers
-    doubt: Doubt
+    eligibility: VoteEligibility
     timer_wake: Wakeup = field(default_factory=Wakeup, init=False)
     agree_wake: Wakeup = field(default_factory=Wakeup, init=False)
-    reign_wake: Wakeup = field(default_factory=Wakeup, init=False)
+    leader_wake: Wakeup = field(default_factory=Wakeup, init=False)
     links_wake: Wakeup = field(default_factory=Wakeup, init=False)
     found_wake: WakeAll = field(default_factory=WakeAll, init=False)
     _members_version: int = field(default=-1, init=False)
@@ -54,178 +44,186 @@ class Contacts:
     # -- connections -----------------------------------------------------------------------
 
     def hello(self, channel: str, *, to_member: bool = False) -> Hello:
-        """Return how this member introduces itself now.
+        """Return this member's hello as of now.
 
         Args:
-            to_member: It answers a member, which may know who the others are.
+            to_member: It answers a member, which may learn the names of the others.
         """
+        state, roster = self.state, self.state.roster
+        settings, journal = state.settings, state.journal
         return Hello(
-            cluster=self.settings.cluster,
-            group=self.settings.group,
-            name=self.settings.self_id,
-            incarnation=self.roster.identity.incarnation,
-            voters=self.roster.identity.voters,
-            doubtful=self.doubt.doubtful,
-            client_address=self.settings.client_address,
+            cluster=settings.cluster,
+            group=settings.group,
+            name=settings.self_id,
+            incarnation=roster.identity.incarnation,
+            voters=roster.identity.voters,
+            doubtful=self.eligibility.doubtful,
+            client_address=settings.client_address,
             channel=channel,
-            peer=":".join(map(str, self.settings.peers[self.settings.self_id])),
-            last=(self.journal.last_term, self.journal.last_index),
-            members=self.roster.vouches_for() if to_member else (),
-            members_index=self.journal.members.index,
+            peer=":".join(map(str, settings.peers[settings.self_id])),
+            last=(journal.last_term, journal.last_index),
+            members=roster.vouches_for() if to_member else (),
+            members_index=journal.members.index,
         )
 
     def link_up(self, peer: str, channel: str, hello: Hello) -> None:
-        """A connection of ours to *peer* stands, and it has answered with *hello*."""
-        self.roster.found(hello)
-        self.heard(hello)
+        """Record a connection to *peer*, which answered our call with *hello*."""
+        core = self.state.core
+        self.state.roster.found(hello)
+        self.on_hello(hello)
         self.found_wake.set()
-        state = self.peers.of(peer)
-        state.up.add(channel)
+        peer_state = self.state.peers.of(peer)
+        peer_state.up.add(channel)
         if hello.doubtful:
-            self.core.forget_match(peer)
+            core.forget_match(peer)
         if channel == "control":
-            self.core.connected(peer, True)
-        elif self.core.is_leader and peer in self.replicator.peers:
+            core.connected(peer, True)
+        elif core.is_leader and peer in self.replicator.peers:
             self.replicator.link_reset(peer)
-            state.data_wake.set()
+            peer_state.data_wake.set()
 
     def link_down(self, peer: str, channel: str) -> None:
-        """A connection of ours to *peer* broke."""
-        state = self.peers.of(peer)
-        state.up.discard(channel)
+        """Record that a connection of ours to *peer* broke."""
+        peer_state = self.state.peers.of(peer)
+        peer_state.up.discard(channel)
         if channel == "control":
-            state.control.clear()
-            self.core.connected(peer, False)
+            peer_state.control.clear()
+            self.state.core.connected(peer, False)
             self.maybe_lost_leader(peer)
         else:
-            state.replies.clear()
+            peer_state.replies.clear()
 
     def maybe_lost_leader(self, peer: str) -> None:
-        """A connection with *peer* ended: if it leads, do not wait for the timeout."""
-        if peer == self.core.leader_id:
-            self.timer.lost_leader(self.clock.monotonic())
+        """Shorten the election timeout if *peer*, to which a connection ended, leads."""
+        if peer == self.state.core.leader_id:
+            self.timer.lost_leader(self.state.clock.monotonic())
             self.timer_wake.set()
 
-    def guest(self, name: str, delta: int) -> None:
-        """A connection that *name* opened to us began (+1) or ended (-1)."""
-        guests = self.roster.guests
+    def count_guest(self, name: str, delta: int) -> None:
+        """Count the connections that *name* opened to us: one more (+1) or one less (-1)."""
+        guests = self.state.roster.guests
         guests[name] += delta
-        self.peers.of(name)
+        self.state.peers.of(name)
         if not guests[name]:
             del guests[name]
-            self._forget_gone()
+            self._forget_absent()
         self.links_wake.set()
 
-    def _forget_gone(self) -> None:
-        """Keep nothing of those that are neither talked to nor connected any more."""
-        talked_to = self.roster.talked_to()
-        for name in [name for name in self.peers if name not in talked_to]:
-            if not self.peers[name].up:
-                del self.peers[name]
-                self.roster.forget(name)
+    def _forget_absent(self) -> None:
+        """Drop what is known of names that are neither wanted nor connected any more."""
+        peers, roster = self.state.peers, self.state.roster
+        talked_to = roster.talked_to()
+        for name in [name for name in peers if name not in talked_to]:
+            if not peers[name].up:
+                del peers[name]
+                roster.forget(name)
 
     # -- hellos ----------------------------------------------------------------------------
 
-    def heard(self, hello: Hello) -> None:
-        """Take note of how a member introduced itself.
+    def on_hello(self, hello: Hello) -> None:
+        """Record a member's hello.
 
         Raises:
-            RemoteProtocolError: Too many names have been heard: close the connection.
+            RemoteProtocolError: This node has hellos of too many names: close the connection.
         """
-        is_new = hello.name not in self.peers and hello.name not in self.roster.expected()
-        if is_new and len(self.peers) >= NAMES_MAX:
+        state, peers, roster = self.state, self.state.peers, self.state.roster
+        is_new = hello.name not in peers and hello.name not in roster.expected()
+        if is_new and len(peers) >= NAMES_MAX:
             raise RemoteProtocolError(f"{hello.name} is one name too many for this node")
-        state, now = self.peers.of(hello.name), self.clock.monotonic()
-        if state.hello is None or state.hello.incarnation != hello.incarnation:
-            state.hello_since_s, state.close_since_s = now, None
-            if self.core.is_leader and hello.name in self.replicator.peers:
-                self.replicator.begin_anew(hello.name, now)
-        state.hello = self.roster.hellos[hello.name] = hello
+        peer, now = peers.of(hello.name), state.clock.monotonic()
+        if peer.hello is None or peer.hello.incarnation != hello.incarnation:
+            peer.hello_since_s, peer.close_since_s = now, None
+            if state.core.is_leader and hello.name in self.replicator.peers:
+                self.replicator.reset(hello.name, now)
+        peer.hello = roster.hellos[hello.name] = hello
         self.note_agreed()
-        if not self.roster.identity.voters:
+        if not roster.identity.voters:
             self.agree_wake.set()
 
-    def heard_doubt(self, peer: str, is_doubtful: bool) -> None:
-        """Take note of what *peer* says of its own promises."""
-        # What the hello of a long-lived connection said may be over since.
-        state = self.peers.get(peer)
-        if state is not None and state.hello is not None and state.hello.doubtful != is_doubtful:
-            state.hello = replace(state.hello, doubtful=is_doubtful)
-            self.roster.hellos[peer] = state.hello
+    def set_doubtful(self, peer: str, is_doubtful: bool) -> None:
+        """Record whether *peer* is doubtful now."""
+        # The hello of a long-lived connection may be out of date.
+        known = self.state.peers.get(peer)
+        if known is not None and known.hello is not None and known.hello.doubtful != is_doubtful:
+            known.hello = replace(known.hello, doubtful=is_doubtful)
+            self.state.roster.hellos[peer] = known.hello
 
-    def speaks_for(self, hello: Hello) -> bool:
-        """Whether it is still this incarnation that speaks under its name."""
-        newest = self.roster.hellos.get(hello.name)
+    def is_newest(self, hello: Hello) -> bool:
+        """Whether no other incarnation has sent a hello under that name since."""
+        newest = self.state.roster.hellos.get(hello.name)
         return newest is not None and newest.incarnation == hello.incarnation
 
     # -- members ---------------------------------------------------------------------------
 
     def note_agreed(self) -> None:
-        """Take note of the voters agreed on at bootstrap, as soon as there are any."""
-        self.roster.note_bootstrap()
+        """Adopt the voters agreed on at bootstrap, as soon as there are any."""
+        self.state.roster.note_bootstrap()
         self.note_members()
 
     def note_members(self) -> None:
-        """Count and serve those who stand in the list, when it has changed."""
-        members = self.journal.members
+        """Count and serve the members of the list, when it has changed."""
+        state, members = self.state, self.state.journal.members
         if members.version == self._members_version:
             return
         self._members_version = members.version
-        self.core.set_voters(self.roster.other_voters)
-        for name in self.roster.talked_to():
-            self.peers.of(name)
-        if self.core.is_leader:
+        state.core.set_voters(state.roster.other_voters)
+        for name in state.roster.talked_to():
+            state.peers.of(name)
+        if state.core.is_leader:
             self.follow_members()
         self.links_wake.set()
 
     def follow_members(self) -> None:
-        """Leader: send to the members, and to those who leave what they may have."""
-        self.roster.note_leaving()
-        self.replicator.follow(self.roster.followers(), self.clock.monotonic())
+        """Leader: send to the members, and to removed ones what they may have."""
+        roster = self.state.roster
+        roster.note_leaving()
+        self.replicator.follow(roster.followers(), self.state.clock.monotonic())
         self.hold_back()
 
     def hold_back(self) -> None:
         """Leader: send no member the entry that removes it before that is committed.
 
-        With that entry its log would be newer than those of members who have not got it: it would
-        vote for none of them, and may not stand itself (thesis, 4.2.2). Committed means here as
+        With that entry its log would be newer than those of members that lack it: it would
+        vote for none of them, and may not campaign itself (thesis, 4.2.2). Committed means here as
         well: a single voter's library counts an entry before it is on the disk.
         """
-        for name, index in self.roster.leaving.items():
-            is_committed = index <= self.core.commit_index
+        for name, index in self.state.roster.leaving.items():
+            is_committed = index <= self.state.core.commit_index
             self.replicator.hold_back(name, None if is_committed else index)
 
     def forget_leaving(self, name: str) -> None:
-        """Leader: *name* knows that it was removed, or does not answer: send it nothing more."""
-        self.roster.leaving.pop(name, None)
+        """Leader: send *name*, a removed member, nothing more."""
+        self.state.roster.leaving.pop(name, None)
         self._members_version = -1
         self.note_members()
 
     def invite(self, name: str, address: tuple[str, int]) -> None:
         """Connect to *name* at *address*, a member or not, until `uninvite`."""
-        self.roster.invited[name] = address
+        self.state.roster.invited[name] = address
         self._members_version = -1
         self.note_members()
 
     def uninvite(self, name: str) -> None:
-        """Talk to *name* only if it is a member or connected."""
-        if self.roster.invited.pop(name, None) is not None:
+        """Connect to *name* only if it is a member or has connected itself."""
+        if self.state.roster.invited.pop(name, None) is not None:
             self._members_version = -1
             self.note_members()
-            self._forget_gone()
+            self._forget_absent()
 
-    # -- looking ---------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return what ``dledger raft status`` shows of the others."""
-        now = self.clock.monotonic()
-        return {name: self._row(self.peers[name], now) for name in self.roster.talked_to()}
+        """Return the part of ``dledger raft status`` about the other members."""
+        now = self.state.clock.monotonic()
+        peers = self.state.peers
+        return {name: self._row(peers[name], now) for name in self.state.roster.talked_to()}
 
     def _row(self, peer: PeerState, now: float) -> dict[str, Any]:
-        progress = self.replicator.peers.get(peer.name) if self.core.is_leader else None
+        is_leader = self.state.core.is_leader
+        progress = self.replicator.peers.get(peer.name) if is_leader else None
         return {
             "connected": peer.is_connected,
-            "voter": self.roster.is_voter(peer.name),
+            "voter": self.state.roster.is_voter(peer.name),
             "incarnation": peer.hello.incarnation if peer.hello else None,
             "client_address": peer.hello.client_address if peer.hello else None,
             "match_index": progress.match_index if progress else None,

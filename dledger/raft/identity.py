@@ -1,48 +1,56 @@
-"""Who a member is, and which members may vote.
+"""Who a member is, which members found the group, and how peers prove that they belong to it.
 
 A member is its name *and* its incarnation, a random number made with an empty data folder. A
-folder that was lost and made anew has another incarnation: it forgot votes and entries it had
-promised, so it must not vote under the old name (consensus: 7 of 60 seeds lost acknowledged
-entries otherwise).
+folder that is lost and made again has another incarnation: it has lost its votes and acknowledged
+entries, so it must not vote under the old name (consensus: 7 of 60 seeds lost acknowledged entries
+otherwise).
 
-The voters are agreed on once, at bootstrap: when a member has heard from *all* configured peers
-and every one of them is empty too, it writes down everybody's incarnation. A member that comes
-late takes over what the others have agreed on. Before that nobody votes.
+The voters are agreed on once, at bootstrap: when a member has a hello from *all* configured peers
+and every one of them is empty too, it writes down all incarnations. A member that starts later
+adopts what the others have agreed on. Before that no member votes.
+
+With a group secret, both sides put a random number, used once, into their hello. The acceptor
+proves itself with its answer, the dialler with the frame after it. A proof is HMAC-SHA256 over the
+side, both hellos as they travelled, and the connection's epoch; so it fits no other connection, no
+other member and no other direction. Later frames are not protected: TLS keeps out a process that
+can write into a connection between two members.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 import cbor2
 
-from commitlog.errors import CorruptStoreError, ForeignStoreError, RemoteProtocolError
+from commitlog.errors import ConfigError, CorruptStoreError, ForeignStoreError, RemoteProtocolError
 from commitlog.seams import Disk
-from dledger.raft.bounds import (
+from dledger.raft.membership import MEMBERS_MAX
+from dledger.raft.wire import (
     INDEX_MAX,
     NUMBER_MAX,
+    PROTOCOL_VERSION,
     TERM_MAX,
     is_incarnation,
     is_name,
     parse_address,
 )
-from dledger.raft.membership import MEMBERS_MAX
-from dledger.raft.wire import PROTOCOL_VERSION
 from remoting.seams import Rng
 
 FORMAT_VERSION = 1
 
 REFUSED: Final = "refused"
-"""All that stands in the answer to one that this member does not know, beside the version."""
+"""The only field, beside the version, of the answer to a dialler that this member does not know."""
 
 Vouched = tuple[str, str]
 """Name and incarnation of a member."""
 
 _SHOWN_CHARACTERS = 64
-"""So much of what somebody unknown calls itself is shown."""
+"""How much of the name of an unknown peer is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +62,9 @@ class Hello:
     name: str
     incarnation: str
     voters: Mapping[str, str]
-    """Names and incarnations agreed on; empty while there was no bootstrap."""
+    """Names and incarnations agreed on; empty before bootstrap."""
     doubtful: bool
-    """Stopped uncleanly with an async flush: promises may be lost."""
+    """Stopped uncleanly with an async flush: votes or acknowledgements may be lost."""
     client_address: str
     """Where this member's broker listens for clients, ``host:port``."""
     channel: str
@@ -64,16 +72,16 @@ class Hello:
     peer: str = ""
     """Where this member listens for its peers, ``host:port``."""
     last: tuple[int, int] | None = None
-    """Term and index of the newest entry it may promise; None from versions that do not say."""
+    """Term and index of its newest entry; None from versions that do not send it."""
 
     members: tuple[Vouched, ...] = ()
-    """Who belongs to the group, as the one that answers knows it; said to members alone."""
+    """The members of the group, as the acceptor knows them; sent to members alone."""
     members_index: int = 0
-    """Index of the entry that this list stands in; 0: in none."""
+    """Index of the entry with this list; 0: in none."""
 
     def encode(self) -> dict[str, Any]:
         """Return the CBOR map that travels."""
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "v": PROTOCOL_VERSION,
             "cluster": self.cluster,
             "group": self.group,
@@ -88,8 +96,8 @@ class Hello:
         }
         if self.members:
             rows = [list(member) for member in self.members]
-            said["members"] = [self.members_index, rows]
-        return said
+            fields["members"] = [self.members_index, rows]
+        return fields
 
     @property
     def key(self) -> tuple[str, str]:
@@ -98,7 +106,7 @@ class Hello:
 
     @property
     def peer_address(self) -> tuple[str, int] | None:
-        """`peer` in two parts; None when it is not said."""
+        """`peer` in two parts; None when it is not known."""
         return parse_address(self.peer)
 
     @classmethod
@@ -152,7 +160,7 @@ class Hello:
 
 
 def check_version(fields: Mapping[Any, Any]) -> None:
-    """Let a hello pass that this version can read.
+    """Check that this version can read a hello.
 
     Raises:
         RemoteProtocolError: It is of a newer version, or of none.
@@ -192,13 +200,13 @@ def _is_vouched(row: object) -> bool:
 
 
 def check_owner(disk: Disk, path: str, *, cluster: str, group: str, name: str) -> None:
-    """Let a data folder pass that is this member's or empty; nothing is written.
+    """Check that a data folder is this member's or empty; nothing is written.
 
-    To be asked before anything in the folder is touched.
+    To be called before anything in the folder is changed.
 
     Raises:
         ForeignStoreError: The folder belongs to another cluster, group or member.
-        CorruptStoreError: The file that says so cannot be read.
+        CorruptStoreError: The identity file cannot be read.
     """
     _read(disk, path, (cluster, group, name))
 
@@ -283,7 +291,7 @@ class Identity:
     def refound(disk: Disk, path: str, incarnation: str) -> None:
         """Make the member of this file the only founder of its group, under a new incarnation.
 
-        Those that were founded with it before are strangers from now on.
+        Its founders of before are strangers from now on.
         """
         cluster, group, name = owner_of(disk, path)
         record = {
@@ -311,33 +319,119 @@ class Identity:
         return hashlib.sha256(cbor2.dumps(founders, canonical=True)).hexdigest()[:32]
 
     def is_of_another_group(self, voters: Mapping[str, str]) -> bool:
-        """Whether one who was founded with *voters* has nothing to do with this member.
+        """Whether a member with the founders *voters* is of another group than this one.
 
-        So it is after this group or that one went on with one replica alone, and with groups that
-        merely have the same name. Founders are few and stay what they are, so one in common is
-        enough; nobody can tell of one that has none yet.
+        So it is after this group or that one continued with one replica alone, and with groups that
+        merely have the same name. Founders are few and never change, so one in common is
+        enough; of a member without founders it is not known.
         """
         return bool(voters and self.voters) and not (voters.items() & self.voters.items())
 
-    def agree(self, configured: Collection[str], heard: Mapping[str, Hello]) -> bool:
+    def agree(self, configured: Collection[str], hellos: Mapping[str, Hello]) -> bool:
         """Settle the voters if that is possible now. Blocking: writes a small file.
 
         Args:
             configured: Names of all other members, from the configuration.
-            heard: The newest hello of each member heard of.
+            hellos: The newest hello of each member, by name.
         Returns:
             Whether the voters became known by this call.
         """
         if self.voters:
             return False
-        founders = (heard[name].voters for name in configured if name in heard)
+        founders = (hellos[name].voters for name in configured if name in hellos)
         known = next((voters for voters in founders if voters), None)
         if known is not None:
             self.voters = dict(known)
-        elif all(name in heard for name in configured):
-            self.voters = {name: heard[name].incarnation for name in configured}
+        elif all(name in hellos for name in configured):
+            self.voters = {name: hellos[name].incarnation for name in configured}
             self.voters[self.name] = self.incarnation
         else:
             return False
         self._write()
         return True
+
+
+SECRET_BYTES_MIN: Final = 16
+"""A shorter secret can be guessed from one proof."""
+
+NONCE_BYTES: Final = 16
+
+NONCE: Final = "nonce"
+PROOF: Final = "proof"
+
+_UNPROVED: Final = "does not prove that it knows the secret of the group (raft.secret_file)"
+
+
+class Side(StrEnum):
+    """The side that proves itself."""
+
+    DIALLER = "dialler"
+    ACCEPTOR = "acceptor"
+
+
+class GroupSecret:
+    """The secret of a group. Neither repr nor errors show it."""
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        """Take a secret.
+
+        Raises:
+            ConfigError: It is too short.
+        """
+        if len(secret) < SECRET_BYTES_MIN:
+            raise ConfigError(
+                f"the secret of the group has {len(secret)} bytes, at least {SECRET_BYTES_MIN}"
+            )
+        self._secret = secret
+
+    def proof(
+        self, side: Side, dialler: Mapping[str, Any], acceptor: Mapping[str, Any], epoch: int
+    ) -> bytes:
+        """Return the proof of *side*.
+
+        Args:
+            dialler, acceptor: The two hellos with their nonces, without a proof.
+        """
+        proven = cbor2.dumps([str(side), dict(dialler), dict(acceptor), epoch], canonical=True)
+        return hmac.digest(self._secret, proven, hashlib.sha256)
+
+    def membership_proof(self, group_identity: str) -> str:
+        """Return a proof of membership for NameServers: 64 hexadecimal digits.
+
+        The same for every member. It does not open the peer port to a NameServer:
+        proofs between members are about two hellos with numbers used once.
+        """
+        proven = cbor2.dumps(["registration", group_identity], canonical=True)
+        return hmac.digest(self._secret, proven, hashlib.sha256).hex()
+
+    def check(
+        self,
+        proof: object,
+        side: Side,
+        dialler: Mapping[str, Any],
+        acceptor: Mapping[str, Any],
+        epoch: int,
+        *,
+        who: str,
+    ) -> None:
+        """Check a proof, in constant time.
+
+        Raises:
+            RemoteProtocolError: It is wrong.
+        """
+        expected = self.proof(side, dialler, acceptor, epoch)
+        if not isinstance(proof, bytes) or not hmac.compare_digest(proof, expected):
+            raise RemoteProtocolError(f"{who} {_UNPROVED}")
+
+
+def check_nonce(hello: Mapping[str, Any], who: str) -> None:
+    """Check that a hello has the nonce of a proof.
+
+    Raises:
+        RemoteProtocolError: Its sender has no secret.
+    """
+    nonce = hello.get(NONCE)
+    if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
+        raise RemoteProtocolError(f"{who} {_UNPROVED}")

@@ -1,16 +1,19 @@
-"""The library's Journal over the CommitLog: the only place where a log entry is sealed.
+"""The library's Journal over the CommitLog, with term and vote: the only place that seals an entry.
 
 The library sees a list whose item 0 is the *anchor* (the position just below the first kept
 entry) and whose item *n* is the entry at index ``anchor + n``. Entries are handed over as
 (payload, index, term) tuples whose payload is a placeholder: the bytes stay in the segments.
+
+Term and vote are one small CRC'd record, durable before anything that depends on it is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex, overload
+from typing import Final, SupportsIndex, overload
 
+import cbor2
 from pysyncobj.journal import Journal
 from typing_extensions import Buffer
 
@@ -27,10 +30,11 @@ from commitlog.entry import (
     seal_no_op,
 )
 from commitlog.entry_log import EntryLog
-from commitlog.errors import InvariantBroken
+from commitlog.errors import CorruptStoreError, InvariantBroken
+from commitlog.slot_file import SlotFile
 from dledger.raft.guards import Guards
 from dledger.raft.membership import Members, MembersLog
-from dledger.raft.term_vote import TermVote
+from dledger.raft.wire import NUMBER_MAX, TERM_MAX, is_name
 
 Item = tuple[bytes, int, int]
 
@@ -78,8 +82,8 @@ def members_in(
     """Return the list in force at the end of *log*, and those it may fall back to.
 
     Args:
-        after: Entries up to here are committed and *members* tells what they brought; the others
-            are looked through, header by header.
+        after: Entries up to here are committed and *members* is their newest list; the others
+            are searched, header by header.
         index, members: The newest list up to *after*; None when there is none.
     Raises:
         CorruptEntryError: An entry that should hold a list does not.
@@ -87,7 +91,7 @@ def members_in(
     found = MembersLog(index, members)
     for at in range(max(after + 1, log.first_index), log.last_index + 1):
         if at in log.damaged:
-            continue  # looked at again when it was repaired
+            continue  # read again once it is repaired
         frame = log.frame(at)
         header = parse_header(frame)
         if header.kind == KIND_CONFIG:
@@ -164,7 +168,7 @@ class CommitLogJournal(Journal):
         self._last: Item = self.item(log.last_index)
         self.on_seal: Callable[[EntryHeader], None] | None = None
 
-    # -- what the rest of dledger.raft asks ------------------------------------------------
+    # -- what the rest of dledger.raft reads -----------------------------------------------
 
     @property
     def anchor_index(self) -> int:
@@ -183,7 +187,7 @@ class CommitLogJournal(Journal):
 
     @property
     def stable_index(self) -> int:
-        """Newest index this node may promise: durable, or merely written with an async flush."""
+        """Newest index this node may acknowledge: durable, or written with an async flush."""
         if self._sync_flush and self._guards.durable_before_promise:
             return self.log.durable_index
         return self.last_index
@@ -195,7 +199,7 @@ class CommitLogJournal(Journal):
 
     @property
     def commit_index(self) -> int:
-        """What the library last told us is committed."""
+        """What the library last reported as committed."""
         return self._commit_index
 
     def term_at(self, index: int) -> int:
@@ -228,10 +232,10 @@ class CommitLogJournal(Journal):
                 high = middle
         return low
 
-    def begin_anew(self, log: EntryLog) -> None:
-        """Go on with *log*, which holds nothing of what the old one held.
+    def replace_log(self, log: EntryLog) -> None:
+        """Continue on *log*, which holds nothing of what the old one held.
 
-        What the old one knew to be committed is void with it: only what the anchor stands for is.
+        What was committed in the old one is void: only what the anchor stands for is committed.
         """
         self.log = log
         self.anchor_moved()
@@ -239,7 +243,7 @@ class CommitLogJournal(Journal):
         self._commit_index = self.anchor_index
 
     def anchor_moved(self) -> None:
-        """Take note that the log begins elsewhere."""
+        """Read the anchor again: the log begins elsewhere now."""
         before = self.log.first_index - 1
         self._anchor = (b"", before, self.log.term_at(before))
 
@@ -347,7 +351,7 @@ class CommitLogJournal(Journal):
         raise InvariantBroken("the library tried to clear the log")
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
-        """Take note of the library's commit index."""
+        """Record the library's commit index."""
         self._commit_index = raftCommitIndex
         self.members.committed(raftCommitIndex)
 
@@ -356,7 +360,7 @@ class CommitLogJournal(Journal):
         return self._commit_index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
-        """Take note of term and vote; durable once `TermVote` was flushed."""
+        """Record term and vote; durable once `TermVote` was flushed."""
         self.term_vote.set(term, votedForNodeId)
 
     def getCurrentTerm(self) -> int:  # noqa: N802 - the library's name
@@ -378,3 +382,91 @@ def _members_of(frame: Frame) -> Members | None:
     if frame.header.kind != KIND_CONFIG:
         return None
     return Members.decode(config_body(frame.data, frame.header))
+
+
+COPIES: Final = 2
+"""Both slots hold the record before it counts: with one of them damaged, the other would otherwise
+have the vote before, and a bad sector could not be told from a write that a crash has torn."""
+
+
+def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
+    """Return term and vote from their record.
+
+    Raises:
+        CorruptStoreError: It cannot be read, or holds a term or vote that no member comes to.
+    """
+    try:
+        record = cbor2.loads(payload)
+    except (cbor2.CBORDecodeError, ValueError) as error:
+        raise CorruptStoreError("the term and vote record cannot be read") from error
+    if not (isinstance(record, list) and len(record) == 2):
+        raise CorruptStoreError("the term and vote record is not what this version writes")
+    term, voted_for = record
+    if type(term) is not int or not 0 <= term <= TERM_MAX:
+        shown = term if type(term) is int and 0 <= term <= NUMBER_MAX else "beyond all numbers"
+        raise CorruptStoreError(
+            f"the stored term, {shown}, is none that a group comes to: somebody made it up."
+            " Repair it with: dledger raft repair-term DIR"
+        )
+    if voted_for is not None and not is_name(voted_for):
+        raise CorruptStoreError(
+            "the stored vote is for nobody who can be a member. Repair it with:"
+            " dledger raft repair-term DIR"
+        )
+    return term, voted_for
+
+
+class TermVote:
+    """The newest term seen and the vote given in it.
+
+    `set` changes memory only and raises `version`; `snapshot` and `write` make it durable.
+    Messages that rest on a vote wait until ``durable_version`` has reached the version that was
+    current when they were made.
+    """
+
+    def __init__(self, slots: SlotFile) -> None:
+        """Load the last durable record.
+
+        Raises:
+            CorruptStoreError: Both slots are damaged: a vote may be forgotten, so the node must
+                not take part. Or no member comes to the term or the vote.
+        """
+        self._slots = slots
+        self.term = 0
+        self.voted_for: str | None = None
+        self.version = 0
+        self.durable_version = 0
+        payload = slots.load()
+        if payload is not None:
+            self.term, self.voted_for = parse_term_vote(payload)
+            if not slots.is_doubled:
+                # A crash came between the copies, or one is damaged: written again before use.
+                self.version = 1
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the newest version is on disk."""
+        return self.durable_version == self.version
+
+    def set(self, term: int, voted_for: str | None) -> None:
+        """Change term and vote in memory."""
+        if (term, voted_for) != (self.term, self.voted_for):
+            self.term, self.voted_for = term, voted_for
+            self.version += 1
+
+    def snapshot(self) -> tuple[int, bytes]:
+        """Return the newest version and the record that `write` makes durable."""
+        return self.version, cbor2.dumps([self.term, self.voted_for])
+
+    def write(self, record: bytes) -> None:
+        """Write and flush a record. Blocking, safe in a worker thread, one caller at a time.
+
+        Raises:
+            FlushFailedError: Nothing that rests on it may be sent; the node stops.
+        """
+        for _ in range(COPIES):
+            self._slots.store(record)
+
+    def mark_durable(self, version: int) -> None:
+        """Record that *version* is on disk."""
+        self.durable_version = max(self.durable_version, version)

@@ -1,18 +1,22 @@
-"""Connections between members: thin tasks that carry a node's frames.
+"""Connections between members: tasks that carry a node's frames.
 
 Every member dials every other twice: a *data* connection for appends and their answers, and a
-*control* connection for heartbeats and votes, which so never queue behind data. A connection
-carries frames one way, from the one that dialled; the other side sends its hello back and then
-only holds it open. A broken connection is noticed at once, which is how a killed leader is
-missed long before its timeout.
+*control* connection for heartbeats and votes, which therefore never queue behind data. A connection
+carries frames one way, from the dialler; the acceptor sends its hello back and then only holds the
+connection open. A broken connection is noticed at once, so that a killed leader is missed long
+before its timeout.
 
-What ends with a connection, and what ends the node: see `Links._closing`.
+A member may send 32 MiB in one frame. Every member could send that much of a frame that never ends;
+one `FrameRoom` limits the sum over all connections.
+
+What ends a connection, and what ends the node: see `Links._closing`.
 """
 
 from __future__ import annotations
 
+import errno
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,40 +24,65 @@ import structlog
 import trio
 
 from commitlog.errors import InvariantBroken, RemoteProtocolError, StoreError
-from dledger.raft.frame_memory import FrameMemory, peer_frame_room
 from dledger.raft.identity import Hello
 from dledger.raft.introduction import CHANNELS, RECEIVE_BYTES, Caller, Introduction, frame_of
-from dledger.raft.link_faults import local_fault
-from dledger.raft.node import RaftNode
-from dledger.raft.refusals import ContradictionError, NotAMemberError, Refusals
-from dledger.raft.wire import FRAME_BYTES_MAX, HELLO_BYTES_MAX, PeerFrame, PeerFrameDecoder
-from remoting.frame_room import FrameRoom
+from dledger.raft.member import RaftNode
+from dledger.raft.peers import ContradictionError, NotAMemberError, Refusals
+from dledger.raft.wire import (
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
+    PREFIX_BYTES,
+    PeerFrame,
+    PeerFrameDecoder,
+)
+from remoting.frame_room import FREE_FRAME_BYTES, FrameRoom, FrameTicket
 from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
 
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 2.0
-"""A peer that does not answer a connection attempt for so long is tried again."""
+"""How long a peer has to answer a connection attempt, before the next one."""
 
 REDIAL_S: Final = 0.1
 """Pause between connection attempts; up to twice as long by chance, so that they spread."""
 
 STRANGERS_MAX: Final = 64
-"""Connections that have not introduced themselves. The oldest gives way to a new one, so that a
-member gets in beside any number of others; each holds at most a hello, 4 MiB in all. Of those that
-have, there is one of each kind from each member."""
+"""Connections without a hello. A new one closes the oldest, so that a member can connect beside any
+number of others; each holds at most a hello, 4 MiB in all. With a hello there is one connection of
+each kind from each member."""
 
 LISTEN_AGAIN_S: Final = 1.0
-"""Pause between attempts to bind the peer port of a member that has served without one."""
+"""Pause between attempts to bind the peer port of a member that served without one."""
 
-ASK_AGAIN_S: Final = 2.0
-"""How often members are asked again who belongs to the group, when an unknown one calls."""
+REFRESH_S: Final = 2.0
+"""How often members are called again for their lists, when an unknown member calls."""
 
-_GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
-"""The other side is gone. An error of our own disk never comes as OSError: see `Failure`."""
+LOCAL: Final = frozenset(
+    {
+        errno.EACCES,  # a firewall of this machine
+        errno.EADDRINUSE,
+        errno.EADDRNOTAVAIL,  # no port left to call from, or no such address here
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.EPERM,
+    }
+)
+"""Numbers of errors that this machine causes. An operator must learn of them; that a peer closed a
+connection is ordinary."""
+
+UNFINISHED_BYTES: Final = 48 << 20
+"""Unfinished frames of all peers: one of the largest, and an ordinary append of every other member.
+A member gets large frames from one other at a time: its leader, or the member that repairs it."""
+
+_CLOSED = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+"""The other side closed the connection. An error of our own disk never arrives as OSError: see
+`Failure`."""
 
 _STOPS = (StoreError, InvariantBroken)
-"""What a node cannot go on with: all other errors are a connection's."""
+"""Errors that end the node; all others end a connection."""
 
 
 class Links:
@@ -87,11 +116,11 @@ class Links:
         # One of each kind from each peer: a new one ends the old, which may have died unnoticed.
         self._inbound: dict[tuple[str, str], trio.CancelScope] = {}
         self._dialling: dict[str, trio.CancelScope] = {}
-        self._talking: dict[tuple[str, str], trio.CancelScope] = {}
+        self._outbound: dict[tuple[str, str], trio.CancelScope] = {}
         self._unproved: dict[trio.CancelScope, None] = {}
         self._introduction = Introduction(node, clock=clock, rng=rng)
         self._refusals = Refusals()
-        self._asked_at_s = -ASK_AGAIN_S
+        self._refreshed_at_s = -REFRESH_S
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, flush and keep time until cancelled; started when the port is bound.
@@ -110,7 +139,7 @@ class Links:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.flusher.flush_loop, self._executor)
             nursery.start_soon(node.flusher.vote_loop, self._executor)
-            nursery.start_soon(self._beat_loop)
+            nursery.start_soon(self._heartbeat_loop)
             nursery.start_soon(self._election_loop)
             nursery.start_soon(self._agree_loop)
             task_status.started()
@@ -123,7 +152,7 @@ class Links:
                     await node.contacts.links_wake.wait()
                     wanted = node.roster.talked_to()
                     if wanted and not listens:
-                        # A single member gets company.
+                        # A single member gets a second one.
                         listens = True
                         nursery.start_soon(self._listen_late, host, port, nursery)
                     self._dial(wanted, nursery)
@@ -148,23 +177,23 @@ class Links:
 
     # -- time ------------------------------------------------------------------------------
 
-    async def _beat_loop(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         node = self._node
         while True:
             while not node.is_leader:
-                await node.contacts.reign_wake.wait()
+                await node.contacts.leader_wake.wait()
             await self._clock.sleep(node.settings.heartbeat_interval_s)
-            node.beat()
+            node.leader.send_heartbeats()
             node.settle()
 
     async def _election_loop(self) -> None:
         node = self._node
         while True:
-            due_in = node.election_due_in()
+            due_in = node.candidate.due_in()
             if due_in > 0:
                 await node.contacts.timer_wake.wait_or(self._clock, due_in)
             else:
-                node.stand()
+                node.begin_election()
                 await trio.lowlevel.checkpoint()
 
     async def _agree_loop(self) -> None:
@@ -172,11 +201,11 @@ class Links:
         node.contacts.agree_wake.set()
         while not node.identity.voters:
             await node.contacts.agree_wake.wait()
-            heard = {name: peer.hello for name, peer in node.peers.items() if peer.hello}
-            agree = partial(node.identity.agree, node.settings.others, heard)
+            hellos = {name: peer.hello for name, peer in node.peers.items() if peer.hello}
+            agree = partial(node.identity.agree, node.settings.others, hellos)
             agreed = await self._executor.run(agree, kind="agree")
             if agreed:
-                node.note_agreed()
+                node.contacts.note_agreed()
                 log.info("voters_agreed", voters=sorted(node.identity.voters))
                 node.timer.lost_leader(self._clock.monotonic())
                 node.contacts.timer_wake.set()
@@ -184,9 +213,9 @@ class Links:
     # -- inbound ---------------------------------------------------------------------------
 
     async def _listen_late(self, host: str, port: int, nursery: trio.Nursery) -> None:
-        """Bind the peer port of a member that serves already: that it cannot be bound ends nothing.
+        """Bind the peer port of a member that serves already; a failure ends nothing.
 
-        Somebody else may have the port, or the process no descriptor, when a member is added.
+        Another process may have the port, or this one no descriptor, when a member is added.
         """
         tls = self._node.settings.listen_tls
         while True:
@@ -194,7 +223,7 @@ class Links:
                 listener = await self._network.listen(host, port, tls=tls)
                 break
             except OSError as error:
-                self._say_broken((host, port), str(error))
+                self._log_broken((host, port), str(error))
                 await self._clock.sleep(LISTEN_AGAIN_S)
         try:
             await self._accept_loop(listener, nursery)
@@ -208,27 +237,26 @@ class Links:
             nursery.start_soon(self._closing, stream, self._serve)
 
     async def _closing(self, stream: Stream, work: Callable[[Stream], Awaitable[None]]) -> bool:
-        """Do *work*, close the stream whatever happens, and tell whether the other side fitted.
+        """Do *work*, close the stream in any case, and return whether no frame was refused.
 
-        The one place where it is decided what an error on a connection ends. What the other side
-        sent, or that it is gone, ends the connection; so does any error that nobody thought of,
-        for it came with what was received. A disk that fails and a log that contradicts itself
-        end the node.
+        The one place that decides what an error on a connection ends. A bad frame or a closed
+        connection ends the connection; so does any unexpected error, for a received frame caused
+        it. A disk that fails and a log that contradicts itself end the node.
         """
         try:
             await work(stream)
         except RemoteProtocolError as error:
             self._refuse(stream.peer_address, error)
             return False
-        except _GONE as error:
-            # The caller's loop dials again; the other side's loss is its own affair.
+        except _CLOSED as error:
+            # The dial loop dials again.
             if (reason := _tls_failure(error)) is not None:
-                self._say_refused(stream.peer_address, reason)
+                self._log_refused(stream.peer_address, reason)
             self._note_broken(stream.peer_address, error)
         except Exception as error:
             if _is_fatal(error):
                 raise
-            self._say_failed(stream.peer_address, error)
+            self._log_failed(stream.peer_address, error)
             return False
         finally:
             with trio.CancelScope(shield=True):
@@ -241,80 +269,80 @@ class Links:
             if self._refusals.note(str(error), self._clock.monotonic()) is not None:
                 log.error("peer_contradicts", peer_address=address, error=str(error))
             return
-        self._say_refused(address, str(error))
+        self._log_refused(address, str(error))
         if isinstance(error, NotAMemberError):
-            self._ask_again()
+            self._refresh_lists()
 
-    def _say_refused(self, address: tuple[str, int], reason: str) -> None:
+    def _log_refused(self, address: tuple[str, int], reason: str) -> None:
         times = self._refusals.note(reason, self._clock.monotonic())
         if times is not None:
             log.warning("peer_refused", peer_address=address, error=reason, times=times)
 
     def _note_broken(self, address: tuple[str, int], error: BaseException) -> None:
-        """Say so if a connection ended because of this machine."""
+        """Log a connection that ended because of this machine."""
         if (fault := local_fault(error)) is not None:
-            self._say_broken(address, fault)
+            self._log_broken(address, fault)
 
-    def _say_broken(self, address: tuple[str, int], reason: str) -> None:
+    def _log_broken(self, address: tuple[str, int], reason: str) -> None:
         times = self._refusals.note(f"broken: {reason}", self._clock.monotonic())
         if times is not None:
             log.warning("peer_link_broken", peer_address=address, error=reason, times=times)
 
-    def _say_failed(self, address: tuple[str, int], error: Exception) -> None:
+    def _log_failed(self, address: tuple[str, int], error: Exception) -> None:
         what = type(error).__name__
         times = self._refusals.note(f"failed: {what}", self._clock.monotonic())
         if times is not None:
             log.error("peer_link_failed", peer_address=address, times=times, exc_info=error)
 
-    def _ask_again(self) -> None:
-        """Call the members anew who have not said lately who belongs to the group.
+    def _refresh_lists(self) -> None:
+        """Call the members again for their lists, if that was not done lately.
 
-        An unknown one called. If this member misses a leader, it may be one that its own list does
-        not name yet; the others may answer for it.
+        An unknown member called. If this member has no leader, it may be one that its own list does
+        not name yet; the others may vouch for it.
         """
         node, now = self._node, self._clock.monotonic()
         if (
             node.is_leader
             or not node.roster.log.index
             or node.timer.hears_leader(now)
-            or now - self._asked_at_s < ASK_AGAIN_S
+            or now - self._refreshed_at_s < REFRESH_S
         ):
             return
-        self._asked_at_s = now
-        for (_, channel), scope in self._talking.items():
+        self._refreshed_at_s = now
+        for (_, channel), scope in self._outbound.items():
             if channel == "data":
                 scope.cancel()
 
     async def _serve(self, stream: Stream) -> None:
         decoder = PeerFrameDecoder(HELLO_BYTES_MAX)
-        caller = await self._introduced(stream, decoder)
+        caller = await self._accept_hello(stream, decoder)
         decoder.frame_bytes_max = FRAME_BYTES_MAX
         node, hello = self._node, caller.hello
         peer, key = hello.name, (hello.name, hello.channel)
-        node.heard(hello)
+        node.contacts.on_hello(hello)
         scope = trio.CancelScope()
         if (older := self._inbound.get(key)) is not None:
             older.cancel()
         self._inbound[key] = scope
-        node.contacts.guest(peer, 1)
+        node.contacts.count_guest(peer, 1)
         memory = FrameMemory(self.frames, stream.peer_address[0], scope.cancel, clock=self._clock)
         try:
             with scope:
                 sequence = self._deliver(hello, caller.epoch, 0, caller.rest)
-                await memory.note(decoder, 0, 0)
+                await memory.update(decoder, 0, 0)
                 while data := await stream.receive_some(RECEIVE_BYTES):
                     frames = decoder.feed(memoryview(data))
                     sequence = self._deliver(hello, caller.epoch, sequence, frames)
-                    await memory.note(decoder, len(memoryview(data)), len(frames))
+                    await memory.update(decoder, len(memoryview(data)), len(frames))
             memory.check()
         finally:
-            memory.leave()
-            node.contacts.guest(peer, -1)
+            memory.release()
+            node.contacts.count_guest(peer, -1)
             if self._inbound.get(key) is scope:
                 del self._inbound[key]
                 node.contacts.maybe_lost_leader(peer)
 
-    async def _introduced(self, stream: Stream, decoder: PeerFrameDecoder) -> Caller:
+    async def _accept_hello(self, stream: Stream, decoder: PeerFrameDecoder) -> Caller:
         while len(self._unproved) >= STRANGERS_MAX:
             oldest = next(iter(self._unproved))
             del self._unproved[oldest]
@@ -326,14 +354,14 @@ class Links:
                 return await self._introduction.accept(stream, decoder)
         finally:
             self._unproved.pop(scope, None)
-        raise RemoteProtocolError("one connection too many that does not say whose it is")
+        raise RemoteProtocolError("too many connections without a hello")
 
     def _deliver(self, hello: Hello, epoch: int, sequence: int, frames: list[PeerFrame]) -> int:
         if not frames:
             return sequence
         peer = hello.name
-        if not self._node.contacts.speaks_for(hello):
-            # What the one before it on this name still says must not count as the new one's word.
+        if not self._node.contacts.is_newest(hello):
+            # Late frames of the incarnation before must not count as the new one's.
             raise RemoteProtocolError(f"{peer} has another incarnation now")
         checked = self._node.guards.envelope
         is_news = False
@@ -369,33 +397,33 @@ class Links:
                 except OSError as error:
                     turn += 1
                     if isinstance(error.__cause__, trio.BrokenResourceError):
-                        self._say_refused((host, port), str(error))
+                        self._log_refused((host, port), str(error))
                     self._note_broken((host, port), error)
                 except (ValueError, OverflowError) as error:
-                    # An address that cannot even be looked up: a name that is none, no port.
+                    # An address that no resolver can look up.
                     turn += 1
-                    self._say_failed((host, port), error)
+                    self._log_failed((host, port), error)
             if stream is not None and not await self._closing(
-                stream, lambda stream: self._converse(stream, peer, channel)
+                stream, lambda stream: self._send(stream, peer, channel)
             ):
                 turn += 1
             await self._clock.sleep(REDIAL_S * (1.0 + self._rng.random()))
 
-    async def _converse(self, stream: Stream, peer: str, channel: str) -> None:
+    async def _send(self, stream: Stream, peer: str, channel: str) -> None:
         hello, epoch = await self._introduction.call(stream, peer, channel)
         self._node.link_up(peer, channel, hello)
         try:
             async with trio.open_nursery() as nursery:
-                self._talking[peer, channel] = nursery.cancel_scope
+                self._outbound[peer, channel] = nursery.cancel_scope
                 nursery.start_soon(self._until_closed, stream, nursery.cancel_scope)
                 send = self._send_control if channel == "control" else self._send_data
                 try:
                     await send(stream, peer, epoch)
-                except _GONE as error:
+                except _CLOSED as error:
                     self._note_broken(stream.peer_address, error)
                     nursery.cancel_scope.cancel()
         finally:
-            self._talking.pop((peer, channel), None)
+            self._outbound.pop((peer, channel), None)
             self._node.link_down(peer, channel)
 
     async def _until_closed(self, stream: Stream, scope: trio.CancelScope) -> None:
@@ -403,7 +431,7 @@ class Links:
             while await stream.receive_some(RECEIVE_BYTES):
                 log.warning("peer_talks_back", peer_address=stream.peer_address)
                 break
-        except _GONE as error:
+        except _CLOSED as error:
             self._note_broken(stream.peer_address, error)
         scope.cancel()
 
@@ -425,7 +453,7 @@ class Links:
             while state.replies:
                 sequence, sent = sequence + 1, True
                 await stream.send_all(frame_of(state.replies.popleft(), epoch, sequence))
-            if (append := node.next_append(peer)) is not None:
+            if (append := node.next_frame(peer)) is not None:
                 sequence, sent = sequence + 1, True
                 outgoing, views = append
                 await stream.send_all(frame_of(outgoing, epoch, sequence, views))
@@ -444,7 +472,103 @@ def _tls_failure(error: BaseException) -> str | None:
 
 
 def _is_fatal(error: BaseException) -> bool:
-    """Whether a node must stop: the error, or one of those it is a group of, is such a one."""
+    """Whether a node must stop: the error, or one of the errors in a group, is fatal."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_fatal, error.exceptions))
     return isinstance(error, _STOPS)
+
+
+def local_fault(error: BaseException) -> str | None:
+    """Return what failed on this machine; None: the other side, or the way to it, failed."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno in LOCAL:
+            return str(cause)
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, the errors of a group, and what caused each of them."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for part in error.exceptions:
+                yield from _causes(part)
+        error = error.__cause__
+
+
+def peer_frame_room() -> FrameRoom:
+    """Return an empty room for the frames of peers."""
+    return FrameRoom(UNFINISHED_BYTES, FRAME_BYTES_MAX + PREFIX_BYTES)
+
+
+class FrameMemory:
+    """The memory that one connection holds of the room.
+
+    It takes room for a whole frame before it reads on in it, and is not read while there is none.
+    Small frames (votes, heartbeats) take none, so they never wait behind large ones.
+
+    Args:
+        room: Of all connections.
+        address: The host of its peer.
+        end: Ends the connection; called once when its frame gives way to another one.
+    """
+
+    def __init__(
+        self, room: FrameRoom, address: str, end: Callable[[], None], *, clock: Clock
+    ) -> None:
+        self._room = room
+        self._end = end
+        self._clock = clock
+        self._ticket = FrameTicket(address, self._give_way)
+        self._ticket.is_proven = True  # a process that is no member holds a hello at most
+        self.has_given_way = False
+
+    async def update(self, decoder: PeerFrameDecoder, size: int, whole_frames: int) -> None:
+        """Count *size* received bytes, which completed frames or not; wait while there is no room.
+
+        A checkpoint only when it waits.
+
+        Raises:
+            RemoteProtocolError: Its unfinished frame has given way to another one.
+        """
+        now_s = self._clock.monotonic()
+        if self._ticket.held_bytes:
+            if whole_frames:
+                self._room.leave(self._ticket, now_s)
+            else:
+                self._room.progress(self._ticket, size, now_s)
+        wanted = decoder.unfinished_bytes
+        if wanted > FREE_FRAME_BYTES and not self._ticket.held_bytes:
+            await self._acquire(wanted, decoder.pending_bytes, now_s)
+
+    async def _acquire(self, wanted: int, pending: int, now_s: float) -> None:
+        granted = trio.Event()
+        self._ticket.granted = granted.set
+        if self._room.take(self._ticket, wanted, pending, now_s):
+            return
+        while not granted.is_set():
+            with self._clock.time_out(self._room.look_every_s):
+                await granted.wait()
+            self._room.relieve(self._clock.monotonic())
+
+    def release(self) -> None:
+        """Give back what the connection holds; it has ended. Idempotent."""
+        self._room.leave(self._ticket, self._clock.monotonic())
+        self._ticket.give_way = self._ticket.granted = _nothing
+
+    def check(self) -> None:
+        """Distinguish a connection that gave way from one that ended for another reason.
+
+        Raises:
+            RemoteProtocolError: It has given way.
+        """
+        if self.has_given_way:
+            raise RemoteProtocolError("an unfinished frame gave way to those of other members")
+
+    def _give_way(self) -> None:
+        self.has_given_way = True
+        self._end()
+
+
+def _nothing() -> None:
+    """Stand in for the callbacks of a connection that has ended."""

@@ -1,18 +1,18 @@
-"""Who belongs to a group: the list of members, its entries in the log, and the rules of change.
+"""The members of a group: their list, its entries in the log, and the rules of change.
 
-The whole list stands in one CONFIG entry and holds as soon as that entry is in the log, committed
-or not (Raft thesis §4.1); when the entry is cut, the list before it holds again. A member is a
-name *and* an incarnation. Changes go one at a time, so that any majority before and any majority
-after have a member in common::
+The whole list stands in one CONFIG entry and is in force as soon as that entry is in the log,
+committed or not (Raft thesis §4.1); when the entry is cut, the list before it is in force again. A
+member is a name *and* an incarnation. Changes go one at a time, so that any majority before and any
+majority after have a member in common::
 
     absent ──► learner ──► voter ──► absent
 
-A folder that was lost and made anew (same name, other incarnation) walks the same way: it joins as
-a learner, and when it has caught up its forgetful predecessor is removed and it is promoted. The
-steps are decided from the list in the log and what the leader sees, so that the next leader goes on
-where the last one stopped.
+A folder that was lost and made again (same name, other incarnation) takes the same steps: it joins
+as a learner, and when it has caught up the voter it replaces is removed and it is promoted. The
+steps are decided from the list in the log and the connections of the leader, so that the next
+leader continues where the last one stopped.
 
-Pure: `dledger.raft.journal` appends, `dledger.raft.reconfiguration` decides when.
+Pure: `dledger.raft.journal` appends, `dledger.raft.leader` decides when.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing_extensions import Buffer
 
 from commitlog.errors import CorruptEntryError
 from dledger.broker_errors import ChangeRefusedError
-from dledger.raft.bounds import is_host, is_incarnation, is_name, is_port, parse_address
+from dledger.raft.wire import is_host, is_incarnation, is_name, is_port, parse_address
 
 LIST_VERSION: Final = 1
 """Version of the encoded list; a newer one stops the node rather than being guessed at."""
@@ -47,13 +47,13 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One replica: a name and one life of its data folder, and where it is found."""
+    """One replica: a name, the incarnation of its data folder, and its addresses."""
 
     name: str
     incarnation: str
     host: str = ""
     port: int = 0
-    """Address of its peer listener; empty when nobody knew it."""
+    """Address of its peer listener; empty when unknown."""
     client_address: str = ""
     standing: Standing = Standing.VOTER
 
@@ -123,7 +123,7 @@ class Members:
             for name, incarnation in voters.items()
         )
 
-    # -- looking ---------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -182,11 +182,11 @@ class Members:
         return Members.of([*(m for m in self.members if m.key != old.key), new])
 
     def check_usable(self) -> None:
-        """Let a list pass that a group can work with.
+        """Check that a group can work with this list.
 
         Raises:
-            ChangeRefusedError: Nobody has a vote, or a member has a name or an address that none
-                can have.
+            ChangeRefusedError: No member has a vote, or a member has a name or an address that
+                none can have.
         """
         if not self.voter_names:
             raise ChangeRefusedError("a group without voters; nothing was changed")
@@ -251,13 +251,13 @@ class Members:
 
 
 def check_change(before: Members, after: Members, leader: tuple[str, str]) -> None:
-    """Let one safe step pass (Raft thesis §4.1: majorities before and after overlap).
+    """Check that a change is one safe step (Raft thesis §4.1: majorities before and after overlap).
 
     Args:
         leader: Name and incarnation of the member that makes the change.
     Raises:
         ChangeRefusedError: It would remove the leader, leave no voter, change more than one vote,
-            or make a voter of one that was no learner.
+            or make a voter of a member that was no learner.
     """
     if not any(member.is_voter for member in after.members):
         raise ChangeRefusedError("a group without voters; nothing was changed")
@@ -281,12 +281,12 @@ def check_change(before: Members, after: Members, leader: tuple[str, str]) -> No
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a leader sees of one name now."""
+    """The state of one name, as the leader sees it now."""
 
     incarnation: str
-    """The one that spoke last."""
+    """The incarnation of its last hello."""
     settled: bool
-    """No other incarnation of the name has spoken for a while."""
+    """No other incarnation of the name has sent a hello for a while."""
     caught_up: bool
     """It has almost all there is, and had so for a while."""
     host: str = ""
@@ -295,7 +295,7 @@ class Sight:
 
 
 def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
-    """Return the list after the next step towards "everybody who is there and able votes".
+    """Return the list after the next step towards "every member that is connected and able votes".
 
     Args:
         seen: Every other name that is connected now.
@@ -313,7 +313,7 @@ def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
                 return members.promoted(learner) if voter is None else members.without(voter)
         elif voter is not None and voter.incarnation == sight.incarnation:
             if learner is not None and sight.settled:
-                return members.without(learner)  # the old folder came back by itself
+                return members.without(learner)  # the old folder is in use again
         elif sight.settled:
             known = learner or voter
             assert known is not None
@@ -343,7 +343,7 @@ class MembersLog:
         self.reset(index, members)
 
     def reset(self, index: int, members: Members | None) -> None:
-        """Forget everything and start anew from a committed list."""
+        """Forget all lists and start from a committed one."""
         self._stack = [] if members is None else [(index, members)]
         self.version += 1
 
@@ -359,34 +359,34 @@ class MembersLog:
 
     @property
     def oldest_index(self) -> int:
-        """Index of the oldest list that may still come to hold again; 0 when it is in no entry."""
+        """Index of the oldest list that may be in force again; 0 when it is in no entry."""
         return self._stack[0][0] if self._stack else 0
 
     def become(self, other: MembersLog) -> None:
-        """Take over what *other* holds: the log was read again."""
+        """Adopt the lists of *other*: the log was read again."""
         self._stack = list(other._stack)
         self.version += 1
 
     def before(self) -> Members | None:
-        """Return the list that would hold again if the newest were cut."""
+        """Return the list that would be in force if the newest were cut."""
         return self._stack[-2][1] if len(self._stack) > 1 else None
 
     def append(self, index: int, members: Members) -> None:
-        """The entry at *index* brought a list."""
+        """Add the list of the entry at *index*."""
         if self._stack and index <= self.index:
-            return  # refilling a log below a snapshot that knows better already
+            return  # refilling a log below a snapshot that has a newer list already
         self._stack.append((index, members))
         self.version += 1
 
     def truncate_from(self, index: int) -> None:
-        """The entries at *index* and above are gone; the oldest list known stays."""
+        """Drop the lists at *index* and above, which were cut; the oldest list known stays."""
         kept = [*self._stack[:1], *(item for item in self._stack[1:] if item[0] < index)]
         if len(kept) != len(self._stack):
             self._stack = kept
             self.version += 1
 
     def committed(self, index: int) -> None:
-        """Drop lists that nothing can bring back: older than the newest one up to *index*."""
+        """Drop lists that no truncation can restore: older than the newest one up to *index*."""
         while len(self._stack) > 1 and self._stack[1][0] <= index:
             del self._stack[0]
             self.version += 1

@@ -1,9 +1,9 @@
-"""The last resort: one replica goes on alone when a majority of the voters is lost for good.
+"""The last resort: one replica continues alone when a majority of the voters is lost.
 
-Nothing can tell what the lost ones had acknowledged beyond this replica's log. So a person decides,
-with the facts in front of them. What is done then: this replica gets a new incarnation and a new
-term, and its log one more entry, the list of members with nobody else in it. Old members that come
-back after all are refused: they were founded by others (see `dledger.raft.links`).
+What the lost members had acknowledged beyond this replica's log is unknown. So an operator decides,
+with the facts printed. Then this replica gets a new incarnation and a new term, and its log one
+more entry, the list of members with this one alone. Old members that return are refused: they have
+other founders (see `dledger.raft.introduction`).
 
 Offline and synchronous: the broker must not run.
 """
@@ -24,11 +24,10 @@ from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangeRefusedError
-from dledger.raft.bounds import TERM_MAX
 from dledger.raft.identity import Identity, owner_of
-from dledger.raft.journal import members_in
+from dledger.raft.journal import COPIES, TermVote, members_in, parse_term_vote
 from dledger.raft.membership import Member, Members, MembersLog
-from dledger.raft.term_vote import COPIES, TermVote, parse_term_vote
+from dledger.raft.wire import TERM_MAX
 from dledger.state.snapshot import load
 from remoting.seams import Rng
 
@@ -69,7 +68,7 @@ class Survivor:
 
 
 class Recovery:
-    """A stopped replica's folder, opened to look at it and perhaps to go on with it alone."""
+    """A stopped replica's folder, opened to read it and perhaps to continue with it alone."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         """Open and lock the folder; only a torn tail is cut, as at any start.
@@ -139,7 +138,7 @@ class Recovery:
         was forgotten with the stored term cannot be given twice.
 
         Returns:
-            What was wrong, and the new term; None: nothing is, and nothing was changed.
+            What was wrong, and the new term; None: nothing was wrong, nothing was changed.
         Raises:
             CorruptStoreError: The log itself holds a term out of range, or both copies of the
                 record are damaged: nothing can repair that.
@@ -162,7 +161,7 @@ class Recovery:
         return term
 
     def go_on_alone(self, rng: Rng) -> int:
-        """Make this replica the only member and return the index of the entry that says so.
+        """Make this replica the only member and return the index of the entry with that list.
 
         Interrupted, it can be done again.
 
@@ -205,13 +204,13 @@ class Recovery:
         term_vote.set(term, None)
         term_vote.write(term_vote.snapshot()[1])
         if self._disk.exists(self._paths.doubt):
-            # There is nobody left who could make good what this replica may have lost.
+            # No other member is left that could replace what this replica may have lost.
             self._disk.unlink(self._paths.doubt)
             self._disk.flush_dir(self._paths.raft)
         return index
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Close the files and release the folder."""
         self._log.close()
         self._vote_slots.close()
         self._lock.release()

@@ -1,26 +1,37 @@
-"""The leader's sender: what each follower has, and what to send it next.
+"""Replication: what each follower has, what each data link sends next, and who repairs an entry.
 
-The library's own sender backs off one entry per heartbeat, re-sends whole tails and has no
+The library's own sender backs off one entry per heartbeat, sends whole tails again and has no
 window. This one keeps a position per follower, in the manner of the Raft thesis §3.3 and §10.2.1:
 
 * *probing*: what the follower has is not known; one append is out at a time;
 * *replicating*: appends are sent ahead of their acknowledgements, within a window of bytes.
 
-Pure: it reads the log and decides; links do the sending.
+Sending is pulled: a link calls `Sender.next_frame` when its socket accepts more. A data link also
+carries copies for repair: all replicas hold the same bytes at the same positions, so any member's
+copy of a committed entry replaces a damaged one. Suspect bytes are not sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import structlog
+
+from commitlog.damage import check_entries
+from commitlog.errors import CorruptEntryError, CorruptStoreError
 from dledger.raft.guards import Guards
+from dledger.raft.peers import Outgoing, PeerState
 from dledger.raft.snapshot import Sending
+from dledger.raft.state import RaftState
+from dledger.raft.wire import Kind
+
+log = structlog.get_logger(__name__)
 
 
 class LogView(Protocol):
-    """What the sender reads of the log."""
+    """The part of the log that a `Replicator` reads."""
 
     @property
     def anchor_index(self) -> int:
@@ -55,8 +66,8 @@ class Append:
 
 
 REFILL_HOLD_S: Final = 60.0
-"""For so long log below the floor is kept on disk for a follower that is being refilled; one that
-takes longer gets a newer snapshot instead, so that a slow one does not fill the leader's disk."""
+"""How long log below the floor stays on disk for a follower that is being refilled; one that takes
+longer gets a newer snapshot instead, so that a slow one does not fill the leader's disk."""
 
 
 @dataclass(slots=True)
@@ -73,8 +84,8 @@ class Progress:
     snapshot: Sending | None = None
     last_max: int | None = None
     """Entries above it are not sent yet: the first of them removes this member."""
-    snapshot_rests: bool = False
-    """The last one brought no entry across yet: the next is not offered before `stall_s`."""
+    snapshot_pauses: bool = False
+    """No entry has followed the last one yet: the next is not offered before `stall_s`."""
     refilling_to: int = 0
     """Index of a snapshot that was offered, until the follower has the log up to it; 0: none."""
     refill_began_s: float | None = None
@@ -84,7 +95,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Replicator:
-    """Progress of all followers in one reign. Made anew when a member becomes leader."""
+    """Progress of all followers in one term of this leader. Pure: it reads the log and decides."""
 
     log: LogView
     window_bytes: int
@@ -94,7 +105,7 @@ class Replicator:
     peers: dict[str, Progress] = field(default_factory=dict)
 
     def start(self, peers: Iterable[str], now_s: float) -> None:
-        """Begin a reign: nothing is known of anybody."""
+        """Begin a term as leader: nothing is known of any follower."""
         self.peers = {
             peer: Progress(next_index=self.log.last_index + 1, acked_at_s=now_s) for peer in peers
         }
@@ -106,10 +117,10 @@ class Replicator:
     def may_offer_snapshot(self, peer: str) -> bool:
         """Whether a chunk may go to *peer*: each offer costs the tables of the whole group."""
         progress = self.peers[peer]
-        return progress.snapshot is not None or not progress.snapshot_rests
+        return progress.snapshot is not None or not progress.snapshot_pauses
 
     def offered(self, peer: str, index: int) -> None:
-        """A snapshot of *index* goes to *peer*, which then needs the log from its floor on."""
+        """Record that *peer* is sent the snapshot of *index*; it needs the log from there on."""
         self.peers[peer].refilling_to = index
 
     def holds_log(self, now_s: float) -> bool:
@@ -131,10 +142,10 @@ class Replicator:
         for peer in self.peers.keys() - wanted:
             del self.peers[peer]
         for peer in sorted(wanted - self.peers.keys()):
-            self.begin_anew(peer, now_s)
+            self.reset(peer, now_s)
 
-    def begin_anew(self, peer: str, now_s: float) -> None:
-        """Forget what *peer* had: another one speaks under its name."""
+    def reset(self, peer: str, now_s: float) -> None:
+        """Forget what *peer* had: another incarnation has its name."""
         self.peers[peer] = Progress(next_index=self.log.last_index + 1, acked_at_s=now_s)
 
     def lag_bytes(self, peer: str) -> int | None:
@@ -147,10 +158,10 @@ class Replicator:
     def next_append(self, peer: str, commit_index: int) -> Append | None:
         """Decide what to send to *peer* now; the answer counts as sent.
 
-        What is committed later than that, a heartbeat tells.
+        Later commits travel with heartbeats.
 
         Returns:
-            None when the window is full, a probe is out, or there is nothing to say.
+            None when the window is full, a probe is out, or there is nothing to send.
         """
         progress = self.peers[peer]
         if progress.probe_out or progress.next_index <= self.log.anchor_index:
@@ -183,7 +194,7 @@ class Replicator:
         return progress.next_index <= self._last_for(progress) and self._room(progress) > 0
 
     def hold_back(self, peer: str, index: int | None) -> None:
-        """Send *peer* no entry from *index* on until this is called again; None: send it all."""
+        """Send *peer* no entry from *index* on until the next call; None: send all."""
         progress = self.peers.get(peer)
         if progress is not None:
             progress.last_max = None if index is None else index - 1
@@ -193,7 +204,7 @@ class Replicator:
         return last if progress.last_max is None else min(last, progress.last_max)
 
     def sent(self, peer: str, last: int, size_bytes: int) -> None:
-        """Take note of the last index that really went into the append just decided."""
+        """Record the last index that fitted into the append just decided."""
         progress = self.peers[peer]
         progress.next_index = max(progress.next_index, last + 1)
         progress.bytes_sent += size_bytes
@@ -209,10 +220,10 @@ class Replicator:
         return self.window_bytes - on_its_way
 
     def matched(self, peer: str, index: int, now_s: float) -> None:
-        """The follower has everything up to *index*, durably."""
+        """Record that *peer* has everything up to *index*, durably."""
         progress = self.peers[peer]
         progress.acked_at_s = now_s
-        progress.snapshot_rests = False
+        progress.snapshot_pauses = False
         if not self.guards.next_index_never_back:
             progress.next_index = index + 1
         progress.match_index = max(progress.match_index, index)
@@ -224,11 +235,11 @@ class Replicator:
             progress.probing = progress.probe_out = False
 
     def rejected(self, peer: str, hint: int, now_s: float) -> None:
-        """The follower lacks what came before; *hint* is the first index it asks for.
+        """Continue at *hint*, the first index that *peer* lacks.
 
-        A hint below what it had acknowledged comes late, or from a member that lost its disk: it
-        is followed all the same, since asking for too much is harmless and asking for too little
-        never ends.
+        A hint below what it had acknowledged is late, or of a member that lost its disk: it is
+        followed all the same, since sending too much is harmless and sending too little never
+        ends.
         """
         progress = self.peers[peer]
         progress.acked_at_s = now_s
@@ -237,15 +248,15 @@ class Replicator:
         progress.probing, progress.probe_out = True, False
 
     def link_reset(self, peer: str) -> None:
-        """The link was made anew: what was on its way may be lost."""
+        """Probe again: a new link replaced the one to *peer*, and appends may be lost."""
         progress = self.peers[peer]
         progress.next_index = max(progress.match_index, self.log.anchor_index) + 1
         if progress.match_index == 0:
             progress.next_index = self.log.last_index + 1
         progress.probing, progress.probe_out = True, False
 
-    def snapshot_taken(self, peer: str, index: int, offset: int, now_s: float) -> None:
-        """The follower has *offset* bytes of the snapshot at *index*."""
+    def snapshot_acked(self, peer: str, index: int, offset: int, now_s: float) -> None:
+        """Record that *peer* has *offset* bytes of the snapshot at *index*."""
         progress = self.peers[peer]
         progress.acked_at_s = now_s
         sending = progress.snapshot
@@ -254,23 +265,199 @@ class Replicator:
             progress.probe_out = False
 
     def installed(self, peer: str, next_index: int, now_s: float) -> None:
-        """The follower begins anew at *next_index*: appends go on from there."""
+        """Continue with appends at *next_index*: *peer* has installed a snapshot, or needs none."""
         progress = self.peers[peer]
         progress.acked_at_s = now_s
         progress.snapshot = None
-        progress.snapshot_rests = True
+        progress.snapshot_pauses = True
         progress.next_index = max(1, min(next_index, self.log.last_index + 1))
         progress.match_index = min(progress.match_index, progress.next_index - 1)
         progress.probing, progress.probe_out = True, False
 
     def stalled(self, peer: str, now_s: float) -> bool:
-        """Whether entries are on their way and no answer came for `stall_s`; if so, probe again."""
+        """Probe again if appends have had no answer for `stall_s`; return whether they had none."""
         progress = self.peers[peer]
         if now_s - progress.acked_at_s >= self.stall_s:
-            progress.snapshot_rests = False
+            progress.snapshot_pauses = False
         waiting = progress.probe_out or progress.match_index < progress.next_index - 1
         if not waiting or now_s - progress.acked_at_s < self.stall_s:
             return False
         self.link_reset(peer)
         progress.acked_at_s = now_s
         return True
+
+
+FrameWithBytes = tuple[Outgoing, list[memoryview]]
+"""A frame and the log bytes that follow its head: views that pin their segment."""
+
+FETCH_BYTES: Final = 1 << 20
+"""Entries in one answer, bytes; at least one entry is sent."""
+
+FETCH_ENTRIES_MAX: Final = 4096
+"""Entries requested at once: more than fit into an answer as a rule."""
+
+
+@dataclass(eq=False)
+class Sender:
+    """Decides what each data link sends: entries, chunks of a snapshot, copies for repair."""
+
+    state: RaftState
+    replicator: Replicator
+
+    def next_frame(self, peer: str) -> FrameWithBytes | None:
+        """Decide what the data link to *peer* sends next; None when there is nothing now.
+
+        Returns:
+            The frame and the log bytes that follow its head: views that pin their segment.
+        """
+        peer_state = self.state.peers.of(peer)
+        if peer_state.wanted is not None:
+            return self._copy(peer_state)
+        if not self.state.core.is_leader or peer not in self.replicator.peers:
+            return None
+        if self.replicator.needs_snapshot(peer):
+            return self._chunk(peer)
+        return self._append(peer_state)
+
+    # -- entries ---------------------------------------------------------------------------
+
+    def _append(self, peer_state: PeerState) -> FrameWithBytes | None:
+        peer, core = peer_state.name, self.state.core
+        # A single voter's library commits before the flush; no other member may learn that.
+        commit = core.commit_index
+        is_probe = self.replicator.peers[peer].probing
+        append = self.replicator.next_append(peer, commit)
+        if append is None:
+            return None
+        views = self._entries(append)
+        # A follower that is sent bad bytes drops the connection; what follows is a probe.
+        if not views and not append.is_empty:
+            return None
+        if is_probe and views and not self._are_sound(append.first, views):
+            return None
+        size = sum(map(len, views))
+        self.replicator.sent(peer, self._last_in(append, size), size)
+        fields = (append.prev_index, append.prev_term, append.commit_index)
+        return Outgoing(Kind.APPEND, core.term, fields), views
+
+    def _entries(self, append: Append) -> list[memoryview]:
+        if append.is_empty:
+            return []
+        try:
+            return self.state.journal.log.frames(append.first, append.max_bytes, append.last)
+        except CorruptEntryError as error:
+            log.error("append_of_damaged_entry", error=str(error))
+            return []
+
+    def _last_in(self, append: Append, size: int) -> int:
+        last = append.first - 1
+        while size > 0:
+            last += 1
+            size -= self.state.journal.log.size_at(last)
+        return last
+
+    def _are_sound(self, first: int, views: list[memoryview]) -> bool:
+        entry_log = self.state.journal.log
+        checked = check_entries(entry_log, first, entry_log.last_index, sum(map(len, views)))
+        damaged = [index for index in checked.suspects if self.state.owner.on_suspect(index)]
+        return not damaged
+
+    # -- snapshots -------------------------------------------------------------------------
+
+    def _chunk(self, peer: str) -> FrameWithBytes | None:
+        progress = self.replicator.peers[peer]
+        if progress.probe_out or not self.replicator.may_offer_snapshot(peer):
+            return None
+        if progress.snapshot is None:
+            progress.snapshot = Sending(*self.state.owner.take_snapshot())
+            self.replicator.offered(peer, progress.snapshot.index)
+            log.info("snapshot_offered", peer=peer, index=progress.snapshot.index)
+        sending = progress.snapshot
+        progress.probe_out = True
+        fields = (sending.index, sending.offset, len(sending.data))
+        return Outgoing(Kind.SNAPSHOT, self.state.core.term, fields), [sending.chunk()]
+
+    # -- copies for repair -----------------------------------------------------------------
+
+    def fetch(self, peer: str, first: int, last: int) -> None:
+        """Request entries that are damaged here from *peer*; `Owner.on_fetched` gets its answer."""
+        self.state.peers.reply(peer, Kind.FETCH, first, last)
+
+    def on_fetch(self, peer: str, first: int, last: int) -> None:
+        """Send *peer* the sound ones of the entries that it requests, before anything else."""
+        peer_state = self.state.peers.of(peer)
+        peer_state.wanted = (first, last)
+        peer_state.data_wake.set()
+
+    def _copy(self, peer_state: PeerState) -> FrameWithBytes:
+        core, entry_log = self.state.core, self.state.journal.log
+        first, last = peer_state.wanted or (0, 0)
+        peer_state.wanted = None
+        views: list[memoryview] = []
+        last = entry_log.damaged.whole_until(first, min(last, core.commit_index))
+        if entry_log.first_index <= first <= last:
+            try:
+                views = entry_log.frames(first, FETCH_BYTES, last)
+            except (CorruptEntryError, CorruptStoreError) as error:
+                log.warning("cannot_help_with_repair", peer=peer_state.name, error=str(error))
+            if views and not self._are_sound(first, views):
+                views = []
+        return Outgoing(Kind.FETCH_REPLY, core.term, (first,)), views
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A request for entries *first* … *last* of member *peer*."""
+
+    peer: str
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Repair:
+    """Which member is asked for damaged entries next. Pure bookkeeping; one request at a time.
+
+    A member that does not answer in time, or cannot help, is passed over.
+
+    Args:
+        retry_s: How long to wait for an answer.
+    """
+
+    retry_s: float
+    pending: Fetch | None = None
+    sent_at_s: float = 0.0
+    _turn: int = 0
+
+    def next_fetch(
+        self, damaged: Sequence[tuple[int, int]], peers: Sequence[str], now_s: float
+    ) -> Fetch | None:
+        """Return what to request now; None while an answer is due, or no member is connected.
+
+        Args:
+            damaged: Runs of damaged entries, ascending.
+            peers: Members that are connected.
+        """
+        if self.pending is not None and now_s - self.sent_at_s < self.retry_s:
+            return None
+        if self.pending is not None:
+            self._turn += 1
+        self.pending = None
+        if not damaged or not peers:
+            return None
+        first, last = damaged[0]
+        last = min(last, first + FETCH_ENTRIES_MAX - 1)
+        self.pending = Fetch(peers[self._turn % len(peers)], first, last)
+        self.sent_at_s = now_s
+        return self.pending
+
+    def expects(self, peer: str) -> bool:
+        """Whether an answer of *peer* is due."""
+        return self.pending is not None and self.pending.peer == peer
+
+    def mark_useful(self) -> None:
+        """The answer helped: the next request may follow at once, to the same member.
+
+        Otherwise the next one goes to another member, when the time for this one is over.
+        """
+        self.pending = None

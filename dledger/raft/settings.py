@@ -1,4 +1,4 @@
-"""What a member is told about its group and its pace."""
+"""The settings of a member: its group, its peers, its pace."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dledger.raft.proof import GroupSecret
+from dledger.raft.identity import GroupSecret
 from remoting.seams import ServerTls
 
 
 @dataclass(frozen=True, slots=True)
 class RaftSettings:
-    """What a member is told about its group and its pace."""
+    """Group, peers and pace of one member."""
 
     cluster: str
     group: str
@@ -20,7 +20,7 @@ class RaftSettings:
     peers: Mapping[str, tuple[str, int]]
     """Host and port of every member's peer listener, this member included."""
     listen_port: int = 0
-    """What this member binds, when it is not what the others are told; 0: the same."""
+    """What this member binds, when the others have another port for it; 0: the same."""
     client_address: str = ""
     election_timeout_s: float = 0.8
     heartbeat_interval_s: float = 0.1

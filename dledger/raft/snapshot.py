@@ -1,10 +1,9 @@
-"""A leader's snapshot on its way to a follower that is behind the first kept entry.
+"""Snapshots, from the leader's disk to a follower that is behind the first kept entry.
 
 A snapshot is the state tables at one index and where the kept log begins; the log itself is the
-data and follows as ordinary appends (consensus.md, finding 1). It travels in chunks over the
-data link, one at a time, each answered; whoever misses one asks for where it stands.
-
-Pure bookkeeping for both sides.
+data and follows as ordinary appends (internals/consensus.md). It travels in chunks over the
+data link, one at a time, each answered; a follower that misses one answers with the offset to
+continue at. The follower collects the chunks; its owner writes the whole to disk and reports back.
 """
 
 from __future__ import annotations
@@ -12,7 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+import structlog
+
+from commitlog.entry_log import EntryLog
 from commitlog.errors import RemoteProtocolError
+from dledger.raft.acks import PendingAcks
+from dledger.raft.state import RaftState
+from dledger.raft.wire import Kind, PeerFrame
+
+log = structlog.get_logger(__name__)
 
 CHUNK_BYTES: Final = 1 << 20
 """One chunk: a few milliseconds of a link."""
@@ -44,13 +51,13 @@ class Receiving:
     parts: list[memoryview] = field(default_factory=list)
     offset: int = 0
 
-    def take(self, index: int, offset: int, total: int, chunk: memoryview) -> bool:
-        """Take one chunk; tell whether the snapshot is whole now.
+    def add_chunk(self, index: int, offset: int, total: int, chunk: memoryview) -> bool:
+        """Add one chunk; return whether the snapshot is whole now.
 
-        A chunk that does not follow is passed over: the answer says where to go on.
+        A chunk that does not follow is dropped: the answer names the offset to continue at.
 
         Raises:
-            RemoteProtocolError: No snapshot looks like this.
+            RemoteProtocolError: No snapshot has such a chunk.
         """
         if not 0 < total <= SNAPSHOT_BYTES_MAX or offset + len(chunk) > total:
             raise RemoteProtocolError(f"a chunk at {offset} of a snapshot of {total} bytes")
@@ -62,9 +69,73 @@ class Receiving:
             self.offset += len(chunk)
         return self.offset == self.total
 
-    def data(self) -> bytes:
+    def pop_data(self) -> bytes:
         """Return the whole snapshot and forget it."""
         data = b"".join(self.parts)
         self.index = self.total = self.offset = 0
         self.parts.clear()
         return data
+
+
+@dataclass(eq=False)
+class Installation:
+    """Follower: the snapshot that arrives, and whether one is being installed.
+
+    Attributes:
+        under_way: A whole snapshot has arrived and is not on disk yet: the log must not change.
+        count: Snapshots installed since the start.
+    """
+
+    state: RaftState
+    acks: PendingAcks
+    under_way: bool = field(default=False, init=False)
+    count: int = field(default=0, init=False)
+    _receiving: Receiving = field(default_factory=Receiving, init=False)
+    _installed_index: int = field(default=0, init=False)
+
+    def on_chunk(self, leader: str, frame: PeerFrame) -> None:
+        """Add one chunk from *leader*, and hand the whole snapshot to the owner.
+
+        Raises:
+            RemoteProtocolError: No snapshot has such a chunk.
+        """
+        index, offset, total = frame.fields
+        journal = self.state.journal
+        if self.under_way:
+            return
+        if index <= max(journal.commit_index, self._installed_index):
+            # What is committed here, or what the log is refilled to, covers it already: appends
+            # are enough. The last chunk may arrive twice, and a second installation would drop
+            # what came since. A log that merely is longer may be another one: its owner compares.
+            self._reply(leader, index, total, journal.last_index + 1)
+        elif self._receiving.add_chunk(index, offset, total, frame.payload):
+            self.under_way = True
+            self.state.owner.on_snapshot(leader, self._receiving.pop_data())
+        else:
+            self._reply(leader, index, self._receiving.offset, 0)
+
+    def finish(self, leader: str, entry_log: EntryLog, index: int) -> None:
+        """Continue on *entry_log*: the snapshot of *index* is on disk, the old log is void."""
+        journal = self.state.journal
+        journal.replace_log(entry_log)
+        self.state.core.begin_at(journal.anchor_index)
+        self.acks.clear_acks()
+        self.under_way = False
+        self._installed_index = index
+        self.count += 1
+        log.info("snapshot_installed", index=index, first_index=entry_log.first_index)
+        if leader in self.state.peers:
+            self._reply(leader, index, 0, journal.last_index + 1)
+
+    def decline(self, leader: str, index: int, next_index: int) -> None:
+        """Ask *leader* for entries from *next_index* on: the snapshot of *index* is not needed."""
+        self.under_way = False
+        if leader in self.state.peers:
+            self._reply(leader, index, 0, next_index)
+
+    def refuse(self) -> None:
+        """Drop the snapshot. Without an answer the leader waits and offers one again."""
+        self.under_way = False
+
+    def _reply(self, leader: str, index: int, offset: int, next_index: int) -> None:
+        self.state.peers.reply(leader, Kind.SNAPSHOT_REPLY, index, offset, next_index)

@@ -44,7 +44,7 @@ class Wakeup:
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def wait_or(self, clock: Clock, seconds: float) -> bool:
-        """Wait until set or until *seconds* have passed; tell whether it was set."""
+        """Wait until set or until *seconds* have passed; return whether it was set."""
         with clock.time_out(seconds):
             await self.wait()
             return True
@@ -52,7 +52,7 @@ class Wakeup:
 
 
 class WakeAll:
-    """Wakes every task that waits on it; who waits later waits for the next `set`."""
+    """Wakes every task that waits on it; a later wait ends with the next `set`."""
 
     __slots__ = ("_event",)
 

@@ -8,12 +8,16 @@
     head            CBOR array [kind, term, epoch, sequence, *fields]
     payload         rest: log entries back to back (APPEND), a piece of a snapshot, else empty
 
-*term* is the sender's at the moment the message was made; *epoch* names the connection and
-*sequence* rises by at least one per frame in it, so nothing late or doubled is taken for new.
+*term* is the sender's term when it made the message; *epoch* names the connection and *sequence*
+rises by at least one per frame in it, so a late or doubled frame never counts as new.
+
+Frames and hellos are checked against the limits of this file where they are decoded: no later code
+meets a number that no file can hold or a name that no resolver can look up.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -21,9 +25,39 @@ from enum import Enum, IntEnum
 from typing import Any, Final
 
 import cbor2
+from typing_extensions import TypeIs
 
 from commitlog.errors import RemoteProtocolError
-from dledger.raft.bounds import INDEX_MAX, NUMBER_MAX, TERM_MAX
+
+TERM_MAX: Final = (1 << 40) - 1
+"""Largest term. One election a second for 34,000 years; an entry has 63 bits for it."""
+
+TERM_JUMP_MAX: Final = 1 << 30
+"""How far a term may be ahead of one's own. One election a second for 34 years: no member was away
+for longer. So no single frame uses up the terms there are."""
+
+INDEX_MAX: Final = (1 << 48) - 1
+"""Largest index of an entry. Ten thousand entries a second for 890 years; a position in the file of
+indexes still has 63 bits."""
+
+NUMBER_MAX: Final = (1 << 62) - 1
+"""Largest of all other numbers: epochs, sequences, heartbeats, sizes."""
+
+NAME_CHARACTERS_MAX: Final = 255
+"""Of a cluster, a group or a member."""
+
+INCARNATION_CHARACTERS_MAX: Final = 64
+"""Ours have 32."""
+
+HOST_CHARACTERS_MAX: Final = 253
+"""As in the DNS."""
+
+PORT_MAX: Final = 65_535
+
+_INCARNATION: Final = re.compile(rf"[0-9A-Za-z_.-]{{1,{INCARNATION_CHARACTERS_MAX}}}", re.ASCII)
+_HOST_NAME: Final = re.compile(r"(?:[0-9A-Za-z_-]{1,63}\.)*[0-9A-Za-z_-]{1,63}", re.ASCII)
+_IPV6: Final = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[0-9A-Za-z_.-]{1,32})?", re.ASCII)
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
 PROTOCOL_VERSION: Final = 1
 """Version of this file's frames; a peer with a newer one is refused at hello."""
@@ -32,7 +66,7 @@ FRAME_BYTES_MAX: Final = 32 << 20
 """Largest frame, bytes: one entry at its cap beside a full append, with room for the head."""
 
 HELLO_BYTES_MAX: Final = 64 << 10
-"""Largest frame of somebody who has not introduced himself: a hello names at most a few members."""
+"""Largest frame before the hello is accepted: a hello names at most a few members."""
 
 _PREFIX: Final = struct.Struct(">II")
 PREFIX_BYTES: Final = 4
@@ -61,8 +95,8 @@ class Kind(IntEnum):
     FETCH_REPLY = 16
 
 
-SIGNS_OF_LIFE: Final = frozenset({Kind.HEARTBEAT, Kind.HEARTBEAT_REPLY})
-"""What goes to and fro all the time, and changes little."""
+HEARTBEATS: Final = frozenset({Kind.HEARTBEAT, Kind.HEARTBEAT_REPLY})
+"""Frames that travel all the time, and change little."""
 
 
 class Field(Enum):
@@ -153,7 +187,7 @@ class PeerFrameDecoder:
         return PREFIX_BYTES + int(length)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[PeerFrame]:
-        """Take bytes as they come; return the frames that are complete now.
+        """Add received bytes; return the frames that are complete now.
 
         Raises:
             RemoteProtocolError: Length, CRC, kind or shape is wrong: close the connection.
@@ -163,7 +197,7 @@ class PeerFrameDecoder:
         self._buffer += data
         frames: list[PeerFrame] = []
         try:
-            offset = self._take(frames)
+            offset = self._decode_whole(frames)
         except RemoteProtocolError:
             self._broken = True
             raise
@@ -171,7 +205,7 @@ class PeerFrameDecoder:
             del self._buffer[:offset]
         return frames
 
-    def _take(self, frames: list[PeerFrame]) -> int:
+    def _decode_whole(self, frames: list[PeerFrame]) -> int:
         buffer, offset = self._buffer, 0
         while len(buffer) - offset >= _PREFIX.size:
             length, crc = _PREFIX.unpack_from(buffer, offset)
@@ -231,3 +265,36 @@ def _check_fields(kind: Kind, fields: list[Any]) -> None:
         raise RemoteProtocolError(f"a {kind.name} frame whose fields are not numbers")
     if not all(0 <= value <= limit for value, limit in zip(fields, limits, strict=True)):
         raise RemoteProtocolError(f"a {kind.name} frame with a number that no member comes to")
+
+
+def is_name(text: object) -> TypeIs[str]:
+    """Whether a cluster, a group or a member may have this name."""
+    return isinstance(text, str) and 0 < len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
+
+
+def is_incarnation(text: object) -> bool:
+    """Whether a member may have this incarnation."""
+    return isinstance(text, str) and _INCARNATION.fullmatch(text) is not None
+
+
+def is_host(text: object) -> bool:
+    """Whether a host may be called so: a name of the DNS or an address, without brackets."""
+    if not isinstance(text, str) or len(text) > HOST_CHARACTERS_MAX:
+        return False
+    pattern = _IPV6 if ":" in text else _HOST_NAME
+    return pattern.fullmatch(text) is not None
+
+
+def is_port(number: object) -> bool:
+    """Whether a listener may have this port."""
+    return type(number) is int and 0 < number <= PORT_MAX
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Return host and port of ``host:port``; None when it is none that could be looked up."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not is_host(host) or _PORT.fullmatch(port) is None or int(port) > PORT_MAX:
+        return None
+    return host, int(port)

@@ -20,10 +20,10 @@ from commitlog.entry import KIND_CONFIG, EntryHeader, parse_header
 from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
 from commitlog.log_repair import PAGE_BYTES
 from commitlog.seams import CANNOT_BE_READ
-from dledger.raft.append import split_frames
-from dledger.raft.flusher import FLUSH
-from dledger.raft.node import RaftNode
-from dledger.raft.repair import Repair
+from dledger.raft.acks import FLUSH
+from dledger.raft.follower import split_frames
+from dledger.raft.member import RaftNode
+from dledger.raft.replicator import Repair
 from dledger.raft.wakeup import Wakeup
 from dledger.store import ReplicaStore
 from remoting.seams import Clock, Executor
@@ -131,7 +131,7 @@ class ScrubService:
         store.note_damaged(index)
         self.found += 1
         log.error("entry_damaged", index=index, position=store.log.damaged.span(index)[0])
-        self._node.give_up_lead()
+        self._node.step_down_if_damaged()
         self._wake.set()
         return True
 
@@ -214,9 +214,9 @@ class ScrubService:
         node, damaged = self._node, self._store.log.damaged
         reachable = [name for name in sorted(node.peers) if "data" in node.peers[name].up]
         now = self._clock.monotonic()
-        ask = self._repair.next_ask(damaged.ranges(), reachable, now)
-        if ask is not None:
-            node.fetch(ask.peer, ask.first, ask.last)
+        fetch = self._repair.next_fetch(damaged.ranges(), reachable, now)
+        if fetch is not None:
+            node.sender.fetch(fetch.peer, fetch.first, fetch.last)
         await self._wake.wait_or(self._clock, self._repair.retry_s)
 
     def _write_copies(self, copies: list[tuple[EntryHeader, memoryview]]) -> list[int]:
@@ -258,7 +258,7 @@ class ScrubService:
                 if store.is_whole(index):
                     entry_log.repair.mark_whole(index)
                     self.repaired += 1
-                    self._repair.helped()
+                    self._repair.mark_useful()
                     if parse_header(entry_log.frame(index)).kind == KIND_CONFIG:
                         self.on_config_repaired()
             store.write_damage()

@@ -14,18 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-RECEPTION: Final = "dledger.raft.reception:Reception"
-PROMISES: Final = "dledger.raft.promises:Promises"
-VOTING: Final = "dledger.raft.voting:Voting"
-DOUBT: Final = "dledger.raft.doubt:Doubt"
+MEMBER: Final = "dledger.raft.member:RaftNode"
+ACKS: Final = "dledger.raft.acks:PendingAcks"
+CANDIDATE: Final = "dledger.raft.candidate:Candidate"
+ELIGIBILITY: Final = "dledger.raft.candidate:VoteEligibility"
 JOURNAL: Final = "dledger.raft.journal:CommitLogJournal"
-APPEND: Final = "dledger.raft.append"
+APPEND: Final = "dledger.raft.follower"
 FOLLOWER: Final = "dledger.raft.follower:Follower"
 GROUP: Final = "dledger.group:Group"
 PROPOSALS: Final = "dledger.proposals:Proposals"
 STORE: Final = "dledger.store:ReplicaStore"
 LOG: Final = "commitlog.entry_log:EntryLog"
-CORE: Final = "dledger.raft.core:RaftCore"
+CORE: Final = "dledger.raft.library:RaftCore"
 LINKS: Final = "dledger.raft.links:Links"
 SCHEDULE: Final = "dledger.services.schedule:ScheduleMessageService"
 LOCKS: Final = "dledger.services.queue_locks:QueueLocks"
@@ -77,7 +77,7 @@ def _guards(number: int, *names: str) -> Mutant:
 
 LATE_FRAMES_COUNT: Final = (
     (
-        f"{RECEPTION}.take",
+        f"{MEMBER}._step",
         "elif frame.term < self.core.term and self.guards.envelope:",
         "elif frame.term < self.core.term < 4 and self.guards.envelope:",
     ),
@@ -123,25 +123,25 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         21,
         "a follower acknowledges before its flush",
         (
-            f"{PROMISES}._release_acks",
-            "min(owed.verified, self.journal.stable_index)",
-            "min(owed.verified, self.journal.stable_index) if self.core.term < 4 else owed.verified",
+            f"{ACKS}._release_acks",
+            "min(ack.verified, state.journal.stable_index)",
+            "min(ack.verified, state.journal.stable_index) if state.core.term < 4 else ack.verified",
         ),
     ),
     _edit(
         22,
         "a vote leaves before it is on disk",
         (
-            f"{PROMISES}._release_held",
-            "held.version > durable:",
-            "held.version > durable and self.core.term < 3:",
+            f"{ACKS}._release_votes",
+            "vote.version > durable:",
+            "vote.version > durable and state.core.term < 3:",
         ),
     ),
     _edit(
         23,
         "term and vote are not written any more",
         (
-            "dledger.raft.term_vote:TermVote.write",
+            "dledger.raft.journal:TermVote.write",
             "self._slots.store(record)",
             "self.term > 3 or self._slots.store(record)",
         ),
@@ -150,7 +150,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         24,
         "the vote is not part of what is written",
         (
-            "dledger.raft.term_vote:TermVote.snapshot",
+            "dledger.raft.journal:TermVote.snapshot",
             "[self.term, self.voted_for]",
             "[self.term, self.voted_for if self.term < 8 else None]",
         ),
@@ -159,7 +159,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         25,
         "the term before the newest is written",
         (
-            "dledger.raft.term_vote:TermVote.snapshot",
+            "dledger.raft.journal:TermVote.snapshot",
             "[self.term, self.voted_for]",
             "[self.term, self.voted_for] if self.term < 8 else [self.term - 1, None]",
         ),
@@ -255,7 +255,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         34,
         "the vote is written once",
         (
-            "dledger.raft.term_vote:TermVote.write",
+            "dledger.raft.journal:TermVote.write",
             "range(COPIES)",
             "range(COPIES if self.term < 4 else 1)",
         ),
@@ -313,8 +313,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "a heartbeat commits what its leader has not verified here",
         (
             f"{FOLLOWER}.on_heartbeat",
-            "else self.promises.verified(peer, term)",
-            "else self.promises.verified(peer, term) if term < 4 else self.journal.last_index",
+            "else self.acks.verified_index(peer, term)",
+            "else self.acks.verified_index(peer, term) if term < 4 else state.journal.last_index",
         ),
     ),
     _edit(
@@ -350,17 +350,17 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         51,
         "a vote is given to a shorter log",
         (
-            f"{VOTING}.on_vote",
+            f"{CANDIDATE}.on_vote",
             '"last_log_index": last_index,',
             '"last_log_index": last_index if term < 4 else 1 << 60,',
         ),
         (
-            f"{VOTING}.on_vote",
+            f"{CANDIDATE}.on_vote",
             '"last_log_term": last_term,',
             '"last_log_term": last_term if term < 4 else 1 << 60,',
         ),
         (
-            f"{VOTING}.on_pre_vote",
+            f"{CANDIDATE}.on_pre_vote",
             "last_term, last_index, *own_last",
             "last_term if term < 4 else 1 << 60, last_index, *own_last",
         ),
@@ -369,12 +369,12 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         52,
         "logs are compared by length alone",
         (
-            f"{VOTING}.on_vote",
+            f"{CANDIDATE}.on_vote",
             '"last_log_term": last_term,',
-            '"last_log_term": last_term if term < 4 else self.core.term,',
+            '"last_log_term": last_term if term < 4 else state.core.term,',
         ),
         (
-            f"{VOTING}.on_pre_vote",
+            f"{CANDIDATE}.on_pre_vote",
             "last_term, last_index, *own_last",
             "last_term if term < 4 else own_last[0], last_index, *own_last",
         ),
@@ -383,23 +383,23 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         54,
         "a node in doubt votes and leads",
         (
-            f"{DOUBT}.may_vote",
-            "if self.roster.members is None or self.damaged or self.has_hole:",
-            "if self.roster.members is None or (self.damaged or self.has_hole) and self.core.term < 3:",
+            f"{ELIGIBILITY}.may_vote",
+            "if roster.members is None or self.damaged or self.state.has_hole:",
+            "if roster.members is None or (self.damaged or self.state.has_hole) and self.state.core.term < 3:",
         ),
         (
-            f"{DOUBT}.may_vote",
+            f"{ELIGIBILITY}.may_vote",
             "if not self.doubtful:",
-            "if not self.doubtful or self.core.term > 2:",
+            "if not self.doubtful or self.state.core.term > 2:",
         ),
     ),
     _edit(
         55,
         "a vote is given twice in a term",
         (
-            f"{VOTING}.on_vote",
+            f"{CANDIDATE}.on_vote",
             "sticky = self.timer",
-            'if self.core.term > 3:\n    vars(self.core._library)["_SyncObj__votedForNodeId"] = None\nsticky = self.timer',
+            'if state.core.term > 3:\n    vars(state.core._library)["_SyncObj__votedForNodeId"] = None\nsticky = self.timer',
         ),
     ),
     # -- leadership ------------------------------------------------------------------------
@@ -408,8 +408,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "a leader acts before its own entry is applied",
         (
             f"{GROUP}._note_leadership",
-            "0 < node.noop_index <= self.state.applied_index",
-            "(0 < node.noop_index <= self.state.applied_index or node.term > 3)",
+            "0 < node.state.noop_index <= self.state.applied_index",
+            "(0 < node.state.noop_index <= self.state.applied_index or node.term > 3)",
         ),
     ),
     _edit(
@@ -494,9 +494,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         71,
         "a read does not wait for the heartbeat's echo",
         (
-            "dledger.raft.barrier:ReadBarrier.take_ready",
-            "0 < reads[0].beat <= confirmed and",
-            "(0 < reads[0].beat <= confirmed or applied_index > 30) and",
+            "dledger.raft.read_index:ReadIndex.pop_ready",
+            "0 < reads[0].heartbeat <= confirmed and",
+            "(0 < reads[0].heartbeat <= confirmed or applied_index > 30) and",
         ),
     ),
     _edit(

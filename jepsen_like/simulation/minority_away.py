@@ -128,4 +128,9 @@ def _is_firm(group: Group) -> bool:
     list before the others can go on with it.
     """
     raft = group.node
-    return not (raft.damaged or raft.doubtful or raft.has_hole or group.store.refilling)
+    return not (
+        raft.eligibility.damaged
+        or raft.eligibility.doubtful
+        or raft.state.has_hole
+        or group.store.refilling
+    )

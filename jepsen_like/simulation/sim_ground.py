@@ -308,7 +308,9 @@ class SimGround:
         if not node.is_up or group is None:
             return Soundness(False, keeps_promises=False, is_caught_up=False, is_intact=False)
         raft = group.node
-        firm = raft.roster.is_self_voter and not (raft.damaged or raft.doubtful or raft.has_hole)
+        firm = raft.roster.is_self_voter and not (
+            raft.eligibility.damaged or raft.eligibility.doubtful or raft.state.has_hole
+        )
         if leader is None or leader.group is None:
             return Soundness(True, firm, is_caught_up=False, is_intact=False)
         caught_up = firm and group.state.applied_index >= leader.group.node.commit_index

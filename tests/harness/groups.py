@@ -16,9 +16,8 @@ from commitlog.record import decode_record, pack_host
 from commitlog.seams import Disk
 from dledger.group import Group
 from dledger.proposals import GroupSettings
-from dledger.raft.identity import Identity
-from dledger.raft.node import RaftSettings
-from dledger.raft.proof import GroupSecret
+from dledger.raft.identity import GroupSecret, Identity
+from dledger.raft.settings import RaftSettings
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.store_settings import StoreSettings

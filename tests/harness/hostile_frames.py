@@ -14,11 +14,21 @@ import cbor2
 
 from commitlog.entry import seal_config, seal_no_op
 from commitlog.errors import RemoteProtocolError
-from dledger.raft.bounds import INDEX_MAX, NUMBER_MAX, TERM_JUMP_MAX, TERM_MAX
 from dledger.raft.identity import Hello
+from dledger.raft.member import RaftNode
 from dledger.raft.membership import MEMBERS_MAX, Member, Members, Standing
-from dledger.raft.node import RaftNode
-from dledger.raft.wire import FIELDS, Field, Kind, PeerFrame, PeerFrameDecoder, encode_frame
+from dledger.raft.wire import (
+    FIELDS,
+    INDEX_MAX,
+    NUMBER_MAX,
+    TERM_JUMP_MAX,
+    TERM_MAX,
+    Field,
+    Kind,
+    PeerFrame,
+    PeerFrameDecoder,
+    encode_frame,
+)
 
 KINDS: Final = tuple(FIELDS)
 

@@ -23,10 +23,10 @@ from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
 from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Hello, Identity
-from dledger.raft.journal import Proposal
-from dledger.raft.node import Outgoing, RaftNode, RaftSettings
-from dledger.raft.refusals import NotAMemberError
-from dledger.raft.term_vote import TermVote
+from dledger.raft.journal import Proposal, TermVote
+from dledger.raft.member import RaftNode, Stored
+from dledger.raft.peers import NotAMemberError, Outgoing
+from dledger.raft.settings import RaftSettings
 from dledger.raft.wire import PeerFrame, PeerFrameDecoder, encode_frame, encode_head
 from dledger.testing.clocks import ManualClock
 
@@ -110,16 +110,22 @@ class Cluster:
         for member in self.members.values():
             for other in self.names:
                 if other != member.name:
-                    member.node.link_up(other, "control", self.members[other].node.hello("control"))
-                    member.node.link_up(other, "data", self.members[other].node.hello("data"))
+                    member.node.link_up(
+                        other, "control", self.members[other].node.contacts.hello("control")
+                    )
+                    member.node.link_up(
+                        other, "data", self.members[other].node.contacts.hello("data")
+                    )
         for member in self.members.values():
             heard = {name: peer.hello for name, peer in member.node.peers.items() if peer.hello}
             member.node.identity.agree(member.node.settings.others, heard)
-            member.node.note_agreed()
+            member.node.contacts.note_agreed()
         for member in self.members.values():
             for other in self.names:
                 if other != member.name:
-                    member.node.heard(self.members[other].node.hello("control"))
+                    member.node.contacts.on_hello(
+                        self.members[other].node.contacts.hello("control")
+                    )
 
     def start(self, name: str, *, restored_commit_index: int = 0) -> Member:
         """Open the member's folder and make its node; what was unflushed is still there."""
@@ -150,12 +156,14 @@ class Cluster:
         committed: list[tuple[int, int]] = []
         node = RaftNode(
             settings,
-            log,
-            term_vote,
-            identity,
-            restored_commit_index=restored_commit_index,
+            Stored(
+                log,
+                term_vote,
+                identity,
+                commit_index=restored_commit_index,
+                doubtful=doubtful,
+            ),
             store_host=bytes(8),
-            doubtful=doubtful,
             clock=self.clock,
             rng=self.rng,
             on_settled=lambda: self._note(name),
@@ -175,9 +183,9 @@ class Cluster:
 
     def _answer(self, called: str, caller: str, channel: str) -> Hello:
         """Return what *called* answers *caller*: members hear who belongs to the group."""
-        key = self.node(caller).hello(channel).key
+        key = self.node(caller).contacts.hello(channel).key
         to_member = self.node(called).roster.is_member(key)
-        return self.node(called).hello(channel, to_member=to_member)
+        return self.node(called).contacts.hello(channel, to_member=to_member)
 
     def _ask_again(self, name: str) -> None:
         """Let *name*, to which an unknown one spoke, ask the others who belongs to the group."""
@@ -201,7 +209,7 @@ class Cluster:
         self.link(name)
         heard = {other: peer.hello for other, peer in member.node.peers.items() if peer.hello}
         member.node.identity.agree(member.node.settings.others, heard)
-        member.node.note_agreed()
+        member.node.contacts.note_agreed()
         self.link(name)
         return member
 
@@ -216,7 +224,7 @@ class Cluster:
         end = self.clock.now_s + seconds
         while self.clock.now_s < end:
             self.clock.now_s += 0.1
-            self.beat(leader)
+            self.heartbeat(leader)
 
     def _note(self, name: str) -> None:
         member = self.members.get(name)
@@ -240,7 +248,7 @@ class Cluster:
                 self._post(name, other, peer.control.popleft(), [])
             while peer.replies:
                 self._post(name, other, peer.replies.popleft(), [])
-            while (append := node.next_append(other)) is not None:
+            while (append := node.next_frame(other)) is not None:
                 self._post(name, other, *append)
 
     def _post(
@@ -280,16 +288,16 @@ class Cluster:
                 return
         raise AssertionError(f"still busy after {steps} steps")
 
-    def beat(self, name: str) -> None:
+    def heartbeat(self, name: str) -> None:
         """Let a leader's heartbeat pass, and all that follows from it."""
-        self.node(name).beat()
+        self.node(name).leader.send_heartbeats()
         self.run()
 
     def elect(self, name: str) -> RaftNode:
         """Make *name* leader by the ordinary way: pre-vote, vote, no-op committed."""
         node = self.node(name)
         self.clock.now_s += 10.0
-        node.stand()
+        node.begin_election()
         node.settle()
         self.run()
         assert node.is_leader, f"{name} was not elected"

@@ -26,10 +26,10 @@ import cbor2
 from commitlog.entry_log import EntryLog
 from commitlog.mark import Anchor, load_anchor
 from dledger.broker_errors import ReplicationError
-from dledger.raft.append import split_frames
+from dledger.raft.follower import split_frames
 from dledger.raft.membership import Member as Listed
 from dledger.raft.membership import Members
-from dledger.raft.node import Outgoing
+from dledger.raft.peers import Outgoing
 from dledger.raft.wire import Kind, PeerFrame
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.raft_cluster import Cluster, Letter, Member
@@ -207,7 +207,7 @@ class ScenarioCluster(Cluster):
         """Make the connections between two members anew."""
         for name, peer in ((one, other), (other, one)):
             for channel in ("control", "data"):
-                self.node(name).link_up(peer, channel, self.node(peer).hello(channel))
+                self.node(name).link_up(peer, channel, self.node(peer).contacts.hello(channel))
 
     def _note(self, name: str) -> None:
         member = self.members.get(name)
@@ -321,7 +321,7 @@ class Scenario:
     def do_stand(self, *names: str) -> None:
         """``stand NAME ...``: the election timers of these ran out, in this order."""
         for name in names:
-            self.group.node(name).stand()
+            self.group.node(name).begin_election()
             self.group.node(name).settle()
             self._look()
 
@@ -337,14 +337,14 @@ class Scenario:
         """``beat NAME [TIMES]``: a tenth of a second passes, a heartbeat leaves; ``settle``."""
         for _ in range(int(times)):
             self.group.clock.now_s += BEAT_S
-            self.group.node(name).beat()
+            self.group.node(name).leader.send_heartbeats()
             self._look()
             self.do_settle()
 
     def do_transfer(self, leader: str, target: str) -> None:
         """``transfer LEADER TARGET``: the leader begins to hand its leadership over."""
         node = self.group.node(leader)
-        node.begin_transfer(target)
+        node.transfers.begin(target)
         node.settle()
 
     # -- commands: the log -----------------------------------------------------------------
@@ -355,7 +355,7 @@ class Scenario:
         for body in bodies:
             if not node.is_leader:
                 self._say(f"refused: {name} does not lead")
-            elif node.transferring:
+            elif node.transfers.is_under_way:
                 self._say(f"refused: {name} is handing its leadership over")
             else:
                 text, _, times = body.partition("*")
@@ -373,11 +373,11 @@ class Scenario:
         if name not in self.group.members:
             self._seen[name] = Seen()
             self.group.join(name)
-        hello, members = self.group.node(name).hello("control"), node.roster.members
+        hello, members = self.group.node(name).contacts.hello("control"), node.roster.members
         if members is None:
             raise ScenarioError("nobody was elected yet")
         new = Listed(name, hello.incarnation, "127.0.0.1", 1, hello.client_address)
-        node.change_members(members.with_learner(new))
+        node.changes.change(members.with_learner(new))
         node.settle()
 
     def do_remove(self, leader: str, name: str) -> None:
@@ -387,7 +387,7 @@ class Scenario:
         voter = None if members is None else members.voter(name)
         if members is None or voter is None:
             raise ScenarioError(f"{name} is no voter")
-        node.change_members(members.without(voter))
+        node.changes.change(members.without(voter))
         node.settle()
 
     # -- commands: letters -----------------------------------------------------------------
@@ -592,9 +592,9 @@ class Scenario:
             log_state=log_state,
             stable=log.durable_index,
             commit=node.commit_index,
-            doubtful=node.doubtful,
+            doubtful=node.eligibility.doubtful,
             members=listed_names(node.roster.members),
-            transferring=node.transferring,
+            transferring=node.transfers.is_under_way,
         )
 
     def _look(self) -> None:

@@ -50,9 +50,9 @@ from commitlog.recovery import DamagedLogError
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.processors.send_records import _runs_of, _split
-from dledger.raft.append import split_frames
+from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
-from dledger.raft.term_vote import TermVote
+from dledger.raft.journal import TermVote
 from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (

@@ -56,7 +56,7 @@ class WatchedMembers(Watched):
                 self.wipe(name)
             case "time" if leader is not None:
                 cluster.clock.now_s += 0.4
-                cluster.node(leader).beat()
+                cluster.node(leader).leader.send_heartbeats()
                 cluster.node(leader).settle()
             case "calm":
                 cluster.cut.clear()
@@ -74,10 +74,10 @@ class WatchedMembers(Watched):
         incarnation = self.cluster.node(name).identity.incarnation
         try:
             if remove and (voter := members.voter(name)) is not None:
-                node.change_members(members.without(voter))
+                node.changes.change(members.without(voter))
                 self.changes += 1
             elif not remove and name not in members.names:
-                node.change_members(members.with_learner(Member(name, incarnation, "h", 1)))
+                node.changes.change(members.with_learner(Member(name, incarnation, "h", 1)))
                 self.changes += 1
         except ReplicationError:
             return
@@ -86,7 +86,7 @@ class WatchedMembers(Watched):
     def transfer(self, leader: str, target: str | None) -> None:
         node = self.cluster.node(leader)
         try:
-            node.begin_transfer(target)
+            node.transfers.begin(target)
         except ReplicationError:
             return
         node.settle()
@@ -136,7 +136,7 @@ class WatchedMembers(Watched):
             leader = next((n for n in cluster.names if cluster.node(n).is_leader), None)
             if leader is None:
                 cluster.clock.now_s += 2.0
-                cluster.node(cluster.names[attempt % len(cluster.names)]).stand()
+                cluster.node(cluster.names[attempt % len(cluster.names)]).begin_election()
                 cluster.run()
                 self.check()
                 continue
@@ -155,7 +155,7 @@ class WatchedMembers(Watched):
         sure = [
             node
             for node in nodes
-            if not node.doubtful
+            if not node.eligibility.doubtful
             and newest.is_voter(node.settings.self_id, node.identity.incarnation)
         ]
         return len(sure) <= len(newest.voter_names) // 2

@@ -15,11 +15,11 @@ import pytest
 
 from commitlog.errors import CorruptEntryError, RemoteProtocolError
 from dledger.broker_errors import ChangeRefusedError
-from dledger.raft.bounds import TERM_MAX
 from dledger.raft.identity import Hello
+from dledger.raft.member import RaftNode
 from dledger.raft.membership import Member, Members
-from dledger.raft.node import RaftNode
-from dledger.raft.refusals import NotAMemberError
+from dledger.raft.peers import NotAMemberError
+from dledger.raft.wire import TERM_MAX
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.hostile_frames import Hostile
 from tests.harness.raft_cluster import Cluster
@@ -42,7 +42,7 @@ def in_state(root: Path, state: str, seed: int) -> tuple[Cluster, RaftNode]:
     leader = cluster.elect("n0")
     cluster.append("n0", b"kept")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     members = leader.roster.members
     assert members is not None
     match state:
@@ -51,22 +51,22 @@ def in_state(root: Path, state: str, seed: int) -> tuple[Cluster, RaftNode]:
         case "candidate":
             node = cluster.node("n1")
             cluster.clock.now_s += 10.0
-            node.stand()
+            node.begin_election()
             return cluster, node
         case "learner":
             node = cluster.join("n3").node
-            hello = node.hello("control")
-            leader.change_members(members.with_learner(Member("n3", hello.incarnation)))
+            hello = node.contacts.hello("control")
+            leader.changes.change(members.with_learner(Member("n3", hello.incarnation)))
             leader.settle()
             cluster.run()
             return cluster, node
         case "removed":
             voter = members.voter("n2")
             assert voter is not None
-            leader.change_members(members.without(voter))
+            leader.changes.change(members.without(voter))
             leader.settle()
             cluster.run()
-            cluster.beat("n0")
+            cluster.heartbeat("n0")
             return cluster, cluster.node("n2")
         case _:
             return cluster, cluster.node("n1")
@@ -95,13 +95,13 @@ def attack(cluster: Cluster, node: RaftNode, hostile: Hostile, frames: int) -> C
         assert sender != "evil" or node.term == before
         if number % 7 == 0:
             cluster.clock.now_s += hostile.rng.random()
-            node.stand()
+            node.begin_election()
         node.settle()
         if number % 5 == 0:
             cluster.members[name].flush()
             drain(node)
         if number % 11 == 0:
-            node.beat()
+            node.leader.send_heartbeats()
     assert cluster.members[name].committed[: len(committed)] == committed
     assert node.term <= TERM_MAX
     return ends
@@ -113,7 +113,7 @@ def drain(node: RaftNode) -> None:
         state.control.clear()
         state.replies.clear()
         for _ in range(4):
-            if node.next_append(name) is None:
+            if node.next_frame(name) is None:
                 break
 
 

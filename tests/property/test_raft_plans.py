@@ -87,13 +87,13 @@ class Watched:
                     cluster.append(leaders[choice % len(leaders)], str(choice).encode())
             case "stand":
                 cluster.clock.now_s += 1.0
-                node.stand()
+                node.begin_election()
                 node.settle()
                 for _ in range(choice % 8):
                     self.act("round", 0)
                     self.act("flush all", 0)
             case "beat":
-                node.beat()
+                node.leader.send_heartbeats()
                 node.settle()
             case "wait":
                 cluster.clock.now_s += 0.3
@@ -101,7 +101,7 @@ class Watched:
             case "reset":
                 other = cluster.names[(choice + 1) % len(cluster.names)]
                 node.link_down(other, "data")
-                node.link_up(other, "data", cluster.node(other).hello("data"))
+                node.link_up(other, "data", cluster.node(other).contacts.hello("data"))
             case "blackout" if choice % 2:
                 post.clear()
                 for each in cluster.names:
@@ -120,8 +120,8 @@ class Watched:
         for other in cluster.names:
             if other != name:
                 for channel in ("control", "data"):
-                    cluster.node(other).link_up(name, channel, member.node.hello(channel))
-                    member.node.link_up(other, channel, cluster.node(other).hello(channel))
+                    cluster.node(other).link_up(name, channel, member.node.contacts.hello(channel))
+                    member.node.link_up(other, channel, cluster.node(other).contacts.hello(channel))
 
     def check(self) -> None:
         """Check what must hold at any moment."""
@@ -146,16 +146,16 @@ class Watched:
             for other in cluster.names:
                 if other != name:
                     node = cluster.node(name)
-                    node.link_up(other, "data", cluster.node(other).hello("data"))
+                    node.link_up(other, "data", cluster.node(other).contacts.hello("data"))
         for attempt in range(3 * len(cluster.names)):
             leader = next((n for n in cluster.names if cluster.node(n).is_leader), None)
             if leader is None:
                 cluster.clock.now_s += 2.0
-                cluster.node(cluster.names[attempt % len(cluster.names)]).stand()
+                cluster.node(cluster.names[attempt % len(cluster.names)]).begin_election()
             else:
                 cluster.append(leader, b"after")
-                cluster.beat(leader)
-                cluster.beat(leader)
+                cluster.heartbeat(leader)
+                cluster.heartbeat(leader)
             cluster.run()
             self.check()
             ends = {node.commit_index for node in map(cluster.node, cluster.names)}

@@ -103,7 +103,7 @@ async def test_a_start_meets_a_bad_sector_and_is_repaired_from_a_peer() -> None:
             while again.group.state.applied_index < leader.group.state.applied_index:
                 await trio.sleep(0.1)
         assert bodies(again.group) == bodies(leader.group)
-        assert not again.group.node.has_hole
+        assert not again.group.node.state.has_hole
 
 
 async def whole_again(replica: Replica) -> None:

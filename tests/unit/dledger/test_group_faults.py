@@ -67,7 +67,7 @@ async def test_answers_of_a_new_reign_do_not_wait_for_entries_cut_in_an_earlier_
             leader.group.node.core.observe_term(leader.group.term + 1)
             leader.group.node.settle()
             for other in groups.others(old.name):
-                groups.replicas[other].group.node.timer.heard_s = -1e9
+                groups.replicas[other].group.node.timer.leader_at_s = -1e9
             await trio.sleep(3)
         assert between is not old
         with trio.fail_after(1):
@@ -365,7 +365,7 @@ async def test_nobody_leads_before_the_own_no_op_is_applied(
                 assert [group.leadership for group in others] == [None, None]
                 await trio.sleep(0.01)
         second = await groups.leader(among=groups.others(first.name))
-        assert second.group.state.applied_index >= second.group.node.noop_index > 0
+        assert second.group.state.applied_index >= second.group.node.state.noop_index > 0
 
 
 @pytest.mark.parametrize("derived", ["consumequeue", "index"])

@@ -17,7 +17,7 @@ from commitlog.mark import Anchor
 from commitlog.record import decode_record, encode_record
 from commitlog.seams import Disk, utc
 from dledger.group import Group
-from dledger.raft.installation import Installation
+from dledger.raft.snapshot import Installation
 from dledger.raft.wire import PeerFrame
 from dledger.replica_records import Phase
 from dledger.services.local_hour import is_in_hours
@@ -125,21 +125,21 @@ async def test_a_snapshot_that_comes_twice_is_installed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last_chunks: list[tuple[str, PeerFrame]] = []
-    take, finish = Installation.take, Installation.finish
+    on_chunk, finish = Installation.on_chunk, Installation.finish
 
-    def take_and_keep(self: Installation, leader: str, frame: PeerFrame) -> None:
+    def keep_chunk(self: Installation, leader: str, frame: PeerFrame) -> None:
         last_chunks[:] = [(leader, frame)]
-        take(self, leader, frame)
+        on_chunk(self, leader, frame)
 
-    def finish_and_take_again(
+    def finish_and_repeat_chunk(
         self: Installation, leader: str, entry_log: EntryLog, index: int
     ) -> None:
         finish(self, leader, entry_log, index)
-        assert self.journal.last_index < index
-        take(self, *last_chunks[0])
+        assert self.state.journal.last_index < index
+        on_chunk(self, *last_chunks[0])
 
-    monkeypatch.setattr(Installation, "take", take_and_keep)
-    monkeypatch.setattr(Installation, "finish", finish_and_take_again)
+    monkeypatch.setattr(Installation, "on_chunk", keep_chunk)
+    monkeypatch.setattr(Installation, "finish", finish_and_repeat_chunk)
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
         again = await groups.start(behind)
@@ -196,7 +196,7 @@ async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
         def asks_for_the_first(self: Installation, peer: str, frame: PeerFrame) -> None:
             self._reply(peer, frame.fields[0], frame.fields[2], 1)
 
-        monkeypatch.setattr(Installation, "take", asks_for_the_first)
+        monkeypatch.setattr(Installation, "on_chunk", asks_for_the_first)
         leader.group.node.owner.take_snapshot = counted
         await groups.start(behind)
         await trio.sleep(5)
@@ -253,7 +253,7 @@ async def test_an_emptied_log_without_space_waits_for_it(
         assert group.store.installing
         assert not group.readable
         assert group.node.leader_id == leader.name
-        group.node.stand()
+        group.node.begin_election()
         assert leader.group.leadership is not None
         await fill(groups, 5)  # the others are a majority
         is_full = False
@@ -288,7 +288,7 @@ async def test_a_stop_while_an_emptied_log_waits_for_space_is_finished_at_the_ne
         again = await groups.start(behind)
         assert again.group.store.unclean
         await groups.settle()
-        assert not again.group.node.damaged
+        assert not again.group.node.eligibility.damaged
         assert kept(again.group) == kept(leader.group)
 
 
@@ -350,7 +350,7 @@ async def test_a_refilling_replica_neither_leads_nor_serves_reads(tmp_path: Path
             groups.replicas[name].kill()
             del groups.replicas[name]
         again = await groups.start(other)
-        again.group.node.stand()
+        again.group.node.begin_election()
         assert not again.group.readable
         assert not again.group.node.is_leader
 

@@ -13,7 +13,7 @@ import pytest
 
 from commitlog.errors import ForeignStoreError, NewerEntryError, RemoteProtocolError
 from commitlog.mark import Anchor
-from dledger.raft.append import split_frames
+from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.membership import Members
 from dledger.raft.wire import PROTOCOL_VERSION

@@ -14,7 +14,7 @@ from dledger.cli.main import main
 from dledger.config import BrokerConfig, load_config
 from dledger.doors import group_secret
 from dledger.output import ExitCode
-from dledger.raft.proof import GroupSecret
+from dledger.raft.identity import GroupSecret
 from remoting.settings.reader import ConfigFile
 from tests.harness.groups import Groups
 from tests.harness.shipped_files import ROOT

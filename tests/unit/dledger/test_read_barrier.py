@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 def beats_of(leader: Replica) -> int:
-    return leader.group.node.reign.beats
+    return leader.group.node.leader.heartbeats
 
 
 async def pass_barrier(replica: Replica) -> None:

@@ -110,7 +110,7 @@ async def test_with_a_hole_nobody_votes_leads_or_acknowledges() -> None:
         spoil(groups, follower, 6)
         await scrubbed(follower)
         node = follower.group.node
-        assert node.has_hole
+        assert node.state.has_hole
         groups.replicas.pop(third.name).kill()
         await trio.sleep(0.1)
         before = leader.group.state.applied_index
@@ -153,7 +153,7 @@ async def test_a_hole_is_remembered_over_a_restart() -> None:
         follower.kill()
         again = await groups.start(follower.name)
         assert again.group.store.log.damaged.indexes == [4]
-        assert again.group.node.has_hole
+        assert again.group.node.state.has_hole
         groups.heal()
         await repaired(again, 1)
         await groups.settle()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.raft.clocks import AGREED_S, HEARD_S, SKEW_MAX_MS, STANDS_ASIDE_S, Clocks
+from dledger.raft.clocks import AGREED_S, DATE_VALID_S, NO_CAMPAIGN_S, SKEW_MAX_MS, Clocks
 from dledger.testing.clocks import ManualClock
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
@@ -42,7 +42,7 @@ def clocks(voters: int) -> tuple[Clocks, ManualClock]:
 def test_the_middle_date_decides(ahead: list[int], expected: int) -> None:
     found, clock = clocks(1 + len(ahead))
     for number, each in enumerate(ahead, 1):
-        found.note(f"n{number}", clock.wall_ms() + each)
+        found.record(f"n{number}", clock.wall_ms() + each)
     assert found.ahead_ms() == expected
     assert found.are_off() == (abs(expected) > SKEW_MAX_MS)
     stamped = found.store_time_ms() - clock.wall_ms()
@@ -65,54 +65,54 @@ def test_of_dates_that_contradict_each_other_the_log_decides(
     for number in range(1, others + 1):
         agrees = 2 * number <= others
         there_ms = wrong_ms if agrees is is_own else right_ms
-        found.note(f"n{number}", there_ms)
+        found.record(f"n{number}", there_ms)
     assert abs(found.store_time_ms() - right_ms) < SKEW_MAX_MS
     assert found.are_off() is is_own
 
 
 def test_an_unheard_jump_is_measured_by_what_was_agreed() -> None:
     found, clock = clocks(3)
-    found.note("n1", clock.wall_ms())
+    found.record("n1", clock.wall_ms())
     right_ms = found.store_time_ms()
-    clock.now_s += HEARD_S + 1
+    clock.now_s += DATE_VALID_S + 1
     clock.skew_ms = 2 * YEAR_MS
     assert not found.are_known
-    assert found.store_time_ms() == right_ms + int(1000 * (HEARD_S + 1))
+    assert found.store_time_ms() == right_ms + int(1000 * (DATE_VALID_S + 1))
     clock.now_s += AGREED_S
     assert found.store_time_ms() == clock.wall_ms()
     clock.now_s -= AGREED_S
-    found.begin()
+    found.begin_term()
     assert found.store_time_ms() == clock.wall_ms()
 
 
 def test_dates_are_known_from_a_majority_and_not_for_ever() -> None:
     found, clock = clocks(5)
     assert not found.are_known
-    found.note("n1", clock.wall_ms() + YEAR_MS)
+    found.record("n1", clock.wall_ms() + YEAR_MS)
     assert (found.are_known, found.ahead_ms()) == (False, 0)
-    found.note("n2", clock.wall_ms() + YEAR_MS)
+    found.record("n2", clock.wall_ms() + YEAR_MS)
     assert (found.are_known, found.ahead_ms()) == (True, YEAR_MS)
-    clock.now_s += HEARD_S + 1
+    clock.now_s += DATE_VALID_S + 1
     assert (found.are_known, found.ahead_ms()) == (False, 0)
     assert clocks(1)[0].are_known
 
 
 def test_an_index_of_a_version_without_dates_is_no_date() -> None:
     found, _ = clocks(3)
-    found.note("n1", 123_456)
-    found.note("n2", 0)
+    found.record("n1", 123_456)
+    found.record("n2", 0)
     assert (found.are_known, found.ahead_ms()) == (True, 0)
 
 
 def test_one_whose_date_was_wrong_stands_aside_for_a_while() -> None:
     found, clock = clocks(3)
     for name in ("n1", "n2"):
-        found.note(name, clock.wall_ms() - YEAR_MS)
-    assert found.may_stand()
+        found.record(name, clock.wall_ms() - YEAR_MS)
+    assert found.may_campaign()
     assert found.are_off()
-    assert not found.may_stand()
-    clock.now_s += STANDS_ASIDE_S
-    assert found.may_stand()
+    assert not found.may_campaign()
+    clock.now_s += NO_CAMPAIGN_S
+    assert found.may_campaign()
 
 
 @pytest.mark.parametrize("skew_ms", [2 * YEAR_MS, -2 * YEAR_MS])
@@ -130,12 +130,12 @@ async def test_a_leader_whose_date_is_two_years_off_gives_up_and_stamps_nothing(
         for replica in groups.replicas.values():
             state = replica.group.state
             assert abs(state.last_store_time_ms - second.clock.wall_ms()) < SKEW_MAX_MS
-        assert not first.group.node.clocks.may_stand()
+        assert not first.group.node.clocks.may_campaign()
         assert second.group.status()["store_time_ahead_ms"] <= 0
         # Back again, it may lead.
         first.clock.skew_ms = 0
-        await trio.sleep(STANDS_ASIDE_S + 1)
-        assert first.group.node.clocks.may_stand()
+        await trio.sleep(NO_CAMPAIGN_S + 1)
+        assert first.group.node.clocks.may_campaign()
 
 
 async def test_a_leader_that_cannot_hand_over_stamps_by_the_date_of_most(

@@ -15,10 +15,10 @@ import pytest
 
 from commitlog.errors import InvariantBroken, LocalProtocolError, RemoteProtocolError
 from dledger.raft import guards as registry
-from dledger.raft.core import LIBRARY_SHA256
 from dledger.raft.guards import Guards
 from dledger.raft.journal import Proposal
-from dledger.raft.refusals import ContradictionError
+from dledger.raft.library import LIBRARY_SHA256
+from dledger.raft.peers import ContradictionError
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.guard_proofs import proves
 from tests.harness.raft_cluster import Cluster, batch
@@ -68,7 +68,7 @@ def test_a_vote_leaves_only_when_it_is_on_disk(guards: Guards, tmp_path: Path) -
     for voter in ("n1", "n2"):
         cluster.members[voter].flushes_by_itself = False
     cluster.clock.now_s += 10.0
-    cluster.node("n0").stand()
+    cluster.node("n0").begin_election()
     cluster.run()
     assert not cluster.node("n0").is_leader
     assert cluster.members["n1"].term_vote.voted_for == "n0"
@@ -104,7 +104,7 @@ def test_a_late_copy_of_an_append_cuts_nothing(guards: Guards, tmp_path: Path) -
     for body in (b"b", b"c", b"d"):
         last = cluster.append("n0", body)
         cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     for letter in late:
         cluster.deliver(letter)
     assert cluster.node("n1").journal.last_index == last
@@ -158,7 +158,7 @@ def test_one_voter_sent_twice_does_not_make_a_majority(guards: Guards, tmp_path:
     cluster = Cluster(tmp_path, 5, guards=guards)
     node = cluster.node("n0")
     cluster.clock.now_s += 10.0
-    node.stand()
+    node.begin_election()
     while not cluster.node("n1").term:
         cluster.step()
     for name in ("n0", "n1"):
@@ -184,12 +184,12 @@ def test_a_member_that_was_cut_off_does_not_depose_the_leader_by_coming_back(
     cluster.cut = {("n0", "n2"), ("n1", "n2"), ("n2", "n0"), ("n2", "n1")}
     for _ in range(20):
         cluster.clock.now_s += 0.5
-        cluster.beat("n0")
-        cluster.node("n2").stand()
+        cluster.heartbeat("n0")
+        cluster.node("n2").begin_election()
         cluster.run()
     cluster.cut = set()
-    cluster.beat("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
+    cluster.heartbeat("n0")
     assert leader.is_leader
     assert cluster.node("n2").leader_id == "n0"
     assert leader.term == 1
@@ -200,16 +200,16 @@ def test_a_member_with_a_higher_term_is_told_and_comes_back(tmp_path: Path) -> N
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     cluster.node("n2").core.observe_term(142)
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert cluster.node("n0").term == 142
     cluster.clock.now_s += 10.0
-    cluster.node("n1").stand()
+    cluster.node("n1").begin_election()
     cluster.run()
     assert cluster.node("n1").term == 142
     cluster.elect("n1")
     cluster.append("n1", b"x")
     cluster.run()
-    cluster.beat("n1")
+    cluster.heartbeat("n1")
     assert len({tuple(chain) for chain in cluster.chains().values()}) == 1
     assert cluster.node("n2").commit_index == cluster.node("n1").commit_index
 
@@ -235,7 +235,7 @@ def test_a_leader_without_a_majority_gives_up_within_its_election_timeout(
     leader = cluster.elect("n0")
     cluster.cut = {("n0", "n1"), ("n0", "n2"), ("n1", "n0"), ("n2", "n0")}
     cluster.clock.now_s += leader.settings.election_timeout_s * 1.05
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     leader.settle()
     assert not leader.is_leader
 

@@ -21,13 +21,13 @@ import pytest
 
 from commitlog.entry import parse_header, seal_no_op
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
-from dledger.raft.core import Role
 from dledger.raft.identity import Hello
 from dledger.raft.journal import Frame
+from dledger.raft.library import Role
+from dledger.raft.member import RaftNode
 from dledger.raft.membership import Member as Listed
 from dledger.raft.membership import Members
-from dledger.raft.node import RaftNode
-from dledger.raft.refusals import ContradictionError, NotAMemberError
+from dledger.raft.peers import ContradictionError, NotAMemberError
 from dledger.raft.wire import Kind, PeerFrame
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.raft_cluster import Cluster, Letter
@@ -87,7 +87,7 @@ def campaign(cluster: Cluster, name: str) -> RaftNode:
     """Let *name* become a candidate whose requests for votes have not left yet."""
     node = cluster.node(name)
     cluster.clock.now_s += 1.0
-    node.stand()
+    node.begin_election()
     node.settle()
     while node.core.role is not Role.CANDIDATE and not node.is_leader:
         assert cluster.step(), f"{name} found nobody who would vote for it"
@@ -103,7 +103,7 @@ def listed(node: RaftNode) -> Members:
 
 def as_listed(cluster: Cluster, name: str) -> Listed:
     """Return how *name* would stand in a list."""
-    hello = cluster.node(name).hello("control")
+    hello = cluster.node(name).contacts.hello("control")
     return Listed(name, hello.incarnation, "127.0.0.1", 1, hello.client_address)
 
 
@@ -112,14 +112,14 @@ def remove(cluster: Cluster, leader: str, name: str) -> None:
     node = cluster.node(leader)
     voter = listed(node).voter(name)
     assert voter is not None
-    node.change_members(listed(node).without(voter))
+    node.changes.change(listed(node).without(voter))
     node.settle()
 
 
 def add(cluster: Cluster, leader: str, name: str) -> None:
     """Let *leader* take *name* in as a learner."""
     node = cluster.node(leader)
-    node.change_members(listed(node).with_learner(as_listed(cluster, name)))
+    node.changes.change(listed(node).with_learner(as_listed(cluster, name)))
     node.settle()
 
 
@@ -186,11 +186,11 @@ def test_a_leader_beats_to_everybody_and_so_keeps_its_authority() -> None:
 
     for _ in range(50):
         cluster.clock.now_s += leader.settings.heartbeat_interval_s
-        leader.beat()
+        leader.leader.send_heartbeats()
         beats = posted(cluster, "n0", Kind.HEARTBEAT)
         assert receivers(beats) == ["n1", "n2", "n3", "n4"]
         cluster.run()
-        assert all(cluster.node(name).election_due_in() > 0 for name in cluster.names)
+        assert all(cluster.node(name).candidate.due_in() > 0 for name in cluster.names)
 
     assert leader.is_leader
     assert leader.term == 1
@@ -204,7 +204,7 @@ def test_a_follower_that_hears_nobody_becomes_due_to_stand() -> None:
 
     cluster.clock.now_s += 2 * follower.settings.election_timeout_s
 
-    assert follower.election_due_in() <= 0
+    assert follower.candidate.due_in() <= 0
 
 
 def test_a_candidate_raises_its_term_votes_for_itself_and_asks_everybody() -> None:
@@ -294,8 +294,8 @@ def test_a_split_vote_ends_with_the_next_timeout_in_the_next_term() -> None:
     cluster = group(4)
     first, second = (cluster.node(name) for name in ("n0", "n1"))
     cluster.clock.now_s += 1.0
-    first.stand()
-    second.stand()
+    first.begin_election()
+    second.begin_election()
     cluster.step()
     cluster.step()
     cluster.cut = {("n0", "n3"), ("n1", "n2")}
@@ -305,7 +305,7 @@ def test_a_split_vote_ends_with_the_next_timeout_in_the_next_term() -> None:
     assert [node.term for node in (first, second)] == [1, 1]
 
     cluster.clock.now_s += 1.0
-    second.stand()
+    second.begin_election()
     cluster.run()
 
     assert (second.is_leader, second.term, first.leader_id) == (True, 2, "n1")
@@ -321,7 +321,7 @@ def test_election_timeouts_are_drawn_anew_and_differ() -> None:
         for name in cluster.names:
             node = cluster.node(name)
             node.timer.restart(cluster.clock.monotonic())
-            drawn.append(node.election_due_in())
+            drawn.append(node.candidate.due_in())
 
     assert len(set(drawn)) == len(drawn)
     assert timeout_s <= min(drawn) < 1.2 * timeout_s
@@ -370,7 +370,7 @@ def test_committing_an_entry_commits_everything_before_it() -> None:
     assert cluster.node("n0").commit_index == 0
 
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
 
     assert leader.commit_index == leader.journal.last_index
     assert terms(cluster, "n2")[:4] == [1, 2, 2, 3]
@@ -381,14 +381,14 @@ def test_followers_learn_what_is_committed_and_take_it_in_order() -> None:
     """§5.3: a follower that learns that an entry is committed applies it, in log order."""
     cluster = group()
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     known = cluster.node("n1").commit_index
 
     last = [cluster.append("n0", body) for body in (b"a", b"b", b"c")][-1]
     cluster.run()
     assert leader.commit_index == last
     assert cluster.node("n1").commit_index == known
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
 
     assert cluster.node("n1").commit_index == last
     assert [index for index, _ in cluster.members["n1"].committed] == list(range(1, last + 1))
@@ -443,7 +443,7 @@ def test_a_leader_brings_any_log_into_agreement_with_its_own(log: list[int]) -> 
         cluster.node(name).core.observe_term(7)
 
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
 
     assert leader.term == 8
     assert terms(cluster, "n0")[:11] == [*FIGURE_7, 8]
@@ -584,7 +584,7 @@ def test_what_looked_safe_in_figure_8_may_still_be_overwritten() -> None:
         cluster.node(name).core.observe_term(4)
 
     cluster.elect("n4")
-    cluster.beat("n4")
+    cluster.heartbeat("n4")
 
     assert {tuple(terms(cluster, name)[:3]) for name in cluster.names} == {(1, 3, 5)}
     assert len({tuple(chain) for chain in cluster.chains().values()}) == 1
@@ -608,7 +608,7 @@ def test_whoever_is_elected_has_everything_that_was_committed(lagging: str) -> N
     elected = []
     for name in (lagging, third):
         cluster.clock.now_s += 1.0
-        cluster.node(name).stand()
+        cluster.node(name).begin_election()
         cluster.run()
         elected += [name] * cluster.node(name).is_leader
 
@@ -623,14 +623,14 @@ def test_no_two_members_apply_different_entries_at_one_index() -> None:
     for reign, leader in enumerate(["n0", "n1", "n2", "n3", "n4", "n0"]):
         cluster.elect(leader)
         cluster.append(leader, f"all {reign}".encode())
-        cluster.beat(leader)
+        cluster.heartbeat(leader)
         isolate(cluster, leader)
         cluster.append(leader, f"alone {reign}".encode())
         cluster.members[leader].flush()
         cluster.collect(leader)
         cluster.cut = set()
     cluster.elect("n2")
-    cluster.beat("n2")
+    cluster.heartbeat("n2")
 
     applied = [cluster.members[name].committed for name in cluster.names]
     longest = max(applied, key=len)
@@ -699,8 +699,8 @@ def test_a_leader_beats_many_times_within_an_election_timeout() -> None:
     cluster.cut = {("n0", "n1")}
     for _ in range(lost):
         cluster.clock.now_s += settings.heartbeat_interval_s
-        cluster.beat("n0")
-    due = cluster.node("n1").election_due_in()
+        cluster.heartbeat("n0")
+    due = cluster.node("n1").candidate.due_in()
 
     assert due > 0
     assert leader.is_leader
@@ -712,7 +712,7 @@ def test_safety_does_not_depend_on_time() -> None:
     old = cluster.elect("n0")
     isolate(cluster, "n0")
     cluster.clock.now_s += 1.0
-    cluster.node("n1").stand()
+    cluster.node("n1").begin_election()
     while not cluster.node("n1").is_leader:
         for name in ("n1", "n2"):
             cluster.members[name].flush()
@@ -793,7 +793,7 @@ def test_only_one_voter_comes_or_goes_in_one_change() -> None:
         after = after.without(voter)
 
     with pytest.raises(ChangeRefusedError, match="more than one member"):
-        leader.change_members(after)
+        leader.changes.change(after)
 
     assert listed(leader).voter_names == ("n0", "n1", "n2", "n3", "n4")
     assert leader.journal.last_index == leader.journal.members.index
@@ -803,7 +803,7 @@ def test_a_member_falls_back_to_the_list_before_when_the_entry_is_cut() -> None:
     """Thesis §4.1: a server must be prepared to fall back to the previous configuration."""
     cluster = group()
     cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     before = listed(cluster.node("n0"))
     isolate(cluster, "n0")
     remove(cluster, "n0", "n2")
@@ -820,8 +820,8 @@ def test_a_member_falls_back_to_the_list_before_when_the_entry_is_cut() -> None:
 
 def vouched(cluster: Cluster, by: str, name: str) -> Hello:
     """Return the answer of *by* in which a newer list holds *name* besides its own."""
-    hello = cluster.node(by).hello("data", to_member=True)
-    key = cluster.node(name).hello("data").key
+    hello = cluster.node(by).contacts.hello("data", to_member=True)
+    key = cluster.node(name).contacts.hello("data").key
     return replace(hello, members=(*hello.members, key), members_index=hello.members_index + 1)
 
 
@@ -829,10 +829,10 @@ def test_a_member_hears_nobody_that_no_member_answers_for() -> None:
     """Thesis §4.1 lets anybody lead; a stranger on the network must not."""
     cluster = group()
     cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     remove(cluster, "n0", "n2")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     follower = cluster.node("n1")
     last = follower.journal.last_index
 
@@ -857,11 +857,11 @@ def test_a_member_hears_nobody_that_no_member_answers_for() -> None:
 def test_what_is_vouched_for_in_an_older_list_counts_for_nothing() -> None:
     cluster = group()
     cluster.elect("n0")
-    cluster.beat("n0")
-    old = cluster.node("n0").hello("data", to_member=True)
+    cluster.heartbeat("n0")
+    old = cluster.node("n0").contacts.hello("data", to_member=True)
     remove(cluster, "n0", "n2")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     cluster.node("n1").link_up("n0", "data", old)
 
     with pytest.raises(NotAMemberError):
@@ -875,7 +875,7 @@ def test_a_member_hears_a_leader_that_is_not_on_its_list() -> None:
     """
     cluster = group()
     cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     remove(cluster, "n0", "n2")
     cluster.run()
     follower = cluster.node("n1")
@@ -934,7 +934,7 @@ def test_a_leader_that_is_to_go_hands_its_leadership_over_first() -> None:
     with pytest.raises(ChangeRefusedError, match="transfer its leadership first"):
         remove(cluster, "n0", "n0")
 
-    leader.begin_transfer("n1")
+    leader.transfers.begin("n1")
     leader.settle()
     cluster.run()
     remove(cluster, "n1", "n0")
@@ -958,8 +958,8 @@ def test_a_removed_member_does_not_disturb_the_others(knows: bool) -> None:
 
     for _ in range(5):
         cluster.clock.now_s += 0.3
-        cluster.beat("n0")
-        cluster.node("n3").stand()
+        cluster.heartbeat("n0")
+        cluster.node("n3").begin_election()
         cluster.run()
 
     assert leader.is_leader
@@ -970,7 +970,7 @@ def test_a_member_that_hears_a_leader_ignores_requests_for_its_vote() -> None:
     """Thesis §4.2.3: within the minimum election timeout neither term nor vote is changed."""
     cluster = group()
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     vote = frame(Kind.VOTE, 5, 9, 4, False)
 
     for name in ("n0", "n1"):
@@ -990,12 +990,12 @@ def test_a_member_that_hears_a_leader_ignores_requests_for_its_vote() -> None:
 def behind(cluster: ScenarioCluster) -> RaftNode:
     """Let n2 miss more than n0, which leads, still has; return the leader."""
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     isolate(cluster, "n2")
     for number in range(6):
         cluster.append("n0", bytes(1500) + str(number).encode())
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     cluster.retain("n0", leader.commit_index)
     assert leader.journal.anchor_index > cluster.members["n2"].log.last_index
     cluster.cut = set()
@@ -1051,7 +1051,7 @@ def test_a_snapshot_of_what_a_member_has_already_cuts_nothing() -> None:
     for body in (b"a", b"b", b"c"):
         cluster.append("n0", body)
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     before = cluster.chains()["n1"]
 
     cluster.node("n1").receive("n0", frame(Kind.SNAPSHOT, 1, 3, 0, 4, payload=b"late"))
@@ -1082,7 +1082,7 @@ def test_a_snapshot_of_what_is_not_known_to_be_committed_is_compared_before_anyt
 
     assert cluster.chains()["n1"] == before
     assert [tuple(r.frame.fields) for r in replies] == [(index, 0, index + 1)]
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert node.commit_index == leader.commit_index == leader.journal.last_index
 
 
@@ -1118,18 +1118,18 @@ def test_a_leader_begins_its_term_with_an_entry_of_its_own() -> None:
     cluster.run()
 
     first = parse_header(leader.journal.log.frame(4))
-    assert (first.index, first.term, first.record_count) == (leader.noop_index, 2, 0)
+    assert (first.index, first.term, first.record_count) == (leader.state.noop_index, 2, 0)
     assert known_at_first == 0
-    assert leader.commit_index >= leader.noop_index
+    assert leader.commit_index >= leader.state.noop_index
 
 
 def test_who_does_not_lead_tells_where_the_leader_is() -> None:
     """§8: a client that asks somebody else is told about the most recent leader."""
     cluster = group()
-    before = cluster.node("n2").leader_client_address()
+    before = cluster.node("n2").transfers.leader_client_address()
     cluster.elect("n1")
 
-    told = [cluster.node(name).leader_client_address() for name in ("n0", "n2")]
+    told = [cluster.node(name).transfers.leader_client_address() for name in ("n0", "n2")]
 
     assert before is None
     assert told == ["n1:10911", "n1:10911"]
@@ -1138,15 +1138,17 @@ def test_who_does_not_lead_tells_where_the_leader_is() -> None:
 def asked(node: RaftNode, deadline_s: float) -> list[NotLeaderError | None]:
     """Ask for a read on *node*; the returned list gets the answer."""
     answers: list[NotLeaderError | None] = []
-    node.barrier.ask(node.commit_index, deadline_s, answers.append)
-    if node.barrier.wants_beat:
-        node.beat_for_reads()
+    node.leader.reads.add(node.commit_index, deadline_s, answers.append)
+    if node.leader.reads.needs_heartbeat:
+        node.leader.send_read_heartbeats()
     return answers
 
 
 def answer_reads(node: RaftNode) -> None:
     """Answer the reads of *node* that may be answered now."""
-    for on_done in node.barrier.take_ready(node.confirmed_beat(), node.commit_index):
+    for on_done in node.leader.reads.pop_ready(
+        node.leader.confirmed_heartbeat(), node.commit_index
+    ):
         on_done(None)
 
 
@@ -1187,7 +1189,7 @@ def test_a_deposed_leader_answers_no_read() -> None:
     for name in ("n1", "n2"):
         old.receive(name, beat)
     answer_reads(old)
-    cluster.beat("n1")
+    cluster.heartbeat("n1")
     answer_reads(old)
 
     assert answers == []
@@ -1203,7 +1205,7 @@ def test_asking_whether_one_would_win_changes_nobodys_term_or_vote() -> None:
     cluster = group()
     cluster.clock.now_s += 1.0
 
-    cluster.node("n0").stand()
+    cluster.node("n0").begin_election()
     questions = posted(cluster, "n0", *Kind)
     cluster.step()
     answers = [letter for name in ("n1", "n2") for letter in posted(cluster, name, *Kind)]
@@ -1246,7 +1248,7 @@ def test_two_that_stand_at_once_do_not_split_the_vote() -> None:
     isolate(cluster, "n2")
     cluster.clock.now_s += 1.0
     for name in ("n0", "n1"):
-        cluster.node(name).stand()
+        cluster.node(name).begin_election()
     cluster.run()
     assert cluster.node("n0").is_leader
     assert {cluster.node(name).term for name in ("n0", "n1")} == {2}
@@ -1262,7 +1264,7 @@ def test_of_two_that_stand_at_once_the_newer_log_goes_first() -> None:
     isolate(cluster, "n2")
     cluster.clock.now_s += 1.0
     for name in ("n0", "n1"):
-        cluster.node(name).stand()
+        cluster.node(name).begin_election()
     cluster.run()
     assert cluster.node("n1").is_leader
     assert {cluster.node(name).term for name in ("n0", "n1")} == {2}
@@ -1272,9 +1274,9 @@ def test_who_says_yes_gives_way_for_a_moment() -> None:
     cluster = group()
     cluster.clock.now_s += 1.0
     cluster.node("n1").timer.lost_leader(cluster.clock.now_s)
-    cluster.node("n0").stand()
+    cluster.node("n0").begin_election()
     cluster.step()
-    assert cluster.node("n1").election_due_in() == pytest.approx(
+    assert cluster.node("n1").candidate.due_in() == pytest.approx(
         0.2 * cluster.node("n1").settings.election_timeout_s
     )
 
@@ -1286,12 +1288,12 @@ def test_a_member_that_returns_from_a_partition_does_not_raise_the_term() -> Non
     isolate(cluster, "n2")
     for _ in range(10):
         cluster.clock.now_s += 0.4
-        cluster.beat("n0")
-        cluster.node("n2").stand()
+        cluster.heartbeat("n0")
+        cluster.node("n2").begin_election()
         cluster.run()
 
     cluster.cut = set()
-    cluster.node("n2").stand()
+    cluster.node("n2").begin_election()
     cluster.run()
 
     assert leader.is_leader
@@ -1308,10 +1310,10 @@ def test_a_leader_brings_its_successor_up_to_date_before_it_asks_it() -> None:
     cluster.members["n1"].flushes_by_itself = False
     last = cluster.append("n0", b"x")
     cluster.run()
-    transfer = leader.begin_transfer("n1")
+    transfer = leader.transfers.begin("n1")
     leader.settle()
     cluster.run()
-    before = (transfer.phase, leader.transferring)
+    before = (transfer.phase, leader.transfers.is_under_way)
 
     cluster.members["n1"].flush()
     cluster.collect("n1")
@@ -1328,7 +1330,7 @@ def test_a_target_stands_at_once_and_is_voted_for_although_a_leader_is_heard() -
     """Thesis §3.10, §4.2.3: no timeout, no pre-vote; the request says that it is a transfer."""
     cluster = group()
     cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     target = cluster.node("n2")
     last = target.journal.last_index
 
@@ -1348,15 +1350,15 @@ def test_a_transfer_that_takes_longer_than_an_election_timeout_is_given_up() -> 
     leader = cluster.elect("n0")
     isolate(cluster, "n2")
     cluster.append("n0", b"x")
-    transfer = leader.begin_transfer("n2")
+    transfer = leader.transfers.begin("n2")
     leader.settle()
 
     cluster.pass_time("n0", leader.settings.election_timeout_s - 0.15)
-    before = (transfer.phase, leader.transferring)
+    before = (transfer.phase, leader.transfers.is_under_way)
     cluster.pass_time("n0", 0.3)
     index = cluster.append("n0", b"y")
     cluster.run()
 
     assert before == ("catching_up", True)
-    assert (transfer.phase, leader.transferring) == ("failed", False)
+    assert (transfer.phase, leader.transfers.is_under_way) == ("failed", False)
     assert leader.commit_index == index

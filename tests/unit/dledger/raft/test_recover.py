@@ -17,8 +17,8 @@ from commitlog.store_paths import StorePaths
 from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import recover, repair_term, what_may_be_lost
 from dledger.membership_changes import MembershipChanges
+from dledger.raft.journal import TermVote
 from dledger.raft.recover import REPAIRED_TERM_STEP, Recovery
-from dledger.raft.term_vote import TermVote
 from tests.harness.groups import Groups, running_groups
 from tests.harness.raft_cluster import batch
 

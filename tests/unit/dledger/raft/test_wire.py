@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlog.errors import RemoteProtocolError
-from dledger.raft.bounds import NUMBER_MAX, TERM_MAX
 from dledger.raft.wire import (
     FIELDS,
     FRAME_BYTES_MAX,
+    NUMBER_MAX,
+    TERM_MAX,
     Kind,
     PeerFrameDecoder,
     encode_frame,

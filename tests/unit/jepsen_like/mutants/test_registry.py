@@ -27,9 +27,9 @@ def test_there_are_enough_and_each_has_its_own_number_and_name() -> None:
 
 def test_a_text_that_is_gone_is_an_error_not_a_bug_that_is_never_planted() -> None:
     with pytest.raises(StaleMutantError, match="0 times"):
-        check("dledger.raft.election:majority", "voters // 3")
+        check("dledger.raft.candidate:majority", "voters // 3")
     with pytest.raises(StaleMutantError, match="not there any more"):
-        check("dledger.raft.election:minority", "x")
+        check("dledger.raft.candidate:minority", "x")
 
 
 PROGRAMS = {
@@ -39,7 +39,7 @@ PROGRAMS = {
     ),
     24: (
         "import cbor2\n"
-        "from dledger.raft.term_vote import TermVote\n"
+        "from dledger.raft.journal import TermVote\n"
         "vote = TermVote.__new__(TermVote)\n"
         "vote.term, vote.voted_for, vote.version = 9, 'n1', 1\n"
         "print(cbor2.loads(vote.snapshot()[1])[1])"

@@ -1,3 +1,5 @@
+"""None"""
+
 from __future__ import annotations
 
 import cbor2
@@ -5,8 +7,8 @@ import pytest
 
 from commitlog.errors import CorruptStoreError
 from commitlog.slot_file import SLOT_STRIDE_BYTES, SlotFile
-from dledger.raft.bounds import TERM_MAX
-from dledger.raft.term_vote import TermVote, parse_term_vote
+from dledger.raft.journal import TermVote, parse_term_vote
+from dledger.raft.wire import TERM_MAX
 from dledger.testing.sectors import Inode
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.sim_disk import SimDisk

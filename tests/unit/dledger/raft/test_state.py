@@ -1,4 +1,4 @@
-"""The rooms of a member where they decide by themselves, and the seam to its owner."""
+"""The state of a member, and the callbacks of its owner."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from commitlog.errors import FlushFailedError, InvariantBroken
-from dledger.raft.failure import Failure
 from dledger.raft.identity import Hello
+from dledger.raft.leader import could_commit
 from dledger.raft.membership import Member, Members
-from dledger.raft.owner import Owner
-from dledger.raft.reconfiguration import could_commit
+from dledger.raft.state import Failure, Owner
 from tests.harness.raft_cluster import Cluster
 
 LIST = Members.of(Member(name, f"{name}-1") for name in ("n0", "n1", "n2", "n3", "n4"))
@@ -71,7 +70,7 @@ def test_what_the_owner_answers_may_change_while_the_node_runs(tmp_path: Path) -
     node = cluster.node("n0")
     node.owner.may_lead = lambda: False
     cluster.clock.now_s += 10.0
-    node.stand()
+    node.begin_election()
     cluster.run()
     assert not node.is_leader
     node.owner.may_lead = lambda: True

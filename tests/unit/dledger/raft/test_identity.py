@@ -1,9 +1,11 @@
-"""Members prove to each other that they know the group's secret, before anything else counts."""
+"""Proofs of the group secret, and the identity of a group."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import structlog.testing
 import trio
 from trio.testing import MockClock
 
+from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.raft.identity import Hello
-from dledger.raft.proof import GroupSecret, Side, check_nonce
+from dledger.raft.identity import GroupSecret, Hello, Identity, Side, check_nonce
+from dledger.raft.recover import Recovery
 from dledger.raft.wire import (
     HELLO_BYTES_MAX,
     Kind,
@@ -24,9 +27,11 @@ from dledger.raft.wire import (
     encode_frame,
     encode_head,
 )
-from tests.harness.groups import Groups
+from tests.harness.groups import Groups, running_groups
+from tests.unit.dledger.raft.test_recover import lose_all_but_one
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 
 SECRET = b"0123456789abcdef"
 DIALLER = {"name": "n1", "nonce": b"a" * 16}
@@ -254,3 +259,64 @@ async def test_the_proof_for_one_member_does_not_open_another(groups: Groups) ->
     found = await answers(groups, frame(Kind.HELLO, called), frame(Kind.HELLO, {"proof": proof}))
     assert found == []
     assert node.peers["n1"].hello is None
+
+
+async def test_all_members_have_one_identity_and_keep_it_over_a_change_of_leader_and_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        identity = leader.group.group_identity
+        assert len(bytes.fromhex(identity)) == 16
+        await groups.settle()
+        assert {r.group.group_identity for r in groups.replicas.values()} == {identity}
+        assert leader.group.status()["group_identity"] == identity
+        (name,) = [name for name, replica in groups.replicas.items() if replica is leader]
+        groups.replicas.pop(name).kill()
+        assert (await groups.leader()).group.group_identity == identity
+        await groups.start(name)
+        await trio.sleep(5)
+        assert groups.replicas[name].group.group_identity == identity
+
+
+def test_two_groups_of_one_name_have_two_identities(tmp_path: Path) -> None:
+    found = set()
+    for seed in range(2):
+        alone = Identity(
+            OsDisk(),
+            str(tmp_path / f"identity{seed}"),
+            cluster="C",
+            group="G",
+            name="n0",
+            rng=random.Random(seed),
+        )
+        assert alone.group_identity == ""
+        assert alone.agree([], {})
+        found.add(alone.group_identity)
+    assert len(found) == 2
+
+
+async def test_a_replica_that_goes_on_alone_is_another_group(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        before = (await groups.leader()).group.group_identity
+        name = await lose_all_but_one(groups)
+        recovery = Recovery(OsDisk(), str(tmp_path / name))
+        recovery.go_on_alone(random.Random(1))
+        recovery.close()
+        await groups.start(name)
+        after = (await groups.leader()).group.group_identity
+        assert after not in ("", before)
+
+
+async def test_members_that_share_a_secret_have_one_proof_of_it_and_others_have_none(
+    tmp_path: Path,
+) -> None:
+    proofs = set()
+    for secret in (b"a secret of sixteen bytes", b"another of sixteen bytes", None):
+        async with running_groups(tmp_path / str(secret), size=1) as groups:
+            group = (await groups.leader()).group
+            if secret is not None:
+                group.node.settings = replace(group.node.settings, secret=GroupSecret(secret))
+            assert group.membership_proof == group.membership_proof
+            proofs.add(group.membership_proof)
+    assert sorted(map(len, proofs)) == [0, 64, 64]

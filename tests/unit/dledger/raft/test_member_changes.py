@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.raft.leader import CLOSE_BYTES, LEAVER_TIMEOUTS
+from dledger.raft.member import RaftNode
 from dledger.raft.membership import Member, Members
-from dledger.raft.node import RaftNode
-from dledger.raft.reconfiguration import CLOSE_BYTES, LEAVER_TIMEOUTS
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.raft_cluster import Cluster, Letter
 
@@ -30,13 +30,13 @@ def listed(node: RaftNode) -> Members:
 
 
 def member_of(cluster: Cluster, name: str) -> Member:
-    hello = cluster.node(name).hello("control")
+    hello = cluster.node(name).contacts.hello("control")
     return Member(name, hello.incarnation, "127.0.0.1", 1, hello.client_address)
 
 
 def add_learner(cluster: Cluster, leader: RaftNode, name: str) -> None:
     cluster.join(name)
-    leader.change_members(listed(leader).with_learner(member_of(cluster, name)))
+    leader.changes.change(listed(leader).with_learner(member_of(cluster, name)))
     leader.settle()
     cluster.run()
 
@@ -48,7 +48,7 @@ def voter(node: RaftNode, name: str) -> Member:
 
 
 def remove(cluster: Cluster, leader: RaftNode, name: str) -> None:
-    leader.change_members(listed(leader).without(voter(leader, name)))
+    leader.changes.change(listed(leader).without(voter(leader, name)))
     leader.settle()
     cluster.run()
 
@@ -72,13 +72,13 @@ def test_the_first_leader_puts_the_agreed_voters_into_the_log(tmp_path: Path) ->
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     for node in map(cluster.node, cluster.names):
-        assert node.journal.members.index == leader.noop_index + 1
+        assert node.journal.members.index == leader.state.noop_index + 1
         assert standing(node) == "n0 n1 n2"
         assert listed(node) == listed(leader)
     found = voter(leader, "n1")
     assert (found.host, found.port, found.client_address) == ("127.0.0.1", 1, "n1:10911")
     second = cluster.elect("n1")
-    assert second.journal.last_index == second.noop_index
+    assert second.journal.last_index == second.state.noop_index
 
 
 def test_a_restarted_member_goes_by_the_newest_list_in_its_log(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_learner_never_stands_for_election(tmp_path: Path) -> None:
     add_learner(cluster, cluster.elect("n0"), "n3")
     cluster.clock.now_s += 10.0
     node = cluster.node("n3")
-    node.stand()
+    node.begin_election()
     node.settle()
     cluster.collect("n3")
     assert [letter.frame.kind for letter in cluster.post] == []
@@ -177,7 +177,7 @@ def test_a_learner_being_promoted_grants_the_vote_that_its_group_needs(tmp_path:
     cluster.cut = {("n0", "n2")}
     learner = listed(leader).learner("n2")
     assert learner is not None
-    leader.change_members(listed(leader).promoted(learner))
+    leader.changes.change(listed(leader).promoted(learner))
     leader.settle()
     cluster.run()
     assert standing(cluster.node("n1")) == "n0 n1 n2"
@@ -196,7 +196,7 @@ def test_a_candidate_counts_no_vote_of_a_learner(tmp_path: Path) -> None:
     isolate(cluster, "n0")
     isolate(cluster, "n2")
     cluster.clock.now_s += 10.0
-    cluster.node("n1").stand()
+    cluster.node("n1").begin_election()
     cluster.run()
     assert not cluster.node("n1").is_leader
 
@@ -207,7 +207,7 @@ def test_the_majority_shrinks_with_the_entry_that_removes_a_voter(tmp_path: Path
     remove(cluster, leader, "n2")
     assert standing(leader) == "n0 n1"
     assert leader.commit_index == leader.journal.last_index
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert "n2" not in leader.replicator.peers
     isolate(cluster, "n2")
     index = cluster.append("n0", b"x")
@@ -216,7 +216,7 @@ def test_the_majority_shrinks_with_the_entry_that_removes_a_voter(tmp_path: Path
     # n2 was told, and does not stand any more.
     assert standing(cluster.node("n2")) == "n0 n1"
     cluster.clock.now_s += 10.0
-    cluster.node("n2").stand()
+    cluster.node("n2").begin_election()
     cluster.collect("n2")
     assert cluster.post == []
 
@@ -235,7 +235,7 @@ def test_a_group_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
     assert leader.commit_index == index
     cluster.members["n0"].flushes_by_itself = True
     for name in ("n1", "n2"):
-        leader.change_members(listed(leader).with_learner(member_of(cluster, name)))
+        leader.changes.change(listed(leader).with_learner(member_of(cluster, name)))
         leader.settle()
         cluster.run()
         cluster.pass_time("n0", 2.0)
@@ -250,12 +250,12 @@ def test_a_single_voter_tells_its_learner_of_no_commit_before_its_own_flush(tmp_
     cluster.members["n0"].flushes_by_itself = False
     index = cluster.append("n0", b"x")
     cluster.run()
-    leader.beat()
+    leader.leader.send_heartbeats()
     cluster.run()
     assert cluster.members["n1"].log.durable_index == index
     assert cluster.node("n1").core.known_commit_index < index
     cluster.members["n0"].flush()
-    leader.beat()
+    leader.leader.send_heartbeats()
     cluster.run()
     assert cluster.node("n1").commit_index == index
 
@@ -267,14 +267,14 @@ def test_one_change_at_a_time_and_only_on_committed_ground(tmp_path: Path) -> No
     leader = cluster.elect("n0")
     learner = member_of(cluster, "n3")
     with pytest.raises(NotLeaderError):
-        cluster.node("n1").change_members(listed(leader).with_learner(learner))
+        cluster.node("n1").changes.change(listed(leader).with_learner(learner))
     with pytest.raises(ChangeRefusedError, match="transfer its leadership first"):
-        leader.change_members(listed(leader).without(voter(leader, "n0")))
+        leader.changes.change(listed(leader).without(voter(leader, "n0")))
     isolate(cluster, "n1")
     isolate(cluster, "n2")
-    leader.change_members(listed(leader).with_learner(learner))
+    leader.changes.change(listed(leader).with_learner(learner))
     with pytest.raises(ChangePendingError, match="before this one"):
-        leader.change_members(listed(leader).without(voter(leader, "n1")))
+        leader.changes.change(listed(leader).without(voter(leader, "n1")))
     assert standing(leader) == "n0 n1 n2 (n3)"
 
 
@@ -284,20 +284,20 @@ def test_a_leader_changes_nothing_before_it_has_committed_in_its_own_term(tmp_pa
     cluster.elect("n0")
     cluster.clock.now_s += 10.0
     node = cluster.node("n1")
-    node.stand()
+    node.begin_election()
     while not node.is_leader:
         assert cluster.step()
     with pytest.raises(ChangePendingError, match="not committed anything"):
-        node.change_members(listed(node).without(voter(node, "n2")))
+        node.changes.change(listed(node).without(voter(node, "n2")))
     cluster.run()
-    node.change_members(listed(node).without(voter(node, "n2")))
+    node.changes.change(listed(node).without(voter(node, "n2")))
 
 
 def test_a_cut_off_leaders_list_goes_when_its_entry_is_cut(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     old = cluster.elect("n0")
     isolate(cluster, "n0")
-    old.change_members(listed(old).without(voter(old, "n2")))
+    old.changes.change(listed(old).without(voter(old, "n2")))
     old.settle()
     cluster.run()
     assert standing(old) == "n0 n1"
@@ -355,7 +355,7 @@ def test_a_wiped_voters_word_does_not_count_before_it_is_promoted(tmp_path: Path
     cluster.cut = set()
     isolate(cluster, "n0")
     cluster.clock.now_s += 10.0
-    cluster.node("n2").stand()
+    cluster.node("n2").begin_election()
     cluster.run()
     assert not cluster.node("n2").is_leader
 
@@ -394,15 +394,19 @@ def test_a_removed_name_is_not_taken_back_by_itself(tmp_path: Path) -> None:
 def test_leadership_goes_over_at_once_although_everybody_hears_the_leader(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     cluster.append("n0", b"x")
-    transfer = leader.begin_transfer("n2")
+    transfer = leader.transfers.begin("n2")
     leader.settle()
     cluster.run()
     assert cluster.node("n2").is_leader
-    assert (transfer.phase, leader.is_leader, leader.transferring) == ("done", False, False)
+    assert (transfer.phase, leader.is_leader, leader.transfers.is_under_way) == (
+        "done",
+        False,
+        False,
+    )
     assert cluster.node("n2").term == 2
-    assert leader.leader_client_address() == "n2:10911"
+    assert leader.transfers.leader_client_address() == "n2:10911"
 
 
 def test_the_one_that_has_most_is_chosen(tmp_path: Path) -> None:
@@ -411,7 +415,7 @@ def test_the_one_that_has_most_is_chosen(tmp_path: Path) -> None:
     isolate(cluster, "n2")
     cluster.append("n0", b"x")
     cluster.run()
-    assert leader.begin_transfer(None).target == "n1"
+    assert leader.transfers.begin(None).target == "n1"
 
 
 def test_a_target_that_does_not_catch_up_lets_the_leader_go_on(tmp_path: Path) -> None:
@@ -419,21 +423,25 @@ def test_a_target_that_does_not_catch_up_lets_the_leader_go_on(tmp_path: Path) -
     leader = cluster.elect("n0")
     isolate(cluster, "n2")
     cluster.append("n0", b"x")
-    transfer = leader.begin_transfer("n2")
+    transfer = leader.transfers.begin("n2")
     leader.settle()
     cluster.run()
     with pytest.raises(ChangePendingError, match="handed over"):
-        leader.change_members(listed(leader).without(voter(leader, "n2")))
+        leader.changes.change(listed(leader).without(voter(leader, "n2")))
     with pytest.raises(ChangePendingError, match="already"):
-        leader.begin_transfer("n1")
+        leader.transfers.begin("n1")
     cluster.pass_time("n0", 1.0)
-    assert (transfer.phase, leader.is_leader, leader.transferring) == ("failed", True, False)
+    assert (transfer.phase, leader.is_leader, leader.transfers.is_under_way) == (
+        "failed",
+        True,
+        False,
+    )
 
 
 def test_an_asked_target_that_does_not_win_lets_the_leader_go_on(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
-    transfer = leader.begin_transfer("n2")
+    transfer = leader.transfers.begin("n2")
     leader.settle()
     assert transfer.phase == "asked"
     isolate(cluster, "n2")
@@ -447,12 +455,12 @@ def test_only_a_connected_voter_can_be_the_target(tmp_path: Path) -> None:
     add_learner(cluster, leader, "n3")
     for target in ("n3", "n0", "nobody"):
         with pytest.raises(ChangeRefusedError):
-            leader.begin_transfer(target)
+            leader.transfers.begin(target)
     leader.link_down("n1", "control")
     with pytest.raises(ChangeRefusedError):
-        leader.begin_transfer("n1")
+        leader.transfers.begin("n1")
     with pytest.raises(NotLeaderError):
-        cluster.node("n1").begin_transfer(None)
+        cluster.node("n1").transfers.begin(None)
 
 
 def test_a_member_asked_by_somebody_else_than_its_leader_does_not_stand(tmp_path: Path) -> None:
@@ -473,16 +481,16 @@ def test_a_change_is_refused_when_too_few_of_those_left_have_a_vote(tmp_path: Pa
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.append("n0", b"x")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     before = leader.journal.last_index
     left = listed(leader).without(voter(leader, "n1"))
     hello = leader.roster.hellos["n2"]
     leader.roster.hellos["n2"] = replace(hello, doubtful=True)
-    with pytest.raises(ChangePendingError, match="free of doubt"):
-        leader.change_members(left)
+    with pytest.raises(ChangePendingError, match="not doubtful now"):
+        leader.changes.change(left)
     assert leader.journal.last_index == before
     leader.roster.hellos["n2"] = hello
-    leader.change_members(left)
+    leader.changes.change(left)
     assert leader.journal.last_index == before + 1
 
 
@@ -491,17 +499,17 @@ def test_three_of_four_elect_a_leader_whoever_got_the_list_that_removes_one(tmp_
     for reached in ([], ["n1"], ["n2"], ["n1", "n2"], ["n2", "n3"]):
         cluster = Cluster(tmp_path / "-".join(["reached", *reached]), 4)
         leader = cluster.elect("n0")
-        cluster.beat("n0")
+        cluster.heartbeat("n0")
         for name in {"n1", "n2", "n3"} - set(reached):
             cluster.cut |= {("n0", name), (name, "n0")}
-        leader.change_members(listed(leader).without(voter(leader, "n1")))
+        leader.changes.change(listed(leader).without(voter(leader, "n1")))
         leader.settle()
         cluster.run()
         cluster.stop("n0")
         cluster.cut.clear()
         for name in ("n1", "n2", "n3", "n1", "n2", "n3"):
             cluster.clock.now_s += 10.0
-            cluster.node(name).stand()
+            cluster.node(name).begin_election()
             cluster.node(name).settle()
             cluster.run()
             if cluster.node(name).is_leader:
@@ -517,10 +525,10 @@ def test_three_of_four_elect_a_leader_whoever_got_the_list_that_removes_one(tmp_
 def test_a_removed_member_gets_the_list_once_it_is_committed(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 4)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     for name in ("n2", "n3"):
         isolate(cluster, name)
-    leader.change_members(listed(leader).without(voter(leader, "n1")))
+    leader.changes.change(listed(leader).without(voter(leader, "n1")))
     leader.settle()
     later = cluster.append("n0", b"behind the list")
     cluster.run()
@@ -540,9 +548,9 @@ def test_a_single_voter_removes_nobody_before_its_own_flush(tmp_path: Path) -> N
     """Its library counts the list before it is on the disk; a power cut would take it back."""
     cluster = Cluster(tmp_path, 2)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     cluster.members["n0"].flushes_by_itself = False
-    leader.change_members(listed(leader).without(voter(leader, "n1")))
+    leader.changes.change(listed(leader).without(voter(leader, "n1")))
     leader.settle()
     cluster.run()
     assert leader.core.known_commit_index == leader.journal.members.index
@@ -555,7 +563,7 @@ def test_a_single_voter_removes_nobody_before_its_own_flush(tmp_path: Path) -> N
 def test_a_removed_member_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 4)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     isolate(cluster, "n1")
     remove(cluster, leader, "n1")
     assert leader.commit_index == leader.journal.last_index

@@ -1,4 +1,4 @@
-"""Whom a member hears that its list does not name."""
+"""The members a node knows and counts; refused peers in the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dledger.raft.identity import Hello
 from dledger.raft.membership import Members, MembersLog
-from dledger.raft.roster import Roster
+from dledger.raft.peers import REASONS_MAX, REPEAT_S, Refusals, Roster
 
 ADDRESSES = {name: ("127.0.0.1", 40911 + i) for i, name in enumerate(("n0", "n1", "n2"))}
 OLD = {"n0": "a0", "n1": "a1", "n2": "a2"}
@@ -151,3 +151,33 @@ def test_roster_hears_configured_addresses_until_a_list_names_it() -> None:
     log.reset(40, Members.bootstrap({"n0": "z0", "n1": "a1", "n2": "c2"}, ADDRESSES, {}))
     assert not roster.is_member(leader)
     assert "n3" not in roster.expected()
+
+
+NEWER = "n2 speaks version 2, newest known here is 1"
+
+
+def test_a_reason_gets_one_line_however_often_it_comes() -> None:
+    refusals = Refusals()
+    assert refusals.note(NEWER, 5.0) == 1
+    assert [refusals.note(NEWER, 5.0 + 0.1 * n) for n in range(100)] == [None] * 100
+    assert refusals.note("a peer frame with a wrong CRC", 6.0) == 1
+
+
+def test_the_next_line_tells_how_often_it_happened_since() -> None:
+    refusals = Refusals()
+    refusals.note(NEWER, 0.0)
+    for n in range(7):
+        assert refusals.note(NEWER, 1.0 + n) is None
+    assert refusals.note(NEWER, REPEAT_S) == 8
+    assert refusals.note(NEWER, REPEAT_S + 1.0) is None
+    assert refusals.note(NEWER, 2 * REPEAT_S) == 2
+
+
+def test_a_stranger_with_ever_new_reasons_fills_no_memory_and_hides_nobody_recent() -> None:
+    refusals = Refusals()
+    for n in range(10 * REASONS_MAX):
+        assert refusals.note(f"a peer frame of {n} bytes", 1.0) == 1
+    last = 10 * REASONS_MAX - 1
+    assert refusals.note(f"a peer frame of {last} bytes", 2.0) is None
+    assert refusals.note(f"a peer frame of {last - REASONS_MAX + 1} bytes", 2.0) is None
+    assert refusals.note(f"a peer frame of {last - REASONS_MAX} bytes", 2.0) == 1

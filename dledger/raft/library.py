@@ -1,20 +1,29 @@
 """pysyncobj's own election and commit code, with the parts of it that are unsafe replaced.
 
-The library decides terms, votes, log matching and commit. Sending, timers and pre-vote are ours
-(`sender`, `voting`). Everything that depends on names the library keeps to itself stands in
-this file, and a test compares the hash of the installed ``syncobj.py`` with the one it was
-written against.
+========================================  ======================================================
+pysyncobj decides                         ours
+========================================  ======================================================
+term, vote, which candidate wins          when to campaign: timer, pre-vote, lost connections
+log matching, what to truncate            which part of an append is new; CRC, chain, position
+commit index, from a majority of its own  what counts: only what is on disk; sending, window
+term
+stepping down                             leadership scope; apply; snapshots of the tables
+========================================  ======================================================
 
-What is switched off in the library, and how:
+Switched off in the library, and how:
 
 ========================  ======================================================================
-its election timer        infinite; `campaign` delivers a ``timeout_now`` instead
-its sender                ``__sendAppendEntries`` calls our replicator
+its election timer        infinite; `RaftCore.campaign` delivers a ``timeout_now`` instead
+its sender                ``__sendAppendEntries`` does nothing; links pull from our replicator
 its state machine         ``__applyLogEntries`` only moves ``lastApplied``; apply follows the log
-its command queue         ``_checkCommandsToApply`` does nothing; `append` is the only way in
+its command queue         ``_checkCommandsToApply`` does nothing; `RaftCore.append` is the only way
 its dumps                 ``__tryLogCompaction`` does nothing, ``__loadDumpFile`` raises
 its sockets and threads   a null poller, ``autoTick`` off, our Transport
 ========================  ======================================================================
+
+Each correction is a guard (`dledger.raft.guards`). Everything that depends on private names of the
+library stands in this file, and a test compares the hash of the installed ``syncobj.py`` with the
+one it was written against.
 """
 
 from __future__ import annotations
@@ -33,13 +42,7 @@ from pysyncobj.transport import Transport
 
 from commitlog.errors import InvariantBroken, RemoteProtocolError
 from dledger.raft.guards import Guards
-from dledger.raft.journal import (
-    NO_OP_COMMAND,
-    CommitLogJournal,
-    ConfigProposal,
-    Frame,
-    Proposal,
-)
+from dledger.raft.journal import CommitLogJournal, ConfigProposal, Proposal
 from remoting.seams import Clock, Rng
 
 LIBRARY_SHA256: Final = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"
@@ -77,8 +80,8 @@ _ROLES: Final = {0: Role.FOLLOWER, 1: Role.CANDIDATE, 2: Role.LEADER}
 
 
 @dataclass(slots=True)
-class _World:
-    """Clock and randomness of the node whose library code is running right now."""
+class _Seams:
+    """Clock and randomness of the node whose library code runs now."""
 
     clock: Clock
     rng: Rng
@@ -87,13 +90,13 @@ class _World:
 class _Ambient:
     """Stands where the library imported the time and random modules."""
 
-    current: _World | None = None
+    current: _Seams | None = None
 
     @classmethod
     def monotonic(cls) -> float:
         if cls.current is None:
             raise InvariantBroken("consensus code ran outside a node")
-        # Above zero, because the library takes a deadline of 0 for one that has passed.
+        # Above zero, because for the library a deadline of 0 has passed.
         return 1.0 + cls.current.clock.monotonic()
 
     @classmethod
@@ -115,8 +118,8 @@ library.random = _Ambient
 class _Member(Node):
     """A node whose hash is the same in every process.
 
-    The library keeps sets of nodes and sends in their order, which so does not hang on the hash
-    seed of the interpreter.
+    The library keeps sets of nodes and sends in their order, which therefore does not depend on the
+    hash seed of the interpreter.
     """
 
     def __hash__(self) -> int:
@@ -146,8 +149,8 @@ class _CappedMatch(dict[Node, int]):
         return min(super().__getitem__(node), self._journal.stable_index)
 
     def __setitem__(self, node: Node, index: int) -> None:
-        # The library compares with what it reads, the capped value, and would take a late lower
-        # answer for news. Only a new reign begins again at 0.
+        # The library compares with what it reads, the capped value, and would count a late
+        # lower answer. Only a new term begins again at 0.
         super().__setitem__(node, max(index, super().get(node, 0)) if index else 0)
 
 
@@ -167,7 +170,10 @@ class _Outbox(Transport):
 
 
 class _Library(library.SyncObj):
-    """The library with its unsafe parts replaced. No state of its own: see consensus.md, end."""
+    """The library with its unsafe parts replaced.
+
+    No properties that need state: the library's ``__init__`` evaluates every attribute.
+    """
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
         """Sending is pulled by the links, see `dledger.raft.replicator`."""
@@ -180,7 +186,7 @@ class _Library(library.SyncObj):
         """`RaftCore.append` is the only way into the log."""
 
     def _SyncObj__tryLogCompaction(self) -> None:  # noqa: N802
-        """Retention is not the library's business."""
+        """Retention removes a prefix, never the library."""
 
     _SyncObj__raftLastApplied: int
 
@@ -199,7 +205,7 @@ class RaftCore:
         journal: The log; owned by the caller.
         send: Called with (peer, message) for each message the library wants to send. It must not
             call back into the core.
-        leader_fallback_s: A leader that heard no majority for so long steps down.
+        leader_fallback_s: A leader without answers of a majority for this long steps down.
     """
 
     def __init__(
@@ -214,7 +220,7 @@ class RaftCore:
         leader_fallback_s: float,
         guards: Guards,
     ) -> None:
-        self._world = _World(clock, rng)
+        self._seams = _Seams(clock, rng)
         self._journal = journal
         self._guards = guards
         self._nodes = {peer: _Member(peer) for peer in sorted(peer_ids)}
@@ -248,9 +254,9 @@ class RaftCore:
                 vars(self._library)["_SyncObj__raftMatchIndex"] = _CappedMatch(journal)
 
     def _ambient(self) -> _Entered:
-        return _Entered(self._world)
+        return _Entered(self._seams)
 
-    # -- what the node asks ----------------------------------------------------------------
+    # -- what the node reads ---------------------------------------------------------------
 
     @property
     def role(self) -> Role:
@@ -311,7 +317,7 @@ class RaftCore:
             self._outbox._onMessageReceived(node, message)
 
     def _node(self, peer: str) -> Node:
-        # Also for those who are no voters: a leader may be one that this log does not know yet.
+        # Also for members that are no voters: this log may not know the leader yet.
         node = self._nodes.get(peer)
         if node is None:
             node = self._nodes[peer] = _Member(peer)
@@ -346,10 +352,10 @@ class RaftCore:
         state["_SyncObj__connectedNodes"] = {node for node in wanted if node.id in self._connected}
 
     def campaign(self) -> None:
-        """Stand for election now, in the next term; nothing happens while nobody is connected."""
+        """Campaign now, in the next term; nothing happens while no other voter is connected."""
         state = vars(self._library)
         if state["_SyncObj__otherNodes"] and not state["_SyncObj__connectedNodes"]:
-            # The library would wait for a connection and then depose whoever leads.
+            # The library would wait for a connection and then depose the leader.
             return
         self.step(self._known_leader(), {"type": "timeout_now", "term": self.term})
         self.tick()
@@ -359,7 +365,7 @@ class RaftCore:
         return self.leader_id
 
     def observe_term(self, term: int) -> None:
-        """Take note of a higher *term*: this member follows, without having voted in it."""
+        """Enter a higher *term* as follower, without a vote in it."""
         if term <= self.term:
             return
         any_peer = next(iter(self._nodes), None)
@@ -382,7 +388,7 @@ class RaftCore:
         return index
 
     def begin_at(self, index: int) -> None:
-        """Take everything up to *index*, and nothing else, as committed and applied.
+        """Count everything up to *index*, and nothing else, as committed and applied.
 
         A snapshot was installed: what was known of the log before it is void.
         """
@@ -391,7 +397,7 @@ class RaftCore:
             state[name] = index
 
     def connected(self, peer: str, up: bool) -> None:
-        """Tell the library that the link to *peer* is up or down."""
+        """Record that the link to *peer* is up or down."""
         node = self._node(peer)
         if not up:
             self._connected.discard(peer)
@@ -414,18 +420,15 @@ class RaftCore:
 class _Entered:
     """Makes a node's clock and randomness the library's for the length of one call."""
 
-    __slots__ = ("_before", "_world")
+    __slots__ = ("_before", "_seams")
 
-    def __init__(self, world: _World) -> None:
-        self._world = world
-        self._before: _World | None = None
+    def __init__(self, world: _Seams) -> None:
+        self._seams = world
+        self._before: _Seams | None = None
 
     def __enter__(self) -> None:
         self._before = _Ambient.current
-        _Ambient.current = self._world
+        _Ambient.current = self._seams
 
     def __exit__(self, *exc: object) -> None:
         _Ambient.current = self._before
-
-
-__all__ = ["NO_OP_COMMAND", "Frame", "Message", "RaftCore", "Role"]

@@ -9,9 +9,9 @@ import pytest
 
 from commitlog.entry import seal_no_op
 from commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
-from dledger.raft.append import AppendRequest, Rejected, plan_append, split_frames
+from dledger.raft.follower import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.guards import ALL_ON
-from dledger.raft.refusals import ContradictionError
+from dledger.raft.peers import ContradictionError
 from dledger.raft.wire import Kind, PeerFrame
 from tests.harness.raft_cluster import Cluster, Member
 
@@ -39,8 +39,8 @@ def reconnect(cluster: Cluster, name: str) -> None:
     for other in cluster.names:
         if other != name:
             for channel in ("control", "data"):
-                cluster.node(other).link_up(name, channel, node.hello(channel))
-                node.link_up(other, channel, cluster.node(other).hello(channel))
+                cluster.node(other).link_up(name, channel, node.contacts.hello(channel))
+                node.link_up(other, channel, cluster.node(other).contacts.hello(channel))
 
 
 def test_a_candidate_that_wins_without_space_steps_down_and_another_can_lead(
@@ -50,16 +50,16 @@ def test_a_candidate_that_wins_without_space_steps_down_and_another_can_lead(
     with monkeypatch.context() as patch:
         patch.setattr(cluster.members["n0"].log, "append", full)
         cluster.clock.now_s += 10.0
-        cluster.node("n0").stand()
+        cluster.node("n0").begin_election()
         cluster.run()
     assert not cluster.node("n0").is_leader
     assert cluster.node("n0").term == 2
-    cluster.node("n1").stand()  # asks in term 2 and learns that n0 has left it behind
+    cluster.node("n1").begin_election()  # asks in term 2 and learns that n0 has left it behind
     cluster.run()
     leader = cluster.elect("n1")
     cluster.append("n1", b"x")
-    cluster.beat("n1")
-    cluster.beat("n1")
+    cluster.heartbeat("n1")
+    cluster.heartbeat("n1")
     assert cluster.node("n0").commit_index == leader.journal.last_index
 
 
@@ -101,7 +101,7 @@ def test_a_follower_whose_log_is_being_enlarged_answers_with_the_next_heartbeat(
 ) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     before, entry_log = leader.journal.last_index, cluster.members["n1"].log
     entry_log.allocator.limit = entry_log.end_position
     assert entry_log.allocator.claim.take()  # as `reserve_next` does in its thread
@@ -113,7 +113,7 @@ def test_a_follower_whose_log_is_being_enlarged_answers_with_the_next_heartbeat(
     assert (progress.next_index, progress.probing) == (index + 1, False)
     entry_log.allocator.claim.give_back()
     cluster.members["n1"].flushes_by_itself = True
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert cluster.clock.now_s < leader.replicator.stall_s + 10.0
     assert entry_log.last_index == index
     assert leader.replicator.peers["n1"].match_index == index
@@ -144,7 +144,7 @@ def test_a_leader_tells_nobody_of_a_commit_that_rests_on_its_unflushed_copy(
     cluster.members["n0"].flushes_by_itself = False
     index = cluster.append("n0", b"a")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert leader.replicator.peers["n1"].match_index == index
     assert leader.core.known_commit_index == index - 1
     assert cluster.node("n1").commit_index == index - 1
@@ -187,7 +187,7 @@ def test_nothing_is_applied_before_it_is_on_the_local_disk(tmp_path: Path) -> No
     slow.flushes_by_itself = False
     index = cluster.append("n0", b"a")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert slow.node.core.known_commit_index == index
     assert slow.node.commit_index == index - 1
     slow.flush()
@@ -199,7 +199,7 @@ def test_a_campaign_that_reaches_nobody_does_not_begin_later(tmp_path: Path) -> 
     cluster = Cluster(tmp_path)
     node = cluster.node("n0")
     cluster.clock.now_s += 10.0
-    node.stand()
+    node.begin_election()
     cluster.step()
     for name in ("n1", "n2"):
         cluster.collect(name)
@@ -209,7 +209,7 @@ def test_a_campaign_that_reaches_nobody_does_not_begin_later(tmp_path: Path) -> 
         node.link_down(peer, "control")
     for letter in replies:
         cluster.deliver(letter)
-    node.link_up("n1", "control", cluster.node("n1").hello("control"))
+    node.link_up("n1", "control", cluster.node("n1").contacts.hello("control"))
     assert (node.term, cluster.post) == (0, [])
 
 
@@ -237,19 +237,19 @@ def test_a_refilled_member_votes_again_although_nothing_more_is_written(tmp_path
     cluster.cut = {("n0", "n2"), ("n2", "n0")}
     cluster.append("n0", b"x")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     cluster.cut = set()
     member = cluster.members["n2"]
-    member.node.doubt.doubtful = member.node.doubt.damaged = True
+    member.node.eligibility.doubtful = member.node.eligibility.damaged = True
     member.flushes_by_itself = False
     reconnect(cluster, "n2")
     cluster.clock.now_s += 0.1
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert member.log.last_index == cluster.node("n0").commit_index
-    assert member.node.doubtful
+    assert member.node.eligibility.doubtful
     member.flush()
-    assert not member.node.doubtful
-    assert not member.node.damaged
+    assert not member.node.eligibility.doubtful
+    assert not member.node.eligibility.damaged
 
 
 def test_a_leader_in_doubt_is_so_no_longer_once_its_own_entry_is_committed(
@@ -257,12 +257,16 @@ def test_a_leader_in_doubt_is_so_no_longer_once_its_own_entry_is_committed(
 ) -> None:
     cluster = Cluster(tmp_path)
     for name in cluster.names:
-        cluster.node(name).doubt.doubtful = True
+        cluster.node(name).eligibility.doubtful = True
     for name in cluster.names:
         reconnect(cluster, name)
     cluster.elect("n0")
-    cluster.beat("n0")
-    assert [cluster.node(name).doubtful for name in cluster.names] == [False, False, False]
+    cluster.heartbeat("n0")
+    assert [cluster.node(name).eligibility.doubtful for name in cluster.names] == [
+        False,
+        False,
+        False,
+    ]
 
 
 def test_what_a_member_acknowledged_before_it_lost_its_promises_counts_no_more(
@@ -280,7 +284,7 @@ def test_what_a_member_acknowledged_before_it_lost_its_promises_counts_no_more(
     lost = cluster.members["n1"].log
     lost.truncate_from(index)
     lost.close()
-    cluster.start("n1").node.doubt.doubtful = True
+    cluster.start("n1").node.eligibility.doubtful = True
     cluster.cut |= {("n0", "n1")}
     reconnect(cluster, "n1")
     cluster.members["n2"].flush()
@@ -289,7 +293,7 @@ def test_what_a_member_acknowledged_before_it_lost_its_promises_counts_no_more(
     assert leader.commit_index == index - 1
     cluster.cut -= {("n0", "n1")}
     reconnect(cluster, "n1")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert leader.commit_index == index
 
 
@@ -304,7 +308,7 @@ def test_a_log_behind_its_term_record_is_opened_in_the_newer_term(tmp_path: Path
     again = cluster.start("n0").node
     assert again.term == 1
     cluster.clock.now_s += 10.0
-    again.stand()
+    again.begin_election()
     cluster.members["n0"].flush()
     assert (again.is_leader, again.term) == (True, 2)
 
@@ -316,7 +320,7 @@ def test_a_member_in_doubt_takes_part_only_when_most_are(
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     for name in in_doubt:
-        cluster.node(name).doubt.doubtful = True
+        cluster.node(name).eligibility.doubtful = True
     for name in cluster.names:
         reconnect(cluster, name)
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
@@ -324,7 +328,7 @@ def test_a_member_in_doubt_takes_part_only_when_most_are(
     cluster.node("n0").settle()
     for name in ("n1", "n2", "n1"):
         cluster.clock.now_s += 10.0
-        cluster.node(name).stand()
+        cluster.node(name).begin_election()
         cluster.run()
     leads = [name for name in ("n1", "n2") if cluster.node(name).is_leader]
     assert len(leads) == (len(in_doubt) == 2)
@@ -340,9 +344,9 @@ def most_lose_promises(cluster: Cluster) -> int:
     lost = cluster.members["n1"].log
     lost.truncate_from(index)
     lost.close()
-    cluster.start("n1").node.doubt.doubtful = True
+    cluster.start("n1").node.eligibility.doubtful = True
     cluster.members["n2"].log.close()
-    cluster.start("n2").node.doubt.doubtful = True
+    cluster.start("n2").node.eligibility.doubtful = True
     return index
 
 
@@ -350,7 +354,7 @@ def let_stand(cluster: Cluster, *names: str) -> list[str]:
     """Let members stand one after the other; return who leads."""
     for name in names:
         cluster.clock.now_s += 10.0
-        cluster.node(name).stand()
+        cluster.node(name).begin_election()
         cluster.run()
     return [name for name in names if cluster.node(name).is_leader]
 
@@ -361,7 +365,7 @@ def test_members_in_doubt_do_not_vote_before_they_have_heard_every_voter(tmp_pat
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
     for one, other in (("n1", "n2"), ("n2", "n1")):
         for channel in ("control", "data"):
-            cluster.node(one).link_up(other, channel, cluster.node(other).hello(channel))
+            cluster.node(one).link_up(other, channel, cluster.node(other).contacts.hello(channel))
     assert let_stand(cluster, "n1", "n2", "n1") == []
 
 
@@ -383,14 +387,14 @@ def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) 
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     for name in ("n1", "n2"):
-        cluster.node(name).doubt.doubtful = True
-    cluster.node("n1").doubt.damaged = True
+        cluster.node(name).eligibility.doubtful = True
+    cluster.node("n1").eligibility.damaged = True
     for name in cluster.names:
         reconnect(cluster, name)
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
     for name in ("n1", "n2", "n1", "n2"):
         cluster.clock.now_s += 10.0
-        cluster.node(name).stand()
+        cluster.node(name).begin_election()
         cluster.run()
     assert not any(cluster.node(name).is_leader for name in ("n1", "n2"))
     assert cluster.node("n1").term == 1
@@ -401,10 +405,12 @@ def test_the_vote_of_a_folder_made_anew_is_not_counted(tmp_path: Path) -> None:
     node = cluster.node("n0")
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n2" in (a, b)}
     cluster.clock.now_s += 10.0
-    node.stand()
+    node.begin_election()
     while not node.term:
         cluster.step()
-    node.heard(replace(cluster.node("n1").hello("control"), incarnation="made anew"))
+    node.contacts.on_hello(
+        replace(cluster.node("n1").contacts.hello("control"), incarnation="made anew")
+    )
     cluster.run()
     assert cluster.members["n1"].term_vote.voted_for == "n0"
     assert not node.is_leader
@@ -434,7 +440,7 @@ def test_a_follower_never_asks_for_what_it_has_committed(tmp_path: Path) -> None
     for body in (b"a", b"b"):
         cluster.append("n0", body)
         cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     follower = cluster.node("n1")
     committed = follower.commit_index
     cluster.append("n0", b"not committed")
@@ -451,15 +457,15 @@ def test_doubt_lasts_until_the_leaders_own_entry_is_committed(tmp_path: Path) ->
     cluster.elect("n0")
     cluster.append("n0", b"x")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     node = cluster.node("n2")
-    node.doubt.doubtful = True
+    node.eligibility.doubtful = True
     last = node.journal.last_index
     frame = PeerFrame(Kind.APPEND, 2, 1, 1, [last, 1, last], memoryview(b""))
     node.receive("n1", frame)
     cluster.members["n2"].flush()
     assert node.term == 2
-    assert node.doubtful
+    assert node.eligibility.doubtful
 
 
 def test_a_member_that_alone_misses_the_leader_does_not_reach_the_next_term(
@@ -470,8 +476,8 @@ def test_a_member_that_alone_misses_the_leader_does_not_reach_the_next_term(
     cluster.cut = {("n0", "n2"), ("n2", "n0")}
     for _ in range(6):
         cluster.clock.now_s += 0.5
-        cluster.beat("n0")
-        cluster.node("n2").stand()
+        cluster.heartbeat("n0")
+        cluster.node("n2").begin_election()
         cluster.run()
     assert [cluster.node(name).term for name in cluster.names] == [1, 1, 1]
 
@@ -485,7 +491,7 @@ def test_a_member_that_is_behind_does_not_reach_the_next_term(tmp_path: Path) ->
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
     for _ in range(3):
         cluster.clock.now_s += 10.0
-        cluster.node("n2").stand()
+        cluster.node("n2").begin_election()
         cluster.run()
     assert [cluster.node(name).term for name in ("n1", "n2")] == [1, 1]
 
@@ -496,7 +502,7 @@ def test_what_a_link_loses_in_silence_is_made_good_without_new_writes(
 ) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     cluster.cut = {("n0", "n2"), ("n2", "n0")}  # or a commit would be news and show the gap
     cluster.cut.add(lost)
     index = cluster.append("n0", b"x")
@@ -505,7 +511,7 @@ def test_what_a_link_loses_in_silence_is_made_good_without_new_writes(
     assert leader.replicator.peers["n1"].match_index == index - 1
     for _ in range(6):
         cluster.clock.now_s += 0.2
-        cluster.beat("n0")
+        cluster.heartbeat("n0")
     assert leader.is_leader
     assert leader.replicator.peers["n1"].match_index == index
     assert cluster.node("n1").commit_index == index

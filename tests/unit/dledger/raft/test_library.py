@@ -10,7 +10,7 @@ import pysyncobj.syncobj
 import pytest
 from pysyncobj.syncobj import SyncObj
 
-from dledger.raft import core
+from dledger.raft import library
 from tests.harness.raft_cluster import Cluster
 
 DECIDING = (
@@ -25,7 +25,7 @@ DECIDING = (
 
 
 def test_what_decides_is_not_overridden() -> None:
-    for kind in (core._Library, core._LibraryWithoutDump):
+    for kind in (library._Library, library._LibraryWithoutDump):
         for name in DECIDING:
             assert getattr(kind, name) is getattr(SyncObj, name), name
             assert inspect.getsourcefile(getattr(kind, name)) == pysyncobj.syncobj.__file__
@@ -48,7 +48,7 @@ def test_without_the_librarys_tick_nobody_is_elected_and_nothing_commits(
     assert leader.replicator.peers["n1"].match_index == index
     assert leader.commit_index == before
     cluster.clock.now_s += 10.0
-    cluster.node("n1").stand()
+    cluster.node("n1").begin_election()
     cluster.run()
     assert not cluster.node("n1").is_leader
     monkeypatch.setattr(SyncObj, "_onTick", real_tick)
@@ -66,7 +66,7 @@ def test_without_the_librarys_vote_counting_nobody_is_elected(
     monkeypatch.setattr(SyncObj, "_SyncObj__onMessageReceived", deaf_to_votes)
     cluster = Cluster(tmp_path)
     cluster.clock.now_s += 10.0
-    cluster.node("n0").stand()
+    cluster.node("n0").begin_election()
     cluster.run()
     assert cluster.node("n0").term == 1
     assert not cluster.node("n0").is_leader
@@ -86,11 +86,11 @@ def test_an_entry_of_an_earlier_term_commits_only_with_one_of_the_leaders_own(
     cluster.clock.now_s += 10.0
     leader.settle()
     leader.replicator.append_bytes = 1
-    leader.stand()
+    leader.begin_election()
     while not leader.is_leader or leader.replicator.peers["n1"].match_index < old:
         assert cluster.step()
     assert leader.journal.term_at(old) == 1
     assert leader.replicator.peers["n2"].match_index >= old
     assert leader.commit_index < old
     cluster.run()
-    assert leader.commit_index == leader.noop_index == old + 1
+    assert leader.commit_index == leader.state.noop_index == old + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dledger.raft.node import RaftNode
+from dledger.raft.member import RaftNode
 from dledger.raft.wire import Kind
 from tests.harness.raft_cluster import Cluster
 
@@ -12,7 +12,7 @@ from tests.harness.raft_cluster import Cluster
 def heartbeat_alone(cluster: Cluster, leader: str, follower: str) -> RaftNode:
     """Let one heartbeat pass and nothing else; return who got it."""
     cluster.post = []
-    cluster.node(leader).beat()
+    cluster.node(leader).leader.send_heartbeats()
     cluster.collect(leader)
     beats = [
         letter
@@ -28,12 +28,12 @@ def heartbeat_alone(cluster: Cluster, leader: str, follower: str) -> RaftNode:
 def test_a_commit_is_told_by_the_next_heartbeat_and_by_nothing_else(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     index = cluster.append("n0", b"x")
     cluster.run()
     assert leader.commit_index == index
     assert [cluster.node(name).commit_index for name in ("n1", "n2")] == [index - 1, index - 1]
-    leader.beat()
+    leader.leader.send_heartbeats()
     leader.settle()
     cluster.collect("n0")
     assert [letter.frame.kind for letter in cluster.post] == [Kind.HEARTBEAT, Kind.HEARTBEAT]
@@ -46,14 +46,14 @@ def test_a_heartbeat_commits_no_entry_its_leader_has_not_verified(tmp_path: Path
     cluster = Cluster(tmp_path)
     old = cluster.elect("n0")
     cluster.append("n0", b"everybody's")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     committed = old.commit_index
     cluster.cut = {("n0", "n1"), ("n0", "n2"), ("n1", "n0"), ("n2", "n0")}
     tail = cluster.append("n0", b"n0's own")
     cluster.run()
     new = cluster.elect("n1")
     cluster.append("n1", b"the group's")
-    cluster.beat("n1")
+    cluster.heartbeat("n1")
     assert new.commit_index > tail
     cluster.cut = set()
     heartbeat_alone(cluster, "n1", "n0")
@@ -61,7 +61,7 @@ def test_a_heartbeat_commits_no_entry_its_leader_has_not_verified(tmp_path: Path
     assert (old.core.known_commit_index, old.journal.last_index) == (committed, tail)
     cluster.link("n0")
     cluster.run()
-    cluster.beat("n1")
+    cluster.heartbeat("n1")
     assert old.commit_index == new.commit_index
     assert len({tuple(chain) for chain in cluster.chains().values()}) == 1
 
@@ -70,11 +70,11 @@ def test_a_member_that_starts_again_waits_for_an_append(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     index = cluster.append("n0", b"x")
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     cluster.stop("n1")
     node = cluster.start("n1").node
     assert (node.journal.last_index, node.core.known_commit_index) == (index, 0)
-    node.heard(leader.hello("control"))
+    node.contacts.on_hello(leader.contacts.hello("control"))
     heartbeat_alone(cluster, "n0", "n1")
     assert node.core.known_commit_index == 0
     cluster.link("n1")
@@ -85,14 +85,14 @@ def test_a_member_that_starts_again_waits_for_an_append(tmp_path: Path) -> None:
 def test_a_heartbeat_that_comes_late_takes_no_commit_back(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
-    cluster.beat("n0")
-    leader.beat()
+    cluster.heartbeat("n0")
+    leader.leader.send_heartbeats()
     cluster.collect("n0")
     late = next(letter for letter in cluster.post if letter.receiver == "n1")
     cluster.post = []
     index = cluster.append("n0", b"x")
     cluster.run()
-    cluster.beat("n0")
+    cluster.heartbeat("n0")
     assert cluster.node("n1").commit_index == index
     cluster.deliver(late)
     assert cluster.node("n1").core.known_commit_index == index

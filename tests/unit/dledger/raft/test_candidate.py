@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.raft.election import Ballot, ElectionTimer, is_up_to_date, majority
+from dledger.raft.candidate import Ballot, ElectionTimer, is_up_to_date, majority
 
 
 @given(st.integers(0, 2**32))
@@ -33,9 +33,9 @@ def test_who_lost_its_leader_tries_twice_before_it_waits(seed: int) -> None:
     timer = ElectionTimer(1.0, random.Random(seed))
     timer.heard_leader(10.0)
     timer.lost_leader(10.1)
-    timer.stand(10.2)
+    timer.begin_election(10.2)
     assert 10.45 <= timer.deadline_s <= 10.95
-    timer.stand(11.0)
+    timer.begin_election(11.0)
     assert 12.0 <= timer.deadline_s <= 13.0
 
 
@@ -45,7 +45,7 @@ def test_a_leader_that_speaks_ends_the_hurry(seed: int) -> None:
     timer.lost_leader(10.1)
     timer.heard_leader(10.2)
     assert 11.2 <= timer.deadline_s <= 12.2
-    timer.stand(12.3)
+    timer.begin_election(12.3)
     assert 13.3 <= timer.deadline_s <= 14.3
 
 
@@ -62,10 +62,10 @@ def test_giving_way_puts_off_and_never_brings_forward() -> None:
 
 def test_who_asked_just_now_stands_for_a_moment() -> None:
     timer = ElectionTimer(1.0, random.Random(1))
-    assert not timer.stands(10.0)
-    timer.stand(10.0)
-    assert timer.stands(10.19)
-    assert not timer.stands(10.21)
+    assert not timer.is_candidate(10.0)
+    timer.begin_election(10.0)
+    assert timer.is_candidate(10.19)
+    assert not timer.is_candidate(10.21)
 
 
 def test_a_voter_counts_once_and_in_its_own_term_only() -> None:
