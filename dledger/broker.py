@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 import trio
 
-from client.core.name_server import NameServers
+from client.core.routes import NameServers
 from commitlog.consume_queue import MAX_OPEN_FILES
 from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths

@@ -263,10 +263,10 @@ class Admin(MessageQueries):
         )
         ext = dict(DeleteTopicInNamesrvHeader(topic).encode())
         for address in self._instance.name_servers.list.addresses:
-            await self._instance.ask_name_server_at(
+            await self._instance.name_servers.ask_at(
                 address, request(RequestCode.DELETE_TOPIC_IN_NAMESRV, dict(ext))
             )
-        self._instance.routes.forget(topic)
+        self._instance.routes.table.forget(topic)
         return names
 
     async def topic_list(self) -> list[str]:
@@ -285,7 +285,7 @@ class Admin(MessageQueries):
             NoRouteError: The NameServers do not know it.
             NoNameServerError: None answers.
         """
-        return await self._instance.refresh_route(topic)
+        return await self._instance.routes.refresh(topic)
 
     async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
         """Return the topic table of one group, as its leader has it.
@@ -523,7 +523,7 @@ class Admin(MessageQueries):
         info = await self.cluster_info()
         leaders: dict[str, str] = {}
         for name, group in sorted(info.broker_addr_table.items()):
-            self._instance.add_members(name, dict(group.broker_addrs))
+            self._instance.routes.add_members(name, dict(group.broker_addrs))
             address = group.broker_addrs.get(LEADER_ID)
             if address is not None:
                 leaders[name] = address
@@ -541,7 +541,7 @@ class Admin(MessageQueries):
         until = clock.monotonic() + LEADER_WAIT_S
         while clock.monotonic() < until:
             try:
-                route = await self._instance.refresh_route(topic)
+                route = await self._instance.routes.refresh(topic)
             except (NoRouteError, NoNameServerError):
                 pass
             else:

@@ -253,7 +253,7 @@ class GroupAdmin:
             NoRouteError, NoNameServerError: Nobody knows the topic.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
-        route = await self._instance.refresh_route(topic)
+        route = await self._instance.routes.refresh(topic)
         committed: dict[MessageQueue, int] = {}
         for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
             header = GetConsumeStatsHeader(group, topic)

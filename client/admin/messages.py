@@ -130,7 +130,7 @@ class MessageQueries:
         self, topic: str, key: str, begin_ms: int, end_ms: int, most: int, *, is_unique: bool
     ) -> list[MessageExt]:
         header = QueryMessageHeader(topic, key, most, begin_ms, end_ms, is_unique)
-        route = await self._instance.refresh_route(topic)
+        route = await self._instance.routes.refresh(topic)
         found: list[MessageExt] = []
         for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
             answer = await self._instance.ask_leader(

@@ -29,7 +29,8 @@ from client.consumer.process_queue import FlowLimits
 from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
 from client.consumer.rebalance import Rebalance
 from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression, Subscriptions
-from client.core.client_instance import ClientInstance, ManagedScope
+from client.core.client_instance import ClientInstance
+from client.core.client_state import ManagedScope
 from client.core.hooks import ConsumeMessageHook, ConsumeReturnType
 from client.core.route import MessageQueue
 from client.trace.dispatcher import TRACE_TOPIC, TraceDispatcher

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Final
 
 from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance, ManagedScope
+from client.core.client_instance import ClientInstance
+from client.core.client_state import ManagedScope
 from client.core.errors import (
     ClientError,
     DamagedAnswerError,
@@ -88,7 +89,7 @@ class MemberReads:
     def _in_order(self, queue: MessageQueue, leader: str | None) -> list[str]:
         """Return the member that was suggested, the leader, and everybody else."""
         instance = self._instance
-        route = instance.routes.get(queue.topic)
+        route = instance.routes.table.get(queue.topic)
         order: dict[str, None] = {}
         suggested = self._suggested.get(queue, LEADER_ID)
         if suggested != LEADER_ID and route is not None:
@@ -97,7 +98,7 @@ class MemberReads:
                 order[address] = None
         if leader is not None:
             order[leader] = None
-        order.update(dict.fromkeys(instance.member_addresses(queue.broker_name)))
+        order.update(dict.fromkeys(instance.routes.member_addresses(queue.broker_name)))
         return list(order)
 
     async def _ask(
@@ -412,7 +413,7 @@ class PullConsumer(ManagedScope):
                 offset = result.next_begin_offset
 
     async def _known(self, topic: str) -> None:
-        if self._instance.routes.get(topic) is None:
+        if self._instance.routes.table.get(topic) is None:
             await self._instance.route(topic)
 
     async def _ask(

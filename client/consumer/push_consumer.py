@@ -53,7 +53,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.consumer.queue_locks import QueueLocks
 from client.consumer.rebalance import Rebalance
 from client.consumer.subscriptions import SUB_ALL, TAG, SubscriptionExpression, Subscriptions
-from client.core.client_instance import ClientInstance, ManagedScope
+from client.core.client_instance import ClientInstance
+from client.core.client_state import ManagedScope
 from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
 from client.trace.dispatcher import TraceDispatcher

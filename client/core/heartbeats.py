@@ -8,12 +8,14 @@ every client looks several times a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
-from client.core.links import Link
-from client.core.route import LEADER_ID
+from client.core.client_state import Announcements, ClientCounters
+from client.core.links import Link, Links
+from client.core.route import LEADER_ID, LeaderTable
+from client.core.routes import Routes
 from commitlog.errors import ConfigError, MQError
 from remoting.log import get_logger
 from remoting.protocol.bodies import (
@@ -27,9 +29,7 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import request
 from remoting.protocol.headers import UnregisterClientHeader
-
-if TYPE_CHECKING:
-    from client.core.client_instance import ClientInstance
+from remoting.seams import Clock
 
 AGAIN_S: Final = 3.0
 """After a heartbeat that a broker did not answer, while consumers of this instance share queues:
@@ -47,15 +47,39 @@ _log = get_logger(__name__)
 class Heartbeats:
     """The groups of one client instance, and what its brokers know of them."""
 
-    def __init__(self, instance: ClientInstance) -> None:
-        self._instance = instance
+    def __init__(
+        self,
+        client_id: str,
+        clock: Clock,
+        links: Links,
+        routes: Routes,
+        leaders: LeaderTable,
+        announcements: Announcements,
+        counters: ClientCounters,
+        *,
+        period_s: float,
+        rpc_timeout_s: float,
+    ) -> None:
+        """Begin without groups.
+
+        Args:
+            announcements: Says when a heartbeat is due before its period is over.
+            period_s: Between heartbeats to one broker.
+            rpc_timeout_s: For the answer to one.
+        """
+        self._client_id = client_id
+        self._clock = clock
+        self._links = links
+        self._routes = routes
+        self._leaders = leaders
+        self._announcements = announcements
+        self._counters = counters
+        self._period_s = period_s
+        self._rpc_timeout_s = rpc_timeout_s
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, ConsumerData] = {}
-        # Of groups that share queues: called when who is in them, or where queues are, may differ.
-        self._watchers: dict[str, Callable[[], None]] = {}
         # Leader and term of each broker name, as that leader was told last.
         self._told_as_leader: dict[str, tuple[str, int]] = {}
-        self._wanted = trio.Event()
         self._introducing: trio.Event | None = None
 
     # -- who is there ----------------------------------------------------------------------
@@ -63,7 +87,7 @@ class Heartbeats:
     def add_producer(self, group: str) -> None:
         """Announce a producer group to the brokers from now on; counted."""
         self._producers[group] = self._producers.get(group, 0) + 1
-        self.look()
+        self._announcements.wake()
 
     def add_consumer(self, group: str, topics: tuple[str, ...] = ()) -> None:
         """Announce a consumer group that pulls by itself.
@@ -78,7 +102,7 @@ class Heartbeats:
             message_model=MessageModel.CLUSTERING,
             subscription_data_set=[SubscriptionData(topic=topic) for topic in topics],
         )
-        self.look()
+        self._announcements.wake()
 
     def add_sharing_consumer(self, data: ConsumerData, changed: Callable[[], None]) -> None:
         """Announce a consumer that shares the queues of its topics with others of its group.
@@ -91,7 +115,7 @@ class Heartbeats:
             ConfigError: This instance has the group already.
         """
         self._refuse_second(data.group_name)
-        self._watchers[data.group_name] = changed
+        self._announcements.watchers[data.group_name] = changed
         self.update_consumer(data)
 
     def _refuse_second(self, group: str) -> None:
@@ -101,21 +125,21 @@ class Heartbeats:
     def update_consumer(self, data: ConsumerData) -> None:
         """Let heartbeats say *data* of its group from now on, the next one at once."""
         self._consumers[data.group_name] = data
-        self.look()
+        self._announcements.wake()
 
     async def remove_producer(self, group: str) -> None:
         """Take a producer group back; the last one tells the brokers."""
         self._producers[group] -= 1
         if self._producers[group] == 0:
             del self._producers[group]
-            for link in self._instance.links.values():
+            for link in self._links.opened.values():
                 link.told -= {group}
             await self._unregister(producer_group=group)
 
     async def remove_consumer(self, group: str) -> None:
         """Take a consumer group back and tell the brokers."""
         del self._consumers[group]
-        self._watchers.pop(group, None)
+        self._announcements.watchers.pop(group, None)
         await self._unregister(consumer_group=group)
 
     async def remove_all(self) -> None:
@@ -126,34 +150,7 @@ class Heartbeats:
             await self._unregister(consumer_group=group)
         self._producers.clear()
         self._consumers.clear()
-        self._watchers.clear()
-
-    # -- what happens ----------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Tell now whoever does not know yet; for whatever may have made a difference."""
-        self._wanted.set()
-
-    def group_changed(self, group: str) -> None:
-        """Wake those who share the queues of *group*: who is in it has changed."""
-        if (watcher := self._watchers.get(group)) is not None:
-            watcher()
-
-    def routes_changed(self) -> None:
-        """Tell new brokers, and wake those who share queues."""
-        self.look()
-        for watcher in self._watchers.values():
-            watcher()
-
-    def connection_ended(self) -> None:
-        """Connect again at once, where a broker that does not know this client does it harm."""
-        if self._is_awaited:
-            self.look()
-
-    @property
-    def _is_awaited(self) -> bool:
-        """Whether brokers that do not know this client do it harm: by its group, or its replies."""
-        return bool(self._watchers) or self._instance.requests.in_use
+        self._announcements.watchers.clear()
 
     # -- telling ---------------------------------------------------------------------------
 
@@ -162,23 +159,22 @@ class Heartbeats:
 
         Cancellation: A heartbeat may have been sent or not.
         """
-        config = self._instance.config
         all_at_s = 0.0
         while True:
-            self._wanted = trio.Event()
+            self._announcements.due = trio.Event()
             begin_s = trio.current_time()
             if begin_s >= all_at_s:
-                all_at_s = begin_s + config.heartbeat_period_s
+                all_at_s = begin_s + self._period_s
                 is_complete = await self.send()
             else:
                 is_complete = await self._send_due()
             again_at_s = all_at_s
-            if self._is_awaited:
-                await self._instance.clock.sleep(GAP_S)
+            if self._announcements.is_awaited:
+                await self._clock.sleep(GAP_S)
                 if not is_complete:
                     again_at_s = min(all_at_s, trio.current_time() + AGAIN_S)
             with trio.move_on_at(again_at_s):
-                await self._wanted.wait()
+                await self._announcements.due.wait()
 
     async def send(self) -> bool:
         """Tell all brokers now which groups are here; return whether all of them have answered."""
@@ -191,7 +187,7 @@ class Heartbeats:
     def body(self) -> bytes:
         """Return what a heartbeat carries now."""
         return HeartbeatData(
-            client_id=self._instance.client_id,
+            client_id=self._client_id,
             producer_data_set=[ProducerData(group_name=g) for g in sorted(self._producers)],
             consumer_data_set=[data for _, data in sorted(self._consumers.items())],
         ).encode()
@@ -202,11 +198,10 @@ class Heartbeats:
         That is once there are consumers, or producers that a new leader may have to ask, or to
         bring a reply.
         """
-        instance = self._instance
         found: dict[str, None] = {}
-        everybody = bool(self._consumers or instance.check_backs or instance.requests.in_use)
-        for name, broker_id, address in instance.routes.brokers():
-            leader = instance.leaders.address(name)
+        everybody = bool(self._consumers) or self._announcements.is_asked
+        for name, broker_id, address in self._routes.table.brokers():
+            leader = self._leaders.address(name)
             if everybody or (address == (leader or address) and broker_id == LEADER_ID):
                 found[address] = None
             if leader is not None:
@@ -214,14 +209,14 @@ class Heartbeats:
         return list(found)
 
     def _knows(self, address: str, body: bytes) -> bool:
-        link = self._instance.links.get(address)
+        link = self._links.opened.get(address)
         if link is None or link.connection.is_closed or link.heard != body:
             return False
         return self._led_by(address).items() <= self._told_as_leader.items()
 
     def _led_by(self, address: str) -> dict[str, tuple[str, int]]:
-        leaders = self._instance.leaders
-        names = dict.fromkeys(name for name, _, _ in self._instance.routes.brokers())
+        leaders = self._leaders
+        names = dict.fromkeys(name for name, _, _ in self._routes.table.brokers())
         return {n: (address, leaders.term(n)) for n in names if leaders.address(n) == address}
 
     async def _tell(self, addresses: Iterable[str]) -> bool:
@@ -234,12 +229,11 @@ class Heartbeats:
         return not missed
 
     async def _tell_one(self, address: str, body: bytes, missed: list[str]) -> None:
-        instance = self._instance
-        timeout_s = instance.config.rpc_timeout_s
+        timeout_s = self._rpc_timeout_s
         groups, led = frozenset(self._producers), self._led_by(address)
         link: Link | None = None
         try:
-            link = await instance.link(address, timeout_s)
+            link = await self._links.open(address, timeout_s)
             await link.connection.invoke(request(RequestCode.HEART_BEAT, None, body), timeout_s)
         except MQError as error:
             missed.append(address)
@@ -249,7 +243,7 @@ class Heartbeats:
         else:
             link.heard, link.told = body, groups
             self._told_as_leader.update(led)
-            instance.counters.heartbeats += 1
+            self._counters.heartbeats += 1
 
     async def introduce(self, group: str, broker_names: Sequence[str]) -> None:
         """Return when the leaders of these brokers know this client as a producer of *group*.
@@ -257,16 +251,14 @@ class Heartbeats:
         Later than that after `INTRODUCTION_S`. The first time their followers are waited for, too;
         they are told of it as long as the instance is open.
         """
-        instance = self._instance
-        is_first = not instance.requests.in_use
-        instance.requests.in_use = True
+        is_first = self._announcements.expect_replies()
         if is_first:
-            self.look()
+            self._announcements.wake()
         missing = [
             address
             for name in broker_names
             for address in (
-                instance.member_addresses(name) if is_first else [instance.leaders.address(name)]
+                self._routes.member_addresses(name) if is_first else [self._leaders.address(name)]
             )
             if address is not None and not self._is_told(address, group)
         ]
@@ -284,7 +276,7 @@ class Heartbeats:
                 done.set()
 
     def _is_told(self, address: str, group: str) -> bool:
-        link = self._instance.links.get(address)
+        link = self._links.opened.get(address)
         return link is not None and not link.connection.is_closed and group in link.told
 
     # -- good-bye --------------------------------------------------------------------------
@@ -292,10 +284,10 @@ class Heartbeats:
     async def _unregister(
         self, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        header = UnregisterClientHeader(self._instance.client_id, producer_group, consumer_group)
+        header = UnregisterClientHeader(self._client_id, producer_group, consumer_group)
         with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
             async with trio.open_nursery() as nursery:
-                for link in list(self._instance.links.values()):
+                for link in list(self._links.opened.values()):
                     if not link.connection.is_closed:
                         nursery.start_soon(_say_goodbye, link, dict(header.encode()))
 

@@ -1,95 +1,45 @@
-"""The leader of each broker group: what answers and routes name, and the search for a new one.
+"""Finds the leader of a broker group, and asks it.
 
-A route names the leader as broker id 0, but lags: brokers register again after an election, and
-clients poll. A "not leader" answer is fresher and carries the term, so it wins until the route
-itself changes or the address fails. When the known leader does not answer, or denies that it leads,
-all members and a NameServer are asked at the same time; all tasks of a client share one search.
+When the known leader does not answer, or denies that it leads, all members and a NameServer are
+asked at the same time; all tasks of a client share one search.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import trio
 
-from client.core.errors import ClientError
-from client.core.links import truth
-from client.core.retry import FailureKind, failure_of_answer
+from client.core.client_state import Announcements, ClientCounters
+from client.core.errors import (
+    BrokerUnreachableError,
+    ClientError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
+from client.core.links import Link, Links, truth
+from client.core.retry import (
+    FailureKind,
+    RetryPolicy,
+    RetrySchedule,
+    Where,
+    failure_of_answer,
+    retry_after_s,
+)
+from client.core.route import LeaderTable
+from client.core.routes import Routes
 from commitlog.errors import MQError
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
+from remoting.protocol.command import ExtFields, RemotingCommand
 from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
+from remoting.seams import Clock
 
-if TYPE_CHECKING:
-    from client.core.client_instance import ClientInstance
-
-
-@dataclass(slots=True)
-class _Group:
-    term: int = -1
-    hinted: str | None = None
-    routed: str | None = None
-
-
-class LeaderTable:
-    """Broker name → address of the leader."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
-
-    def address(self, broker_name: str) -> str | None:
-        """Return the address to send to, or None when nobody is known to lead."""
-        group = self._groups.get(broker_name)
-        if group is None:
-            return None
-        return group.hinted or group.routed
-
-    def term(self, broker_name: str) -> int:
-        """Return the highest term heard of, -1 before any."""
-        group = self._groups.get(broker_name)
-        return -1 if group is None else group.term
-
-    def learn(
-        self, broker_name: str, address: str, term: int, *, told_by: str | None = None
-    ) -> bool:
-        """Take a hint; return whether it was news or a confirmation, False for a stale one.
-
-        A hint of a lower term than one already heard is from a node that has slept, unless the
-        very node we took for the leader says so: then the group has been set up anew.
-
-        Args:
-            broker_name: The group.
-            address: Who is said to lead.
-            term: In which term.
-            told_by: Address of the node that said it.
-        """
-        group = self._groups.setdefault(broker_name, _Group())
-        if term < group.term and (told_by is None or told_by != group.hinted):
-            return False
-        group.term = term
-        group.hinted = address
-        return True
-
-    def take_route(self, broker_name: str, address: str | None) -> None:
-        """Take what a fresh route says; it overrides a hint only where it changed."""
-        group = self._groups.setdefault(broker_name, _Group())
-        if address == group.routed:
-            return
-        group.routed = address
-        if address is not None:
-            group.hinted = None
-
-    def suspect(self, broker_name: str, address: str) -> None:
-        """Drop the hint to an address that failed; the route's word stands again.
-
-        If the route names the failed address too, a search has to find the next leader.
-        """
-        group = self._groups.get(broker_name)
-        if group is not None and group.hinted == address:
-            group.hinted = None
-
+LATE_READ_RETRIES: Final = 1_000_000
+"""Reads change nothing: they are repeated until the deadline, however often."""
+_READ_POLICY: Final = RetryPolicy(max_retries=LATE_READ_RETRIES)
 
 SEARCH_S: Final = 0.25
 """One round of asking all members of a group who leads; a silent one must not hold it up."""
@@ -111,8 +61,28 @@ class _Fruitless:
 class LeaderSearch:
     """What a client instance does to find leaders."""
 
-    def __init__(self, instance: ClientInstance) -> None:
-        self._instance = instance
+    def __init__(
+        self,
+        leaders: LeaderTable,
+        links: Links,
+        routes: Routes,
+        announcements: Announcements,
+        counters: ClientCounters,
+        clock: Clock,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            leaders: Where what is found is kept.
+            links, routes: Where it is asked for.
+            announcements: Woken when another leader is found.
+        """
+        self._leaders = leaders
+        self._links = links
+        self._routes = routes
+        self._announcements = announcements
+        self._counters = counters
+        self._clock = clock
         self._not_ready: dict[str, str] = {}
         # Who failed last and in which term: others may go on naming it for long.
         self._failed: dict[str, tuple[str, int]] = {}
@@ -121,7 +91,7 @@ class LeaderSearch:
 
     def note_refusal(self, broker_name: str, address: str, answer: RemotingCommand) -> FailureKind:
         """Learn what a refusing answer says about the leader; return what kind of failure it is."""
-        leaders = self._instance.leaders
+        leaders = self._leaders
         kind, hint, term = failure_of_answer(answer)
         if hint == address and leaders.learn(broker_name, address, term, told_by=address):
             # Elected, but it has not applied the entry of its own term yet: a matter of moments.
@@ -129,8 +99,8 @@ class LeaderSearch:
             return FailureKind.NOT_LEADER if kind is FailureKind.REDIRECTED else kind
         if hint and hint != address and leaders.learn(broker_name, hint, term, told_by=address):
             if kind is FailureKind.REDIRECTED:
-                self._instance.counters.redirects_by_hint += 1
-            self._instance.heartbeats.look()
+                self._counters.redirects_by_hint += 1
+            self._announcements.wake()
             return kind
         if kind is FailureKind.REDIRECTED:
             # A hint that is old, or names the node that just denied it.
@@ -157,13 +127,13 @@ class LeaderSearch:
                 nobody was known; it is the one that failed last.
             failed_term: The term known when it failed.
         """
-        clock = self._instance.clock
+        clock = self._clock
         until_s = clock.monotonic() + delay_s
         if failed is not None and self._not_ready.pop(broker_name, None) == failed:
             await clock.sleep(delay_s)
             return
         if failed is not None:
-            self._instance.leaders.suspect(broker_name, failed)
+            self._leaders.suspect(broker_name, failed)
             self._failed[broker_name] = (failed, failed_term)
         else:
             failed, failed_term = self._failed.get(broker_name, (None, failed_term))
@@ -177,7 +147,7 @@ class LeaderSearch:
             await clock.sleep(max(0.0, until_s - clock.monotonic()))
 
     def _is_news(self, broker_name: str, failed: str | None, failed_term: int) -> bool:
-        leaders = self._instance.leaders
+        leaders = self._leaders
         address = leaders.address(broker_name)
         return address is not None and (
             address != failed or leaders.term(broker_name) > failed_term
@@ -187,7 +157,7 @@ class LeaderSearch:
         fruitless = self._fruitless.get(broker_name)
         if fruitless is None:
             return True
-        now_s = self._instance.clock.monotonic()
+        now_s = self._clock.monotonic()
         if now_s > fruitless.not_before_s + PAUSE_S_MAX:
             # Nobody has looked since: that was another time without a leader.
             del self._fruitless[broker_name]
@@ -197,7 +167,7 @@ class LeaderSearch:
     async def _search(
         self, broker_name: str, topic: str, failed: str | None, failed_term: int
     ) -> None:
-        begin_s = self._instance.clock.monotonic()
+        begin_s = self._clock.monotonic()
         search = self._searches[broker_name] = trio.Event()
         try:
             await self._ask_all(broker_name, topic, failed, failed_term)
@@ -208,14 +178,13 @@ class LeaderSearch:
             self._fruitless.pop(broker_name, None)
             return
         fruitless = self._fruitless.setdefault(broker_name, _Fruitless(begin_s, begin_s))
-        now_s = self._instance.clock.monotonic()
+        now_s = self._clock.monotonic()
         fruitless.not_before_s = now_s + min((now_s - fruitless.since_s) / PATIENCE, PAUSE_S_MAX)
 
     async def _ask_all(
         self, broker_name: str, topic: str, failed: str | None, failed_term: int
     ) -> None:
-        instance = self._instance
-        instance.counters.leader_searches += 1
+        self._counters.leader_searches += 1
         with trio.move_on_after(SEARCH_S):
             async with trio.open_nursery() as nursery:
 
@@ -229,31 +198,30 @@ class LeaderSearch:
                     if leader is not None and (
                         leader == address or (leader, term) != (failed, failed_term)
                     ):
-                        instance.leaders.learn(broker_name, leader, term, told_by=address)
+                        self._leaders.learn(broker_name, leader, term, told_by=address)
                         if self._is_news(broker_name, failed, failed_term):
-                            instance.counters.leaders_found += 1
-                            instance.heartbeats.look()
+                            self._counters.leaders_found += 1
+                            self._announcements.wake()
                         look()
 
                 async def ask_name_server() -> None:
                     try:
-                        await instance.refresh_route(topic)
+                        await self._routes.refresh(topic)
                     except MQError:
                         return
                     look()
 
-                for member in instance.member_addresses(broker_name):
+                for member in self._routes.member_addresses(broker_name):
                     nursery.start_soon(ask_member, member)
                 nursery.start_soon(ask_name_server)
 
     async def _leader_named_by(self, address: str, broker_name: str) -> tuple[str | None, int]:
         """Return who leads and in which term, as a member says; None when it does not know."""
-        instance = self._instance
         try:
-            link = await instance.link(address, SEARCH_S, group=broker_name)
+            link = await self._links.open(address, SEARCH_S, group=broker_name)
             if not link.records:
                 return None, -1  # a real RocketMQ: its NameServers know
-            answer = await instance.ask(
+            answer = await self._links.ask(
                 address, RequestCode.RAFT_STATUS, timeout_s=SEARCH_S, group=broker_name
             )
         except (ClientError, MQError):
@@ -280,3 +248,109 @@ def _leader_of_status(address: str, answer: RemotingCommand) -> tuple[str | None
         return address, term
     leader = status.get("leader_address") or status.get(LEADER_FIELD)
     return (leader if isinstance(leader, str) and ":" in leader else None), term
+
+
+class LeaderCalls:
+    """Requests to whichever node leads a group."""
+
+    def __init__(
+        self,
+        leaders: LeaderTable,
+        search: LeaderSearch,
+        links: Links,
+        clock: Clock,
+        *,
+        rpc_timeout_s: float,
+    ) -> None:
+        """Prepare; *rpc_timeout_s* is for one attempt that names none."""
+        self._leaders = leaders
+        self._search = search
+        self._links = links
+        self._clock = clock
+        self._rpc_timeout_s = rpc_timeout_s
+
+    async def ask(
+        self,
+        broker_name: str,
+        code: int,
+        ext: ExtFields | None = None,
+        body: bytes = b"",
+        *,
+        topic: str,
+        timeout_s: float = 10.0,
+        attempt_timeout_s: float | None = None,
+        adapt: Callable[[Link], int] | None = None,
+    ) -> RemotingCommand:
+        """Ask whoever leads a group, following hints and fail-overs, until *timeout_s* is over.
+
+        Only for requests that may be repeated.
+
+        Args:
+            broker_name: The group.
+            code: Request code; *adapt* may give another one for the link found.
+            ext: Header fields; copied for every attempt.
+            body: Request body.
+            topic: Whose route is refreshed when the leader is lost.
+            timeout_s: Budget over all attempts.
+            attempt_timeout_s: One attempt; default: the configured RPC time-out.
+            adapt: Chooses the code by what the broker understands.
+        Returns:
+            The answer of a node that did not say "not leader" or "busy".
+        Raises:
+            BrokerUnreachableError: Nobody could be asked.
+            RequestTimedOutError: Asked, but no answer came.
+            RequestFailedError: Refused to the end; its code and remark are carried.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        attempt_s = self._rpc_timeout_s if attempt_timeout_s is None else attempt_timeout_s
+        schedule = RetrySchedule(_READ_POLICY, deadline)
+        error: ClientError | None = None
+        unknown: RequestTimedOutError | None = None
+        pause_s = 0.0
+        while True:
+            address = self._leaders.address(broker_name)
+            kind = FailureKind.NOT_LEADER
+            term = self._leaders.term(broker_name)
+            if address is None:
+                error = BrokerUnreachableError(f"no leader of {broker_name} is known")
+            else:
+                left_s = max(deadline - self._clock.monotonic(), 0.001)
+                try:
+                    opening_s = min(self._rpc_timeout_s, left_s)
+                    link = await self._links.open(address, opening_s, group=broker_name)
+                    answer = await self._links.ask(
+                        address,
+                        code if adapt is None else adapt(link),
+                        None if ext is None else dict(ext),
+                        body,
+                        timeout_s=min(attempt_s, left_s),
+                        group=broker_name,
+                    )
+                except RequestTimedOutError as failed:
+                    error = unknown = failed
+                    kind = FailureKind.UNKNOWN
+                except BrokerUnreachableError as failed:
+                    error, kind = failed, FailureKind.UNREACHABLE
+                else:
+                    if answer.code not in (
+                        ResponseCode.SERVICE_NOT_AVAILABLE,
+                        ResponseCode.SYSTEM_BUSY,
+                    ):
+                        return answer
+                    kind = self._search.note_refusal(broker_name, address, answer)
+                    pause_s = retry_after_s(answer)
+                    error = RequestFailedError(
+                        f"{address}: code {answer.code} {answer.remark or ''}",
+                        code=answer.code,
+                        remark=answer.remark or "",
+                    )
+            step = schedule.next(kind, self._clock.monotonic())
+            if step is None:
+                # What an earlier attempt may have done, a later refusal does not undo.
+                raise error if unknown is None else unknown
+            if isinstance(error, RequestFailedError) and error.code == ResponseCode.SYSTEM_BUSY:
+                await self._clock.sleep(max(step.delay_s, pause_s))
+            elif step.where is not Where.NAMED_LEADER:
+                await self._search.pause(
+                    broker_name, step.delay_s, topic=topic, failed=address, failed_term=term
+                )

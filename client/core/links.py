@@ -13,9 +13,21 @@ from typing import Final
 
 import msgspec
 import structlog
+import trio
 
+from client.core.client_state import Announcements
+from client.core.errors import BrokerUnreachableError, ClientClosedError, RequestTimedOutError
+from remoting.client import RemotingClient
 from remoting.connection import Connection
-from remoting.protocol.command import SerializeType
+from remoting.errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    RemotingError,
+    TooManyInFlightError,
+)
+from remoting.errors import RequestTimedOutError as CallTimedOutError
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
 
 _log = structlog.get_logger()
 
@@ -128,3 +140,140 @@ def stated_identities(text: object) -> dict[str, list[str]]:
         return msgspec.json.decode(text, type=dict[str, list[str]])
     except msgspec.DecodeError:
         return {}
+
+
+class Links:
+    """The connections of one client to brokers.
+
+    Attributes:
+        opened: Address to the newest connection there.
+        is_closed: No further one is opened.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        identities: GroupIdentities,
+        announcements: Announcements,
+        *,
+        rpc_timeout_s: float,
+    ) -> None:
+        """Begin with none; `use` comes before the first one.
+
+        Args:
+            identities: What group an address belongs to.
+            announcements: Woken when a connection begins or ends.
+        """
+        self.opened: dict[str, Link] = {}
+        self.is_closed = True
+        self._client_id = client_id
+        self._identities = identities
+        self._announcements = announcements
+        self._rpc_timeout_s = rpc_timeout_s
+        self._remoting: RemotingClient | None = None
+        self._opening: dict[str, trio.Lock] = {}
+
+    def use(self, remoting: RemotingClient) -> None:
+        """Connect through *remoting* from now on."""
+        self._remoting = remoting
+        self.is_closed = False
+
+    def stop(self) -> None:
+        """Open no further connection; those that are open stay so until `close`."""
+        self.is_closed = True
+
+    def close(self) -> None:
+        """Break every connection at once."""
+        self.is_closed = True
+        if self._remoting is not None:
+            self._remoting.close()
+
+    def _link_ended(self) -> None:
+        if not self.is_closed:
+            self._announcements.connection_ended()
+
+    async def open(self, address: str, timeout_s: float, *, group: str = "") -> Link:
+        """Return a live connection to a broker, with what it understands.
+
+        The first use of a connection asks for the broker's capabilities.
+
+        Args:
+            group: Broker name that it is used for; empty: whatever broker is there.
+
+        Raises:
+            BrokerUnreachableError: Not within *timeout_s*, or the broker there belongs to another
+                group; nothing was sent but the question.
+            ClientClosedError: The instance is closed.
+        """
+        link = await self._open(address, timeout_s)
+        refusal = self._identities.refusal(group, address, link.identity) if group else ""
+        if refusal:
+            # Asked again at the next use: it may be another process by then.
+            if self.opened.get(address) is link:
+                del self.opened[address]
+            link.connection.close("the broker belongs to another group")
+            raise BrokerUnreachableError(f"broker {address}: {refusal}")
+        return link
+
+    async def _open(self, address: str, timeout_s: float) -> Link:
+        link = self.opened.get(address)
+        if link is not None and not link.connection.is_closed:
+            return link
+        if self._remoting is None or self.is_closed:
+            raise ClientClosedError(f"client {self._client_id} is closed; nothing was sent")
+        lock = self._opening.setdefault(address, trio.Lock())
+        with trio.move_on_after(timeout_s):
+            async with lock:
+                link = self.opened.get(address)
+                if link is not None and not link.connection.is_closed:
+                    return link
+                try:
+                    connection = await self._remoting.connection(address, timeout_s)
+                    answer = await connection.invoke(request(RequestCode.CAPABILITIES), timeout_s)
+                except RemotingError as error:
+                    raise BrokerUnreachableError(f"broker {address}: {error}") from error
+                ours = answer.code == ResponseCode.SUCCESS
+                link = self.opened[address] = Link(
+                    address,
+                    connection,
+                    cbor=ours and truth(answer.ext.get("cbor")),
+                    records=ours and truth(answer.ext.get("records")),
+                    bulk_pull=ours,
+                    idempotent=ours and truth(answer.ext.get("idempotent")),
+                    identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
+                )
+                connection.on_close.append(lambda _ended: self._link_ended())
+                self._announcements.wake()
+                return link
+        raise BrokerUnreachableError(f"broker {address} does not answer within {timeout_s} s")
+
+    async def ask(
+        self,
+        address: str,
+        code: int,
+        ext: ExtFields | None = None,
+        body: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+        group: str = "",
+    ) -> RemotingCommand:
+        """Ask one broker once and return its answer, whatever its code.
+
+        Args:
+            group: Broker name that it is asked for; empty: whatever broker is there.
+        Raises:
+            BrokerUnreachableError: Nothing was sent.
+            RequestTimedOutError: Sent, but no answer; what was asked for may have been done.
+        """
+        timeout_s = self._rpc_timeout_s if timeout_s is None else timeout_s
+        link = await self.open(address, timeout_s, group=group)
+        try:
+            return await link.connection.invoke(
+                request(code, ext, body, serialize=link.serialize), timeout_s
+            )
+        except (CallTimedOutError, ConnectionLostError) as error:
+            if error.outcome == "not_stored":
+                raise BrokerUnreachableError(f"broker {address}: {error}") from error
+            raise RequestTimedOutError(f"broker {address}: {error}") from error
+        except (TooManyInFlightError, ConnectFailedError) as error:
+            raise BrokerUnreachableError(f"broker {address}: {error}") from error

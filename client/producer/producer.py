@@ -15,7 +15,8 @@ from typing import Any
 
 import trio
 
-from client.core.client_instance import ClientInstance, ManagedScope
+from client.core.client_instance import ClientInstance
+from client.core.client_state import ManagedScope
 from client.core.errors import (
     BackpressureError,
     BrokerUnreachableError,

@@ -165,10 +165,10 @@ class PublishTopics:
     def known(self, name: str) -> PublishTopic | None:
         """Return the topic as the newest route has it; None: find it first. Asks no server."""
         instance = self._instance
-        if self._route_version != instance.route_version:
-            self._route_version = instance.route_version
+        if self._route_version != instance.routes.version:
+            self._route_version = instance.routes.version
             for known, topic in list(self._topics.items()):
-                route = instance.known_publish_route(known)
+                route = instance.routes.known_publish(known)
                 if route is not None and route is not topic.route and route.publish_queues:
                     self._put(known, route)
         return self._topics.get(name)
@@ -184,7 +184,7 @@ class PublishTopics:
         if topic is not None:
             return topic
         check_topic(name)
-        route = await self._instance.publish_route(name)
+        route = await self._instance.routes.publish(name)
         if not route.publish_queues:
             route = await self._instance.route(name, fresh=True)
         return self._put(name, route)

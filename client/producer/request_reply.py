@@ -135,7 +135,7 @@ async def ask(
 
 async def _be_known(instance: ClientInstance, group: str, topic: str) -> None:
     """Let the brokers that the reply may come from know this client before there is a request."""
-    route = await instance.publish_route(topic)
+    route = await instance.routes.publish(topic)
     names = dict.fromkeys(route.addresses)
     for cluster in route.clusters:
         try:

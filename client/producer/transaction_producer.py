@@ -17,7 +17,8 @@ from typing import Final
 import trio
 
 from client.core.broker_requests import Question
-from client.core.client_instance import ClientInstance, ManagedScope
+from client.core.client_instance import ClientInstance
+from client.core.client_state import ManagedScope
 from client.core.errors import ClientError, TransactionDecidedError
 from client.core.hooks import (
     EndTransactionContext,

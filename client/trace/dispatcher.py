@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self
 
 import trio
 
-from client.core.client_instance import ManagedScope
+from client.core.client_state import ManagedScope
 from client.core.hooks import (
     CONSUME_CONTEXT_TYPE,
     ConsumeMessageContext,

@@ -166,7 +166,7 @@ class TwoRooms:
         endpoint = node.world.name_servers[name].endpoint
         listings = self.seen.listings.setdefault(name, [])
         while True:
-            answer = await node.instance.ask_name_server_at(
+            answer = await node.instance.name_servers.ask_at(
                 endpoint, request(RequestCode.GET_BROKER_CLUSTER_INFO)
             )
             assert answer.code == ResponseCode.SUCCESS
@@ -282,7 +282,7 @@ class TwoRooms:
         for client, name_server, room in (("left", "ns0", left), ("right", "ns1", right)):
             instance = world.clients[client].instance
             assert instance is not None
-            route = instance.routes.get(TOPIC)
+            route = instance.routes.table.get(TOPIC)
             assert route is not None
             asked = instance.name_servers.list.in_turn()[0]
             brokers = set(route.addresses.get(GROUP, {}).values())

@@ -174,6 +174,6 @@ async def test_news_wakes_the_heartbeats_also_after_somebody_else_has_sent_some(
         client.heartbeats.add_producer("another")
         await trio.sleep(1)
         assert leader.count(RequestCode.HEART_BEAT) == before + 1
-        client.heartbeats.look()
+        client._announcements.wake()
         await trio.sleep(1)
         assert leader.count(RequestCode.HEART_BEAT) == before + 1

@@ -10,9 +10,10 @@ from trio.testing import MockClock
 
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
-from client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S, LeaderTable
+from client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S
 from client.core.message import Message
 from client.core.retry import RetryPolicy
+from client.core.route import LeaderTable
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode

@@ -39,7 +39,7 @@ async def test_a_producer_gives_nothing_to_a_thief_in_the_route(
         await producer.send(Message("T", b"0"))
         # The NameServer was started again, and the thief came before the group.
         group.registered, group.stated = {0: thief.brokers[0].address}, ""
-        await client.refresh_route("T")
+        await client.routes.refresh("T")
         with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
             await producer.send(Message("T", b"1"))
         with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import NoNameServerError
-from client.core.name_server import NameServerList
+from client.core.routes import NameServerList
 from commitlog.errors import ConfigError
 from dledger.testing.memory_network import MemoryNetwork
 from remoting.clock import TrioClock
@@ -51,12 +51,12 @@ async def test_a_client_keeps_to_one_name_server_until_it_fails(
 ) -> None:
     async with open_world(name_servers=3) as world, world.client() as client:
         for _ in range(5):
-            await client.refresh_route("T")
+            await client.routes.refresh("T")
         busy = [n for n in world.name_servers if n.seen]
         assert len(busy) == 1
         await busy[0].kill()
         for _ in range(5):
-            await client.refresh_route("T")
+            await client.routes.refresh("T")
         used = [n for n in world.name_servers if n.seen]
         assert len(used) == 2
         assert sorted(len(n.seen) for n in used) == [5, 5]
