@@ -15,6 +15,8 @@ from dledger.metrics.broker_metrics import BrokerMetrics, LeaderChanges
 from dledger.metrics.traffic import Traffic
 from dledger.part_settings import server_limits
 from dledger.processors.broker_settings import BrokerSettings
+from dledger.processors.handles import codes_of
+from dledger.processors.pull import PullProcessor
 from dledger.processors.rights import topic_of_message_at
 from dledger.processors.wiring import LOCAL_ADMIN, BrokerProcessors, broker_rules
 from dledger.services.retention import RetentionService
@@ -25,15 +27,12 @@ from remoting.memory_budget import MemoryBudget
 from remoting.metrics.http_server import MetricsServer
 from remoting.metrics.server_metrics import Guard, ServerMetrics
 from remoting.processor import ProcessorTable
-from remoting.protocol.codes import RequestCode
 from remoting.seams import Clock, Network, Rng
 from remoting.server import RemotingServer
 
 log = structlog.get_logger(__name__)
 
-PULLS: Final = frozenset(
-    {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.BULK_PULL}
-)
+PULLS: Final = codes_of(PullProcessor)
 """What the VIP channel does not answer, as in RocketMQ."""
 
 FAST_SHARE: Final = 4

@@ -13,7 +13,8 @@ import msgspec
 import trio
 
 from dledger.group_api import BrokerGroup
-from dledger.processors.topics import data_version, wire_topic
+from dledger.state.topic_config import TopicConfig
+from remoting.protocol import bodies
 from remoting.protocol.bodies import (
     DataVersion,
     RegisterBrokerBody,
@@ -22,6 +23,33 @@ from remoting.protocol.bodies import (
 
 TOPICS_PER_TURN: Final = 500
 """Topics encoded before other tasks get their turn: about two milliseconds."""
+
+
+def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
+    """Return a topic as remoting bodies show it."""
+    return bodies.TopicConfig(
+        topic_name=config.topic,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=dict(config.attributes),
+    )
+
+
+def data_version(group: BrokerGroup) -> bodies.DataVersion:
+    """Return how new the topics of a broker are.
+
+    The term stands first in the version: a newer leader's table is newer, whatever was counted.
+    """
+    state = group.state
+    return bodies.DataVersion(
+        timestamp=state.topics_changed_ms,
+        counter=state.topics_counter,
+        state_version=group.term,
+    )
 
 
 class TopicTable:

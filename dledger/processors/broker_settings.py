@@ -40,15 +40,3 @@ class BrokerSettings:
     """The broker id of this node while it does not lead."""
     max_held_pulls: int = 100_000
     """Pulls waiting in long polling; one more is answered "nothing there" at once."""
-
-    @property
-    def pull_limits(self) -> ReadLimits:
-        """One pull of recent data."""
-        store = self.store
-        return ReadLimits(store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory)
-
-    @property
-    def cold_pull_limits(self) -> ReadLimits:
-        """One pull of data that is probably on disk only."""
-        store = self.store
-        return ReadLimits(store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk)

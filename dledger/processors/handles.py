@@ -105,6 +105,11 @@ def declared(processors: Iterable[type]) -> Iterator[tuple[str, Declaration]]:
                 yield name, declaration
 
 
+def codes_of(*processors: type) -> frozenset[RequestCode]:
+    """Return the request codes that these classes answer."""
+    return frozenset(code for _, found in declared(processors) for code in found.codes)
+
+
 def rules_of(processors: Iterable[type], places: Places) -> dict[int, Rule]:
     """Return the access rule of each request code that these classes answer."""
     return {

@@ -222,15 +222,21 @@ class PullChecks:
     def _limits(self, code: int, header: PullMessageHeader) -> tuple[ReadLimits, ReadLimits]:
         settings = self._settings
         if code == RequestCode.BULK_PULL:
-            hot = cold = settings.bulk_pull_limits
-        else:
-            hot, cold = settings.pull_limits, settings.cold_pull_limits
-        return _lowered(hot, header), _lowered(cold, header)
+            bulk = settings.bulk_pull_limits
+            limits = _lowered(bulk.max_messages, bulk.max_bytes, header)
+            return limits, limits
+        store = settings.store
+        return (
+            _lowered(
+                store.max_transfer_count_in_memory, store.max_transfer_bytes_in_memory, header
+            ),
+            _lowered(store.max_transfer_count_in_disk, store.max_transfer_bytes_in_disk, header),
+        )
 
 
-def _lowered(limits: ReadLimits, header: PullMessageHeader) -> ReadLimits:
-    messages = max(1, min(limits.max_messages, header.max_msg_nums))
-    size = limits.max_bytes
+def _lowered(max_messages: int, max_bytes: int, header: PullMessageHeader) -> ReadLimits:
+    """Return the broker's limits, or the request's where these are lower."""
+    messages = max(1, min(max_messages, header.max_msg_nums))
     if header.max_msg_bytes is not None and header.max_msg_bytes > 0:
-        size = min(size, header.max_msg_bytes)
-    return ReadLimits(messages, size)
+        max_bytes = min(max_bytes, header.max_msg_bytes)
+    return ReadLimits(messages, max_bytes)

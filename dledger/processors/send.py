@@ -38,7 +38,7 @@ from commitlog.record import (
     iter_records,
 )
 from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, may_have_owned, without_owned
-from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, not_leader, refusal
 from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.destination import (
@@ -172,7 +172,8 @@ class SendProcessor:
             check_same(first.records, sent)
             head = decode_record(first.records)
             sizes = [record.size for record in iter_records(first.records)]
-            first.join(self._on_done(connection, command, *self._names(header, head, sizes)))
+            stored = partial(self._answer, command, *self._names(header, head, sizes))
+            first.join(answer_when_done(connection, command, self._group, stored, self._always))
             return DEFERRED
         found = stored_records(self._group, first.position, sent)
         sizes = [record.size for record in found]
@@ -394,9 +395,9 @@ class SendProcessor:
     ) -> None:
         sizes = [len(record) for record in records]
         handle = "" if timed is None else timed.recall_handle
-        answer = self._on_done(
-            connection, command, destination.queue_id, sizes, destination.transaction_id, handle
-        )
+        queue_id, transaction_id = destination.queue_id, destination.transaction_id
+        stored = partial(self._answer, command, queue_id, sizes, transaction_id, handle)
+        answer = answer_when_done(connection, command, self._group, stored, self._always)
         ahead: StateRecord | None = None
         if timed is not None and timed.recalls is not None:
             answer, ahead = self._timers.recalling(timed.recalls, answer)
@@ -421,18 +422,6 @@ class SendProcessor:
             destination.create, records, target, stamped_done, noted=noted, ahead=ahead
         )
         self._sends.add(stamp, flight)
-
-    def _on_done(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        queue_id: int,
-        sizes: list[int],
-        transaction_id: str | None,
-        handle: str,
-    ) -> OnDone:
-        stored = partial(self._answer, command, queue_id, sizes, transaction_id, handle)
-        return answer_when_done(connection, command, self._group, stored, self._always)
 
     def _answer(
         self,

@@ -23,6 +23,7 @@ from dledger.services.shorter_retention import has_messages, lost_to_topic
 from dledger.services.topic_retention import RETENTION_ATTRIBUTE, retention_ms
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topic_config import TopicConfig
+from dledger.topic_table import data_version, wire_topic
 from remoting.access.rules import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
@@ -38,43 +39,6 @@ from remoting.seams import Clock
 _log = structlog.get_logger(__name__)
 
 SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
-
-
-def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
-    """Return a topic as remoting bodies show it."""
-    return bodies.TopicConfig(
-        topic_name=config.topic,
-        read_queue_nums=config.read_queue_nums,
-        write_queue_nums=config.write_queue_nums,
-        perm=config.perm,
-        topic_filter_type=config.topic_filter_type,
-        topic_sys_flag=config.topic_sys_flag,
-        order=config.order,
-        attributes=dict(config.attributes),
-    )
-
-
-def data_version(group: BrokerGroup) -> bodies.DataVersion:
-    """Return how new the topics of a broker are.
-
-    The term stands first in the version: a newer leader's table is newer, whatever was counted.
-    """
-    state = group.state
-    return bodies.DataVersion(
-        timestamp=state.topics_changed_ms,
-        counter=state.topics_counter,
-        state_version=group.term,
-    )
-
-
-def wire_topics(group: BrokerGroup) -> bodies.TopicConfigSerializeWrapper:
-    """Return all topics of a broker with their version."""
-    return bodies.TopicConfigSerializeWrapper(
-        topic_config_table={
-            config.topic: wire_topic(config) for config in group.state.all_topics()
-        },
-        data_version=data_version(group),
-    )
 
 
 class TopicsProcessor:
@@ -168,7 +132,12 @@ class TopicsProcessor:
     @handles(RequestCode.GET_ALL_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def all_topics(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 21: every topic, whatever part was asked for."""
-        wrapper = wire_topics(self._group)
+        wrapper = bodies.TopicConfigSerializeWrapper(
+            topic_config_table={
+                config.topic: wire_topic(config) for config in self._group.state.all_topics()
+            },
+            data_version=data_version(self._group),
+        )
         return response_to(
             command,
             0,

@@ -14,7 +14,6 @@ from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.config import BrokerConfig, load_config
 from dledger.live_settings import READ_BY_TOOLS, LiveSettings, Parts, path_of
 from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
-from dledger.processors.broker_settings import ReadLimits
 from dledger.proposals import GroupSettings
 from dledger.registration import RegisteredBroker
 from dledger.services.retention import RetentionService
@@ -158,23 +157,23 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
     "store.max_message_size": ("1 MiB", lambda p: p.settings.store.max_message_size, 1 << 20),
     "store.max_transfer_bytes_in_memory": (
         "1000",
-        lambda p: p.settings.pull_limits,
-        ReadLimits(32, 1000),
+        lambda p: p.settings.store.max_transfer_bytes_in_memory,
+        1000,
     ),
     "store.max_transfer_count_in_memory": (
         "7",
-        lambda p: p.settings.pull_limits,
-        ReadLimits(7, 256 << 10),
+        lambda p: p.settings.store.max_transfer_count_in_memory,
+        7,
     ),
     "store.max_transfer_bytes_in_disk": (
         "1000",
-        lambda p: p.settings.cold_pull_limits,
-        ReadLimits(8, 1000),
+        lambda p: p.settings.store.max_transfer_bytes_in_disk,
+        1000,
     ),
     "store.max_transfer_count_in_disk": (
         "7",
-        lambda p: p.settings.cold_pull_limits,
-        ReadLimits(7, 64 << 10),
+        lambda p: p.settings.store.max_transfer_count_in_disk,
+        7,
     ),
     "store.keep_bytes": ("5000", lambda p: p.retention.settings.keep_bytes, 5000),
     "store.retention_interval_ms": (
