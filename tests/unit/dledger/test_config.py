@@ -110,7 +110,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("key", "text", "value"), KEYS)
-def test_a_rocketmq_key_sets_its_setting(key: str, text: str, value: object) -> None:
+def test_config_sets_a_setting_by_its_rocketmq_key(key: str, text: str, value: object) -> None:
     path = ROCKETMQ_KEYS[key]
     config = conf(f"{key}={text}")
     assert config.get(path) == value != SETTINGS[path].default
@@ -118,30 +118,30 @@ def test_a_rocketmq_key_sets_its_setting(key: str, text: str, value: object) -> 
 
 
 @pytest.mark.parametrize(("key", "text", "value"), KEYS)
-def test_toml_takes_the_rocketmq_key_too(key: str, text: str, value: object) -> None:
+def test_config_takes_rocketmq_keys_in_toml(key: str, text: str, value: object) -> None:
     table = ROCKETMQ_KEYS[key].partition(".")[0]
     assert toml(f'[{table}]\n"{key}" = "{text}"').get(ROCKETMQ_KEYS[key]) == value
 
 
-def test_every_rocketmq_key_is_tried_above_or_in_a_test_of_its_own() -> None:
+def test_config_test_covers_every_rocketmq_key() -> None:
     own = {"dLegerPeers", "dLegerSelfId", "tls.server.mode", "aclEnable"}
     own |= {"raftTlsCertFile", "raftTlsKeyFile", "raftTlsCaFile"}
     assert {key for key, _, _ in KEYS} | own == set(ROCKETMQ_KEYS)
 
 
-def test_a_key_is_never_both_known_and_ignored() -> None:
+def test_config_key_is_known_or_ignored() -> None:
     assert not set(ROCKETMQ_KEYS) & set(IGNORED_KEYS)
 
 
 @pytest.mark.parametrize("path", list(SETTINGS))
-def test_a_default_survives_being_printed_and_read_again(path: str) -> None:
+def test_config_default_is_read_back_from_its_text(path: str) -> None:
     text = SETTINGS[path].default_text
     assert SETTINGS[path].parse(text) == SETTINGS[path].default
     assert SETTINGS[path].show(SETTINGS[path].default) == text
 
 
 @pytest.mark.parametrize("key", sorted(IGNORED_KEYS))
-def test_an_ignored_key_changes_nothing_and_warns_once(key: str) -> None:
+def test_config_warns_once_of_an_ignored_key(key: str) -> None:
     config = conf(f"{key}=7\n{key}=8")
     (warning,) = config.warnings
     assert warning.startswith(f"broker.conf: {key} is accepted and changes nothing: ")
@@ -159,7 +159,7 @@ SLAVES = [
 
 
 @pytest.mark.parametrize("text", SLAVES)
-def test_a_slave_without_members_does_not_start_and_says_what_to_write(text: str) -> None:
+def test_config_refuses_a_slave_without_members(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         conf(f"brokerName=broker-a\n{text}")
     message = str(raised.value)
@@ -173,7 +173,7 @@ def test_a_slave_without_members_does_not_start_and_says_what_to_write(text: str
 
 
 @pytest.mark.parametrize("text", SLAVES)
-def test_a_slave_among_members_is_an_equal_member_with_one_warning(text: str) -> None:
+def test_config_makes_a_slave_among_members_a_member(text: str) -> None:
     config = conf(f"{text}\ndLegerPeers={THREE_PEERS}\ndLegerSelfId=n1")
     assert config.broker.broker_role == "SYNC_MASTER"
     assert len(config.raft.peers) == 3
@@ -181,19 +181,19 @@ def test_a_slave_among_members_is_an_equal_member_with_one_warning(text: str) ->
     assert warning.endswith("roles are elected")
 
 
-def test_members_that_are_switched_off_do_not_make_a_slave_a_member() -> None:
+def test_config_refuses_a_slave_with_members_switched_off() -> None:
     with pytest.raises(ConfigError, match="a group of its own"):
         conf(f"brokerId=1\nenableDLegerCommitLog=false\ndLegerPeers={THREE_PEERS}")
 
 
-def test_slave_in_a_toml_file_is_refused_too() -> None:
+def test_config_refuses_a_slave_in_toml() -> None:
     with pytest.raises(
         ConfigError, match=r"n0\.toml:2: broker\.broker_role = SLAVE: this broker would"
     ):
         toml('[broker]\nbroker_role = "SLAVE"')
 
 
-def test_broker_id_0_and_a_master_start_alone_as_they_are() -> None:
+def test_config_takes_a_master_alone_without_warning() -> None:
     assert conf("brokerId=0\nbrokerRole=SYNC_MASTER\nenableControllerMode=false").warnings == ()
 
 
@@ -206,13 +206,13 @@ def test_broker_id_0_and_a_master_start_alone_as_they_are() -> None:
         (f"namesrvAddr=10.0.0.9:9876\ndLegerPeers={THREE_PEERS}\ndLegerSelfId=n1", False),
     ],
 )
-def test_a_group_of_one_at_a_name_server_of_another_machine_says_so(text: str, warns: bool) -> None:
+def test_config_warns_of_a_group_of_one_registered_elsewhere(text: str, warns: bool) -> None:
     found = [w for w in conf(text).warnings if w.startswith("raft.peers: a group of one")]
     assert bool(found) == warns
 
 
 @pytest.mark.parametrize("key", ["inSyncReplicas", "minInSyncReplicas"])
-def test_more_replicas_in_sync_than_a_majority_are_refused(key: str) -> None:
+def test_config_refuses_more_replicas_than_a_majority(key: str) -> None:
     three = f"dLegerPeers={THREE_PEERS}\ndLegerSelfId=n1"
     with pytest.raises(ConfigError, match=f"{key} = 3: an acknowledgement means 2 of the 3"):
         conf(f"{three}\n{key}=3")
@@ -237,13 +237,13 @@ HINT = "('# {}' is taken as part of the value: give a comment a line of its own)
         ("minInSyncReplicas=1 # default", "default"),
     ],
 )
-def test_a_comment_behind_a_value_gets_a_hint(text: str, comment: str) -> None:
+def test_config_hints_at_a_comment_behind_a_value(text: str, comment: str) -> None:
     with pytest.raises(ConfigError) as raised:
         conf(text)
     assert HINT.format(comment) in str(raised.value)
 
 
-def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
+def test_config_warns_of_a_comment_behind_any_text() -> None:
     config = conf("storePathRootDir=/data # here")
     assert config.store.path_root_dir == "/data # here"
     (warning,) = config.warnings
@@ -322,7 +322,7 @@ def test_a_comment_behind_a_value_that_may_be_any_text_is_warned_of() -> None:
         ("a=\\u12", "broker.conf: line 1: bad \\u escape '12'"),
     ],
 )
-def test_a_bad_broker_conf_is_one_line_naming_file_and_key(text: str, message: str) -> None:
+def test_config_mistake_in_broker_conf_is_one_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         conf(text)
     assert str(caught.value) == message
@@ -357,13 +357,13 @@ def test_a_bad_broker_conf_is_one_line_naming_file_and_key(text: str, message: s
         ),
     ],
 )
-def test_a_bad_toml_file_is_one_line_naming_file_and_key(text: str, message: str) -> None:
+def test_config_mistake_in_toml_is_one_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         toml(text)
     assert str(caught.value) == message
 
 
-def test_every_mistake_is_told_at_once_with_its_line() -> None:
+def test_config_names_all_mistakes_with_their_lines() -> None:
     first = "[server]\nlisten_prt = 1\n\n[raft]\nself_id = 'n7'\nheartbeat_interval_ms = 'x'\n"
     second = "# as it was\nbrokerName=b\nflushDiskType=SYNC\n\nzzz=1\n"
     with pytest.raises(ConfigError) as caught:
@@ -382,7 +382,7 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
     ]
 
 
-def test_all_that_contradicts_each_other_is_told_at_once() -> None:
+def test_config_names_all_contradictions() -> None:
     with pytest.raises(ConfigError) as caught:
         conf(
             f"brokerName=a/b\ntls.server.mode=enforcing\ndLegerSelfId=n7\n"
@@ -392,7 +392,7 @@ def test_all_that_contradicts_each_other_is_told_at_once() -> None:
     assert places == [f"broker.conf:{number}" for number in (6, 3, 1, 2, 5)]
 
 
-def test_the_settings_that_are_not_defaults_are_few() -> None:
+def test_config_lists_settings_that_are_not_defaults() -> None:
     changed = conf("brokerName=b\nlistenPort=10911\nflushDiskType=ASYNC_FLUSH\n").changed_settings()
     assert ("broker.broker_name", "b", "broker.conf") in changed
     assert ("store.flush_disk_type", "ASYNC_FLUSH", "broker.conf") in changed
@@ -400,12 +400,12 @@ def test_the_settings_that_are_not_defaults_are_few() -> None:
     assert len(changed) < 10
 
 
-def test_text_that_is_not_toml_names_the_file_and_the_place() -> None:
+def test_config_names_a_file_that_is_not_toml() -> None:
     with pytest.raises(ConfigError, match=r"^n0\.toml: not TOML: Expected .*end of document"):
         toml("[broker")
 
 
-def test_the_later_source_wins_and_is_remembered() -> None:
+def test_config_prefers_the_later_source() -> None:
     files = [
         ConfigFile("b.conf", "namesrvAddr=conf:1\nbrokerName=conf\nlistenPort=2\n"),
         ConfigFile(
@@ -435,7 +435,7 @@ def test_the_later_source_wins_and_is_remembered() -> None:
     ]
 
 
-def test_an_option_nobody_knows_is_refused() -> None:
+def test_config_refuses_an_unknown_option() -> None:
     with pytest.raises(ConfigError, match=r"^command line: unknown setting store\.path"):
         load_config(options={"store.path": "/x"})
 
@@ -448,14 +448,14 @@ def test_an_option_nobody_knows_is_refused() -> None:
         '{n0 = "127.0.0.1:40911", n1 = "127.0.0.1:40912", n2 = "127.0.0.1:40913"}',
     ],
 )
-def test_peers_may_be_text_a_list_or_a_table(peers: str) -> None:
+def test_config_takes_peers_as_text_list_or_table(peers: str) -> None:
     config = toml(f'[raft]\npeers = {peers}\nself_id = "n1"')
     assert config.shown("raft.peers") == THREE_PEERS
     assert config.self_peer.address == "127.0.0.1:40912"
     assert config.self_number == 1
 
 
-def test_a_peer_host_may_have_dashes_and_be_ipv6() -> None:
+def test_config_takes_peer_hosts_with_dashes_and_ipv6() -> None:
     config = conf(
         "dLegerPeers=n0-my-host-1:40911;n1-[::1]:40912;n2-h:3\ndLegerSelfId=n0\nraftSecretFile=/s"
     )
@@ -467,13 +467,13 @@ def test_a_peer_host_may_have_dashes_and_be_ipv6() -> None:
     assert config.raft.peers[1].address == "[::1]:40912"
 
 
-def test_without_peers_a_broker_is_a_group_of_its_own() -> None:
+def test_config_without_peers_is_a_group_of_one() -> None:
     config = load_config()
     assert config.shown("raft.peers") == "n0-127.0.0.1:20911"
     assert config.advertised_address == "127.0.0.1:10911"
 
 
-def test_switching_dledger_off_leaves_a_group_of_this_node_alone() -> None:
+def test_config_without_dledger_is_a_group_of_one() -> None:
     config = conf(f"enableDLegerCommitLog=false\ndLegerPeers={THREE_PEERS}\ndLegerSelfId=n2")
     assert config.shown("raft.peers") == "n2-127.0.0.1:40913"
     assert config.sources["raft.peers"] == "from raft.enable_dledger_commit_log"
@@ -489,7 +489,7 @@ def test_switching_dledger_off_leaves_a_group_of_this_node_alone() -> None:
         ("bindAddress=10.1.1.2\nbrokerIP1=192.0.2.1", "10.1.1.2", "192.0.2.1"),
     ],
 )
-def test_bind_address_and_advertised_host(text: str, bound: str, advertised: str) -> None:
+def test_config_derives_bind_and_advertised_host(text: str, bound: str, advertised: str) -> None:
     config = conf(text)
     assert (config.server.listen_host, config.broker.broker_ip1) == (bound, advertised)
 
@@ -503,22 +503,22 @@ def test_bind_address_and_advertised_host(text: str, bound: str, advertised: str
         ("brokerName=a\ndLegerGroup=g", "a", "g"),
     ],
 )
-def test_name_and_group_stand_in_for_each_other(text: str, name: str, group: str) -> None:
+def test_config_derives_name_and_group_from_each_other(text: str, name: str, group: str) -> None:
     config = conf(text)
     assert (config.broker.broker_name, config.raft.group) == (name, group)
 
 
-def test_a_tilde_is_the_home_folder() -> None:
+def test_config_expands_the_home_folder() -> None:
     assert load_config(home="/home/mq").store.path_root_dir == "/home/mq/store"
 
 
-def test_the_log_folder_needs_no_warning_where_it_lies_anyway() -> None:
+def test_config_warns_of_a_log_folder_elsewhere() -> None:
     assert conf("storePathRootDir=/d/n0\nstorePathCommitLog=/d/n0/commitlog/").warnings == ()
     (warning,) = conf("storePathCommitLog=/fast/n0\nstorePathRootDir=/d/n0").warnings
     assert "storePathCommitLog" in warning
 
 
-def test_sizes_may_have_a_unit() -> None:
+def test_config_takes_sizes_with_units() -> None:
     config = toml('[store]\nmapped_file_size_commit_log = "64 MiB"\nmax_message_size = "1KiB"')
     assert config.store.mapped_file_size_commit_log == 64 << 20
     assert config.store.max_message_size == 1024
@@ -535,7 +535,7 @@ def test_sizes_may_have_a_unit() -> None:
         ("brokerRole=ASYNC_MASTER", "broker.broker_role = ASYNC_MASTER: a fail-over may lose"),
     ],
 )
-def test_settings_that_weaken_a_promise_say_so(text: str, warning: str) -> None:
+def test_config_warns_of_weaker_acknowledgements(text: str, warning: str) -> None:
     (found,) = conf(text).warnings
     assert found.startswith(warning)
 
@@ -550,7 +550,7 @@ GUARDS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "broker.example", "127.evil.example", "0.0.0.0"])
-def test_peers_that_others_can_reach_need_a_secret_or_certificates(host: str) -> None:
+def test_config_refuses_unguarded_peers(host: str) -> None:
     text = THREE.format(host)
     with pytest.raises(ConfigError, match=r"dledger raft secret FILE") as raised:
         conf(text)
@@ -561,29 +561,29 @@ def test_peers_that_others_can_reach_need_a_secret_or_certificates(host: str) ->
     assert conf(f"{text}\nraftSecretFile=/s").raft.secret_file == "/s"
 
 
-def test_certificates_of_peers_can_stand_in_a_conf_file() -> None:
+def test_config_takes_peer_certificates_in_a_conf_file() -> None:
     files = "raftTlsCertFile=/c\nraftTlsKeyFile=/k\nraftTlsCaFile=/a"
     raft = conf(f"{THREE.format('10.0.0.1')}\n{files}").raft
     assert (raft.tls_cert_file, raft.tls_key_file, raft.tls_ca_file) == ("/c", "/k", "/a")
 
 
-def test_one_peer_that_others_can_reach_is_enough_to_need_a_secret() -> None:
+def test_config_refuses_one_unguarded_peer() -> None:
     with pytest.raises(ConfigError, match=r"whoever reaches 10\.0\.0\.2:2 could pass for a member"):
         conf("dLegerPeers=n0-127.0.0.1:1;n1-10.0.0.2:2;n2-127.0.0.1:3")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "[::1]"])
-def test_peers_on_one_machine_need_no_secret(host: str) -> None:
+def test_config_takes_loopback_peers_without_a_secret(host: str) -> None:
     assert not conf(THREE.format(host)).has_guarded_peers
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 300, "-ü-"])
-def test_a_host_that_nobody_can_be_found_at_is_refused(host: str) -> None:
+def test_config_refuses_a_peer_host_that_is_none(host: str) -> None:
     with pytest.raises(ConfigError, match="no address that a member can be found at"):
         conf(f"dLegerPeers=n0-127.0.0.1:1;n1-{host}:2;n2-127.0.0.1:3")
 
 
-def test_a_single_member_has_no_peer_port_to_warn_of() -> None:
+def test_config_takes_a_single_member_without_warning() -> None:
     assert conf("brokerIP1=10.0.0.1").warnings == ()
 
 
@@ -597,7 +597,7 @@ def test_a_single_member_has_no_peer_port_to_warn_of() -> None:
         ("bindAddress=0.0.0.0", "0.0.0.0"),
     ],
 )
-def test_nothing_beyond_loopback_is_bound_unless_an_address_says_so(text: str, host: str) -> None:
+def test_config_binds_loopback_by_default(text: str, host: str) -> None:
     assert conf(text).server.listen_host == host
 
 
@@ -612,11 +612,11 @@ def test_nothing_beyond_loopback_is_bound_unless_an_address_says_so(text: str, h
         ("listenPort=2", 0),
     ],
 )
-def test_the_vip_channel_is_two_below_unless_told_otherwise(text: str, port: int) -> None:
+def test_config_puts_the_vip_channel_two_ports_below(text: str, port: int) -> None:
     assert conf(text).fast_listen_port == port
 
 
-def test_access_control_needs_accounts() -> None:
+def test_config_refuses_access_control_without_accounts() -> None:
     with pytest.raises(ConfigError, match=r"server\.acl_enable = true: needs server\.acl_file"):
         conf("aclEnable=true")
     config = load_config(
@@ -625,13 +625,13 @@ def test_access_control_needs_accounts() -> None:
     assert config.server.acl_enable
 
 
-def test_tls_between_members_needs_all_three_files() -> None:
+def test_config_refuses_peer_tls_without_all_files() -> None:
     with pytest.raises(ConfigError, match="go together"):
         load_config(options={"raft.tls_cert_file": "c", "raft.tls_key_file": "k"})
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
-def test_protection_that_is_not_built_is_refused_where_it_is_asked_for(key: str) -> None:
+def test_config_refuses_protection_that_is_not_built(key: str) -> None:
     asked = "false" if "true" in REFUSED[key].harmless else "something"
     with pytest.raises(ConfigError) as raised:
         conf(f"{key}={asked}")
@@ -640,12 +640,12 @@ def test_protection_that_is_not_built_is_refused_where_it_is_asked_for(key: str)
         assert conf(f"{key}={harmless}").warnings == ()
 
 
-def test_a_key_has_one_way_to_be_taken() -> None:
+def test_config_key_is_refused_or_ignored() -> None:
     assert not (MASTER_AND_SLAVE_KEYS.keys() | REFUSED.keys()) & IGNORED_KEYS.keys()
     assert not MASTER_AND_SLAVE_KEYS.keys() & REFUSED.keys()
 
 
-def test_a_secret_in_a_refused_setting_is_not_repeated() -> None:
+def test_config_error_does_not_show_a_secret() -> None:
     with pytest.raises(ConfigError) as raised:
         conf('initAuthenticationUser={"username":"me","password":"do-not-show-me"}')
     assert "do-not-show-me" not in str(raised.value)
@@ -654,14 +654,14 @@ def test_a_secret_in_a_refused_setting_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     "text", ["tls.server.need.client.auth=require", "tls.server.authClient=true"]
 )
-def test_certificates_of_clients_need_an_authority_to_check_them(text: str) -> None:
+def test_config_refuses_client_auth_without_an_authority(text: str) -> None:
     with pytest.raises(ConfigError, match=r"needs tls\.server\.trustCertPath"):
         conf(text)
     (warning,) = conf(f"{text}\ntls.server.trustCertPath=/ca.pem").warnings
     assert "when `tls.server.trustCertPath` is set" in warning
 
 
-def test_delay_levels_are_rocketmqs() -> None:
+def test_config_delay_levels_are_those_of_rocketmq() -> None:
     levels = load_config().delay_levels_ms
     assert len(levels) == 18
     assert (levels[0], levels[4], levels[17]) == (1_000, 60_000, 7_200_000)
@@ -671,7 +671,7 @@ def test_delay_levels_are_rocketmqs() -> None:
 
 
 @pytest.mark.parametrize("node", ["n0", "n1", "n2"])
-def test_the_sample_files_describe_one_group(node: str) -> None:
+def test_config_samples_describe_one_group(node: str) -> None:
     for name in (f"rocketmq-dledger/broker-{node}.conf", f"three-nodes/{node}.toml"):
         path = ROOT / "examples" / name
         config = load_config([ConfigFile(name, path.read_text())])
@@ -681,7 +681,7 @@ def test_the_sample_files_describe_one_group(node: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["rocketmq-dledger", "three-nodes"])
-def test_the_sample_nodes_do_not_get_into_each_others_way(folder: str) -> None:
+def test_config_samples_share_no_port_or_folder(folder: str) -> None:
     configs = [
         load_config([ConfigFile(path.name, path.read_text())])
         for path in sorted((ROOT / "examples" / folder).glob("*n[0-2].*"))
@@ -695,7 +695,7 @@ def test_the_sample_nodes_do_not_get_into_each_others_way(folder: str) -> None:
     assert len({config.store.path_root_dir for config in configs}) == 3
 
 
-def test_two_masters_and_two_slaves_become_two_groups_of_three() -> None:
+def test_config_sample_of_slaves_is_two_groups_of_three() -> None:
     folder = ROOT / "examples" / "two-masters-two-slaves"
     configs = [
         load_config([ConfigFile(path.name, path.read_text())]) for path in sorted(folder.iterdir())
@@ -712,13 +712,13 @@ def test_two_masters_and_two_slaves_become_two_groups_of_three() -> None:
     assert len({config.store.path_root_dir for config in configs}) == 6
 
 
-def test_the_documentation_lists_every_setting() -> None:
+def test_config_page_lists_every_setting() -> None:
     page = PAGE.read_text()
     assert page == with_settings(page), "run: .venv/bin/python -m tests.harness.settings_page"
 
 
 @pytest.mark.parametrize("path", sorted(SETTINGS))
-def test_every_setting_is_used_by_somebody(path: str) -> None:
+def test_config_setting_is_used(path: str) -> None:
     name = path.partition(".")[2]
     files = (
         *("broker.py", "part_settings.py", "ports.py", "doors.py", "registration.py"),
@@ -735,7 +735,7 @@ def test_every_setting_is_used_by_somebody(path: str) -> None:
     )
 
 
-def test_nobody_serves_metrics_unless_told_to() -> None:
+def test_config_serves_no_metrics_by_default() -> None:
     assert load_config().metrics_address is None
 
 
@@ -753,7 +753,7 @@ def test_nobody_serves_metrics_unless_told_to() -> None:
         ("metricsExporterType=\nmetricsPromExporterPort=5558", ("127.0.0.1", 5558)),
     ],
 )
-def test_metrics_are_served_where_the_keys_of_rocketmq_say(
+def test_config_serves_metrics_where_rocketmq_keys_name(
     text: str, address: tuple[str, int] | None
 ) -> None:
     config = conf(text)
@@ -762,7 +762,7 @@ def test_metrics_are_served_where_the_keys_of_rocketmq_say(
 
 
 @pytest.mark.parametrize("exporter", ["OTLP_GRPC", "otlp_grpc", "LOG", "1", "3"])
-def test_an_exporter_of_metrics_that_is_not_built_is_said_aloud(exporter: str) -> None:
+def test_config_warns_of_an_exporter_that_is_not_built(exporter: str) -> None:
     config = conf(f"metricsExporterType={exporter}\nmetricsPromExporterPort=5558")
     assert config.metrics_address is None
     assert config.warnings == (
@@ -771,6 +771,6 @@ def test_an_exporter_of_metrics_that_is_not_built_is_said_aloud(exporter: str) -
     )
 
 
-def test_an_exporter_of_metrics_that_nobody_knows_is_refused() -> None:
+def test_config_refuses_an_unknown_exporter() -> None:
     with pytest.raises(ConfigError, match=r"metricsExporterType = 'STATSD'"):
         conf("metricsExporterType=STATSD")

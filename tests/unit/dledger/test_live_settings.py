@@ -214,9 +214,7 @@ TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
 
 
 @pytest.mark.parametrize("path", LIVE)
-def test_what_can_change_reaches_the_part_that_looks_at_it(
-    live: LiveSettings, parts: Parts, path: str
-) -> None:
+def test_live_settings_reach_their_part(live: LiveSettings, parts: Parts, path: str) -> None:
     text, look, expected = TAKES_EFFECT[path]
     assert look(parts) != expected
     key = (SETTINGS[path].keys or (path,))[0]
@@ -225,12 +223,12 @@ def test_what_can_change_reaches_the_part_that_looks_at_it(
     assert live.config.sources[path] == ("changed while it runs")
 
 
-def test_half_messages_are_kept_as_long_as_others(live: LiveSettings, parts: Parts) -> None:
+def test_live_settings_reach_half_messages(live: LiveSettings, parts: Parts) -> None:
     live.update({"fileReservedTime": "5"}, is_confirmed=True)
     assert parts.checks.store.file_reserved_time == 5
 
 
-def test_the_processors_see_the_change(live: LiveSettings, broker: Broker) -> None:
+def test_live_settings_reach_the_processors(live: LiveSettings, broker: Broker) -> None:
     pull = {
         "consumerGroup": "g",
         "topic": "T",
@@ -249,7 +247,7 @@ def test_the_processors_see_the_change(live: LiveSettings, broker: Broker) -> No
     assert broker.call(11, pull).code != 16
 
 
-def test_what_names_a_file_an_address_or_a_member_can_never_change(live: LiveSettings) -> None:
+def test_live_settings_name_no_file_address_or_member(live: LiveSettings) -> None:
     for path in SETTINGS:
         named = path.endswith(("_file", "_dir", "_host", "_port", "_addr", "_ip1", "peers"))
         assert not (named and path in LIVE), path
@@ -274,7 +272,7 @@ def test_what_names_a_file_an_address_or_a_member_can_never_change(live: LiveSet
         ({"raft.max_pending_bytes": "64 KiB"}, "raft.max_pending_bytes"),
     ],
 )
-def test_a_refusal_names_the_key_and_changes_nothing(
+def test_live_settings_refusal_names_the_key(
     live: LiveSettings, parts: Parts, changes: dict[str, str], words: str
 ) -> None:
     before = (live.config, live.version, parts.settings.broker.short_polling_time_ms)
@@ -286,9 +284,7 @@ def test_a_refusal_names_the_key_and_changes_nothing(
     assert (answered.code, answered.ext["outcome"]) == (1, "not_stored")
 
 
-def test_a_key_that_changes_nothing_is_accepted_with_a_sentence(
-    live: LiveSettings, parts: Parts
-) -> None:
+def test_live_settings_accept_a_key_that_changes_nothing(live: LiveSettings, parts: Parts) -> None:
     notes = live.update({"sendMessageThreadPoolNums": "16", "shortPollingTimeMills": "5"})
     assert notes == [
         "sendMessageThreadPoolNums is accepted and changes nothing:"
@@ -300,7 +296,7 @@ def test_a_key_that_changes_nothing_is_accepted_with_a_sentence(
     assert live.version.counter == 1, "nothing has changed"
 
 
-def test_the_text_has_what_export_configs_reads(live: LiveSettings, parts: Parts) -> None:
+def test_live_settings_text_has_what_export_configs_reads(live: LiveSettings, parts: Parts) -> None:
     """Java's Properties refuse null: one missing key ends the command."""
     for leads, broker_id in ((True, "0"), (False, "1")):
         parts.group.leadership = leads or None  # type: ignore[assignment]  # only its truth is read
@@ -310,14 +306,12 @@ def test_the_text_has_what_export_configs_reads(live: LiveSettings, parts: Parts
         assert found["useTLS"] == "false"
 
 
-def test_a_value_that_is_so_already_may_be_said(live: LiveSettings) -> None:
+def test_live_settings_accept_the_present_value(live: LiveSettings) -> None:
     live.update({"listenPort": "10911", "brokerPermission": "6"})
     assert live.version.counter == 0
 
 
-def test_topics_are_made_only_where_clients_find_the_template(
-    broker: Broker, clock: ManualClock
-) -> None:
+def test_live_settings_refuse_topics_without_a_template(broker: Broker, clock: ManualClock) -> None:
     broker.group.state.builtin_topics = {}
     config = load_config(options={"broker.auto_create_topic_enable": "false"})
     live = LiveSettings(config, parts_of(broker), clock)
@@ -325,14 +319,16 @@ def test_topics_are_made_only_where_clients_find_the_template(
         live.update({"autoCreateTopicEnable": "true"})
 
 
-def test_the_version_grows_with_each_change(live: LiveSettings, clock: ManualClock) -> None:
+def test_live_settings_version_grows_with_each_change(
+    live: LiveSettings, clock: ManualClock
+) -> None:
     assert (live.version.counter, live.version.timestamp) == (0, EPOCH_MS)
     clock.now_s += 3.0
     live.update({"brokerPermission": "4", "shortPollingTimeMills": "5"})
     assert (live.version.counter, live.version.timestamp) == (1, EPOCH_MS + 3000)
 
 
-def test_a_change_is_said_with_both_values(live: LiveSettings) -> None:
+def test_live_settings_log_both_values(live: LiveSettings) -> None:
     with structlog.testing.capture_logs() as lines:
         live.update({"brokerPermission": "4"}, asked_by="root at 10.0.0.1")
     assert lines == [
@@ -361,7 +357,7 @@ SHORTER = [
 
 
 @pytest.mark.parametrize("changes", SHORTER)
-def test_to_keep_less_has_to_be_confirmed(
+def test_live_settings_want_shorter_retention_confirmed(
     live: LiveSettings, parts: Parts, broker: Broker, changes: dict[str, str]
 ) -> None:
     fill(broker, 20)
@@ -377,9 +373,7 @@ def test_to_keep_less_has_to_be_confirmed(
     assert set(parts.retention.asked_by.values()) == {"root at 10.0.0.9"}
 
 
-def test_to_let_a_full_disk_take_messages_has_to_be_confirmed(
-    broker: Broker, clock: ManualClock
-) -> None:
+def test_live_settings_want_forced_removal_confirmed(broker: Broker, clock: ManualClock) -> None:
     parts = parts_of(broker)
     parts.retention.settings = StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES)
     live = LiveSettings(load_config(), parts, clock)
@@ -398,14 +392,16 @@ def test_to_let_a_full_disk_take_messages_has_to_be_confirmed(
         {"diskSpaceCleanForciblyRatio": "90"},
     ],
 )
-def test_to_keep_more_needs_no_word(live: LiveSettings, changes: dict[str, str]) -> None:
+def test_live_settings_take_longer_retention_at_once(
+    live: LiveSettings, changes: dict[str, str]
+) -> None:
     live.update(changes)
     live.update({"store.keep_bytes": "4000"}, is_confirmed=True)
     live.update({"store.keep_bytes": "5000"})
     live.update({"store.keep_bytes": "0"})
 
 
-def test_what_would_go_is_counted_before(live: LiveSettings, broker: Broker) -> None:
+def test_live_settings_count_what_would_go(live: LiveSettings, broker: Broker) -> None:
     fill(broker, 20)
     broker.group.put("U", 0, b"newest")
     with pytest.raises(ConfirmationNeededError) as raised:
@@ -423,7 +419,7 @@ def test_what_would_go_is_counted_before(live: LiveSettings, broker: Broker) -> 
     assert decode_given_up(answered.ext[GIVES_UP_FIELD]) == lost
 
 
-def test_every_setting_is_told_under_rocketmqs_name_or_its_own(live: LiveSettings) -> None:
+def test_live_settings_text_has_every_setting(live: LiveSettings) -> None:
     told = read_properties(live.text())
     assert {"brokerId", "useTLS", *READ_BY_TOOLS} <= told.keys()
     for key in ("brokerId", "useTLS", *READ_BY_TOOLS):
@@ -436,7 +432,7 @@ def test_every_setting_is_told_under_rocketmqs_name_or_its_own(live: LiveSetting
     assert {path_of(key) for key in told} == set(SETTINGS)
 
 
-def test_a_key_has_one_meaning() -> None:
+def test_live_settings_key_has_one_meaning() -> None:
     built = {key for setting in SETTINGS.values() for key in setting.keys}
     assert not built & IGNORED_KEYS.keys()
     assert not built & REFUSED_KEYS.keys()
@@ -458,14 +454,14 @@ def updating(body: bytes) -> RemotingCommand:
     return request(25, {"AccessKey": "admin-1"}, body)
 
 
-def test_settings_are_asked_for_with_their_version(processor: BrokerConfigProcessor) -> None:
+def test_live_settings_answer_has_the_version(processor: BrokerConfigProcessor) -> None:
     answered = processor.get(CONNECTION, request(26))
     assert answered.code == 0
     assert json.loads(answered.ext["version"])["counter"] == 0
     assert read_properties(bytes(answered.body).decode())["brokerName"] == "DEFAULT_BROKER"
 
 
-def test_settings_are_changed_with_properties(
+def test_live_settings_request_holds_properties(
     processor: BrokerConfigProcessor, parts: Parts
 ) -> None:
     answered = processor.update(
@@ -479,7 +475,7 @@ def test_settings_are_changed_with_properties(
     ) == (4, 9)
 
 
-def test_a_request_that_is_confirmed_does_it_and_one_of_a_tool_that_cannot_does_not(
+def test_live_settings_request_must_be_confirmed(
     processor: BrokerConfigProcessor, parts: Parts
 ) -> None:
     command = updating(b"store.keep_bytes=1")
@@ -500,12 +496,14 @@ def test_a_request_that_is_confirmed_does_it_and_one_of_a_tool_that_cannot_does_
     "body",
     [b"", b"\n# nothing\n", b"\xff=1", b"a=\\u12", b"=1", b"x" * (CHANGE_BYTES_MAX + 1)],
 )
-def test_a_body_that_is_no_change_is_refused(processor: BrokerConfigProcessor, body: bytes) -> None:
+def test_live_settings_request_without_changes_is_refused(
+    processor: BrokerConfigProcessor, body: bytes
+) -> None:
     with pytest.raises((BadRequestError, SettingRefusedError)):
         processor.update(CONNECTION, updating(body))
 
 
-def test_a_refused_change_is_logged_with_who_asked(processor: BrokerConfigProcessor) -> None:
+def test_live_settings_log_a_refused_change(processor: BrokerConfigProcessor) -> None:
     with structlog.testing.capture_logs() as lines, pytest.raises(SettingRefusedError):
         processor.update(CONNECTION, updating(b"storePathRootDir=/etc"))
     (line,) = lines
@@ -517,7 +515,7 @@ def test_a_refused_change_is_logged_with_who_asked(processor: BrokerConfigProces
     assert "storePathRootDir" in line["error"]
 
 
-def test_a_change_is_checked_as_a_whole() -> None:
+def test_live_settings_check_a_change_as_a_whole() -> None:
     config: BrokerConfig = load_config()
     changed = config.with_values(
         {"raft.max_entry_bytes": 6 << 20, "store.max_message_size": 5 << 20}, "test"

@@ -27,7 +27,7 @@ def config_of(name: str, text: str) -> NamesrvConfig:
     return load_config([ConfigFile(name, text)])
 
 
-def test_the_defaults_are_rocketmq_s() -> None:
+def test_config_defaults_are_those_of_rocketmq() -> None:
     config = load_config(home="/home/mq")
     server, namesrv = config.server, config.namesrv
     assert (server.listen_host, server.listen_port) == ("127.0.0.1", 9876)
@@ -41,7 +41,7 @@ def test_the_defaults_are_rocketmq_s() -> None:
     assert namesrv.kv_config_path == "/home/mq/namesrv/kvConfig.json"
 
 
-def test_an_unchanged_rocketmq_file_is_understood_and_its_foreign_keys_are_named() -> None:
+def test_config_reads_a_rocketmq_file_unchanged() -> None:
     config = config_of("/etc/namesrv.conf", ROCKETMQ_FILE)
     server, namesrv = config.server, config.namesrv
     assert (server.listen_port, namesrv.kv_config_path) == (9877, "/data/kvConfig.json")
@@ -59,7 +59,7 @@ def test_an_unchanged_rocketmq_file_is_understood_and_its_foreign_keys_are_named
     )
 
 
-def test_a_toml_file_sets_the_same_things() -> None:
+def test_config_reads_a_toml_file() -> None:
     config = config_of(
         "ns.toml",
         '[server]\nlisten_port = 0\n[namesrv]\nbroker_expiry_ms = 3000\nkv_config_path="/k"\n',
@@ -71,7 +71,7 @@ def test_a_toml_file_sets_the_same_things() -> None:
     )
 
 
-def test_the_command_line_wins_over_the_file_and_an_option_not_given_does_not() -> None:
+def test_config_prefers_options_to_files() -> None:
     text = '[server]\nlisten_port = 1000\nlisten_host = "0.0.0.0"\n'
     config = load_config([ConfigFile("ns.toml", text)], options={"server.listen_port": 2000})
     assert (config.server.listen_port, config.server.listen_host) == (2000, "0.0.0.0")
@@ -125,14 +125,14 @@ def test_the_command_line_wins_over_the_file_and_an_option_not_given_does_not() 
         ("n.toml", "[server\n", "n.toml: not TOML: Expected ']' at the end of a table declaration"),
     ],
 )
-def test_what_is_wrong_is_one_line_naming_it(path: str, text: str, line: str) -> None:
+def test_config_mistake_is_one_line_with_file_and_key(path: str, text: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(path, text)
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
 
 
-def test_every_mistake_is_told_at_once_with_its_line() -> None:
+def test_config_names_all_mistakes_with_their_lines() -> None:
     with pytest.raises(ConfigError) as caught:
         config_of("n.conf", "listenPort=x\nserverWorkerThreads=8\n\nlistenprot=1\n=9\n")
     assert str(caught.value).splitlines() == [
@@ -143,18 +143,18 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(IGNORED_KEYS))
-def test_a_key_without_meaning_here_is_a_warning(key: str) -> None:
+def test_config_warns_of_a_key_that_changes_nothing(key: str) -> None:
     config = config_of("n.conf", f"{key}=17\nlistenPort=9877\n")
     (warning,) = config.warnings
     assert warning.startswith(f"n.conf: {key} is accepted and changes nothing: ")
     assert config.server == load_config(options={"server.listen_port": 9877}).server
 
 
-def test_a_key_is_never_both_known_and_ignored() -> None:
+def test_config_key_is_known_or_ignored() -> None:
     assert not IGNORED_KEYS.keys() & SCHEMA.keys.keys()
 
 
-def test_the_settings_that_are_not_defaults_are_few() -> None:
+def test_config_lists_settings_that_are_not_defaults() -> None:
     text = "listenPort=9877\norderMessageEnable=false\n"
     config = load_config([ConfigFile("n.conf", text)], home="/home/mq")
     found = {path: (value, source) for path, value, source in config.changed_settings()}
@@ -162,19 +162,19 @@ def test_the_settings_that_are_not_defaults_are_few() -> None:
     assert set(found) == {"namesrv.kv_config_path"}, "the home folder stands in it"
 
 
-def test_a_bad_command_line_value_is_named() -> None:
+def test_config_names_a_bad_option() -> None:
     why = r"^command line: server\.listen_port = 70000: expected a whole number <= 65535$"
     with pytest.raises(ConfigError, match=why):
         load_config(options={"server.listen_port": 70_000})
 
 
-def test_tls_without_a_certificate_is_refused_at_the_start() -> None:
+def test_config_refuses_tls_without_a_certificate() -> None:
     why = r"^n\.conf:1: server\.tls_mode = enforcing: needs server\.tls_cert_file"
     with pytest.raises(ConfigError, match=why):
         config_of("n.conf", "tls.server.mode=enforcing\n")
 
 
-def test_every_setting_is_printed_with_its_source() -> None:
+def test_config_prints_every_setting_with_its_source() -> None:
     config = load_config(options={"server.listen_port": 1})
     lines = settings_text(config.settings()).splitlines()
     by_path = {line.split()[0]: line.split()[2:] for line in lines}
@@ -185,13 +185,13 @@ def test_every_setting_is_printed_with_its_source() -> None:
 
 
 @pytest.mark.parametrize("path", list(SCHEMA.settings))
-def test_a_default_survives_being_printed_and_read_again(path: str) -> None:
+def test_config_default_is_read_back_from_its_text(path: str) -> None:
     setting = SCHEMA.settings[path]
     assert setting.parse(setting.default_text) == setting.default
     assert len(setting.keys) == 1, "RocketMQ's tools ask by key"
 
 
-def test_a_comment_behind_a_value_gets_a_hint() -> None:
+def test_config_hints_at_a_comment_behind_a_value() -> None:
     with pytest.raises(ConfigError) as raised:
         config_of("namesrv.properties", "listenPort=9876 # of clients")
     assert "'# of clients' is taken as part of the value" in str(raised.value)

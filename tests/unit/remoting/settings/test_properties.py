@@ -26,16 +26,18 @@ from remoting.settings.properties import format_properties, parse_properties, re
         ("k=v\r\nl=w\r\n", [(1, "k", "v"), (2, "l", "w")]),
     ],
 )
-def test_a_line_is_read_as_java_does(text: str, expected: list[tuple[int, str, str]]) -> None:
+def test_properties_line_is_read_as_in_java(
+    text: str, expected: list[tuple[int, str, str]]
+) -> None:
     assert parse_properties(text) == expected
 
 
-def test_a_bad_unicode_escape_names_its_line() -> None:
+def test_properties_bad_escape_names_its_line() -> None:
     with pytest.raises(ConfigError, match=r"line 2: bad \\u escape '00g1'"):
         parse_properties("a=1\nb=\\u00g1")
 
 
-def test_a_later_line_wins_over_an_earlier_one() -> None:
+def test_properties_later_line_wins() -> None:
     text = "! c\n# c\na=1\n b : x=y \nlong=one,\\\n   two\nk\\=ey=v\\\\w\na=2\nempty=\n"
     assert read_properties(text) == {
         "a": "2",
@@ -46,12 +48,12 @@ def test_a_later_line_wins_over_an_earlier_one() -> None:
     }
 
 
-def test_a_value_without_a_key_names_its_line() -> None:
+def test_properties_value_without_a_key_names_its_line() -> None:
     with pytest.raises(ConfigError, match="line 2: a key is needed before the value '9'"):
         read_properties("a=1\n=9")
 
 
-def test_properties_are_written_as_java_spells_them_and_read_back() -> None:
+def test_properties_are_written_as_in_java() -> None:
     values = {"a": True, "b": 3, "c": "x", "d": "C:\\store\nnext"}
     text = format_properties(values)
     assert text == "a=true\nb=3\nc=x\nd=C:\\\\store\\nnext\n"
