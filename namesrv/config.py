@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Struct
 
-from remoting.seams import TlsMode
 from remoting.settings.config import Config, refuse
 from remoting.settings.reader import ConfigFile, SettingsReader
 from remoting.settings.schema import Schema, setting
+
+TlsModeName = Literal["disabled", "permissive", "enforcing"]
 
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 
@@ -79,7 +80,9 @@ class ServerTable(Struct, frozen=True, kw_only=True):
             le=1 << 40,
         ),
     ] = 22 << 20
-    tls_mode: Annotated[TlsMode, setting("TLS on the listener.", "tls.server.mode")] = "disabled"
+    tls_mode: Annotated[TlsModeName, setting("TLS on the listener.", "tls.server.mode")] = (
+        "disabled"
+    )
     tls_cert_file: Annotated[str, setting("PEM certificate chain.", "tls.server.certPath")] = ""
     tls_key_file: Annotated[str, setting("PEM private key.", "tls.server.keyPath")] = ""
     tls_ca_file: Annotated[

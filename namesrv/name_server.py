@@ -42,9 +42,7 @@ class NameServer:
         self.kv_config = KvConfigManager.load(disk, settings.kv_config_path)
         self.route_cache = RouteCache(self._build_route)
         self.routes = RouteInfoManager(
-            broker_expiry_ms=settings.broker_expiry_ms,
-            support_acting_master=settings.support_acting_master,
-            delete_topic_with_broker_registration=settings.delete_topic_with_broker_registration,
+            settings,
             on_route_change=self.route_cache.invalidate,
         )
 
@@ -94,11 +92,7 @@ class NameServer:
         rest = {key: text for key, text in changes.items() if key not in ignored}
         values = self.config.changes(rest, path_of=_path_of, daemon="NameServer")
         self.config = self.config.with_values(values, SOURCE)
-        settings = self.config.namesrv
-        self.routes.support_acting_master = settings.support_acting_master
-        self.routes.delete_topic_with_broker_registration = (
-            settings.delete_topic_with_broker_registration
-        )
+        self.routes.settings = self.config.namesrv
         self.route_cache.clear()
         return notes
 

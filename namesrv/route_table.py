@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
 from namesrv.refused import RefusedRegistrations
 from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX, Claim, may_take, refuses_identity
@@ -34,7 +35,6 @@ UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
 MAX_I64: Final = 2**63 - 1
 
-DEFAULT_BROKER_EXPIRY_MS: Final = 120_000
 MAX_TOPICS: Final = 1_000_000
 """Most topics over all brokers: about 1 GiB of tables, and far beyond what clients can poll."""
 MAX_BROKERS_PER_CONNECTION: Final = 64
@@ -152,7 +152,7 @@ class RouteInfoManager:
     """The route tables of one NameServer.
 
     Args:
-        broker_expiry_ms: Silence after which a broker is removed that named no time of its own.
+        settings: In force; replaced while it runs.
         on_route_change: Called with the topics whose route may have changed, within the change.
     Invariant: every address in ``broker_addr_table`` has one entry in ``broker_live_table`` and
         the other way round; every broker name in ``topic_queue_table``, ``cluster_addr_table``
@@ -162,15 +162,11 @@ class RouteInfoManager:
 
     def __init__(
         self,
+        settings: NamesrvTable | None = None,
         *,
-        broker_expiry_ms: int = DEFAULT_BROKER_EXPIRY_MS,
-        support_acting_master: bool = False,
-        delete_topic_with_broker_registration: bool = False,
         on_route_change: Callable[[Iterable[str]], None] = _ignore_topics,
     ) -> None:
-        self.broker_expiry_ms = broker_expiry_ms
-        self.support_acting_master = support_acting_master
-        self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
+        self.settings = NamesrvTable() if settings is None else settings
         self._on_route_change = on_route_change
         self.topic_queue_table: dict[str, dict[str, QueueData]] = {}
         self.broker_addr_table: dict[str, BrokerData] = {}
@@ -247,7 +243,7 @@ class RouteInfoManager:
             last_update_ms=now_ms,
             heartbeat_timeout_ms=min(own_timeout_ms, HEARTBEAT_TIMEOUT_MS_MAX)
             if own_timeout_ms > 0
-            else self.broker_expiry_ms,
+            else self.settings.broker_expiry_ms,
             data_version=registration.data_version,
             ha_server_addr=registration.ha_server_addr,
             connection=registration.connection,
@@ -583,11 +579,11 @@ class RouteInfoManager:
     def _owns_topics(self, broker: BrokerData, broker_id: int) -> bool:
         if broker_id == MASTER_ID:
             return True
-        return self.support_acting_master and broker_id == min(broker.broker_addrs)
+        return self.settings.support_acting_master and broker_id == min(broker.broker_addrs)
 
     def _has_acting_master(self, broker: BrokerData) -> bool:
         return (
-            self.support_acting_master
+            self.settings.support_acting_master
             and broker.enable_acting_master is True
             and MASTER_ID not in broker.broker_addrs
         )
@@ -632,7 +628,7 @@ class RouteInfoManager:
             if queues.get(name) != data:
                 queues[name] = data
                 changed.append(topic)
-        if self.delete_topic_with_broker_registration:
+        if self.settings.delete_topic_with_broker_registration:
             self._drop_queues(self._gone(registration), {name})
         self._on_route_change(changed)
         return tuple(left_out.items())
@@ -643,7 +639,7 @@ class RouteInfoManager:
         """Whether differences begin where this address, under its id, stands here."""
         if known is None or holder != registration.broker_addr:
             return False
-        if self.support_acting_master and registration.broker_id != MASTER_ID:
+        if self.settings.support_acting_master and registration.broker_id != MASTER_ID:
             return False  # whose topics count may have changed since
         return known.data_version == registration.since
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
 from namesrv.route_cache import RouteCache
 from namesrv.route_table import Registration, RouteInfoManager
@@ -81,8 +82,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     def start(self, delete: bool) -> None:
         self.delete = delete
         self.table = RouteInfoManager(
-            broker_expiry_ms=EXPIRY_MS,
-            delete_topic_with_broker_registration=delete,
+            NamesrvTable(broker_expiry_ms=EXPIRY_MS, delete_topic_with_broker_registration=delete),
             on_route_change=self.routes_changed,
         )
         self.cache = RouteCache(self.table.route)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from namesrv import route_table
+from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
 from namesrv.route_table import (
     MAX_BROKERS_PER_CONNECTION,
@@ -183,7 +184,7 @@ def test_rule_4_a_single_topic_from_an_unknown_id_is_refused_and_nothing_changes
 
 
 def test_rule_4_a_known_id_may_add_a_single_topic() -> None:
-    table = RouteInfoManager(delete_topic_with_broker_registration=True)
+    table = RouteInfoManager(NamesrvTable(delete_topic_with_broker_registration=True))
     table.register_broker(registration(), 0)
     table.register_broker(registration(table=topics("T3"), data_version=version(2)), 1)
     assert table.all_topics() == ["T1", "T2", "T3"]
@@ -226,7 +227,7 @@ def test_rule_5_a_follower_that_becomes_leader_brings_its_topics_at_once() -> No
 def test_rule_5_with_an_acting_master_the_lowest_follower_brings_topics_and_stands_as_id_0() -> (
     None
 ):
-    table = RouteInfoManager(support_acting_master=True)
+    table = RouteInfoManager(NamesrvTable(support_acting_master=True))
     table.register_broker(registration(B, 1, acting=True), 0)
     table.register_broker(registration(C, 2, acting=True, table=topics("T8", "T9")), 0)
     assert table.all_topics() == ["T1", "T2"]
@@ -278,7 +279,7 @@ def test_the_same_private_address_in_two_clusters_is_two_brokers() -> None:
 
 
 def test_a_changed_registration_may_delete_topics_when_told_so() -> None:
-    table = RouteInfoManager(delete_topic_with_broker_registration=True)
+    table = RouteInfoManager(NamesrvTable(delete_topic_with_broker_registration=True))
     table.register_broker(registration(A, 0), 0)
     table.register_broker(registration(B, 0, "broker-b"), 0)
     table.register_broker(registration(table=topics("T2", "T3"), data_version=version(2)), 1)
@@ -329,7 +330,7 @@ def test_numbers_no_client_can_read_are_refused_before_anything_changes() -> Non
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, None])
 def test_a_broker_without_a_sensible_timeout_gets_the_nameserver_s(timeout_ms: int | None) -> None:
-    table = RouteInfoManager(broker_expiry_ms=1_000)
+    table = RouteInfoManager(NamesrvTable(broker_expiry_ms=1_000))
     table.register_broker(registration(timeout_ms=timeout_ms), 0)
     assert table.scan(1_000) == []
     assert len(table.scan(1_001)) == 1
@@ -366,7 +367,7 @@ def test_one_connection_does_not_fill_the_table_of_brokers() -> None:
 
 
 def test_scan_removes_what_was_silent_for_longer_than_it_may_be() -> None:
-    table = RouteInfoManager(broker_expiry_ms=1_000)
+    table = RouteInfoManager(NamesrvTable(broker_expiry_ms=1_000))
     table.register_broker(registration(A, 0), 0)
     table.register_broker(registration(B, 1, timeout_ms=5_000), 0)
     assert table.scan(1_000) == []
@@ -378,7 +379,7 @@ def test_scan_removes_what_was_silent_for_longer_than_it_may_be() -> None:
 
 @pytest.mark.parametrize("how", ["register", "heartbeat", "query"])
 def test_every_sign_of_life_counts(how: str) -> None:
-    table = RouteInfoManager(broker_expiry_ms=1_000)
+    table = RouteInfoManager(NamesrvTable(broker_expiry_ms=1_000))
     table.register_broker(registration(), 0)
     if how == "register":
         table.register_broker(registration(), 900)
@@ -391,7 +392,7 @@ def test_every_sign_of_life_counts(how: str) -> None:
 
 
 def test_a_question_with_another_data_version_is_answered_changed() -> None:
-    table = RouteInfoManager(broker_expiry_ms=1_000)
+    table = RouteInfoManager(NamesrvTable(broker_expiry_ms=1_000))
     assert table.query_data_version(CLUSTER, A, version(), 0) == (True, None)
     assert not table.heartbeat(CLUSTER, A, 0)
     table.register_broker(registration(), 0)
