@@ -44,7 +44,7 @@ class Allocator:
     """Allocates for one log; only `reserve_next` may run in a worker thread.
 
     Attributes:
-        limit: The log may be written up to this position; recovery looks no further.
+        limit: The log may be written up to this position; recovery reads no further.
         limit_is_exact: The limit is the end of the log, and nothing stands behind it.
         indexed_end: End of the newest entry that the extent names.
         index_stale: Set by a truncation below `indexed_end`: the extent is to be written again.

@@ -123,7 +123,7 @@ class EntryLog(LogReader):
             trusted: The commit mark this node persisted: a durable, committed entry. Entries up
                 to it are not scanned again. Without one the whole log is.
             index_units_per_file: For a new folder; an old one keeps what it was made with.
-            repair: Cut at damage instead of refusing it. What is cut may have been promised, so
+            repair: Cut at damage instead of refusing it. What is cut may have been acknowledged, so
                 the node must not vote before a leader has caught it up; `report.damage` has it.
         Returns:
             The log; all of it is durable. Look at `mark_valid` before trusting *trusted*.
@@ -284,7 +284,7 @@ class EntryLog(LogReader):
         Returns:
             Whether `durable_index` now covers the ticket; False when a truncation came between.
         Raises:
-            FlushFailedError: The flush failed; nothing of it may be promised.
+            FlushFailedError: The flush failed; nothing of it may be acknowledged.
         """
         if self._health.failure is not None:
             raise self._health.refusal()
@@ -386,7 +386,7 @@ class EntryLog(LogReader):
     def drop_before(self, anchor: Anchor) -> int:
         """Forget everything before *anchor*, whole segments only; return the bytes given back.
 
-        Blocking; `plan_drop` tells how to do it in steps. Does nothing while `reserve_next` runs.
+        Blocking; `plan_drop` gives the steps. Does nothing while `reserve_next` runs.
 
         Raises: As `plan_drop` and `Drop.note`.
         """

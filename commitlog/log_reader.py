@@ -28,7 +28,7 @@ from commitlog.segment import BLANK_BYTES, Segment, segment_base
 from commitlog.store_paths import StorePaths
 
 RESIDENT_BYTES: Final = 256 << 20
-"""Of what this process wrote itself, so much at the end of the log is taken to be in memory."""
+"""Of what this process wrote itself, this much at the end of the log is taken to be in memory."""
 
 _FRAME_BEGIN: Final = struct.Struct(">IIq")
 _RECORD_BEGIN: Final = struct.Struct(">II")
@@ -306,7 +306,7 @@ class LogReader:
     def _bytes_of(self, segment: Segment, position: int, size: int) -> memoryview:
         """Return bytes by the mapping where they are in memory, by a read where they may not be.
 
-        A page that cannot be brought in ends the process that looks at it; a read only fails.
+        A page that cannot be brought in ends the process that touches it; a read only fails.
 
         Raises:
             CorruptEntryError: The disk does not give them back.

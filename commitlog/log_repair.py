@@ -34,7 +34,7 @@ class LogRepair:
         Units before it that are missing are restored, too, and all of a page that the disk does
         not give back.
         """
-        # A page that the disk does not give back is written as a whole: some units of it are gone.
+        # A page that the disk does not give back is written as a whole: some units of it are lost.
         units = self._files.index.renew(index)
         before = units.start - 1
         while before >= self._log.first_index and self._files.index.stored(before) is None:

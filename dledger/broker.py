@@ -79,7 +79,7 @@ LINGER_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The seams a broker lives on."""
+    """The seams a broker runs on."""
 
     clock: Clock
     rng: Rng

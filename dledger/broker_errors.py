@@ -3,7 +3,7 @@
 ::
 
     ReplicationError
-    ├── NotLeaderError        this node may not append; the hint says who may
+    ├── NotLeaderError        this node may not append; the hint names the leader
     ├── PendingFullError      too much is waiting for a majority already
     ├── ShuttingDownError     the node drains and takes nothing new
     ├── ChangeRefusedError    a change of the members that no rule allows
@@ -11,16 +11,16 @@
     ├── StampError            an idempotent send whose stamp does not fit
     │   ├── ProducerUnknownError    its producer has no session, or a newer epoch
     │   ├── SequenceTooOldError     it is older than what is remembered
-    │   ├── SequenceUndecidedError  its first attempt is on its way, with nobody waiting for it
+    │   ├── SequenceUndecidedError  its first attempt is on its way, without a waiting caller
     │   ├── SequenceGapError        it came before another one that it has to follow
-    │   └── SequenceReusedError     it says it is a repetition, and is another message
+    │   └── SequenceReusedError     marked as a repetition, and is another message
     ├── UnprocessableMessageError   a stored message that names nothing a service could do with it
     ├── TableFullError        one more topic, group, offset or client than a setting allows
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
     ├── ConfirmationNeededError  it would give up messages that are kept now
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
 
-``condition`` is the row of :mod:`remoting.protocol.outcome` that tells a client.
+``condition`` is the row of :mod:`remoting.protocol.outcome` that a client gets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NotLeaderError(ReplicationError):
     condition = Condition.NOT_LEADER
 
     def __init__(self, leader_address: str | None, term: int) -> None:
-        where = leader_address or "nobody yet"
+        where = leader_address or "not known yet"
         super().__init__(
             f"not the leader in term {term}; the leader is {where}; nothing was stored"
         )
@@ -55,7 +55,7 @@ class NotLeaderError(ReplicationError):
 
     @property
     def answer_fields(self) -> dict[str, object]:
-        """What an answer tells the client beside the code: where to go."""
+        """What an answer gives the client beside the code: where to go."""
         return {LEADER_FIELD: self.leader_address, TERM_FIELD: self.term}
 
 
@@ -81,7 +81,7 @@ class ShuttingDownError(ReplicationError):
 
 
 class UnknownOutcomeError(ReplicationError):
-    """The proposal may or may not have been stored: nobody was left to say."""
+    """The proposal may or may not have been stored; this cannot be known here."""
 
     retriable = True
     refresh_route = True

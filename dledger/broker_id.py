@@ -1,4 +1,4 @@
-"""Under which number a member of a group is registered: the leader is 0, whoever it is.
+"""Under which number a member of a group is registered: the leader is always 0.
 
 Spec: docs/internals/protocol/semantics.md, section 11.
 """

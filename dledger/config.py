@@ -423,7 +423,7 @@ def _member_conflicts(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     if len(peers) > 1 and far and not config.has_guarded_peers:
         yield (
             "raft.peers",
-            f"whoever reaches {far[0].address} could pass for a member, read all messages and forge"
-            " some: set raft.secret_file (raftSecretFile) to a file that all members share, which"
-            " `dledger raft secret FILE` makes, or raft.tls_cert_file",
+            f"any process that reaches {far[0].address} could pass for a member, read all messages"
+            " and forge some: set raft.secret_file (raftSecretFile) to a file that all members"
+            " share, which `dledger raft secret FILE` makes, or raft.tls_cert_file",
         )

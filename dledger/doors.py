@@ -1,4 +1,4 @@
-"""What the settings say about who may come in: TLS, accounts, credentials, the group's secret."""
+"""Security from the settings: TLS, accounts, credentials, the group's secret."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class BrokerGroup(Protocol):
 
     @property
     def readable(self) -> bool:
-        """Whether queues and log hold what the state says; not while a snapshot is refilled."""
+        """Whether queues and log hold what the state has; not while a snapshot is refilled."""
 
     @property
     def service_counts(self) -> ServiceCounts:

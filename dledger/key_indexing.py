@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 KEYS_ARE_MISSING: Final = "keys are being put into the key index again; ask again later"
-"""What a query is told that finds nothing meanwhile."""
+"""Answer to a query that finds nothing meanwhile."""
 
 TO_BE_FOUND: Final = 0
-"""Stands for the entry from which on keys are missing, as long as nobody has looked for it."""
+"""Stands for the entry from which on keys are missing, until it is searched."""
 
 
 class KeyIndexing:
@@ -111,8 +111,8 @@ class KeyIndexing:
 
         Args:
             last: Newest entry that is applied.
-            max_bytes: Stop after so many bytes of entries; at least one is looked at.
-            skip_damaged: Leave out entries that nobody can repair.
+            max_bytes: Stop after this number of bytes of entries; at least one is read.
+            skip_damaged: Leave out entries that cannot be repaired.
         Raises:
             CorruptEntryError: An entry waits for its repair; come again.
             DiskFullError: Come again when there is space.

@@ -46,7 +46,7 @@ are taken."""
 
 NEVER_TAKEN: Final = frozenset({"rocketmqHome", "brokerConfigPath", "filterServerNums"})
 """Keys by which a RocketMQ broker was made to run commands or to write files: refused, not just
-ignored, so that whoever tries is seen."""
+ignored, so that an attempt is seen."""
 
 _log = structlog.get_logger(__name__)
 
@@ -195,7 +195,7 @@ def path_of(key: str) -> str:
 
 
 def _command_for(values: Mapping[str, Any]) -> str:
-    """Return the sentence that says how to do it all the same."""
+    """Return the sentence that explains how to do it all the same."""
     assignments = " ".join(f"{path}={SCHEMA.show(path, value)}" for path, value in values.items())
     return f"`dledger config set {assignments}` shows what would go, and does it with --yes"
 

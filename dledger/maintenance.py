@@ -53,7 +53,7 @@ def _applied_members(tables: StateTables) -> Members | None:
 
 
 class Maintenance:
-    """Looks after the files of one replica.
+    """Maintains the files of one replica.
 
     Attributes:
         reserve_wake: Set it when the log needs space ahead of its end.

@@ -29,7 +29,8 @@ from remoting.server import ServerLimits
 LOCALHOST: Final = {"localhost": "127.0.0.1"}
 
 RESERVED_SHARE: Final = 4
-"""At most one part in so many of the connections is reserved: clients are what a broker is for."""
+"""At most one part in this number of the connections is reserved: clients are what a broker is
+for."""
 
 
 def raft_settings(config: BrokerConfig, disk: Disk) -> RaftSettings:

@@ -36,7 +36,7 @@ PULLS: Final = codes_of(PullProcessor)
 """What the VIP channel does not answer, as in RocketMQ."""
 
 FAST_SHARE: Final = 4
-"""The VIP channel takes so much fewer connections: few clients are that old."""
+"""Share of the connections that the VIP channel gets: few clients are that old."""
 
 
 def processor_table(

@@ -39,7 +39,7 @@ from remoting.protocol.headers import (
 from remoting.seams import Clock
 
 RETRY_S = 3.0
-"""After a failed registration: a NameServer that comes back is told soon, not in half a minute."""
+"""After a failed registration: a NameServer that comes back gets one soon, not after 30 s."""
 
 LIST_LOOK_S = 10.0
 """How soon a change in the list of NameServers is noticed: it is read every 120 s."""
@@ -48,7 +48,7 @@ EMPTY_LIST_LOOK_S = 1.0
 """How soon the first answer of an address server is noticed."""
 
 UNREGISTER_TIMEOUT_S = 1.0
-"""At a clean stop no NameServer may hold up the others; the connection's end tells it anyway."""
+"""At a clean stop no NameServer may hold up the others; the connection's end shows it anyway."""
 
 CRC_MASK = 0x7FFFFFFF
 
@@ -70,12 +70,12 @@ class RegisteredBroker:
 class _NameServer:
     address: str
     wake: trio.Event = field(default_factory=trio.Event)
-    # The role that was last told, so that a change is told at once and one-way.
+    # The role that was last sent, so that a change is sent at once and one-way.
     told_id: int | None = None
     reachable: bool = True
     # The connection over which it knows this broker: when it ends, the broker is forgotten there.
     known_over: Connection | None = None
-    # Why it does not list this broker; empty: it does, or nobody has asked it yet.
+    # Why it does not list this broker; empty: it does, or it was not asked yet.
     refusal: str = ""
     left_out: str = ""
     # It is one of ours and takes differences; and the topics it has of this broker.
@@ -135,7 +135,7 @@ class Registration:
                 name_server.wake.set()
 
     async def run(self) -> None:
-        """Register with every NameServer, for ever.
+        """Register with every NameServer, until cancelled.
 
         Cancellation: The broker stays registered until it times out or `unregister` is called.
         """
@@ -152,7 +152,7 @@ class Registration:
     async def unregister(self) -> None:
         """Take this broker out of every NameServer, at a clean stop; failures are logged.
 
-        Cancellation: Some NameServers may not have been told; they notice the closed connection.
+        Cancellation: Some NameServers may not know; they notice the closed connection.
         """
         async with trio.open_nursery() as nursery:
             for address in sorted(set(self._name_servers())):
@@ -280,7 +280,7 @@ class Registration:
         return self._register_request(broker_id, body), version
 
     def _version_request(self, version: DataVersion) -> RemotingCommand:
-        """Return the question whether a NameServer has the topics of *version*: a sign of life."""
+        """Return the question whether a NameServer has the topics of *version*: a heartbeat."""
         return request(
             RequestCode.QUERY_DATA_VERSION, self._broker_header().encode(), version.encode()
         )

@@ -25,7 +25,7 @@ class DamageRecord:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
-        # None: a file that says nothing.
+        # None: a file without content.
         self._recorded: list[tuple[int, int]] | None = []
 
     def load(self) -> list[tuple[int, int]] | None:

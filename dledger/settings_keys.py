@@ -118,7 +118,7 @@ REASONS: Final[Mapping[str, str]] = {
         rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold transferMetadataJsonToRocksdb
         recoverConcurrently timerCongestNumEachSlot
     """,
-    "an expression is looked up by its text; there are no bit maps of who wants what": """
+    "an expression is looked up by its text; there are no bit maps of consumers": """
         enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
         filterDataCleanTimeSpan
     """,
@@ -219,7 +219,7 @@ REFUSED: Final[Mapping[str, RefusedKey]] = {
         "a secret does not stand in a setting; use server.acl_file"
     ),
     "configBlackList": RefusedKey(
-        "no list keeps clients from a setting; aclEnable says who may change settings",
+        "no list keeps clients from a setting; accounts decide about changes (aclEnable)",
         NOTHING | {"configblacklist", "configblacklist;brokerconfigpath"},
     ),
     "tls.ciphers": RefusedKey("OpenSSL's own choice of ciphers is used; take the line out"),
@@ -231,7 +231,7 @@ REFUSED: Final[Mapping[str, RefusedKey]] = {
         NOTHING | {"/etc/rocketmq/tls.properties"},
     ),
     "rejectPullConsumerEnable": RefusedKey(
-        "pull consumers are not told from others; aclEnable says who may read"
+        "pull consumers are not distinguished; accounts decide about reading (aclEnable)"
     ),
     "disableConsumeIfConsumerReadSlowly": RefusedKey(
         "a group that is far behind is not stopped; take the line out and watch its lag"
@@ -240,7 +240,7 @@ REFUSED: Final[Mapping[str, RefusedKey]] = {
         "consumers always hear at once that their group has changed; take the line out", ON | {""}
     ),
     "brokerFastFailureEnable": RefusedKey(
-        "a broker that cannot keep up always says so, and stores nothing of what it refuses;"
+        "a broker that cannot keep up always answers so, and stores nothing of what it refuses;"
         " take the line out",
         ON | {""},
     ),

@@ -42,7 +42,7 @@ MetricsExporterType = Literal["", "PROM", "DISABLE"]
 
 
 class BrokerTable(Struct, frozen=True, kw_only=True):
-    """``[broker]``: who this broker is and what it offers."""
+    """``[broker]``: identity of this broker and what it offers."""
 
     cluster_name: Annotated[
         str, setting("Cluster this broker registers in.", "brokerClusterName", min_length=1)
@@ -63,7 +63,7 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
     broker_ip1: Annotated[
         str,
         setting(
-            "Host that clients are told, apart from the bind address; empty: the bind address, or"
+            "Host that clients get, apart from the bind address; empty: the bind address, or"
             " this node's host in `raft.peers`.",
             "brokerIP1",
         ),
@@ -71,7 +71,7 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
     advertised_port: Annotated[
         int,
         setting(
-            "Port that clients are told, where it is not the one that is bound (behind a proxy, in"
+            "Port that clients get, where it is not the one that is bound (behind a proxy, in"
             " a container); 0: `server.listen_port`.",
             ge=0,
             le=65_535,
@@ -241,7 +241,7 @@ class BrokerTable(Struct, frozen=True, kw_only=True):
     max_clients_per_group: Annotated[
         int,
         setting(
-            "Of these, clients of one group: each of its clients is told of all.",
+            "Of these, clients of one group: each of its clients is notified of all.",
             ge=10,
         ),
     ] = 10_000
@@ -306,8 +306,8 @@ class ServerTable(Struct, frozen=True, kw_only=True):
         int,
         setting(
             "Requests in work and unsent answers of all connections; beyond it requests are"
-            " refused as busy, and who leaves most unread is closed. 0: a quarter of the memory"
-            " that the process may use.",
+            " refused as busy, and the connection that leaves most unread is closed. 0: a"
+            " quarter of the memory that the process may use.",
             ge=0,
         ),
     ] = 0
@@ -424,7 +424,7 @@ class ClientTable(Struct, frozen=True, kw_only=True):
     credentials_file: Annotated[
         str,
         setting(
-            "Who this broker is for NameServers that check it: a file with `access_key` and"
+            "Account of this broker for NameServers that check it: a file with `access_key` and"
             " `secret_key`, or RocketMQ's `tools.yml`; empty: it does not sign."
         ),
     ] = ""
@@ -451,7 +451,7 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     flush_disk_type: Annotated[
         FlushDiskType,
         setting(
-            "`SYNC_FLUSH`: nothing is promised before it is on disk. `ASYNC_FLUSH`: every"
+            "`SYNC_FLUSH`: nothing is acknowledged before it is on disk. `ASYNC_FLUSH`: every"
             " `flush_interval_ms`.",
             "flushDiskType",
         ),
@@ -507,7 +507,7 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     timer_roll_window_slot: Annotated[
         int,
         setting(
-            "Seconds after which a message that still waits is stored anew at the end of the log,"
+            "Seconds after which a message that still waits is stored again at the end of the log,"
             " so that old segments can go.",
             "timerRollWindowSlot",
             ge=60,
@@ -567,7 +567,7 @@ class StoreTable(Struct, frozen=True, kw_only=True):
         int,
         setting(
             "Part of the machine's memory, in percent, that recent messages are taken to be in;"
-            " who reads further back is sent to a follower.",
+            " a reader further back is sent to a follower.",
             "accessMessageInMemoryMaxRatio",
             ge=0,
             le=100,
@@ -642,7 +642,7 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     disk_space_warning_level_ratio: Annotated[
         int,
         setting(
-            "Percent of the disk from which sends are refused, until there is room again; `0.90`"
+            "Percent of the disk from which sends are refused, until there is space again; `0.90`"
             " is 90.",
             "diskSpaceWarningLevelRatio",
             ge=35,
@@ -654,8 +654,8 @@ class StoreTable(Struct, frozen=True, kw_only=True):
     file_reserved_time: Annotated[
         int,
         setting(
-            "Hours that segments are kept, unless `keep_bytes` or `clean_file_forcibly_enable` says"
-            " otherwise.",
+            "Hours that segments are kept, unless `keep_bytes` or `clean_file_forcibly_enable` sets"
+            " another limit.",
             "fileReservedTime",
             ge=1,
             is_live=True,
@@ -669,7 +669,7 @@ class RaftTable(Struct, frozen=True, kw_only=True):
     enable_dledger_commit_log: Annotated[
         bool,
         setting(
-            "false: a group of this node alone, whatever `peers` says.", "enableDLegerCommitLog"
+            "false: a group of this node alone, whatever `peers` has.", "enableDLegerCommitLog"
         ),
     ] = True
     group: Annotated[
@@ -693,7 +693,7 @@ class RaftTable(Struct, frozen=True, kw_only=True):
     listen_port: Annotated[
         int,
         setting(
-            "Port to bind for the other members, where it is not the one they are told (behind a"
+            "Port to bind for the other members, where it is not the one they get (behind a"
             " proxy, in a container); 0: the one in `peers`.",
             ge=0,
             le=65_535,
@@ -703,8 +703,8 @@ class RaftTable(Struct, frozen=True, kw_only=True):
         str,
         setting(
             "A file of a secret that all members share, at least 16 bytes, as `dledger raft secret`"
-            " makes one: who cannot prove that it knows it is no peer. Empty: none; then all peers"
-            " must be on loopback, or have certificates.",
+            " makes one: a process that cannot prove that it knows it is no peer. Empty: none; then"
+            " all peers must be on loopback, or have certificates.",
             "raftSecretFile",
         ),
     ] = ""
@@ -786,8 +786,8 @@ class MetricsTable(Struct, frozen=True, kw_only=True):
     listen_host: Annotated[
         str,
         setting(
-            "Address to bind for it; empty: 127.0.0.1, where RocketMQ takes `brokerIP1`. Nobody is"
-            " asked who he is there.",
+            "Address to bind for it; empty: 127.0.0.1, where RocketMQ takes `brokerIP1`. There"
+            " is no access control there.",
             "metricsPromExporterHost",
         ),
     ] = "127.0.0.1"

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 DAMAGED: Final = b"damaged"
 TORN: Final = b"torn"
 ASYNC: Final = b"async"
-"""What the doubt file says: entries below the mark are lost, above it, or would be unflushed."""
+"""What `raft/doubt` holds: entries below the mark are lost, above it, or would be unflushed."""
 
 
 class ReplicaStore:
@@ -125,8 +125,8 @@ class ReplicaStore:
             )
         except DamagedLogError as error:
             # Above the mark a power cut may have kept a later entry and torn an earlier one, none
-            # of them promised. Below it promises are gone. Either way the log is kept up to the
-            # damage and this replica follows until a leader has refilled it.
+            # of them acknowledged. Below it acknowledgements are lost. Either way the log is kept
+            # up to the damage and this replica follows until a leader has refilled it.
             log.error("log_damaged", error=str(error))
             self.torn = True
             self.damaged |= mark is not None and error.damage.index <= mark.index
@@ -207,7 +207,7 @@ class ReplicaStore:
             return self._decoded_file(self.paths.install)
         if self._installation.phase is not None:
             return None
-        # A version without the record: a snapshot counts until a checkpoint has gone beyond it. Its
+        # A version without the record: a snapshot counts until a checkpoint has passed it. Its
         # file may be an older one that a power cut has brought back.
         given = self._decoded_file(self.paths.install)
         if given is None or (own is not None and own.applied_index > given.applied_index):
@@ -215,13 +215,13 @@ class ReplicaStore:
         return None if given.floor.first_index < self.log.first_index else given
 
     def _note_damaged_log(self, event: str, **facts: int) -> None:
-        """Write down that promises are lost, before the log that shows it is changed."""
+        """Record that acknowledgements are lost, before the log that shows it is changed."""
         log.error(event, **facts)
         self.torn = self.damaged = True
         self._note_doubt()
 
     def _decoded_file(self, path: str) -> StateTables | None:
-        """Return the tables in a file; None when it is not there, or has gone bad.
+        """Return the tables in a file; None when it is not there, or is damaged.
 
         What is in it can be made again, from the log or from a leader.
         """
@@ -297,7 +297,7 @@ class ReplicaStore:
 
     def _empty_log(self, anchor: Anchor, phase: Phase) -> None:
         EntryLog.begin_at(self._disk, self.settings.root, anchor)
-        # The old mark names an entry that is gone on purpose.
+        # The old mark names an entry that was removed on purpose.
         self._mark_slots.store(anchor.mark.encode())
         self._installation.become(phase)
 
@@ -320,7 +320,7 @@ class ReplicaStore:
 
     @property
     def refilling(self) -> bool:
-        """Whether the tables are ahead of the log: nothing is read here, nobody led."""
+        """Whether the tables are ahead of the log: nothing is read here, there was no leader."""
         return self.installing or self.derived_index < self.tables.applied_index
 
     def decode(self, data: Buffer) -> StateTables:
@@ -349,7 +349,7 @@ class ReplicaStore:
     def offer(self, data: Buffer) -> None:
         """Put a snapshot on disk, to replace the log. May be called in a worker thread.
 
-        From then on the log promises nothing any more.
+        From then on the log guarantees nothing any more.
 
         Raises:
             DiskFullError: No space for it. The log is kept.

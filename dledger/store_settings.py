@@ -25,7 +25,7 @@ class StoreSettings:
     delay_levels_ms: tuple[int, ...] = ()
     pid: int = 0
     sync_flush: bool = True
-    """Off: after an unclean stop promises may be lost, and that is remembered."""
+    """Off: after an unclean stop acknowledgements may be lost, and that is remembered."""
     queue_files_max: int = MAX_OPEN_FILES
     """Consume queue files that may be open."""
     utc_offset: UtcOffset = utc

@@ -62,7 +62,7 @@ class ServerTable(Struct, frozen=True, kw_only=True):
         int,
         setting(
             "Requests in work and unsent answers of all connections; beyond it requests are"
-            " refused as busy, and who leaves most unread is closed; 0: a quarter of the memory"
+            " refused as busy, and the one with most unread is closed; 0: a quarter of the memory"
             " the process may use.",
             "memoryBudgetBytes",
             ge=0,

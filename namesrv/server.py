@@ -51,7 +51,7 @@ NAMESRV_RULES: Final[dict[int, Rule]] = {
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: SIGNED,
     RequestCode.GET_KV_CONFIG: SIGNED,
     RequestCode.GET_KVLIST_BY_NAMESPACE: SIGNED,
-    # A broker speaks for a group: who may do that may send its clients anywhere.
+    # A broker registers for a group: with that right it may send clients anywhere.
     RequestCode.REGISTER_BROKER: ADMIN,
     RequestCode.UNREGISTER_BROKER: ADMIN,
     RequestCode.BROKER_HEARTBEAT: ADMIN,

@@ -66,7 +66,7 @@ class RemotingClient:
             timeout_s: For everything, connecting included.
         Raises:
             ConnectFailedError: No connection; nothing was sent.
-            ConnectionLostError: The connection ended; `sent` tells whether the request had left.
+            ConnectionLostError: The connection ended; `sent`: whether the request had left.
             RequestTimedOutError: The request was sent and no answer came in time.
             TooManyInFlightError: A limit of this side; nothing was sent.
             LocalProtocolError: The request or the address cannot be written; nothing was sent.
@@ -84,7 +84,7 @@ class RemotingClient:
     async def invoke_oneway(
         self, address: str, command: RemotingCommand, timeout_s: float = RPC_TIMEOUT_S
     ) -> None:
-        """Hand a request nobody answers to the connection of *address*.
+        """Hand a one-way request to the connection of *address*.
 
         Args:
             timeout_s: For connecting.

@@ -24,7 +24,7 @@ class TrioClock:
         return time.time_ns() // 1_000_000
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for *seconds*."""
+        """Wait for *seconds*."""
         await trio.sleep(seconds)
 
     def time_out(self, seconds: float) -> trio.CancelScope:

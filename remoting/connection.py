@@ -53,13 +53,13 @@ JOIN_BYTES: Final = 64 * 1024
 SEND_BYTES: Final = 256 * 1024
 # What is still to be sent when the peer has ended its side gets this long.
 FLUSH_AT_END_S: Final = 1.0
-# Unsent answers are counted against the budget again when so much has been added.
+# Unsent answers are counted against the budget again when this much has been added.
 COUNT_EVERY_BYTES: Final = 256 * 1024
 # A client that sent a heartbeat keeps its place for so long (RocketMQ's channel expiry).
 HEARTBEAT_COUNTS_S: Final = 120.0
 # How long a side that shuts down refuses what a peer in the middle of its work goes on sending.
 GOODBYE_S: Final = 1.0
-# How a stream tells that it is of no more use. An error of this machine's (EIO, ENOBUFS) is no
+# How a stream shows that it is of no more use. An error of this machine's (EIO, ENOBUFS) is no
 # other: it ends the connection it came with.
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
@@ -73,7 +73,7 @@ class ConnectionLimits:
         max_in_flight: Requests of the peer that are open; more are answered SYSTEM_BUSY.
         max_in_flight_bytes: Their bodies together, likewise.
         max_pending_calls: Requests of ours that wait for an answer; more are refused here.
-        write_buffer_bytes: Unsent answers at which reading stops until half is gone.
+        write_buffer_bytes: Unsent answers at which reading stops until half is sent.
         max_write_buffer_bytes: Unsent bytes, from answers that come late, at which the peer is
             given up: it asks and does not read.
         write_timeout_s: A peer that takes nothing for so long is closed.
@@ -115,7 +115,7 @@ class Connection:
         peer_address: Host and port of the other end.
         local_address: Host and port of this end.
         processors: What answers requests; may be replaced before `run`.
-        attributes: For whoever serves the connection, e.g. the client id it announced.
+        attributes: For the code that serves the connection, e.g. the client id it announced.
         on_close: Called once, in order, when the connection has ended; must not raise.
     """
 
@@ -203,7 +203,7 @@ class Connection:
 
     @property
     def close_reason(self) -> str:
-        """Why the connection ended; empty while it lives."""
+        """Why the connection ended; empty while it is open."""
         return self._close_reason
 
     @property
@@ -236,7 +236,7 @@ class Connection:
         return bool(self._in_flight or self._calls or now_s < self._heartbeat_until_s)
 
     def note_heartbeat(self) -> None:
-        """Note that a client or a broker lives behind this connection: it is not idle."""
+        """Mark that a client or a broker is behind this connection: it is not idle."""
         self._heartbeat_until_s = trio.current_time() + HEARTBEAT_COUNTS_S
 
     def unread_for_s(self, now_s: float) -> float:
@@ -264,7 +264,7 @@ class Connection:
         Raises:
             LocalProtocolError: The request cannot be written; nothing was sent.
             TooManyInFlightError: A limit of this side; nothing was sent.
-            ConnectionLostError: The connection ended; `sent` tells whether the request had left.
+            ConnectionLostError: The connection ended; `sent`: whether the request had left.
             RequestTimedOutError: No answer in time; a late one is ignored.
         Cancellation: The request stays sent, its answer is ignored.
         """
@@ -308,7 +308,7 @@ class Connection:
         return call
 
     def invoke_oneway(self, command: RemotingCommand) -> None:
-        """Send a request nobody answers. Never blocks.
+        """Send a one-way request. Never blocks.
 
         Raises:
             LocalProtocolError: The request cannot be written; nothing was sent.
@@ -350,7 +350,7 @@ class Connection:
             response: Gets the opaque and the header encoding of *asked*. Its body must not change
                 until it has been sent.
         Returns:
-            False when nobody will read it: the connection has ended, the request was one-way, or
+            False when it will not be read: the connection has ended, the request was one-way, or
             has been answered already.
         """
         if not self._finish_request(asked) or asked.flag & FLAG_ONEWAY:
@@ -624,7 +624,7 @@ class Connection:
                 await self._drained.park()
 
     def _take_response(self, response: RemotingCommand) -> None:
-        # Late, doubled and unasked answers (Java answers one-way callbacks) find nobody.
+        # Late, doubled and unasked answers (Java answers one-way callbacks) find no waiting call.
         call = self._calls.pop(response.opaque, None)
         if call is not None:
             call.response = response

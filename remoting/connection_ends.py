@@ -8,7 +8,7 @@ from typing import Final
 from remoting.log import get_logger
 
 LINES_PER_WINDOW: Final = 20
-"""Warnings of one kind in one window: enough to see who does it. A flood has thousands a second."""
+"""Warnings of one kind in one window: enough to see the sender. A flood has thousands a second."""
 
 WINDOW_S: Final = 10.0
 

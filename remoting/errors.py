@@ -9,11 +9,11 @@
     │       └── BadRequestError     a request lacks a field or has a bad one; the connection stays
     ├── RemotingError               a call over the network did not bring an answer
     │   ├── ConnectFailedError      no connection was made; nothing was sent
-    │   ├── ConnectionLostError     the connection ended; `sent` says whether the request had left
+    │   ├── ConnectionLostError     the connection ended; `sent`: whether the request had left
     │   ├── RequestTimedOutError    the deadline passed with the request handed to the socket
     │   └── TooManyInFlightError    a named limit of this side was reached; nothing was sent
     ├── BusyError                   a named limit of the server was reached; nothing was stored
-    └── AccessRefusedError          who asks may not; nothing was done
+    └── AccessRefusedError          the account has no right; nothing was done
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 
 
 class BadRequestError(RemoteProtocolError):
-    """A frame arrived whole but its fields or body are not what its code says. Nothing was done.
+    """A frame arrived whole but its fields or body do not fit its code. Nothing was done.
 
     Unlike other errors of its branch it costs the peer only this request, not its connection.
     """
 
-    outcome = "not_stored"  # type: ignore[assignment]  # the branch says unknown
+    outcome = "not_stored"  # type: ignore[assignment]  # the branch has unknown
 
 
 class RemotingError(MQError):
@@ -65,7 +65,7 @@ class ConnectionLostError(RemotingError):
     """The connection ended before the answer came.
 
     Attributes:
-        sent: Whether the request had been handed to the connection. If so, nobody here knows
+        sent: Whether the request had been handed to the connection. If so, it is not known
             what became of it.
     """
 
@@ -99,7 +99,7 @@ class BusyError(MQError):
 
 
 class AccessRefusedError(MQError):
-    """Who asks has not proved who it is, or may not do this. Nothing was done, nothing stored.
+    """The requester's account is not proved, or has no right. Nothing was done or stored.
 
     The text is what RocketMQ answers: its clients and people know it.
     """

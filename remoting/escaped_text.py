@@ -1,6 +1,7 @@
 """Text that others gave, shown to people: what a terminal would obey is written as an escape.
 
-Names of topics, groups and clients come from whoever connects. A terminal takes some characters as
+Names of topics, groups and clients come from any client that connects. A terminal takes some
+characters as
 orders: to move, to hide lines, to answer as if typed.
 """
 

@@ -120,9 +120,9 @@ class AdaptiveExecutor:
 
 
 class ThreadExecutor:
-    """Runs blocking work in worker threads, always: for work that belongs to somebody else.
+    """Runs blocking work in worker threads, always: for work that belongs to another owner.
 
-    One thread per kind, as in `AdaptiveExecutor`; nothing is measured, and nothing of somebody
+    One thread per kind, as in `AdaptiveExecutor`; nothing is measured, and no work of another
     else's runs on the event loop.
     """
 
@@ -134,7 +134,7 @@ class ThreadExecutor:
         return False
 
     def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
-        """Run *work* here and now, because the caller says so."""
+        """Run *work* here and now, because the caller asks for it."""
         return work()
 
     async def run(self, work: Callable[[], T], *, kind: str) -> T:

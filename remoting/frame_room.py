@@ -1,9 +1,9 @@
 """Memory for unfinished frames, shared by all connections of a daemon. Pure: decides, never waits.
 
-A frame that does not come in one piece takes room for all of it before it is read on. When there
+A frame that does not come in one piece takes space for all of it before it is read on. When there
 is none its connection waits unread, which slows its sender down, and a frame that does not arrive
-as fast as it could gives way. So the memory of half frames is bounded by one number, whoever sends
-them, and a large frame that does arrive is read, if later.
+as fast as it could gives way. So the memory of half frames is bounded by one number, whatever
+clients send them, and a large frame that does arrive is read, if later.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ from collections.abc import Callable
 from typing import Final
 
 FREE_FRAME_BYTES: Final = 4 * 1024
-"""Frames up to this size take no room: with all connections a server may have it is 16 MiB."""
+"""Frames up to this size take no space: with all connections a server may have it is 16 MiB."""
 
 SMALL_FRAME_BYTES: Final = 64 * 1024
 """Frames up to this size may take the part that is reserved for them."""
 
 SMALL_SHARE: Final = 4
-"""One part in so many is reserved for small frames: administration, heartbeats, registrations."""
+"""One part in this number is reserved for small frames: administration, heartbeats,
+registrations."""
 
 UNPROVEN_SHARE: Final = 4
-"""Of what frames that wait hold, one part in so many may be of those who never sent a request."""
+"""Of what frames that wait hold, one part in this number may be of connections that never sent a
+request."""
 
 STALLED_S: Final = 0.5
 """A frame of which nothing came for so long gives way to one that waits: a sender that is given
 time by its machine and its network sends on within a few round trips."""
 
 YOUNG_S: Final = 2.0
-"""A frame so young is never too slow: the start of a transfer says little about its speed."""
+"""A younger frame is never too slow: the start of a transfer shows little of its speed."""
 
 SLOW_BYTES_PER_S: Final = 256 * 1024
 """A frame that arrives slower than this gives way to one that waits: 16 MiB take a minute then,
 which is as long as a frame may take anyway."""
 
 LOOK_EVERY_S: Final = 0.25
-"""How often a frame that waits looks for one that comes too slowly."""
+"""How often a frame that waits checks for one that comes too slowly."""
 
 LOOKS_AT_ONCE: Final = 64
-"""Where more frames wait each looks less often: together they look about 256 times a second."""
+"""Where more frames wait each checks less often: together they check about 256 times a second."""
 
 
 class FrameTicket:
@@ -48,12 +50,12 @@ class FrameTicket:
     Attributes:
         address: Whose share it counts against.
         is_proven: Whether a whole, valid request has come over the connection.
-        held_bytes: Room it has; 0: none.
-        wanted_bytes: Room it waits for; 0: it does not wait.
+        held_bytes: Space it has; 0: none.
+        wanted_bytes: Space it waits for; 0: it does not wait.
         waiting_bytes: Bytes of the frame that are in memory while it waits.
-        began_s: When it got its room.
+        began_s: When it got its space.
         progress_s: When bytes of the frame came last.
-        received_bytes: Bytes that have come since it got its room.
+        received_bytes: Bytes that have come since it got its space.
     """
 
     __slots__ = (
@@ -95,16 +97,16 @@ class FrameTicket:
 
 
 class FrameRoom:
-    """Room for unfinished frames.
+    """Space for unfinished frames.
 
     Attributes:
-        used_bytes: Room that is taken.
-        waiting_bytes: Bytes in memory of frames that wait for room.
+        used_bytes: Space that is taken.
+        waiting_bytes: Bytes in memory of frames that wait for space.
         given_way: Connections that were ended for another one's frame, since the start.
     """
 
     def __init__(self, limit_bytes: int, max_frame_bytes: int) -> None:
-        """Make an empty room.
+        """Make it empty.
 
         Args:
             limit_bytes: Of all unfinished frames; one of the largest fits in any case beside the
@@ -122,13 +124,13 @@ class FrameRoom:
         self.given_way = 0
         self._held_by: Counter[str] = Counter()
         self._next_look_s = 0.0
-        # In the order in which they got room, and in which they began to wait.
+        # In the order in which they got space, and in which they began to wait.
         self._holders: dict[FrameTicket, None] = {}
         self._waiters: dict[FrameTicket, None] = {}
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a frame waits for room."""
+        """Whether a frame waits for space."""
         return bool(self._waiters)
 
     @property
@@ -137,9 +139,9 @@ class FrameRoom:
         return LOOK_EVERY_S * (1 + len(self._waiters) // LOOKS_AT_ONCE)
 
     def take(self, ticket: FrameTicket, size: int, pending_bytes: int, now_s: float) -> bool:
-        """Take room for a frame, or begin to wait for it; tell whether it was taken.
+        """Take space for a frame, or begin to wait for it; return whether it was taken.
 
-        A ticket that waits gets its room by `granted`.
+        A ticket that waits gets its space by `granted`.
 
         Args:
             size: Bytes of the whole frame.
@@ -162,7 +164,7 @@ class FrameRoom:
         return False
 
     def progress(self, ticket: FrameTicket, size: int, now_s: float) -> None:
-        """Note that *size* bytes of a frame that has room have come."""
+        """Note that *size* bytes of a frame that has space have come."""
         ticket.progress_s = now_s
         ticket.received_bytes += size
 
@@ -180,7 +182,8 @@ class FrameRoom:
         late = [ticket for ticket in self._holders if ticket.is_late(now_s)]
         wanted = self._next().wanted_bytes
         freed = self._limit_for(wanted) - self.used_bytes
-        # Who never sent a request first, then the address that holds most, then the oldest.
+        # Connections that never sent a request first, then the address that holds most, then the
+        # oldest.
         late.sort(key=lambda ticket: (ticket.is_proven, -self._held_by[ticket.address]))
         for ticket in late:
             if freed >= wanted:
@@ -196,7 +199,7 @@ class FrameRoom:
         return self.limit_bytes if size <= SMALL_FRAME_BYTES else self._large_limit_bytes
 
     def _is_behind(self, ticket: FrameTicket, size: int) -> bool:
-        """Tell whether somebody waits who goes first: else a large frame would wait for ever."""
+        """Return whether another one goes first: else a large frame could wait without end."""
         if size <= SMALL_FRAME_BYTES or not self._waiters:
             return False
         return not ticket.is_proven or any(waiter.is_proven for waiter in self._waiters)
@@ -220,8 +223,7 @@ class FrameRoom:
             ticket.granted()
 
     def _next(self) -> FrameTicket:
-        """Return who gets room next: small frames, then who sent requests before, then who holds
-        the least; of those who waits longest."""
+        """Return the next to get space: small, then of proven connections, then the least held."""
 
         def rank(one: FrameTicket) -> tuple[bool, bool, int]:
             is_large = one.wanted_bytes > SMALL_FRAME_BYTES

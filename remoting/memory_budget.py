@@ -24,11 +24,11 @@ ones. A frame is unfinished only while it arrives, so this bounds how many large
 same moment, not how many there are."""
 
 BUDGET_SHARE: Final = 4
-"""The budget is one part in so many of the memory that the process may use: the log's pages, the
-tables and the interpreter have the rest."""
+"""The budget is one part in this number of the memory that the process may use: the log's pages,
+the tables and the interpreter have the rest."""
 
 NOTED_BYTES: Final = 64 * 1024
-"""A connection that holds less is never looked at when somebody has to give way."""
+"""A connection that holds less is never considered when one has to give way."""
 
 UNREAD_S: Final = 1.0
 """A peer that has taken nothing of its answers for so long gives way when the budget is met."""
@@ -69,10 +69,10 @@ class Holder(Protocol):
 
 
 class MemoryBudget:
-    """What the connections of one daemon hold, and who gives way.
+    """What the connections of one daemon hold, and which one gives way.
 
     Attributes:
-        frames: Room for unfinished frames.
+        frames: Space for unfinished frames.
         peer_frames: What unfinished frames of members hold, where a daemon has any: it counts
             against the budget, so that new requests are refused and members are not.
         used_bytes: Requests in work and unsent answers.
@@ -129,7 +129,7 @@ def budget_bytes(configured: int, memory_bytes: int) -> int:
     """Return the budget of a process.
 
     Args:
-        configured: What a setting says; 0: nothing.
+        configured: Value of the setting; 0: none.
         memory_bytes: What the process may use.
     """
     return configured or memory_bytes // BUDGET_SHARE

@@ -1,4 +1,5 @@
-"""Places for connections: who is let in, and who gives way. Pure: decides, never waits.
+"""Places for connections: which one is accepted, and which one gives way. Pure: decides, never
+waits.
 
 A new connection always gets in as long as an idler one is there. First go connections that never
 sent a whole, valid request, the oldest of the address that has most of them; then those that have
@@ -18,31 +19,31 @@ GRACE_S: Final = 0.5
 trips, or one busy moment of ours."""
 
 SILENT_S: Final = 5.0
-"""Who was heard within so long is not idle: between two requests of a client lies less."""
+"""A connection with a request within this time is not idle: clients send more often."""
 
 UNPROVEN_SHARE: Final = 8
-"""One part in so many of the places may be taken by those who never sent a valid request."""
+"""One part in this number of the places may be taken by those that never sent a valid request."""
 
 MAX_UNPROVEN: Final = 256
 """And no more than this: each costs 15 kB, and a client that is given time by its machine sends its
 first request within the grace."""
 
 NEW_AT_ONCE: Final = 2
-"""Within the grace there may be so many times the limit of them, and no more: a flood that comes
+"""Within the grace there may be this many times the limit of them, and no more: a flood that comes
 faster than the grace ends would take all places, and their memory."""
 
 NEW_MIN: Final = 64
-"""But at least so many: all clients of a small server may connect in one moment."""
+"""But at least this many: all clients of a small server may connect in one moment."""
 
 ENDED_PER_S: Final = 200
-"""So many connections are ended for new ones in a second: a flood that comes faster is closed
+"""Connections that are ended for new ones in a second: a flood that comes faster is closed
 when it is accepted, which costs a fifth, and what is served goes on."""
 
 CANDIDATES_MAX: Final = 256
-"""So many idle connections are found in one look at all of them."""
+"""Idle connections that are found in one pass over all of them."""
 
 LOOK_EVERY_S: Final = 1.0
-"""A look at all connections that found nobody idle is not repeated for so long."""
+"""A pass over all connections that found none idle is not repeated for this time."""
 
 
 class Placed(Protocol):
@@ -172,7 +173,7 @@ class Places(Generic[PlacedT]):
         return True
 
     def _end_idlest(self, now_s: float) -> bool:
-        """End who has been silent longest, of the address that has most places."""
+        """End the one that has been silent longest, of the address that has most places."""
         if not self._candidates and now_s >= self._next_look_s:
             self._look(now_s)
         while self._candidates:

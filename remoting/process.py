@@ -75,7 +75,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DescriptorShares:
-    """Who may have how many descriptors.
+    """Share of the descriptors for each use.
 
     Attributes:
         connections: Connections of clients, over all listeners.

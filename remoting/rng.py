@@ -6,7 +6,7 @@ import random
 
 
 class SystemRng:
-    """Randomness that nobody can predict at start: a generator seeded by the operating system.
+    """Randomness that cannot be predicted at start: a generator seeded by the operating system.
 
     Timers draw from it all the time, so a system call per number would be a waste.
     """

@@ -30,13 +30,13 @@ class Clock(Protocol):
         """Return milliseconds since the epoch; may jump."""
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for *seconds* on the monotonic clock. A checkpoint."""
+        """Wait for *seconds* on the monotonic clock. A checkpoint."""
 
     def time_out(self, seconds: float) -> AbstractContextManager[trio.CancelScope]:
         """Cancel the block after *seconds* on the monotonic clock.
 
         Returns:
-            To be entered at once; ``cancelled_caught`` of what that gives tells whether the time
+            To be entered at once; ``cancelled_caught`` of what that gives is whether the time
             ended the block.
         """
 
@@ -69,7 +69,7 @@ class Stream(Protocol):
         """Send all of *data*.
 
         Raises:
-            trio.BrokenResourceError: The connection broke; some bytes may have gone out.
+            trio.BrokenResourceError: The connection broke; some bytes may have been sent.
             trio.ClosedResourceError: This end was closed.
         """
 
@@ -102,7 +102,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """TLS for a listener. `permissive` looks at the first byte: 0x16 starts TLS, else plain."""
+    """TLS for a listener. `permissive` reads the first byte: 0x16 starts TLS, else plain."""
 
     mode: TlsMode
     context: ssl.SSLContext | None = None

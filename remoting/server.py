@@ -49,7 +49,7 @@ class RemotingServer:
         connections: The connections that are open now.
         on_connect: Called for each new connection before it is served.
         budget: Memory of all connections.
-        places: Who has a place, and who gave way.
+        places: Connections with a place, and those that gave way.
         ends: Why connections ended.
     """
 

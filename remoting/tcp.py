@@ -39,8 +39,8 @@ _GONE_ERRORS: Final = frozenset(
         errno.EHOSTUNREACH,
         errno.ENETDOWN,
         errno.ENETUNREACH,
-        errno.ENOTCONN,  # gone between accept and getpeername
-        errno.EPERM,  # a firewall said no
+        errno.ENOTCONN,  # lost between accept and getpeername
+        errno.EPERM,  # a firewall refused
         errno.EPROTO,
         errno.ETIMEDOUT,
     )
@@ -284,7 +284,7 @@ class _ServerStream:
 async def _wrapped(stream: trio.SocketStream) -> SocketStream:
     try:
         return SocketStream(stream)
-    except OSError:  # the peer is gone already and has no address any more
+    except OSError:  # the peer closed already and has no address any more
         await stream.aclose()
         raise
 

@@ -49,7 +49,7 @@ def client_tls(
     """Return a client's TLS settings from files named in the configuration.
 
     Args:
-        ca_file: Who signs servers; None means the authorities of this machine.
+        ca_file: Authorities that sign servers; None means the authorities of this machine.
         verify: False accepts any certificate, as RocketMQ's test mode does.
     Raises:
         ConfigError: A file is missing or not what it should be.

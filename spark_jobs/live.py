@@ -20,7 +20,7 @@ from jepsen_like.history.parquet import NoHistoryError
 from jepsen_like.history.sequence import iter_rows
 
 INTERVAL_S: Final = 0.5
-"""Between two looks at the files."""
+"""Between two readings of the files."""
 
 
 class Progress(msgspec.Struct):
@@ -90,7 +90,7 @@ def follow(
 
     Args:
         report: Called after each batch that had something in it.
-        sleep: Waits so many seconds.
+        sleep: Called to wait this many seconds.
         is_over: Whether nothing more will be written.
 
     Raises:
@@ -144,7 +144,7 @@ class Tail:
 
     Args:
         folder: Of the run.
-        read: Returns bytes of a file from a place on, at most so many.
+        read: Returns bytes of a file from a place on, at most this many.
 
     Raises:
         NoHistoryError: There is none yet.

@@ -17,7 +17,7 @@ KEPT_BYTES: Final = (1 << 31) - 1
 
 
 def keep_memory() -> bool:
-    """Let this process keep what it frees; tell whether its C library can be told so (glibc)."""
+    """Let this process keep what it frees; return whether its C library can be set so (glibc)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

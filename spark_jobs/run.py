@@ -93,7 +93,7 @@ def judge_run(
 ) -> Outcome:
     """Judge the run in *folder*; its tables are made first where they are missing.
 
-    What was promised is taken from the plan of the run, as its runner does.
+    What was guaranteed is taken from the plan of the run, as its runner does.
 
     Args:
         folder: A run, or a folder of tables.
@@ -176,7 +176,7 @@ def plan_of(folder: Path, counts: Ingested) -> Plan | None:
 
 
 def settings_of(folder: Path, plan: Plan | None, late_max_ns: int | None = None) -> Settings:
-    """Return what a run promised, by its plan."""
+    """Return what a run guaranteed, by its plan."""
     if plan is None:
         return Settings(late_max_ns=late_max_ns)
     extras = read_result(folder).get("extras", {})

@@ -4,7 +4,7 @@ Every consumer computes its own part alone, from the same two lists: all queues 
 all client ids of the group, both sorted. So all consumers of a group must use the same strategy;
 nothing checks that. Results are those of RocketMQ's Java client: both may share a group.
 
-Spec: semantics fact sheet, section 6.
+Spec: docs/internals/protocol/semantics.md, section 6.
 """
 
 from __future__ import annotations

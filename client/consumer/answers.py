@@ -1,6 +1,6 @@
 """What a push consumer says of itself when its broker asks for an operator.
 
-Spec: remoting fact sheet, sections 5.1 and 11.
+Spec: docs/internals/protocol/remoting.md, sections 5.1 and 11.
 """
 
 from __future__ import annotations

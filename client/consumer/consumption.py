@@ -9,7 +9,7 @@ pulled is dropped, and the queue starts at its committed offset once the lock is
 consumer may have advanced it meanwhile. A message that fails is tried again in place and holds up
 those behind it, until it has been tried often enough to go to the retry topic.
 
-Spec: semantics fact sheet, sections 4 and 5.
+Spec: docs/internals/protocol/semantics.md, sections 4 and 5.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ An operator may move a group while its consumers run (220). The consumer stops h
 what it has pulled of these queues, stores the new offsets, waits a moment for listeners that still
 have old messages, and continues. The result of such a listener no longer counts.
 
-Spec: semantics fact sheet, section 6; remoting, section 8.5.
+Spec: docs/internals/protocol/semantics.md, section 6; docs/internals/protocol/remoting.md, section
+8.5.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ With follower reads a pull may go to any member of a group that has the messages
 asked once and not waited for; only messages count: that there are none is the leader's to answer,
 and it is asked next.
 
-Spec: remoting fact sheet, section 8.3.
+Spec: docs/internals/protocol/remoting.md, section 8.3.
 """
 
 from __future__ import annotations

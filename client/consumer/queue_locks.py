@@ -3,7 +3,7 @@
 A lock is the broker's; an ordered consumer counts it as held for 30 seconds after it asked, which
 is less than the broker keeps it for a silent consumer, and asks again every 20 seconds.
 
-Spec: semantics fact sheet, section 5.
+Spec: docs/internals/protocol/semantics.md, section 5.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ Members are asked of every broker, because brokers do not exchange them. One tha
 does not know all of them yet; one that was cut off from a consumer may not have noticed its end.
 So a consumer counts as a member when half of the answers name it.
 
-Spec: remoting fact sheet, sections 8.5 and 8.6; semantics, section 6.
+Spec: docs/internals/protocol/remoting.md, sections 8.5 and 8.6;
+docs/internals/protocol/semantics.md, section 6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Questions about transactions go to the producer group they name, calls of operators to the consumer
 group, and replies to the request that waits for them. Answers are those of RocketMQ's Java client.
 
-Spec: remoting fact sheet, section 11.
+Spec: docs/internals/protocol/remoting.md, section 11.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Which way is said by the record's sysFlag: bit 0, and the type in bits 8 to 10. Brokers store and
 return bodies as they came; only the two ends of a message look inside.
 
-Spec: store fact sheet, section 2.
+Spec: docs/internals/protocol/store.md, section 2.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class AlreadyDeliveredError(BrokerRefusedError):
 
 
 class RequesterAwayError(BrokerRefusedError):
-    """Who asked is not connected to the brokers, or did not take the reply. It did not arrive."""
+    """The requester is not connected to the brokers, or refused the reply. It did not arrive."""
 
     retriable = True
 
@@ -136,7 +136,7 @@ class ReplyTimedOutError(ClientError):
 
 
 class UnknownOutcomeError(ClientError):
-    """The message was sent and may or may not be stored: the answer never came or said so.
+    """The message was sent and may or may not be stored: there was no answer, or it was this.
 
     Sending it again may store it twice.
     """

@@ -4,7 +4,8 @@ A route names the leader as broker id 0, but lags: brokers register again after 
 clients poll. A "not leader" answer is fresher and carries the term, so it wins until the route
 itself changes or the address fails.
 
-Spec: remoting fact sheet section 5.1; producers use only brokers that have an id 0 (a leader).
+Spec: docs/internals/protocol/remoting.md, section 5.1; producers use only brokers that have an id 0
+(a leader).
 """
 
 from __future__ import annotations

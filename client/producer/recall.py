@@ -1,6 +1,6 @@
 """Takes back a message that waits for its time.
 
-Spec: remoting fact sheet, section 7.2.
+Spec: docs/internals/protocol/remoting.md, section 7.2.
 """
 
 from __future__ import annotations

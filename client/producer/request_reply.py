@@ -6,7 +6,7 @@
        ▲                                                                                │
        └──────────────── 326, over the requester's own connection ◄─────────────────────┘
 
-Spec: remoting fact sheet, section 11.
+Spec: docs/internals/protocol/remoting.md, section 11.
 """
 
 from __future__ import annotations

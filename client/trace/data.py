@@ -12,7 +12,7 @@ Each record is text: fields joined by \x01, ended by \x02::
 The type stands first in each. RocketMQ's clients write ``null`` where a message has no tags, no
 keys or no region, and its reader needs the last field of SubBefore: so does this.
 
-Spec: semantics fact sheet, section 8.
+Spec: docs/internals/protocol/semantics.md, section 8.
 """
 
 from __future__ import annotations

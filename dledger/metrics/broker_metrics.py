@@ -76,7 +76,7 @@ class LeaderChanges:
         self._newest: tuple[int, str] | None = None
 
     def role_changed(self) -> None:
-        """Look who leads; to be put into the group's `on_role_change`."""
+        """Check the leader; to be put into the group's `on_role_change`."""
         status = self._group.status()
         leader = status.get("leader")
         if leader is not None and (status["term"], leader) != self._newest:

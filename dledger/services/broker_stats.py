@@ -25,7 +25,7 @@ BROKER_GET_NUMS = "BROKER_GET_NUMS"
 """Of this node, all topics together; keyed by the cluster's name, whatever it is."""
 
 MAX_PAIRS = 5_000
-"""Pairs of topic and group that are counted; later ones are not. 39 copies of so many counters are
+"""Pairs of topic and group that are counted; later ones are not. 39 copies of these counters are
 about 20 MB."""
 
 EVERY_S = (10, 600, 3600)

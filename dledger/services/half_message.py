@@ -131,7 +131,7 @@ class HalfMessage:
         ), run
 
     def given_up(self) -> tuple[bytes, Run]:
-        """Return the copy for people, of a message that nobody decided."""
+        """Return the copy for people, of a message without a decision."""
         run = Run(TRANS_CHECK_MAX_TIME_TOPIC, 0, 1)
         return copy_of(self.record, run, prepared_transaction_offset=0), run
 
@@ -142,7 +142,7 @@ class HalfMessage:
         """
         asked = {PROPERTY_TRANSACTION_CHECK_TIMES: str(checks), PROPERTY_WAIT: "false"}
         properties = with_properties(self.record.properties, asked)
-        if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no room
+        if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no space
             properties = self.record.properties
         run = Run(self.topic, self.queue_id, 1)
         return copy_of(self.record, run, properties=properties, in_place=True)

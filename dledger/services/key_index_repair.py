@@ -37,7 +37,7 @@ class KeyIndexRepair:
 
     Args:
         store: Of this replica.
-        lock: Held by whoever writes a checkpoint or replaces the log.
+        lock: Held while a checkpoint is written or the log is replaced.
         can_be_repaired: Whether another member may have a copy of a damaged entry.
     """
 

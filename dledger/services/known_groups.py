@@ -31,7 +31,7 @@ class KnownGroups:
         with defaults.
 
         Args:
-            account: The group counts as this one's; empty: as nobody's.
+            account: The group counts as this one's; empty: as no account's.
         """
         if self._group.leadership is None:
             return

@@ -1,12 +1,12 @@
 """What services of a leader have in common: how a message is built, and how an entry is stored.
 
-A service looks at what is due, builds one record for each message, proposes them together with its
+A service reads what is due, builds one record for each message, proposes them together with its
 own progress, and waits until that is applied. This module has the rules about what may go wrong:
 
 - The stored bytes are damaged: they are repaired with another member's copy, the message waits.
   Where no other member exists, it is set aside when the damage has lasted.
 - Nothing can be made of the message: it is set aside.
-- The entry is certainly not stored: the service pauses and looks again.
+- The entry is certainly not stored: the service pauses and reads again.
 - The outcome is unknown: the service waits until the entry is applied or the leadership is over.
 
 *Set aside* is: a dead letter with the reason takes the message's place in the entry, together with

@@ -25,7 +25,7 @@ MAX_LOCKS: Final = 500_000
 """Grants that may stand at a time: each is part of every snapshot, with about 100 bytes."""
 
 FORGOTTEN_LEASES: Final = 10
-"""A grant that was not renewed for so many leases is given back by the leader."""
+"""A grant that was not renewed for this number of leases is given back by the leader."""
 
 MAX_FORGOTTEN: Final = 1_000
 """Grants given back like that in one entry."""
@@ -34,7 +34,7 @@ MAX_FORGOTTEN: Final = 1_000
 class Leases:
     """How long the leader lets each grant last. In its memory only.
 
-    What it has not seen renewed counts from the moment its reign began: an earlier leader may have
+    What it has not seen renewed counts from the moment its term began: an earlier leader may have
     renewed it up to then.
     """
 
@@ -44,7 +44,7 @@ class Leases:
         self._renewed: dict[LockKey, float] = {}
 
     def begin(self, now_s: float) -> None:
-        """Start anew: a reign begins."""
+        """Start again: a term begins."""
         self._begin_s = now_s
         self._renewed.clear()
 
@@ -54,7 +54,7 @@ class Leases:
             self._renewed[key] = max(since_s, self._renewed.get(key, since_s))
 
     def end(self, keys: Iterable[LockKey]) -> None:
-        """Forget leases whose grants are gone."""
+        """Forget leases whose grants were removed."""
         for key in keys:
             self._renewed.pop(key, None)
 
@@ -68,11 +68,11 @@ class Leases:
         return now_s - since_s - self.lease_s
 
     def is_over(self, key: LockKey, now_s: float) -> bool:
-        """Tell whether somebody else may have *key*."""
+        """Return whether another client may have *key*."""
         return self.ended_since_s(key, now_s) >= 0
 
     def forgotten(self, locks: Iterable[LockKey], now_s: float) -> list[LockKey]:
-        """Return grants that nobody has renewed for very long."""
+        """Return grants that were not renewed for very long."""
         late_s = (FORGOTTEN_LEASES - 1) * self.lease_s
         found = (key for key in locks if self.ended_since_s(key, now_s) >= late_s)
         return [key for key, _ in zip(found, range(MAX_FORGOTTEN), strict=False)]
@@ -130,7 +130,7 @@ def decide(
     Args:
         locks: Grants that stand, applied.
         may_lock: Whether that queue exists and is not just being removed.
-        forgotten: Grants to give back beside, unless somebody asks for them.
+        forgotten: Grants to give back beside, unless they are asked for.
     """
     decision = Decision()
     for ask in asks:
@@ -167,7 +167,7 @@ def _unlock(
         lock = locks.get(key)
         if lock is None or lock.client_id != ask.client_id or token not in (NO_TOKEN, lock.token):
             continue
-        # Taken over in this entry already, or gone with its topic.
+        # Taken over in this entry already, or removed with its topic.
         if key not in decision.grants and may_lock(key):
             decision.releases[key] = LockRelease(key, lock.token)
             decision.renewed.pop(key, None)

@@ -88,7 +88,7 @@ class OffsetCommits:
         """Let a consumer group have offsets in a topic.
 
         Args:
-            account: They count as this one's; empty: as nobody's.
+            account: They count as this one's; empty: as no account's.
         Raises:
             TableFullError: It has none there, and there are as many as may be, or as the account
                 may make; nothing was stored.
@@ -115,7 +115,7 @@ class OffsetCommits:
         offset: int,
         on_done: Callable[[Proposed], None],
     ) -> None:
-        """Propose one offset at once; *on_done* hears when it is applied.
+        """Propose one offset at once; *on_done* is called when it is applied.
 
         Raises:
             NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
@@ -125,7 +125,7 @@ class OffsetCommits:
     def commit_all_now(
         self, items: Sequence[tuple[OffsetSlot, int]], on_done: Callable[[Proposed], None]
     ) -> None:
-        """Propose at most `MAX_OFFSETS_PER_RECORD` offsets together; *on_done* hears of them.
+        """Propose at most `MAX_OFFSETS_PER_RECORD` offsets together; *on_done* is called for them.
 
         Raises:
             NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.

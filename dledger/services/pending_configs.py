@@ -1,7 +1,7 @@
 """Topics and subscription groups as the leader sees them: applied, plus what it has in flight.
 
 A configuration change is decided before it is applied, and sends to a topic that is just being
-made follow its entry in the log. So the leader looks here instead of at the tables alone.
+made follow its entry in the log. So the leader checks here instead of at the tables alone.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class TopicView:
         that exists with the inherit permission.
 
         Args:
-            account: It counts as this one's; empty: as nobody's.
+            account: It counts as this one's; empty: as no account's.
         Raises:
             TableFullError: There are as many topics as may be, or as the account may make.
         """

@@ -14,7 +14,7 @@ otherwise                                    it is proposed               as the
 ===========================================  ===========================  =====================
 
 An entry whose outcome is unknown stays in flight until it is applied or the term ends; what asks
-for it meanwhile is told so. A new leader begins with nothing in flight: by then it has applied
+for it meanwhile is answered so. A new leader begins with nothing in flight: by then it has applied
 whatever can still be stored of earlier terms.
 
 Spec: docs/concepts/idempotent-producer.md.
@@ -44,7 +44,7 @@ class SendInFlight:
     Attributes:
         records: What was proposed of it, without what the broker put before.
         refused: Numbers of its runs that were refused.
-        waiting: Told what became of it, by the places of its own records.
+        waiting: Called with what became of it, by the places of its own records.
         proposed: What became of it, once that is known.
     """
 
@@ -54,7 +54,7 @@ class SendInFlight:
     proposed: Proposed | None = None
 
     def join(self, tell: OnDone) -> None:
-        """Let *tell* be told, too; at once when it is known already."""
+        """Call `tell` with the result, too; at once when it is known already."""
         if self.proposed is not None:
             tell(self.proposed)
         else:
@@ -92,7 +92,7 @@ class ProducerSends:
 
         Raises:
             ProducerUnknownError, SequenceTooOldError, SequenceUndecidedError: Nothing is stored
-                by this request; what an earlier one did nobody knows.
+                by this request; what an earlier one did is not known.
             SequenceGapError: Not stored: one before it is missing.
         """
         self._begin_term()
@@ -123,7 +123,7 @@ class ProducerSends:
         flying.sends[stamp.sequence] = send
 
     def answered(self, stamp: ProducerStamp, send: SendInFlight, placed: Proposed) -> None:
-        """Tell all who wait for *send* what became of it."""
+        """Call all that wait for *send* with what became of it."""
         send.proposed = placed
         self._note_answer(stamp, send, placed)
         waiting, send.waiting = send.waiting, []
@@ -183,7 +183,7 @@ def _judge(stamp: ProducerStamp, session: ProducerSession | None, flying: _Flyin
     if same is not None:
         if same.proposed is not None and same.proposed.outcome == "unknown":
             raise SequenceUndecidedError(
-                f"an earlier attempt of send {sequence} is on its way and nobody knows yet what "
+                f"an earlier attempt of send {sequence} is on its way and it is not known yet what "
                 "becomes of it; ask again"
             )
         return same

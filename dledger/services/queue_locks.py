@@ -33,7 +33,7 @@ MAX_WAITING: Final = 10_000
 """Requests that wait for the entry before theirs; more are refused as busy."""
 
 OnLocked = Callable[[dict[LockKey, int] | MQError], None]
-"""Told which of the queues asked for are held, and with which tokens; or why nobody knows."""
+"""Called with the queues asked for that are held, and their tokens; or with why it is not known."""
 
 logger = structlog.get_logger(__name__)
 
@@ -58,7 +58,8 @@ class _Entry:
 
 
 class QueueLocks:
-    """Grants and renews locks while this node leads; tells old tokens from good ones always.
+    """Grants and renews locks while this node leads; distinguishes old tokens from good ones
+    always.
 
     Args:
         lease_s: How long a grant lasts that is not renewed.
@@ -94,7 +95,7 @@ class QueueLocks:
 
         Args:
             tokens: Those of the grants that are meant, one for each key; empty: whichever.
-            on_done: As for `lock`; told an empty dict.
+            on_done: As for `lock`; called with an empty dict.
         Raises:
             NotLeaderError, PendingFullError: Nothing was given back; *on_done* is not called.
         """
@@ -133,10 +134,10 @@ class QueueLocks:
             self._arrived(entry)
 
     def role_changed(self) -> None:
-        """Begin or end a reign at once; to be put into the group's `on_role_change`."""
+        """Begin or end a term at once; to be put into the group's `on_role_change`."""
         self._leads()
 
-    # ------------------------------------------------------------------------------ reigns
+    # ------------------------------------------------------------------------------ terms
 
     def _leads(self) -> bool:
         leadership = self._group.leadership
@@ -163,7 +164,7 @@ class QueueLocks:
         if not self._leads():
             raise self._not_leader()
         if self._entry is not None and self._entry.is_doubtful:
-            raise PendingFullError("nobody knows yet what became of an earlier change of locks")
+            raise PendingFullError("it is not known yet what became of an earlier change of locks")
         if len(self._waiting) >= MAX_WAITING:
             raise PendingFullError(f"{MAX_WAITING} requests for locks wait already")
         self._waiting.append(_Waiting(ask, on_done))

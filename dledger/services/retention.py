@@ -1,6 +1,6 @@
 """Retention: old segments are given up, by a record in the log, so that all replicas agree.
 
-The leader looks at whole segments from the oldest on and moves the floor past those that are
+The leader checks whole segments from the oldest on and moves the floor past those that are
 too old, or too much. The floor never passes a delayed message that was not delivered, one with a
 time of its own included, a half message without a decision, and never what this leader has not
 saved in a checkpoint. Each replica removes its files once it has saved the moved floor itself.
@@ -10,7 +10,7 @@ What has not expired stays, however full the disk is: sends are refused then (`d
 where the operator has set `cleanFileForciblyEnable` the oldest segment goes by force, one at a
 time: the next one when the first has left the leader's disk and the disk is still too full.
 
-What stands in the way of the floor does not stand there for ever: delayed messages are delivered,
+What stands in the way of the floor does not stand there for good: delayed messages are delivered,
 and half messages given up, within `TransactionCheckService`'s patience.
 
 Spec: docs/internals/protocol/store.md, section 12.
@@ -184,7 +184,8 @@ class RetentionService:
 
     Attributes:
         settings: In force; changed while it runs.
-        asked_by: Who changed a setting while the broker ran, by the cause that it leads to.
+        asked_by: Account or address that changed a setting while the broker ran, by the cause that
+            it leads to.
         given_up_bytes: Bytes of the log that this leader gave up, by cause.
     """
 
@@ -248,7 +249,7 @@ class RetentionService:
         return await self._move(floor, self._reason(look, cause, who or ""))
 
     async def _move(self, floor: Anchor, reason: FloorReason) -> Anchor | None:
-        """Move the floor, in so many steps that none of them looks at too many queues."""
+        """Move the floor, in steps that each touch a limited number of queues."""
         state = self._group.state
         size = floor.position - max(state.floor.position, 0)
         while state.floor.first_index < floor.first_index:

@@ -62,7 +62,7 @@ def retry_copy(
         store_host: Of this broker; part of the id that the message had here.
     Raises:
         CorruptRecordError: The body does not fit its checksum.
-        LocalProtocolError: There is no room for what is added.
+        LocalProtocolError: There is no space for what is added.
     """
     added = {
         **_origin(record, store_host),
@@ -77,9 +77,9 @@ def retry_copy(
 def dead_letter_copy(
     record: StoredRecord, store_host: bytes, topic: str, reason: str = ""
 ) -> tuple[bytes, Run]:
-    """Return the copy for the dead letter *topic*; `retry_copy` says what the arguments are.
+    """Return the copy for the dead letter *topic*; the arguments are those of `retry_copy`.
 
-    Properties for which a record has no room are left out.
+    Properties for which a record has no space are left out.
 
     Args:
         reason: Why the message is given up before its time; it stands in the copy.

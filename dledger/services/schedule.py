@@ -37,7 +37,7 @@ LEAST_SLEEP_S = 0.0005
 """A wait below half a millisecond is over: wall time has whole milliseconds."""
 
 LONGEST_SLEEP_S = 60.0
-"""The wall clock is looked at again after this long, in case it was set while we slept."""
+"""The wall clock is read again after this long, in case it was set during the wait."""
 
 
 class ScheduleMessageService:
@@ -48,7 +48,7 @@ class ScheduleMessageService:
         is_deleting: Whether the removal of a topic is in flight; its level waits until it is
             applied, since no queue offset can be assigned in that topic before.
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
-            at most, so that the progress and what encoding adds have room; one message always
+            at most, so that the progress and what encoding adds have space; one message always
             fits, as the settings are checked.
     """
 
@@ -103,9 +103,9 @@ class ScheduleMessageService:
         return sorted(found)
 
     def _delay_ms(self, level: int) -> int:
-        """Return the longest delay that was promised to a message that waits in a level.
+        """Return the longest delay that was given to a message that waits in a level.
 
-        The configuration may have had others: what waits says so by the time it has.
+        The configuration may have had others: what waits shows it by the time it has.
         """
         longest = self._levels_ms[level - 1] if level <= len(self._levels_ms) else 0
         queue_id = queue_of_level(level)
@@ -149,7 +149,7 @@ class ScheduleMessageService:
             wait_s = min(
                 (int(units["tags_code"][0]) - now_ms) / 1000, seen.waited(next_offset, now)
             )
-            # Float seconds: less than a millisecond to go cannot be slept on every clock.
+            # Float seconds: less than a millisecond to go cannot be waited for on every clock.
             if wait_s >= LEAST_SLEEP_S:
                 await self._clock.sleep(min(wait_s, LONGEST_SLEEP_S))
                 continue
@@ -222,9 +222,9 @@ def _delivered(position: int, queue_id: int, offset: int, records: StoredRecords
 class SeenTimes:
     """When this leader first saw the messages of a level, within `GRANULARITY_S`, never too early.
 
-    The guard against a wall clock that was set back, or that is behind the former leader's: nobody
-    waits for longer than the level's delay after having been seen. A message is stored before it
-    is seen, so this is never early in true time.
+    The guard against a wall clock that was set back, or that is behind the former leader's: no
+    message waits for longer than the level's delay after having been seen. A message is stored
+    before it is seen, so this is never early in true time.
     """
 
     GRANULARITY_S = 1.0

@@ -1,6 +1,6 @@
 """Old entries are read again and again, slowly; what went bad is fetched from another replica.
 
-Disks lose bits that nobody reads for months. So every replica compares its log with the checksums
+Disks lose bits that are not read for months. So every replica compares its log with the checksums
 and the entry index, all of it about once a day. A replica with a damaged entry neither votes nor
 leads nor acknowledges until it has the entry's bytes again from any other member; since all
 replicas hold the same bytes at the same positions, they are written where they belong.
@@ -61,7 +61,7 @@ class ScrubService:
 
     Args:
         store, node: Of this replica.
-        lock: Held by whoever replaces the log or writes a checkpoint.
+        lock: Held while the log is replaced or a checkpoint is written.
         bytes_per_s: How fast to read; 0: a pass a day.
     """
 
@@ -165,7 +165,7 @@ class ScrubService:
             await self.check_piece(piece)
 
     async def check_piece(self, max_bytes: int) -> None:
-        """Check the next entries, at most so many bytes of them, and act on what is found."""
+        """Check the next entries, a limited number of bytes of them, and act on what is found."""
         entry_log = self._store.log
         if self._store.installing:
             return

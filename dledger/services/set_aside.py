@@ -2,7 +2,7 @@
 
 A message that a delay level, the timer or a transaction cannot process is copied, with the reason,
 to a dead letter topic of its own, and does not come up again. Where the stored bytes are damaged
-for good there is nothing to copy: then a note stands there that says where they are.
+for good there is nothing to copy: then a note stands there that names their place.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MAX_REASON_CHARS: Final = 200
 """Of a reason: it may quote what a client sent."""
 
 _UNIQ_KEY_BYTES: Final = 255
-"""A longer key is not copied when there is no room for all properties."""
+"""A longer key is not copied when there is no space for all properties."""
 
 
 def set_aside_copy(record: StoredRecord, service: str, reason: str) -> bytes:
-    """Return the dead letter for *record*, with its body, and its properties if there is room.
+    """Return the dead letter for *record*, with its body, and its properties if there is space.
 
     Args:
         service: Which one could not process it.
@@ -58,10 +58,10 @@ def set_aside_copy(record: StoredRecord, service: str, reason: str) -> bytes:
 
 
 def fitting_properties(properties: bytes, added: Mapping[str, str]) -> bytes:
-    """Return *properties* with *added*; where a record has no room for all, UNIQ_KEY and *added*.
+    """Return *properties* with *added*; where a record has no space for all, UNIQ_KEY and *added*.
 
     Args:
-        added: Far below what a record has room for.
+        added: Far below what a record has space for.
     """
     found = with_properties(properties, added)
     if len(found) <= MAX_PROPERTIES_BYTES:
@@ -74,7 +74,7 @@ def fitting_properties(properties: bytes, added: Mapping[str, str]) -> bytes:
 
 
 def set_aside_note(position: int, service: str, reason: str) -> bytes:
-    """Return the dead letter for a message that cannot be copied: it says where it stands."""
+    """Return the dead letter for a message that cannot be copied: it names where it stands."""
     return encode_record(
         topic=SET_ASIDE_TOPIC,
         queue_id=SET_ASIDE_RUN.queue_id,
@@ -96,7 +96,8 @@ def with_set_aside_topic(batch: RecordBatch) -> RecordBatch:
 
 
 def set_aside_properties(position: int, service: str, reason: str) -> dict[str, str]:
-    """Return the properties that say who set a message aside, why, and where it stands."""
+    """Return the properties that name the service that set a message aside, the reason, and its
+    place."""
     plain = "".join(each if each.isprintable() else "?" for each in reason[:MAX_REASON_CHARS])
     return {
         PROPERTY_SET_ASIDE_BY: service,

@@ -1,7 +1,7 @@
 """Stored records on their way into new ones: read whole, copied with the checksum they had.
 
 A copy gets a new entry with fresh checksums. If rotten bytes went into it, every replica would
-hold them as valid. So a record that may be copied comes from `StoredRecords` alone, which looks
+hold them as valid. So a record that may be copied comes from `StoredRecords` alone, which compares
 at the checksums of the whole entry around it, and `copy_of` compares the body once more while it
 computes the checksum of the copy.
 """
@@ -28,7 +28,7 @@ from commitlog.record import (
 from dledger.group_api import BrokerGroup
 
 MAX_CHECKED_BYTES: Final = 32 << 20
-"""Bytes of entries whose checksums one step of a service looks at, one entry at least: some
+"""Bytes of entries whose checksums one step of a service compares, one entry at least: some
 30 ms, well below a heartbeat. What is left takes the next step."""
 
 StoredRecord = NewType("StoredRecord", Record)

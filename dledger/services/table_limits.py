@@ -38,7 +38,7 @@ class TableLimits:
         self._settings = BrokerTable() if settings is None else settings
 
     def check_topics(self, there: int, more: int = 1) -> None:
-        """Let *more* topics be made where *there* are so many.
+        """Let *more* topics be made where *there* are that many.
 
         Raises:
             TableFullError: The limit is met; nothing was stored.

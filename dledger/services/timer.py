@@ -1,10 +1,10 @@
 """Delivery of messages with a time of their own, on the leader.
 
-One entry holds the messages that became due *and* the note that they wait no longer; whoever
-decides about a message claims it first. So each is delivered exactly once, or recalled, whatever
-happens to the leader. Nobody is delivered before its time by the leader's wall clock.
+One entry holds the messages that became due *and* the note that they wait no longer; the leader
+that decides about a message claims it first. So each is delivered exactly once, or recalled,
+whatever happens to the leader. No message is delivered before its time by the leader's wall clock.
 
-A message that waits for longer than the roll window is stored anew at the end of the log, so that
+A message that waits for longer than the roll window is stored again at the end of the log, so that
 what retention has to keep for it does not grow with how far its time is away.
 
 Spec: docs/internals/protocol/semantics.md, section 2; docs/internals/state.md, section 6.
@@ -42,7 +42,7 @@ MAX_DELIVERY_BYTES: Final = 1 << 20
 """Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
 
 LOAD_UNITS: Final = 16_384
-"""Units of the timer queue looked at in one go when a reign begins."""
+"""Units of the timer queue read in one go when a term begins."""
 
 ROLLED_OFFSETS: Final = 4096
 """Offsets looked at in one go for messages that are to be rolled."""
@@ -55,7 +55,7 @@ LONGEST_SLEEP_S: Final = 60.0
 
 STALE_MAX: Final = 100_000
 """What was recalled and stands in the index still; with more than as many as wait it is made
-anew."""
+again."""
 
 DEFAULT_ROLL_WINDOW_MS: Final = 2 * 24 * 3_600_000
 """RocketMQ's: two days."""
@@ -65,7 +65,7 @@ class TimerMessageService:
     """Moves due messages of the timer topic to their real queues.
 
     Args:
-        claims: Shared with whoever recalls messages.
+        claims: Shared with the handler that recalls messages.
         is_deleting: Whether the removal of a topic is in flight: its messages wait until it is
             applied, since no queue offset can be assigned in that topic before.
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
@@ -119,7 +119,7 @@ class TimerMessageService:
                     await self._rest()
 
     def _begin(self) -> None:
-        """Forget what is known of who is due: it is read from the queue again."""
+        """Forget which messages are known to be due: it is read from the queue again."""
         lowest = self._group.state.timers.lowest
         self._index = TimerIndex()
         self._loaded_to = self._max_offset if lowest is None else lowest
@@ -144,7 +144,7 @@ class TimerMessageService:
         else:
             await trio.lowlevel.checkpoint()
 
-    # -- who is due ------------------------------------------------------------------------
+    # -- what is due ------------------------------------------------------------------------
 
     async def _load(self) -> None:
         """Take what came to the queue since into the index."""
@@ -252,7 +252,7 @@ class TimerMessageService:
     # -- rolling ---------------------------------------------------------------------------
 
     async def _roll(self, term: int) -> bool:
-        """Store anew what lies in one place for too long; tell whether something did."""
+        """Store again what lies in one place for too long; return whether something did."""
         timers = self._group.state.timers
         first = timers.lowest
         if first is None or self._clock.monotonic() < self._roll_at_s:

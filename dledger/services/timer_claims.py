@@ -1,8 +1,8 @@
 """Which waiting messages an entry in flight decides about: one decides, the first.
 
-Delivery, recall and rolling of one message exclude each other. What is applied says who waits;
+Delivery, recall and rolling of one message exclude each other. What is applied shows which wait;
 what this leader has proposed since stands here, so that no second decision is proposed. An earlier
-reign's are decided: leadership begins when all there can be of them is applied.
+leader's are decided: leadership begins when all there can be of them is applied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOKED_THROUGH_AT: Final = 8192
 
 
 class TimerClaims:
-    """Offsets of the timer queue with a decision on its way, of the present reign."""
+    """Offsets of the timer queue with a decision on its way, of the present term."""
 
     def __init__(self, group: BrokerGroup) -> None:
         self._group = group

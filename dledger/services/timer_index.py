@@ -1,7 +1,7 @@
 """Which waiting message is due next: offsets in the order of their times. Pure.
 
 What is far away lies in a bucket for each hour, in compact arrays; the hours that have come are
-sorted into seconds. A leader makes it anew from the timer queue when its reign begins.
+sorted into seconds. A leader makes it again from the timer queue when its term begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Offsets = npt.NDArray[np.int64]
 class TimerIndex:
     """Offsets by time: 12 bytes for each that is hours away, 8 for each in a near second.
 
-    What was recalled stays until its time has come: whoever takes an offset asks whether it
+    What was recalled stays until its time has come: code that takes an offset asks whether it
     still waits.
     """
 

@@ -77,7 +77,7 @@ _HOSTS_V6: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
 
 class TimerIllegalError(ValueError):
-    """A time that cannot be; the text says why."""
+    """A time that cannot be; the text has the reason."""
 
 
 def deliver_at_ms(properties: bytes, now_ms: int) -> int | None:
@@ -161,7 +161,7 @@ def rolled_message(scheduled: StoredRecord) -> Delivery:
     """Return a waiting message as it is stored once more in the timer topic, counted as rolled.
 
     A count that is no number, or too large to be one, begins again; one for which there is no
-    room is left as it is.
+    space is left as it is.
 
     Raises:
         CorruptRecordError: The record is damaged.
@@ -169,7 +169,7 @@ def rolled_message(scheduled: StoredRecord) -> Delivery:
     counted = get_property(scheduled.properties, _ROLL_TIMES) or b""
     times = int(counted) if counted.isdigit() and len(counted) <= _ROLL_DIGITS else 0
     properties = with_properties(scheduled.properties, {PROPERTY_TIMER_ROLL_TIMES: str(times + 1)})
-    if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no room
+    if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no space
         properties = scheduled.properties
     copy = copy_of(scheduled, TIMER_RUN, properties=properties)
     return Delivery(TIMER_TOPIC, 0, copy, scheduled.phy_offset)

@@ -1,6 +1,6 @@
 """How long one topic keeps its messages: its queues begin later when they are too old.
 
-The attribute ``retention.ms`` of a topic says it. What is before a queue's begin is no longer
+The attribute ``retention.ms`` of a topic sets it. What is before a queue's begin is no longer
 there for consumers; its bytes go with their segment. A topic keeps nothing for longer than the
 log does.
 """

@@ -1,4 +1,4 @@
-"""Check-back, on the leader: half messages that nobody decides are asked for, and at last given up.
+"""Check-back, on the leader: half messages without a decision are asked for, and at last given up.
 
 How often one was asked for is in the log before it is asked, so that no fail-over makes it more;
 the message itself is not stored again. A question that finds no live producer is none: it is not
@@ -65,7 +65,7 @@ class _Plan(NamedTuple):
 
 
 class Producers(Protocol):
-    """Who can be asked."""
+    """Producers that can be asked."""
 
     def is_there(self, group: str) -> bool:
         """Tell whether a live producer of *group* is connected."""

@@ -126,7 +126,7 @@ class TransactionDecisions:
     def _pending(self, half_offset: int) -> _InFlight | None:
         leadership = self._group.leadership
         if leadership is None or leadership.term != self._term:
-            # All that an earlier leadership has left is applied by now, or gone for good.
+            # All that an earlier leadership has left is applied by now, or lost.
             self._term = 0 if leadership is None else leadership.term
             self._in_flight.clear()
             self._answered.clear()

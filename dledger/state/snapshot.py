@@ -167,7 +167,7 @@ def load_checked(data: Buffer, like: StateTables) -> StateTables:
     except (CorruptStoreError, ForeignStoreError):
         raise
     except Exception as error:
-        # A checksum shows that it is whole, not who made it: it may be of any shape.
+        # A checksum shows that it is whole, not its maker: it may be of any shape.
         raise CorruptStoreError(f"a state snapshot of another shape: {error!r}") from error
     floor = loaded.floor
     if not 1 <= floor.first_index <= loaded.applied_index + 1 or floor.position < 0:

@@ -28,7 +28,7 @@ async def drain(client: ClientInstance, topic: str) -> list[MessageExt]:
     A broker that was started just now registers a moment after it leads: its topics are waited for.
 
     Raises:
-        NoRouteError: Nobody has *topic*, `ROUTE_WAIT_S` long.
+        NoRouteError: No broker has *topic*, `ROUTE_WAIT_S` long.
     """
     found: list[MessageExt] = []
     async with PullConsumer(client, GROUP) as consumer:
@@ -87,5 +87,7 @@ async def wait_for_lag(
                 return
             await trio.sleep(LOOK_S)
     if behind < 0:
-        raise AssertionError(f"nobody told how far group {group} is in {topic}; is there a topic?")
+        raise AssertionError(
+            f"no broker answered how far group {group} is in {topic}; is there a topic?"
+        )
     raise AssertionError(f"group {group} is {behind} messages behind in {topic}, not {lag}")

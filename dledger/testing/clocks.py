@@ -42,7 +42,7 @@ class VirtualClock:
         return self.epoch_ms + self.skew_ms + int(trio.current_time() * 1000)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for *seconds*."""
+        """Wait for *seconds*."""
         await trio.sleep(seconds)
 
     def time_out(self, seconds: float) -> trio.CancelScope:
@@ -52,7 +52,7 @@ class VirtualClock:
 
 @dataclass
 class ManualClock:
-    """A `remoting.seams.Clock` that stands still until a test, or a sleep, moves it.
+    """A `remoting.seams.Clock` that stands still until a test, or a wait, moves it.
 
     For code without an event loop, and for tests in which a wait takes no time at all.
 

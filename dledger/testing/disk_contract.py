@@ -21,7 +21,7 @@ def check_disk(disk: Disk, folder: str, *, power_cut: Callable[[Disk], Disk] | N
         power_cut: Returns the disk as the next process finds it when everything that was not
             flushed is lost. Without it nothing is checked of what is durable.
     Raises:
-        AssertionError: It does not; the text says in which point.
+        AssertionError: It does not; the text names the point.
     """
     _check_files(disk, f"{folder}/files")
     _check_ranges(disk, f"{folder}/ranges")
@@ -136,7 +136,7 @@ def _check_removal(disk: Disk, folder: str) -> None:
     disk.unlink(path)
     disk.unlink(path)
     require(not disk.exists(path), "a removed file does not exist")
-    require(file.read(0, 4) == b"open", "a removed file can be read by who has it open")
+    require(file.read(0, 4) == b"open", "a removed file can be read while it is open")
     file.flush()
     file.close()
     disk.create(path, SIZE, reserve=True).close()

@@ -165,7 +165,7 @@ class EmbeddedBroker:
         try:
             return trio.from_thread.run(work, trio_token=self._token)
         except AssertionError as error:
-            # The way through two event loops says nothing of what is missing.
+            # The way through two event loops adds nothing about what is missing.
             raise error.with_traceback(None) from None
         except trio.RunFinishedError as error:
             raise RuntimeError("the embedded cluster has ended") from (self._failure or error)

@@ -30,7 +30,7 @@ async def check_executor(executor: Executor, *, kind: str = "check") -> None:
     Args:
         kind: Name under which it measures the work of this check.
     Raises:
-        AssertionError: It does not; the text says in which point.
+        AssertionError: It does not; the text names the point.
     """
     for number in range(RUNS):
         require(isinstance(executor.runs_inline(kind), bool), "runs_inline gives a bool")

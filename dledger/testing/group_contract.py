@@ -114,7 +114,7 @@ async def check_broker_group(
         settle: Appends and applies what was proposed and kicked, where a test does that by hand.
         end_leadership: Ends this leadership; returns when it has ended. It is the last thing done.
     Raises:
-        AssertionError: It does not; the text says in which point.
+        AssertionError: It does not; the text names the point.
     """
     leadership = group.leadership
     require(leadership is not None, "the group to check leads")

@@ -47,7 +47,7 @@ READY_TIMEOUT_S: Final = 30.0
 LOOK_S: Final = 0.02
 
 ADVANCE_STEP_S: Final = 0.05
-"""Time passes in steps shorter than a heartbeat, so that nobody is missed in between."""
+"""Time passes in steps shorter than a heartbeat, so that no member is missed in between."""
 
 SETTLE_S: Final = 0.0005
 """Real time a step waits until nothing moves: loopback needs less."""
@@ -158,7 +158,7 @@ class EmbeddedCluster:
     async def partition(self, sides: Sequence[Iterable[str]]) -> None:
         """Cut brokers of different *sides* off from each other; ``"namesrv"`` may be named, too.
 
-        Clients, and who is named nowhere, talk to all.
+        Clients, and nodes that are named nowhere, talk to all.
         """
         await self._partition.part(sides)
 
@@ -175,7 +175,7 @@ class EmbeddedCluster:
         """
         clock = trio.lowlevel.current_clock()
         if not isinstance(clock, trio.testing.MockClock):
-            raise RuntimeError(  # noqa: TRY004  # nobody passed a wrong type
+            raise RuntimeError(  # noqa: TRY004  # no argument has a wrong type
                 "advance needs trio's MockClock: ask for the fixture mock_clock"
             )
         left_s = seconds

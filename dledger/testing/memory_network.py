@@ -76,7 +76,7 @@ class MemoryListener:
         return await self._arrived.receive()
 
     async def aclose(self) -> None:
-        """Stop listening; connections that nobody has accepted end."""
+        """Stop listening; connections that were not accepted end."""
         if self._network.listeners.get(self.address) is self:
             del self._network.listeners[self.address]
         with trio.CancelScope(shield=True), suppress(trio.WouldBlock, trio.ClosedResourceError):
@@ -87,7 +87,7 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """A `remoting.seams.Network` of one process; refused where nobody listens. TLS is ignored.
+    """A `remoting.seams.Network` of one process; refused where nothing listens. TLS is ignored.
 
     Attributes:
         listeners: What listens, by its address.
@@ -132,7 +132,7 @@ class MemoryNetwork:
         """Connect.
 
         Raises:
-            OSError: Nobody listens, or the address is silent; nothing was sent.
+            OSError: Nothing listens, or the address is silent; nothing was sent.
         """
         await trio.sleep(self._latency_s)
         # What the machine's network does with a name: some are none, and end as no OSError.

@@ -53,7 +53,7 @@ async def check_network(
         host: An address of the serving side.
         port: A free port there; 0: the implementation finds one.
     Raises:
-        AssertionError: It does not; the text says in which point.
+        AssertionError: It does not; the text names the point.
     """
     server = client if server is None else server
     with trio.move_on_after(10 * LIMIT_S) as scope:

@@ -1,4 +1,5 @@
-"""The machine's network with partitions: who may not talk finds no way, and loses what it had."""
+"""The machine's network with partitions: nodes that may not talk find no way, and lose what they
+had."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Address = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """Who is on which side, and every connection that may have to go."""
+    """The side of each node, and every connection that may have to end."""
 
     owners: dict[Address, str] = field(default_factory=dict)
     """Whose listener an address is."""
@@ -27,7 +28,7 @@ class Partition:
     _streams: weakref.WeakSet[PartedStream] = field(default_factory=weakref.WeakSet)
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Tell whether two nodes are on different sides; who is on none talks to all."""
+        """Return whether two nodes are on different sides; a node on none talks to all."""
         sides = self._side_of
         return one in sides and other in sides and sides[one] != sides[other]
 

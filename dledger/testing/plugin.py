@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """A cluster that somebody else runs."""
+    """A cluster that runs already."""
 
     name_server_addr: str
 

@@ -1,1 +1,1 @@
-"""Who may ask what of a daemon: accounts, what they may do, and the check of every request."""
+"""Access control of a daemon: accounts, their permissions, and the check of every request."""

@@ -13,7 +13,7 @@ TOML::
     topics = { orders = "PUB|SUB" }
     groups = { billing = "SUB" }
 
-A key that nobody knows and a value that cannot be are errors: what was meant to forbid something
+An unknown key and a value that cannot be are errors: what was meant to forbid something
 must not be passed over. No error shows a secret.
 """
 
@@ -197,7 +197,7 @@ def _permission(name: str, where: str, value: object) -> Permission:
         if isinstance(value, str):
             return parse_permission(value)
     except ValueError:
-        pass  # said below, with its place
+        pass  # reported below, with its place
     raise ConfigError(f"account {name}: {where} = {value!r} is not DENY, PUB, SUB or PUB|SUB")
 
 
@@ -249,7 +249,7 @@ def _check_number(accounts: int) -> None:
 
 
 def accounts_document(table: AccountTable) -> str:
-    """Return the TOML file that says what *table* says. It holds the secrets."""
+    """Return *table* as a TOML file. It holds the secrets."""
     lines: list[str] = []
     if table.white:
         lines += [f"{_GLOBAL_TOML} = {_quoted(table.white.text)}", ""]

@@ -67,11 +67,11 @@ class AccountStore:
                 "accounts_kept",
                 error=self._complaint,
                 accounts=len(self.table),
-                next_step="correct the file; until then what it said before counts",
+                next_step="correct the file; until then its former content counts",
             )
 
     async def keep_reading(self, clock: Clock, executor: Executor) -> None:
-        """Look at the file for ever; a broken or missing one keeps the accounts there were."""
+        """Check the file until cancelled; a broken or missing one keeps the accounts there were."""
         while True:
             await clock.sleep(RELOAD_INTERVAL_S)
             try:

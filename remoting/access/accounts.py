@@ -1,9 +1,9 @@
 """Accounts and what each may do; pure.
 
 A right is asked for as *publish* or *subscribe* on a topic or a consumer group. An account grants
-what its own line about that name says; where it has none, its default for topics or for groups.
-A consumer group is named by its retry topic in RocketMQ, so a right to that topic is a right to
-the group.
+the permission on its own line about that name; where it has none, its default for topics or for
+groups. A consumer group is named by its retry topic in RocketMQ, so a right to that topic is a
+right to the group.
 
 Spec: docs/internals/protocol/semantics.md, section 9.
 """
@@ -44,7 +44,7 @@ def parse_permission(text: str) -> Permission:
     """Return the permission that ``DENY``, ``PUB``, ``SUB`` or ``PUB|SUB`` spells.
 
     Raises:
-        ValueError: Something else. RocketMQ takes that for DENY; here it is said aloud.
+        ValueError: Something else. RocketMQ takes that for DENY; here it is an error.
     """
     found = Permission.NONE
     for part in text.split("|"):
@@ -65,7 +65,7 @@ _PERMISSIONS: Final[Mapping[str, Permission]] = {
 class Right(NamedTuple):
     """What a request needs: *permission* on the topic or, if *is_group*, the consumer group.
 
-    With *by_line* no default grants it: a topic of the broker's own that holds what is said in
+    With *by_line* no default grants it: a topic of the broker's own that holds what is sent in
     other topics.
     """
 

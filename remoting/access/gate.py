@@ -31,10 +31,10 @@ from remoting.protocol.signature import ACCESS_KEY, is_signed_by
 from remoting.seams import Clock, Rng
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
-"""One line for so long: whoever guesses keys does not write our logs."""
+"""One line in this time: a client that guesses keys does not fill the log."""
 
 SHOWN_CHARACTERS: Final = 64
-"""So much of a name that somebody unknown sent is shown."""
+"""Length up to which a name that an unknown client sent is shown."""
 
 CHALLENGES_OPEN_MAX: Final = 1024
 """Requests for a challenge open at a time; each is answered before its handler returns."""
@@ -70,7 +70,7 @@ def admitted_account(connection: Connection) -> str:
 def limited_account(connection: Connection) -> str:
     """Return the account that answers for what the request makes; as `admitted_account`.
 
-    Empty: also for an administrator, who makes things for others.
+    Empty: also for an administrator, which creates things for others.
     """
     account: str = connection.attributes.get(_LIMITED, "")
     return account

@@ -29,4 +29,4 @@ SIGNED: Final = Rule()
 """A right signature is enough."""
 
 ADMIN: Final = Rule(admin=True)
-"""For administrators. Also the rule of a code that nobody has decided about."""
+"""For administrators. Also the rule of a code without a rule."""

@@ -1,6 +1,6 @@
 """A port that answers ``GET /metrics``, and nothing else; one answer per connection.
 
-Not a web server: no TLS, no accounts, no bodies. It is for a scraper next door.
+Not a web server: no TLS, no accounts, no bodies. It is for a scraper nearby.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class MetricsServer:
             with trio.move_on_after(ANSWER_TIMEOUT_S):
                 await self._answer(stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            # It went away: nobody is left to be told.
+            # It went away: there is no reader any more.
             pass
         finally:
             self._open -= 1

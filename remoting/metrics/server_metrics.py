@@ -97,7 +97,7 @@ class ServerMetrics:
                 Family(
                     "dledger_access_refused_total",
                     "counter",
-                    "Requests refused because of who sent them: no account, a wrong signature, no"
+                    "Requests refused because of their sender: no account, a wrong signature, no"
                     " right, or another machine.",
                 ),
                 [({}, self.guard.refused)],

@@ -29,7 +29,7 @@ class MessageModel(StrEnum):
 
 
 class ConsumeType(StrEnum):
-    """Who drives consumption."""
+    """Which side drives consumption."""
 
     CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
     CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
@@ -291,14 +291,14 @@ class TopicConfigSerializeWrapper(Body):
 
 
 class RegisterBrokerBody(Body):
-    """What a broker tells a NameServer with each registration."""
+    """What a broker sends a NameServer with each registration."""
 
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper = msgspec.field(
         default_factory=TopicConfigSerializeWrapper
     )
     filter_server_list: list[str] = []
     removed_topics: list[str] | None = None
-    """Ours, with differences only: topics that are gone."""
+    """Ours, with differences only: topics that were removed."""
 
 
 class TopicOffset(Body):
@@ -349,7 +349,7 @@ class ProducerData(Body):
 
 
 class HeartbeatData(Body):
-    """What a client tells every broker it talks to, each 30 s."""
+    """What a client sends every broker it talks to, each 30 s."""
 
     client_id: str = msgspec.field(name="clientID")
     producer_data_set: list[ProducerData] = []
@@ -449,7 +449,7 @@ class ProducerConnection(Body):
 
 
 class ProducerInfo(Body):
-    """One client of a producer group, with its last sign of life."""
+    """One client of a producer group, with its last heartbeat."""
 
     client_id: str = ""
     remote_ip: str = msgspec.field(name="remoteIP", default="")
@@ -605,7 +605,7 @@ class ConsumeStatus(Body):
 
 
 class ConsumerRunningInfo(Body):
-    """Answer of GET_CONSUMER_RUNNING_INFO: what a client says of one of its consumers."""
+    """Answer of GET_CONSUMER_RUNNING_INFO: what a client reports of one of its consumers."""
 
     properties: dict[str, str] = {}
     subscription_set: list[SubscriptionData] = []

@@ -221,7 +221,7 @@ class RequestCode(IntEnum):
     SET_COMMITLOG_READ_MODE = 2004
 
     # Ours, between our own SDK, tools and daemons. A real RocketMQ answers 3 to them.
-    # Handshake: who is there, which header encodings and requests it understands.
+    # Handshake: identity, header encodings and requests it understands.
     CAPABILITIES = 51100
     # Batch whose records are in CommitLog record layout already.
     SEND_RECORDS = 51101
@@ -290,6 +290,6 @@ class ResponseCode(IntEnum):
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 
-    # Ours, told only to who sent a field of ours.
+    # Ours, answered only to senders of a field of ours.
     # The lock of the queue was lost: a newer grant stands, or none.
     STALE_LOCK_TOKEN = 51151

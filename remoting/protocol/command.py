@@ -64,7 +64,7 @@ class RemotingCommand:
         remark: Free text, None when absent.
         ext: The "custom header". Owned by the command; empty when the frame had none.
         body: Bytes after the header; empty when there are none. May be a view of a receive buffer
-            that nobody else writes to.
+            that no other code writes to.
         language: Name of the sender's language as it came, e.g. ``"JAVA"``.
         version: Ordinal of the sender's version.
         serialize: How the header came, or is to be sent. A response uses its request's.
@@ -111,7 +111,7 @@ class RemotingCommand:
 
     @property
     def is_oneway(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether no answer is expected."""
         return self.flag & FLAG_ONEWAY != 0
 
     def __eq__(self, other: object) -> bool:

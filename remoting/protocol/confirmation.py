@@ -31,7 +31,7 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
         messages: By topic, at most `TOPICS_SHOWN` of them.
         other_topics: Topics with messages that go beside those.
         other_messages: Their messages.
-        uncounted_queues: Queues that nobody looked at, for there are too many.
+        uncounted_queues: Queues that were not read, because there are too many.
     """
 
     change: str
@@ -62,7 +62,7 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_given_up(text: str) -> GivenUp:
-    """Return what a refusal says would go.
+    """Return what would be removed, as a refusal lists it.
 
     Raises:
         msgspec.MsgspecError: It is no such text.

@@ -36,7 +36,7 @@ FRESH_FORM: Final = "2"
 CHALLENGE: Final = "challenge"
 """Ext field of the answer that brings the challenge."""
 CHALLENGE_BYTES: Final = 16
-"""Random: no two connections of a server's life get the same one."""
+"""Random: no two connections of a server process get the same one."""
 
 SKEW_MAX_MS: Final = 15 * 60 * 1000
 """How far the sender's count of time since the challenge may be from ours. It bounds how long a

@@ -702,7 +702,7 @@ class RegisterBrokerResponseHeader(Header):
     topics_left_out: str | None = None
     """Topics that are not in the route, with the reasons; the first ones of many."""
     takes_differences: bool | None = None
-    """Ours: a registration may name `topics_since`. RocketMQ's NameServer never says it."""
+    """Ours: a registration may name `topics_since`. RocketMQ's NameServer never sends it."""
     needs_all: bool | None = None
     """Ours: the differences were not taken, for they begin at another version. Nothing changed."""
 

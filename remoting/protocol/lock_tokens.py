@@ -18,7 +18,7 @@ from remoting.protocol.command import ExtFields
 TOKENS_FIELD: Final = "lockTokens"
 TOKEN_FIELD: Final = "lockToken"
 WANTED: Final = "wanted"
-"""What a lock request says in `TOKENS_FIELD`."""
+"""What a lock request has in `TOKENS_FIELD`."""
 
 
 def encode_tokens(tokens: Iterable[int]) -> str:

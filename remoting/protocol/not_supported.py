@@ -1,6 +1,7 @@
 """RocketMQ's requests that are answered *not supported*, and what takes the place of each.
 
-The answer carries the sentence, so that who types a command of RocketMQ's tools reads it there.
+The answer carries the sentence, so that a person that types a command of RocketMQ's tools reads it
+there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What happened to the message: one table from condition to response code and outcome.
 
-Every answer that is not plain success says `outcome` in its ext fields: ``stored``,
+Every answer that is not plain success has `outcome` in its ext fields: ``stored``,
 ``not_stored`` or ``unknown``. Codes 0, 10, 11 and 12 are used only when the record is in the log.
 
 Spec: docs/internals/protocol/remoting.md, section 4; docs/reference/errors.md.
@@ -34,7 +34,7 @@ RETRIABLE_FIELD: Final = "retriable"
 REASON_FIELD: Final = "reason"
 """Which condition it is, where a code alone does not tell."""
 RETRY_AFTER_FIELD: Final = "retryAfterMs"
-"""In a refusal for now: do not ask again before so many milliseconds."""
+"""In a refusal for now: do not ask again before this number of milliseconds."""
 DECISION_FIELD: Final = "decision"
 """In a refused END_TRANSACTION: what the half message was decided as, ``commit`` and so on."""
 GO_AWAY_FIELD: Final = "goAway"
@@ -50,7 +50,7 @@ class Condition(StrEnum):
     FLUSH_DISK_TIMEOUT = "flush_disk_timeout"
     SLAVE_NOT_AVAILABLE = "slave_not_available"
     FLUSH_SLAVE_TIMEOUT = "flush_slave_timeout"
-    # Nobody here knows.
+    # Not known here.
     QUORUM_TIMEOUT = "quorum_timeout"
     LEADERSHIP_LOST = "leadership_lost"
     INTERNAL_ERROR = "internal_error"
@@ -93,7 +93,7 @@ class Condition(StrEnum):
 
 
 class Answer(NamedTuple):
-    """How a condition is told to the client."""
+    """How a condition is answered to the client."""
 
     code: ResponseCode
     outcome: Outcome
@@ -156,13 +156,13 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
 RETRY_AFTER_MS: Final[Mapping[Condition, int]] = {
     # A named limit of requests: some of them are answered within a flush or two.
     Condition.BUSY: 20,
-    # What waits for a majority has to be written first; a tenth of it is room enough to go on.
+    # What waits for a majority has to be written first; a tenth of it is space enough to go on.
     Condition.PENDING_FULL: 100,
 }
 """How long a refused client is asked to wait; others may ask again as soon as they like."""
 
 # Errors that have a condition of their own. An error class elsewhere names its own in a class
-# attribute `condition`, and what it wants told in an attribute `answer_fields`.
+# attribute `condition`, and fields for the answer in an attribute `answer_fields`.
 _CONDITIONS: Final[tuple[tuple[type[MQError], Condition], ...]] = (
     (BusyError, Condition.BUSY),
     (AccessRefusedError, Condition.ACCESS_REFUSED),
@@ -191,7 +191,7 @@ def condition_of(error: BaseException) -> Condition:
 def answer(
     asked: RemotingCommand, condition: Condition, remark: str | None = None, **fields: object
 ) -> RemotingCommand:
-    """Return the response to *asked* that tells *condition*.
+    """Return the response to *asked* for *condition*.
 
     Args:
         remark: What a person reads.
@@ -210,7 +210,7 @@ def answer(
 
 
 def answer_error(asked: RemotingCommand, error: BaseException) -> RemotingCommand:
-    """Return the response to *asked* that tells *error*: its text as remark, its outcome beside.
+    """Return the response to *asked* for *error*: its text as remark, its outcome beside.
 
     An error outside the table is code 1. If it is one of ours its own `outcome` counts, for it
     knows better than the table.
@@ -231,7 +231,7 @@ def answer_error(asked: RemotingCommand, error: BaseException) -> RemotingComman
 
 
 def outcome_of(response: RemotingCommand) -> Outcome:
-    """Return what a response says of the message.
+    """Return the outcome that a response has for the message.
 
     A real RocketMQ sends no `outcome`: its codes decide. Everything it refuses it refuses before
     the append, except code 1, which may mean anything.

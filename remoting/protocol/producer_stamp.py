@@ -29,7 +29,7 @@ class ProducerStamp(NamedTuple):
     """Which send of which producer this is.
 
     Attributes:
-        producer_id: 16 random bytes, the producer's own for its life.
+        producer_id: 16 random bytes, the producer's own while it is open.
         epoch: As the broker group gave it when the session was opened.
         sequence: Number of the send within the epoch, from 0.
         first_open: Lowest sequence whose outcome the producer still waits for.

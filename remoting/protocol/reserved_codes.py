@@ -1,6 +1,7 @@
-"""Requests that a daemon takes also when it has no room for others: administration, registration.
+"""Requests that a daemon accepts also when it has no capacity for others: administration,
+registration.
 
-They are few and small, and an operator who cannot reach a daemon under pressure cannot help it.
+They are few and small, and an operator that cannot reach a daemon under pressure cannot help it.
 """
 
 from __future__ import annotations

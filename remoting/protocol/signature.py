@@ -34,7 +34,7 @@ JOINED_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who a client says it is, and what it proves that with. The secrets are not in its repr."""
+    """The account a client claims, and what proves it. The secrets are not in its repr."""
 
     access_key: str
     secret_key: str = field(repr=False)

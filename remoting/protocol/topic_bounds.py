@@ -1,4 +1,5 @@
-"""The numbers a topic may have: one table for the broker that makes it and for who lists it.
+"""The numbers a topic may have: one table for the broker that creates it and the NameServer that
+lists it.
 
 A broker refuses to make a topic outside of it. A NameServer leaves such a topic out of the route,
 and a client that reads a route need not be afraid of it.

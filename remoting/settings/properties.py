@@ -42,7 +42,7 @@ def read_properties(text: str) -> dict[str, str]:
 
 
 def inline_comment(value: str) -> str:
-    """Return what looks like a comment behind a value, from its mark on; empty: nothing does.
+    """Return what resembles a comment behind a value, from its mark on; empty: nothing does.
 
     In this format it belongs to the value: a comment has a line of its own.
     """

@@ -81,7 +81,7 @@ class SettingsReader:
         sources: Path → where the value comes from.
         places: Where the settings stand that were given.
         mistakes: What cannot be taken, one line for each setting.
-        comments: Values that end with what looks like a comment, in sentences.
+        comments: Values that end with what resembles a comment, in sentences.
     """
 
     def __init__(

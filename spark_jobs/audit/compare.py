@@ -148,7 +148,7 @@ class _Join:
                 kind=FORK,
                 index=first.index,
                 position=first.position,
-                detail=f"does not follow entry {last.index}, and nothing says which one is wrong",
+                detail=f"does not follow entry {last.index}, and nothing shows which one is wrong",
             )
         )
 
@@ -215,7 +215,7 @@ class _Join:
         if not suspect.certain:
             self._find(suspect, f"{what}; no replica holds it whole")
         elif suspect.tied:
-            self._find(suspect, f"{suspect.replica}: {what}, and nothing says which is right")
+            self._find(suspect, f"{suspect.replica}: {what}, and nothing shows which is right")
         elif suspect.position < folder.due:
             self._find(suspect, what)
         elif equal_end > suspect.position:
@@ -339,7 +339,7 @@ class _Join:
                     f"begins with entry {folder.anchor.first_index}: what is before was removed",
                 )
             if folder.mark is None:
-                self._note(folder.name, "has no commit mark: nothing in it is promised")
+                self._note(folder.name, "has no commit mark: nothing in it must be there")
             for path in key_files(folder):
                 if shape_of(path.stat().st_size) is None:
                     self._problems.append(f"{path} is an index file of an unknown shape")
@@ -422,7 +422,7 @@ def _rest(folder: ReplicaFolder, position: int) -> int:
 
 
 Doer = Callable[[Sequence[ReplicaFolder], Sequence[Work]], list[Done]]
-"""Does pieces of work and returns what each says, in their order."""
+"""Does pieces of work and returns the result of each, in their order."""
 
 
 def audit(
@@ -433,13 +433,13 @@ def audit(
     """Compare data folders of one group; nothing is written to any of them.
 
     Args:
-        doer: Who does the work; None: this process, one piece after the other.
-        on_done: Told how many pieces are done, by this process.
+        doer: What does the work; None: this process, one piece after the other.
+        on_done: Called with how many pieces are done, by this process.
     Returns:
-        The same report whoever does the work.
+        The same report wherever the work is done.
     Raises:
         NotAFolderError: One of them is no data folder.
-        StoreError: A file that says where a log begins cannot be read.
+        StoreError: The file of a log's begin cannot be read.
     """
     folders = [open_folder(root) for root in roots]
     reason = why_not(folders)

@@ -27,10 +27,10 @@ DERIVED: Final = frozenset({ENTRY_INDEX, QUEUE_UNIT, KEY_INDEX})
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """One place at which a replica is wrong, or at which nobody can say who is.
+    """One place at which a replica is wrong, or at which it is not known which one is.
 
     Attributes:
-        replica: Who is wrong; empty: it is the same in all, or nobody can say.
+        replica: The wrong one; empty: it is the same in all, or not known.
         kind: One of the names above.
         file: Below the replica's folder; empty where it is no file.
         byte: The first wrong byte in that file; -1: no single one.
@@ -86,5 +86,5 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """The same for the same folders, whoever did the work and in whatever order."""
+        """The same for the same folders, wherever and in whatever order the work was done."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()

@@ -31,7 +31,7 @@ class NotAFolderError(ConfigError):
 
 @dataclass(slots=True)
 class ReplicaFolder:
-    """What a folder says of itself, and its files.
+    """A folder's own description, and its files.
 
     Attributes:
         mark: The newest entry this replica knows to be committed; None: it knows none.
@@ -104,7 +104,7 @@ class ReplicaFolder:
             return {}
 
     def forget(self) -> None:
-        """Give mapped files back as soon as nobody looks at them."""
+        """Give mapped files back as soon as they are not read any more."""
         self._mapped.clear()
 
     def segment_path(self, base: int) -> Path:
@@ -139,7 +139,7 @@ def open_folder(root: Path) -> ReplicaFolder:
 
     Raises:
         NotAFolderError: It is none.
-        StoreError: It is another program's or a newer version's, or nobody knows where it begins.
+        StoreError: It is another program's or a newer version's, or its begin is not known.
     """
     paths = StorePaths(str(root))
     if not Path(paths.commitlog).is_dir():

@@ -30,7 +30,7 @@ from spark_jobs.audit.folder import ReplicaFolder
 from spark_jobs.audit.reference import Side
 
 ENTRIES_A_SLOT: Final = 4
-"""RocketMQ's ratio: it tells the shape of a file from its size."""
+"""RocketMQ's ratio: it gives the shape of a file from its size."""
 NAMED_MAX: Final = 20
 """Wrong entries named per file and segment; the count goes on."""
 
@@ -88,7 +88,7 @@ class KeyFile:
 
 
 def shape_of(size: int) -> tuple[int, int] | None:
-    """Return slots and entry numbers of an index file of *size* bytes; None: nobody can say."""
+    """Return slots and entry numbers of an index file of *size* bytes; None: not known."""
     if size == HEADER_BYTES + SLOTS_PER_FILE * SLOT_BYTES + ENTRIES_PER_FILE * ENTRY_BYTES:
         return SLOTS_PER_FILE, ENTRIES_PER_FILE
     slots, rest = divmod(size - HEADER_BYTES, SLOT_BYTES + ENTRIES_A_SLOT * ENTRY_BYTES)
@@ -200,7 +200,7 @@ class ExpectedKeys:
         self._count += len(hashes)
 
     def add_hole(self, begin: int, end: int) -> None:
-        """Between these bytes nobody knows what keys the log has."""
+        """Between these bytes the keys of the log are not known."""
         self._holes.append((begin, end))
 
     def compare(self, begin: int, stop: int) -> Iterator[Finding]:
@@ -231,7 +231,7 @@ def _compare_side(
 ) -> Iterator[Finding]:
     paths = key_files(folder)
     if any(shape_of(len(folder.map(path))) is None for path in paths):
-        return  # said once, for the folder
+        return  # reported once, for the folder
     files = [f for path in paths if (f := open_key_file(folder, path)) is not None]
     if not folder.derived_promised:
         # What was not flushed yet is put again at the next start.
@@ -266,7 +266,7 @@ def _compare_times(
 ) -> Iterator[Finding]:
     begin_ms = file.header.begin_ms
     if rows[0] == 0 and begin_ms != int(times[0]):
-        yield file.finding(0, f"beginTimestamp is {begin_ms}, the log says {int(times[0])}")
+        yield file.finding(0, f"beginTimestamp is {begin_ms}, the log has {int(times[0])}")
         begin_ms = int(times[0])
     expected = np.clip((times - begin_ms) // 1000, 0, MAX_TIME_DIFF_S)
     stored = file.entries["time_diff_s"][rows]
@@ -275,7 +275,7 @@ def _compare_times(
         number = int(rows[row]) + 1
         yield file.finding(
             file.byte_of(number) + 12,
-            f"entry {number} has timeDiff {int(stored[row])}, the log says {int(expected[row])}",
+            f"entry {number} has timeDiff {int(stored[row])}, the log has {int(expected[row])}",
             count=len(wrong),
         )
     if rows[-1] == len(file.entries) - 1:
@@ -283,7 +283,7 @@ def _compare_times(
         # A file that was cut back knows its end in whole seconds only.
         rounded = begin_ms + (end_ms - begin_ms) // 1000 * 1000
         if file.header.end_ms not in (end_ms, rounded):
-            yield file.finding(8, f"endTimestamp is {file.header.end_ms}, the log says {end_ms}")
+            yield file.finding(8, f"endTimestamp is {file.header.end_ms}, the log has {end_ms}")
 
 
 def _differences(

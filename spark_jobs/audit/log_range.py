@@ -56,7 +56,7 @@ class SegmentAudit:
         self._units = EntryUnits(self._sides)
 
     def run(self) -> SegmentReport:
-        """Return what this segment says.
+        """Return the report of this segment.
 
         Raises:
             NewerEntryError: An entry is of a format that this version does not know.
@@ -229,7 +229,8 @@ class SegmentAudit:
         return True
 
     def _skip(self, at: int) -> int | None:
-        """Nobody has a whole entry at *at*: say so, and return where the log can be followed."""
+        """No replica has a whole entry at *at*: report it, and return where the log can be
+        followed."""
         known = self._units.at(at, self._before)
         end = known[0] if known is not None else next_whole(self._sides, at + 1)
         self._nobody(at, self._stop if end is None else end)

@@ -1,4 +1,4 @@
-"""Which bytes stand at a place of the log: one whole entry, told from what is damaged.
+"""Which bytes stand at a place of the log: one whole entry, distinguished from what is damaged.
 
 All replicas have the same entries at the same positions, so they are looked at side by side. An
 entry is whole if it fits its checksums and continues the chain; where replicas hold different
@@ -72,7 +72,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole entry and those who hold it."""
+    """A whole entry and the replicas that hold it."""
 
     header: EntryHeader
     frame: memoryview

@@ -1,4 +1,4 @@
-"""What one segment says: plain data, so that it can come from another process."""
+"""Report of one segment: plain data, so that it can come from another process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Suspect(msgspec.Struct, kw_only=True):
     """Bytes of one replica that are not those which stand there.
 
     Whether that is damage, a log that ends here or an entry that was never committed depends on
-    what the rest of the log says.
+    what the rest of the log has.
 
     Attributes:
         index: Of the entry that should be there; of the entry before, for a blank; -1: unknown.
         byte: The first wrong byte, counted in the log.
         count: Wrong bytes.
         certain: Whether another replica holds the entry whole.
-        tied: Whether nothing says which of two whole entries is the right one.
+        tied: Whether nothing shows which of two whole entries is the right one.
     """
 
     replica: str
@@ -83,7 +83,7 @@ class QueueMismatch(msgspec.Struct):
 
 
 class SegmentReport(msgspec.Struct, kw_only=True):
-    """What one segment says.
+    """Report of one segment.
 
     Attributes:
         equal_ends: Per replica: up to where, and up to which entry, it was last equal.

@@ -116,7 +116,7 @@ class QueueUnits:
                     + (
                         "the unit is missing"
                         if gone[begin]
-                        else f"{field} is {found[begin][field]}, the log says "
+                        else f"{field} is {found[begin][field]}, the log has "
                         f"{expected[begin][field]}"
                     ),
                 )
@@ -217,7 +217,7 @@ class EntryUnits:
         self._stretches.append((header.index, bytearray(unit)))
 
     def at(self, position: int, before: Before | None) -> tuple[int, Before] | None:
-        """Return end and facts of the entry at *position* as an index file tells them."""
+        """Return end and facts of the entry at *position* as an index file has them."""
         if before is None:
             return None
         index = before.index + 1

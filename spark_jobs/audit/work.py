@@ -29,7 +29,7 @@ class Work(msgspec.Struct, frozen=True, order=True):
 
 
 class Done(msgspec.Struct):
-    """What a piece of work says."""
+    """The result of a piece of work."""
 
     segment: SegmentReport | None = None
     findings: list[Finding] = []

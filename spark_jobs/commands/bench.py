@@ -24,7 +24,7 @@ from spark_jobs.malloc_tuning import keep_memory
 
 KERNEL_CLIENTS: Final = (10, 1_000)
 ROUNDS: Final = 10
-"""The best of so many counts: what else runs here only ever makes it slower."""
+"""The best of this number counts: what else runs here only ever makes it slower."""
 
 
 class Figure(msgspec.Struct):

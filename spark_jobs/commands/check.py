@@ -39,7 +39,7 @@ def check(
         int | None,
         Parameter(
             help="How late a delayed message may come, time without a leader included; not given: "
-            "as late as it likes. All else that was promised is in the plan of the run.",
+            "as late as it likes. All other guarantees are in the plan of the run.",
             validator=validators.Number(gte=0),
         ),
     ] = None,

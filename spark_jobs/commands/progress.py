@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error if somebody looks at it; yield who is told how much is done."""
+    """Show a bar on a terminal's standard error; yield a function to call with the part done."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""Topics read from brokers: where queues begin and end, and their messages, whoever leads."""
+"""Topics read from brokers: where queues begin and end, and their messages, under any leader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spark_jobs.datasource.ranges import QueueRange
 PULL_MESSAGES: Final = 4096
 """Asked for at a time; the broker has limits of its own."""
 PAUSE_S: Final = 0.2
-"""Between two attempts while nobody leads: an election takes about a second."""
+"""Between two attempts without a leader: an election takes about a second."""
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def open_client(namesrv: str) -> BlockingClient:
 
 
 class DataLostError(ClientError):
-    """Messages that were to be read are gone; the query stops so that nobody overlooks it."""
+    """Messages that were to be read were removed; the query stops so that it is noticed."""
 
 
 class TopicReader:
@@ -59,8 +59,8 @@ class TopicReader:
         """Return every queue of the topics, from its first offset to its present end.
 
         Raises:
-            NoRouteError: Nobody knows a topic.
-            ClientError: Nobody answered in time.
+            NoRouteError: A topic is not known.
+            ClientError: There was no answer in time.
         """
         admin = self._client.admin()
         return sorted(
@@ -95,7 +95,7 @@ class TopicReader:
 
         Raises:
             DataLostError: Retention has taken some of them, or the queue has less than it had.
-            ClientError: Nobody answered in time.
+            ClientError: There was no answer in time.
         """
         queue = MessageQueue(one.topic, one.broker, one.queue_id)
         offset = one.begin
@@ -131,8 +131,8 @@ class TopicReader:
             raise DataLostError(f"{one.name}: {error}; was the topic deleted?") from error
         if self._options.fail_on_data_loss:
             raise DataLostError(
-                f"{one.name}: offsets {offset} to {error.min_offset - 1} are gone, retention took "
-                "them; failOnDataLoss=false goes on without them"
+                f"{one.name}: offsets {offset} to {error.min_offset - 1} are missing, retention"
+                " took them; failOnDataLoss=false goes on without them"
             ) from error
         return min(error.min_offset, one.end)
 
@@ -142,7 +142,7 @@ class TopicReader:
         return self._consumer
 
     def _again(self, ask: Callable[[], T]) -> T:
-        """Ask until somebody answers: reading twice harms nobody."""
+        """Ask until there is an answer: reading twice does no harm."""
         deadline = time.monotonic() + self._options.timeout_s
         while True:
             try:

@@ -14,7 +14,7 @@ LATEST: Final = "latest"
 PARTITION_MESSAGES: Final = 100_000
 """Messages of one task: some seconds of reading, so that a lost task costs little."""
 READ_TIMEOUT_S: Final = 60.0
-"""How long a read goes on asking while nobody leads: many elections."""
+"""How long a read goes on asking without a leader: many elections."""
 GROUP: Final = "spark-readers"
 """Consumer group that pulls are made as; it commits no offset."""
 COLUMNS: Final[Mapping[str, str]] = {
@@ -63,7 +63,7 @@ class Options:
         filter_pushdown: Whether terms of a query narrow what is read. Off by default: Spark 4.3
             keeps one plan per `load()`, so two filters on one of them would read each other's.
         fail_on_data_loss: Whether messages that retention took are an error.
-        timeout_s: Of one read, while nobody answers.
+        timeout_s: Of one read without an answer.
     """
 
     namesrv: str = ""

@@ -96,7 +96,7 @@ class Bounds:
         low, past = kind in _LOW, kind in ("GreaterThan", "LessThanOrEqual")
         if column == "store_timestamp" and isinstance(value, datetime):
             ms = int(value.timestamp() * 1000)
-            # A millisecond too much on either side: Spark looks at every row again.
+            # A millisecond too much on either side: Spark checks every row again.
             if low:
                 self.from_ms = max(self.from_ms, ms - 1)
             else:

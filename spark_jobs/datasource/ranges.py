@@ -70,7 +70,7 @@ def between(
 def advance(start: Offsets, latest: Offsets, messages: int) -> dict[str, int]:
     """Return a position at most *messages* after *start*: each queue gets its share of them.
 
-    A queue with less than its share gives the rest to the others, so no queue waits for ever and
+    A queue with less than its share gives the rest to the others, so no queue waits without end and
     a batch is as large as it may be. The same arguments give the same answer.
     """
     left = {name: latest[name] - start.get(name, 0) for name in latest}

@@ -64,7 +64,7 @@ def read_part(part: SegmentPart, options: Options, bounds: Bounds) -> Iterator[l
     """Yield the messages of a segment that are wanted, entry by entry, in log order.
 
     Raises:
-        CorruptEntryError: A byte of it is wrong; says where.
+        CorruptEntryError: A byte of it is wrong; names the place.
     """
     folder = open_folder(Path(part.folder))
     side = Side(folder, part.base, folder.segment(part.base), part.base, part.end)

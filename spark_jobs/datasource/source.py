@@ -189,7 +189,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return latest
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return where the queues end now, for who watches the query."""
+        """Return where the queues end now, for progress reports of the query."""
         return self._latest()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -258,7 +258,7 @@ def batch_of(messages: Iterable[MessageExt], columns: Sequence[str]) -> Any:
     """Return messages as one record batch.
 
     Raises:
-        CorruptRecordError: A record is not what its checksum says, or is compressed in a way that
+        CorruptRecordError: A record does not fit its checksum, or is compressed in a way that
             this client cannot read.
     """
     rows = list(messages)

@@ -1,6 +1,6 @@
 """Rows as messages: at least once. A task that Spark runs again sends its rows again.
 
-A row's `idempotent_key` is stored with its message, so that whoever reads can tell the copies of
+A row's `idempotent_key` is stored with its message, so that a reader can recognise the copies of
 one row from different rows.
 """
 

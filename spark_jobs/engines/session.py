@@ -60,7 +60,7 @@ def open_session(
     """Return the session of this process; the one that is there, if one is.
 
     Args:
-        master: Spark's URL; empty: this machine's cores; `SUBMITTED`: as `spark-submit` said.
+        master: Spark's URL; empty: this machine's cores; `SUBMITTED`: as `spark-submit` set.
         memory: Of the JVM, where this machine is the master; Python workers have their own.
         partitions: Of a shuffle; 0: Spark's own choice.
 

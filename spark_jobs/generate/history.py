@@ -60,7 +60,7 @@ class Generated(msgspec.Struct):
         ops: Rows of `ops`.
         obs: Rows of `obs`.
         plant: Name of the anomaly planted.
-        checker: Who has to find it.
+        checker: The one that has to find it.
         witnesses: Operations it has to name.
     """
 
@@ -77,7 +77,7 @@ def generate(
     """Write the tables of *shape* below *into*, and return what was made.
 
     Args:
-        on_progress: Told how many operations are written.
+        on_progress: Called with how many operations are written.
 
     Raises:
         ConfigError: *shape* makes no sense, or its anomaly does not fit in.
@@ -200,7 +200,7 @@ def _two_words(no: str, yes: str, which: Any) -> Any:
 def streams(shape: Shape) -> list[QueueStream]:
     """Return the queues of *shape*.
 
-    Clients are shared out; where there are more queues, each has a client of its own, and so many
+    Clients are shared out; where there are more queues, each has a client of its own, and this many
     are at work as there are to be clients.
     """
     per_queue, rest = divmod(shape.ops, shape.queues)

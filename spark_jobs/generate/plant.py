@@ -17,7 +17,7 @@ from jepsen_like.history.operation import NEVER, NOTHING, F, Outcome
 from spark_jobs.generate.queue_stream import I64, Block
 
 _TRIES: Final = 4_096
-"""Places looked at before it is said that there is none."""
+"""Places tried before it is reported that there is none."""
 _WINDOW_NS: Final = 200_000
 """Time looked at around a place, beside what overlaps it."""
 
@@ -30,7 +30,7 @@ class Planter(NamedTuple):
     """How one kind is planted.
 
     Attributes:
-        checker: Who has to say so.
+        checker: The one that has to report it.
         act: Changes a block and returns the op ids of the witnesses; empty: a replica's own rows.
         at_end: It needs the last block of the queue.
     """
@@ -195,7 +195,7 @@ def _never_committed(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
 
 
 def _aborted_commit(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
-    commit = _pick(rng, _unread_commits(block), "commit that nobody read")
+    commit = _pick(rng, _unread_commits(block), "commit that was not read")
     block.ops["outcome"][commit] = Outcome.FAIL
     witness = int(block.ops["op_id"][commit])
     return (witness, *_fetched(block, rng, int(block.ops["off"][commit])))
@@ -228,7 +228,7 @@ def _committed_back(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
 
 def _not_unique(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
     commits, unread = block.rows(F.COMMIT), _unread_commits(block)
-    other = _pick(rng, unread, "commit that nobody read")
+    other = _pick(rng, unread, "commit that was not read")
     one = _pick(rng, commits[commits != other], "second commit")
     block.ops["off"][other] = block.ops["off"][one]
     return int(block.ops["op_id"][one]), int(block.ops["op_id"][other])
@@ -264,7 +264,7 @@ def planter_named(name: str) -> tuple[str, Planter]:
     kinds = {_dashed(kind): kind for kind in PLANTERS}
     kind = kinds.get(_dashed(name))
     if kind is None:
-        raise CannotPlantError(f"nobody plants {name!r}; there are {', '.join(sorted(kinds))}")
+        raise CannotPlantError(f"no planter of {name!r}; there are {', '.join(sorted(kinds))}")
     return kind, PLANTERS[kind]
 
 

@@ -97,7 +97,7 @@ class QueueStream:
     """Plays one queue.
 
     Attributes:
-        queue: Which; with *seed* and the number of a block it says everything.
+        queue: Which; with *seed* and the number of a block it determines everything.
         seed: Of the history.
         ops: How many operations.
         clients: Ids of its clients.

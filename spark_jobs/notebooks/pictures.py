@@ -57,7 +57,7 @@ from jepsen_like.report.series import (
 SHIPPED: Final = Path(__file__).parent / "data"
 """A good run and a broken one."""
 PICTURE: Final = ("latency-raw", "latency", "rate", "leader", "lag", "availability", "faults")
-"""Pictures of a whole run, in the order in which one looks at them."""
+"""Pictures of a whole run, in the order in which they are read."""
 MORE: Final = ("unseen", "timeline")
 
 
@@ -90,7 +90,7 @@ class Looked:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """What brokers said of themselves, in order of time."""
+        """What brokers reported of themselves, in order of time."""
         nodes = self.table("nodes")
         rows = nodes.filter(pc.equal(nodes.column("kind"), int(NodeKind.SAMPLE))).to_pylist()
         names = ("at_ns", "node", "role", "term", "commit_index", "last_index")
@@ -115,7 +115,7 @@ class Looked:
 
     @cached_property
     def reigns(self) -> list[Reign]:
-        """Who led when."""
+        """Leaders over time."""
         return reigns_of(self.history.events, self.samples, self.span)
 
     @cached_property
@@ -236,7 +236,7 @@ def head(table: pa.Table, count: int, *names: str) -> str:
 I64 = npt.NDArray[np.int64]
 
 POINTS_MAX: Final = 10_000
-"""Points drawn; of more operations every n-th, and the picture says so."""
+"""Points drawn; of more operations every n-th, and the picture states it."""
 LANES_MAX: Final = 40
 """Processes in the timeline; a person cannot tell more of them apart."""
 OUTCOMES: Final = {Outcome.OK: GOOD, Outcome.INFO: DOUBT, Outcome.FAIL: BAD}

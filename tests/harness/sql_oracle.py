@@ -1,7 +1,8 @@
 """An SQL92 evaluator of its own: recursive descent that evaluates while it reads, no tree.
 
 It shares no line with the product. Values are tagged pairs, rules are written down one by one as
-the fact sheet has them; nothing is decided before a message is there, except what is refused.
+the page of protocol facts has them; nothing is decided before a message is there, except what is
+refused.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ TOKEN = re.compile(
     r"""(?P<skip>[ \t\r\n\f]+|--[^\r\n]*|/\*.*?\*/)
     |(?P<text>'(?:[^']|'')*')
     |(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)
-    |(?P<int>0|[1-9][0-9]*[lL]?)
-    |(?P<word>[A-Za-z_$][A-Za-z0-9_$]*)
+    |(?P<int>0|[1-9][0-9]*[lL]?) |(?P<word>[A-Za-z_$][A-Za-z0-9_$]*)
     |(?P<sign><>|<=|>=|[=<>(),+-])""",
     re.VERBOSE | re.DOTALL,
 )

@@ -13,9 +13,6 @@ import pytest
 from tests.harness.shipped_files import ROOT
 
 PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs")
-CITED_LATER = ("client/", "dledger/processors/")
-"""Folders whose files still cite pages by an old name. Only ever shorter."""
-
 _SPEC = re.compile(r"^[ \t]*Spec: (.*?)(?=\n[ \t]*\n|\n?[ \t]*\"\"\")", re.DOTALL | re.MULTILINE)
 _PAGE = re.compile(r"(docs/[\w./-]+\.md)((?:, sections? [\d., andto]*\d)?)")
 _HEADING = re.compile(r"^#+ (\d+(?:\.\d+)?)\.? ", re.MULTILINE)
@@ -39,9 +36,8 @@ def cited() -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(CITED_LATER):
-                for text in _SPEC.findall(path.read_text()):
-                    yield name, text
+            for text in _SPEC.findall(path.read_text()):
+                yield name, text
 
 
 @cache

@@ -568,7 +568,7 @@ def test_config_takes_peer_certificates_in_a_conf_file() -> None:
 
 
 def test_config_refuses_one_unguarded_peer() -> None:
-    with pytest.raises(ConfigError, match=r"whoever reaches 10\.0\.0\.2:2 could pass for a member"):
+    with pytest.raises(ConfigError, match=r"that reaches 10\.0\.0\.2:2 could pass for a member"):
         conf("dLegerPeers=n0-127.0.0.1:1;n1-10.0.0.2:2;n2-127.0.0.1:3")
 
 

@@ -1,7 +1,7 @@
 """Requests as other clients put them on the wire, byte by byte, and the bytes they are answered.
 
 The requests in `tests/data/golden_frames.json` were made by the clients named there. The answers
-are this broker's, looked at once against the fact sheet; from then on they stay as they are.
+are this broker's, compared once with the protocol facts; from then on they stay as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames against the fact sheet, byte by byte."""
+"""Frames against the protocol facts, byte by byte."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_two_whole_entries_that_both_count_as_committed_part_the_group(tmp_path:
 
     two = audit(roots[:2])
     assert two.verdict == "parted"
-    assert any(f.replica == "" and "nothing says which is right" in f.detail for f in two.findings)
+    assert any(f.replica == "" and "nothing shows which is right" in f.detail for f in two.findings)
 
 
 def test_what_retention_removed_from_one_is_compared_among_the_others(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What matches: the rules of the fact sheet, one by one."""
+"""What matches: the rules of the protocol facts, one by one."""
 
 from __future__ import annotations
 
