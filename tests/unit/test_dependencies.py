@@ -57,7 +57,7 @@ def third_party(package: str) -> dict[str, set[str]]:
     return found
 
 
-def test_what_brokers_clients_and_tools_import_is_declared_without_an_extra() -> None:
+def test_dependencies_of_brokers_and_clients_need_no_extra() -> None:
     always = declared(None)
     for package in ("client", "commitlog", "dledger", "namesrv", "remoting"):
         found = third_party(package)
@@ -66,7 +66,7 @@ def test_what_brokers_clients_and_tools_import_is_declared_without_an_extra() ->
             assert distribution in always, (distribution, sorted(files))
 
 
-def test_what_the_test_rig_and_spark_jobs_import_is_declared_by_an_extra() -> None:
+def test_dependencies_of_rig_and_spark_jobs_are_in_extras() -> None:
     chaos = declared(None) | declared("chaos")
     for distribution, files in third_party("jepsen_like").items():
         assert distribution in chaos, (distribution, sorted(files))

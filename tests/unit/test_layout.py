@@ -98,7 +98,7 @@ def test_package_types_are_shipped(package: str) -> None:
     assert (ROOT / package / "py.typed").read_bytes() == b""
 
 
-def test_the_core_needs_what_it_may_and_nothing_for_tests_or_spark() -> None:
+def test_layout_core_needs_nothing_for_tests_or_spark() -> None:
     table = project()["project"]
     core = table["dependencies"]
     assert "pysyncobj==0.3.17" in core

@@ -26,7 +26,7 @@ def test_a_scenario_prints_what_was_reviewed(path: Path, pytestconfig: pytest.Co
     assert now.splitlines() == reviewed.splitlines()
 
 
-def test_every_scenario_begins_with_what_it_shows_and_ends_with_the_state() -> None:
+def test_scenario_begins_with_its_subject_and_ends_with_state() -> None:
     assert len(FILES) >= 8
     for path in FILES:
         lines = path.read_text().splitlines()

@@ -129,7 +129,7 @@ def letter(**properties: str) -> MessageExt:
     return MessageExt(memoryview(record), 0)
 
 
-def test_the_copy_goes_to_the_groups_retry_topic_with_what_is_the_users() -> None:
+def test_resend_copies_user_properties_to_the_retry_topic() -> None:
     copy = resend_copy(
         letter(
             UNIQ_KEY="K",

@@ -54,7 +54,7 @@ def test_each_message_of_a_context_has_a_record_of_its_own() -> None:
     assert [found.beans[0].msg_id for found in decode(text)] == ["ID1", "ID2"]
 
 
-def test_what_is_missing_is_written_as_java_writes_it_and_read_as_nothing() -> None:
+def test_trace_data_writes_missing_fields_as_java_does() -> None:
     text = encode(TraceContext(TraceType.PUB, 1, (BARE,), "", "g"))
     assert (
         text

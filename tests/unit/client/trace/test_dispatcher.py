@@ -137,7 +137,7 @@ async def test_half_messages_and_decisions_are_traced() -> None:
     assert not bean.from_transaction_check
 
 
-async def test_a_trace_topic_that_hangs_delays_no_send_and_costs_only_traces(
+async def test_dispatcher_with_hanging_topic_delays_no_send(
     world: World, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_dispatcher, "WAITING_TRACES_MAX", 10)

@@ -78,7 +78,7 @@ def test_a_damaged_record_is_named(numbers: Log) -> None:
     assert (raised.value.position, raised.value.size) == (position, size)
 
 
-def test_what_the_log_says_passes_through(numbers: Log) -> None:
+def test_property_filter_passes_errors_of_the_log(numbers: Log) -> None:
     def read(_position: int, _size: int) -> memoryview:
         raise OffsetOutOfRangeError("gone")
 
