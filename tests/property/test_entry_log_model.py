@@ -15,7 +15,7 @@ from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
 from dledger.testing.crash_disk import CrashDisk
-from dledger.testing.sectors import SECTOR_BYTES
+from dledger.testing.sectors import SECTOR_BYTES, Inode
 from tests.harness.entry_frames import next_frame, next_no_op
 
 ROOT = "/store"
@@ -192,7 +192,7 @@ def test_damaged_files_are_refused_or_opened_clean(
     if cut_file:
         path = rng.choice(paths)
         content = disk.files[path].content
-        del content[rng.randrange(len(content)) :]
+        disk.files[path] = Inode.holding(content[: rng.randrange(len(content))])
     try:
         log = open_log(disk, MARK if with_mark else None)
     except CorruptStoreError:
