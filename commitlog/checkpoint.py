@@ -16,8 +16,6 @@ from typing import Final
 from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 
 CHECKPOINT_BYTES: Final = 4096
-SAFETY_MARGIN_MS: Final = 3000
-"""What RocketMQ subtracts: records of the last seconds may not be in the queues yet."""
 
 _FIELDS: Final = struct.Struct(">qqqqq")
 
@@ -31,17 +29,6 @@ class Checkpoint:
     index_msg_timestamp_ms: int = 0
     master_flushed_offset: int = 0
     confirm_phy_offset: int = 0
-
-    def safe_time_ms(self, *, index_safe: bool = False) -> int:
-        """Return the store time up to which everything is derived and on disk.
-
-        Args:
-            index_safe: Count the key index too (RocketMQ's `messageIndexSafe`).
-        """
-        safe = min(self.physic_msg_timestamp_ms, self.logics_msg_timestamp_ms) - SAFETY_MARGIN_MS
-        if index_safe:
-            safe = min(safe, self.index_msg_timestamp_ms)
-        return max(safe, 0)
 
     def encode(self) -> bytes:
         """Return the 40 bytes that are stored; the rest of the file is zero."""

@@ -20,8 +20,8 @@ from namesrv.kv_config import ORDER_TOPIC_CONFIG
 from namesrv.name_server import NameServer
 from namesrv.refused import SHOWN_CHARACTERS
 from namesrv.register_body import decode_register_body
+from namesrv.registration import BrokerLiveInfo, RegisterResult, Registration
 from namesrv.route_cache import route_dialect
-from namesrv.route_table import BrokerLiveInfo, RegisterResult, Registration
 from namesrv.takeover import MEMBERS_MAX, PROOF_CHARS_MAX
 from remoting.connection import Connection
 from remoting.errors import BadRequestError

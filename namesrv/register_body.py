@@ -17,7 +17,6 @@ import struct
 import zlib
 from typing import Final
 
-import msgspec
 from typing_extensions import Buffer
 
 from namesrv.errors import BadRegisterBodyError
@@ -54,15 +53,6 @@ def decode_register_body(body: Buffer, *, compressed: bool, crc: int) -> Registe
         return _decode_compressed(body) if compressed else RegisterBrokerBody.decode(body)
     except (BadRequestError, struct.error, zlib.error, UnicodeDecodeError, ValueError) as error:
         raise BadRegisterBodyError(f"registration cannot be read: {error}") from error
-
-
-def encode_compressed(body: RegisterBrokerBody) -> bytes:
-    """Return *body* in the compressed form, as a broker of 4.x sends it."""
-    wrapper = body.topic_config_serialize_wrapper
-    texts = [_topic_text(config).encode() for config in wrapper.topic_config_table.values()]
-    servers = msgspec.json.encode(body.filter_server_list)
-    parts = [_sized(wrapper.data_version.encode()), _INT.pack(len(texts)), *map(_sized, texts)]
-    return zlib.compress(b"".join([*parts, _sized(servers)]))
 
 
 def _decode_compressed(body: Buffer) -> RegisterBrokerBody:
@@ -123,14 +113,3 @@ def _topic_config(text: str) -> TopicConfig:
         if attributes and attributes[0]
         else {},
     )
-
-
-def _topic_text(config: TopicConfig) -> str:
-    return (
-        f"{config.topic_name} {config.read_queue_nums} {config.write_queue_nums} "
-        f"{config.perm} {config.topic_filter_type}"
-    )
-
-
-def _sized(data: bytes) -> bytes:
-    return _INT.pack(len(data)) + data

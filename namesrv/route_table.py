@@ -9,21 +9,30 @@ Spec: docs/internals/protocol/semantics.md, section 11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from msgspec import structs
 
 from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
 from namesrv.refused import RefusedRegistrations
-from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX, Claim, may_take, refuses_identity
+from namesrv.registration import (
+    BrokerKey,
+    BrokerLiveInfo,
+    RegisterResult,
+    Registration,
+    check_limits,
+    check_version,
+)
+from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX, may_take, refuses_identity
 from remoting.protocol.bodies import (
     BrokerData,
     BrokerMemberGroup,
     ClusterInfo,
     DataVersion,
     QueueData,
-    TopicConfig,
     TopicRouteData,
 )
 from remoting.protocol.topic_bounds import bad_topic_name, out_of_bounds
@@ -33,115 +42,9 @@ PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
-MAX_I64: Final = 2**63 - 1
 
 MAX_TOPICS: Final = 1_000_000
 """Most topics over all brokers: about 1 GiB of tables, and far beyond what clients can poll."""
-MAX_BROKERS_PER_CONNECTION: Final = 64
-"""Addresses that one connection may register: a process has few brokers, and a stranger must not
-fill the table alone."""
-MAX_BROKERS: Final = 10_000
-"""Most broker addresses. Every one is looked at in each scan."""
-
-
-class BrokerKey(NamedTuple):
-    """Identity of one broker process: two clusters may reuse a private address."""
-
-    cluster_name: str
-    broker_addr: str
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerLiveInfo:
-    """What is known about one registered address."""
-
-    key: BrokerKey
-    broker_name: str
-    last_update_ms: int
-    heartbeat_timeout_ms: int
-    data_version: DataVersion
-    ha_server_addr: str
-    connection: int | None
-    identity: str = ""
-    proof: str = ""
-    members: frozenset[str] = frozenset()
-
-    @property
-    def claim(self) -> Claim:
-        """What speaks for it when another address wants its place."""
-        return Claim(self.identity, self.data_version.state_version, self.proof)
-
-    def may_be_changed_by(self, identity: str, connection: int | None) -> bool:
-        """Whether a request from a broker with *identity* over *connection* is its own.
-
-        An address without an identity is anybody's, as in RocketMQ. One with a proof is its own
-        connection's: the identity alone may be copied.
-        """
-        if not self.identity or (self.identity == identity and not self.proof):
-            return True
-        return self.connection is not None and self.connection == connection
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What a broker registers about itself.
-
-    Args:
-        heartbeat_timeout_ms: Silence after which it is removed, ten minutes at most; None takes
-            the NameServer's.
-        connection: Number of the connection it came over; None when there is none to lose.
-        identity: Of the broker group; empty: it is a broker of RocketMQ, or of an older release.
-        proof: What members of that group alone can say; empty: they share no secret.
-        members: Addresses of all members of that group.
-        since: *topics* are only those that changed since this version; None: they are all.
-        removed_topics: With *since*, topics that were removed.
-    """
-
-    cluster_name: str
-    broker_name: str
-    broker_addr: str
-    broker_id: int
-    topics: Mapping[str, TopicConfig]
-    data_version: DataVersion
-    ha_server_addr: str = ""
-    heartbeat_timeout_ms: int | None = None
-    enable_acting_master: bool | None = None
-    filter_servers: Sequence[str] = ()
-    connection: int | None = None
-    identity: str = ""
-    proof: str = ""
-    members: frozenset[str] = frozenset()
-    since: DataVersion | None = None
-    removed_topics: Sequence[str] = ()
-
-    @property
-    def claim(self) -> Claim:
-        """What speaks for it when another address is in its place."""
-        return Claim(self.identity, self.data_version.state_version, self.proof)
-
-    @property
-    def key(self) -> BrokerKey:
-        """Identity of the registering process."""
-        return BrokerKey(self.cluster_name, self.broker_addr)
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterResult:
-    """The answer to a registration; both addresses are empty for a leader and when none is known.
-
-    ``moved`` means that the address was not there before, or under another id. ``superseded``
-    means that another address keeps the id, ``kept_by``: nothing changed. ``left_out`` has the
-    topics that are not in the route, with the reason. ``needs_all`` means that differences do not
-    follow what is known here: nothing changed.
-    """
-
-    ha_server_addr: str = ""
-    master_addr: str = ""
-    moved: bool = False
-    superseded: bool = False
-    kept_by: str = ""
-    left_out: tuple[tuple[str, str], ...] = ()
-    needs_all: bool = False
 
 
 def _ignore_topics(_topics: Iterable[str]) -> None:
@@ -220,8 +123,8 @@ class RouteInfoManager:
         moved = holder != key.broker_addr
         changed = moved or known is None or known.data_version != registration.data_version
         if changed:
-            self._check_room(registration)
-            _check_version(registration.data_version)
+            check_limits(registration, self.broker_live_table)
+            check_version(registration.data_version)
 
         if known is not None and known.broker_name != name:
             self._remove([key])
@@ -405,7 +308,7 @@ class RouteInfoManager:
             if reason:
                 raise RegistrationRefusedError(f"topic {topic}: {reason}")
             if name in self.drained:
-                datas[name] = _with_perm(data, data.perm & ~PERM_WRITE)
+                datas[name] = structs.replace(data, perm=data.perm & ~PERM_WRITE)
         if topic not in self.topic_queue_table and len(self.topic_queue_table) >= MAX_TOPICS:
             raise RegistrationRefusedError(f"there are {MAX_TOPICS} topics already")
         self.topic_queue_table.setdefault(topic, {}).update(datas)
@@ -427,7 +330,7 @@ class RouteInfoManager:
             addrs = dict(sorted(broker.broker_addrs.items()))
             if self._has_acting_master(broker):
                 addrs[MASTER_ID] = addrs.pop(next(iter(addrs)))
-                queue_data = _with_perm(queue_data, queue_data.perm & ~PERM_WRITE)
+                queue_data = structs.replace(queue_data, perm=queue_data.perm & ~PERM_WRITE)
             brokers.append(
                 BrokerData(
                     cluster=broker.cluster,
@@ -563,19 +466,6 @@ class RouteInfoManager:
         if reason:
             raise RegistrationRefusedError(f"broker name {name} is not for {addr}: {reason}")
 
-    def _check_room(self, registration: Registration) -> None:
-        key = registration.key
-        if key not in self.broker_live_table and len(self.broker_live_table) >= MAX_BROKERS:
-            raise RegistrationRefusedError(f"there are {MAX_BROKERS} brokers already")
-        if key in self.broker_live_table or registration.connection is None:
-            return
-        connection = registration.connection
-        beside = sum(live.connection == connection for live in self.broker_live_table.values())
-        if beside >= MAX_BROKERS_PER_CONNECTION:
-            raise RegistrationRefusedError(
-                f"{MAX_BROKERS_PER_CONNECTION} brokers are registered over this connection already"
-            )
-
     def _owns_topics(self, broker: BrokerData, broker_id: int) -> bool:
         if broker_id == MASTER_ID:
             return True
@@ -657,7 +547,9 @@ class RouteInfoManager:
         topics = self._topics_of_brokers({broker_name})
         for topic in topics:
             queues = self.topic_queue_table[topic]
-            queues[broker_name] = _with_perm(queues[broker_name], change(queues[broker_name].perm))
+            queues[broker_name] = structs.replace(
+                queues[broker_name], perm=change(queues[broker_name].perm)
+            )
         self._on_route_change(topics)
         return len(topics)
 
@@ -706,19 +598,3 @@ class RouteInfoManager:
             self._drop_queues(topics, ended)
         else:
             self._on_route_change(topics)
-
-
-def _check_version(version: DataVersion) -> None:
-    numbers = (version.state_version, version.timestamp, version.counter)
-    if not all(-MAX_I64 <= number <= MAX_I64 for number in numbers):
-        raise RegistrationRefusedError("the data version is out of range")
-
-
-def _with_perm(data: QueueData, perm: int) -> QueueData:
-    return QueueData(
-        broker_name=data.broker_name,
-        read_queue_nums=data.read_queue_nums,
-        write_queue_nums=data.write_queue_nums,
-        perm=perm,
-        topic_sys_flag=data.topic_sys_flag,
-    )

@@ -449,13 +449,6 @@ class OffsetResponseHeader(Header):
 
 
 @dataclass(slots=True)
-class TimestampResponseHeader(Header):
-    """A time: answer to GET_EARLIEST_MSG_STORETIME."""
-
-    timestamp: I64
-
-
-@dataclass(slots=True)
 class ConsumerGroupHeader(Header):
     """One consumer group: codes 38, 40, 203."""
 
@@ -488,14 +481,6 @@ class QueryMessageHeader(Header):
     begin_timestamp: I64
     end_timestamp: I64
     unique_key_query: bool | None = False
-
-
-@dataclass(slots=True)
-class QueryMessageResponseHeader(Header):
-    """How far the key index reaches."""
-
-    index_last_update_timestamp: I64
-    index_last_update_phyoffset: I64
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from namesrv.errors import BadRegisterBodyError
-from namesrv.register_body import decode_register_body, encode_compressed
+from namesrv.register_body import decode_register_body
 from remoting.protocol.bodies import RegisterBrokerBody
+from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import register_body
 
 SAMPLE = register_body(["T1", "T2"], counter=5, filters=["f:1"])

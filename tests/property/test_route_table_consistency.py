@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
+from namesrv.registration import Registration
 from namesrv.route_cache import RouteCache
-from namesrv.route_table import Registration, RouteInfoManager
+from namesrv.route_table import RouteInfoManager
 from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
 from remoting.protocol.fastjson import Dialect

@@ -38,13 +38,6 @@ def test_a_missing_or_short_checkpoint_is_all_zero() -> None:
     assert CheckpointFile(disk, PATHS.checkpoint).load() == Checkpoint(5)
 
 
-def test_safe_time_is_the_older_of_log_and_queues_minus_three_seconds() -> None:
-    checkpoint = Checkpoint(20_000, 15_000, 8_000)
-    assert checkpoint.safe_time_ms() == 12_000
-    assert checkpoint.safe_time_ms(index_safe=True) == 8_000
-    assert Checkpoint(1_000, 2_000).safe_time_ms() == 0
-
-
 def test_the_abort_file_holds_the_process_id_and_goes_at_a_clean_stop() -> None:
     disk = CrashDisk()
     abort = AbortFile(disk, PATHS.abort)

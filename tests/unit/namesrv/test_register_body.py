@@ -10,7 +10,8 @@ import pytest
 
 from namesrv import register_body
 from namesrv.errors import BadRegisterBodyError
-from namesrv.register_body import decode_register_body, encode_compressed
+from namesrv.register_body import decode_register_body
+from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import register_body as sample
 
 

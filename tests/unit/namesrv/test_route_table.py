@@ -9,12 +9,8 @@ import pytest
 from namesrv import route_table
 from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
-from namesrv.route_table import (
-    MAX_BROKERS_PER_CONNECTION,
-    BrokerKey,
-    Registration,
-    RouteInfoManager,
-)
+from namesrv.registration import MAX_BROKERS_PER_CONNECTION, BrokerKey, Registration
+from namesrv.route_table import RouteInfoManager
 from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
 
@@ -338,7 +334,7 @@ def test_a_broker_without_a_sensible_timeout_gets_the_nameserver_s(timeout_ms: i
 
 def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "MAX_TOPICS", 3)
-    monkeypatch.setattr(route_table, "MAX_BROKERS", 1)
+    monkeypatch.setattr("namesrv.registration.MAX_BROKERS", 1)
     table = RouteInfoManager()
     result = table.register_broker(registration(table=topics("1", "2", "3", "4")), 0)
     assert result.left_out == (("4", "there are 3 topics already"),)
