@@ -130,7 +130,8 @@ def with_tables(page: str) -> str:
 
 def _below(root: type[MQError]) -> Iterator[type[MQError]]:
     seen: dict[type[MQError], None] = {}
-    for kind in root.__subclasses__():
+    # By name: the order in which modules were loaded is that of the tests before.
+    for kind in sorted(root.__subclasses__(), key=lambda kind: (kind.__module__, kind.__name__)):
         seen.update(dict.fromkeys([kind, *_below(kind)]))
     packages = ("client", "dledger", "namesrv", "remoting", "commitlog")
     for kind in seen:
