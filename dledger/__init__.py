@@ -17,7 +17,7 @@ _MODULES = {
     "client_tls": "remoting.tls",
     "connect": "client.connect",
     # Messages
-    "CompressionType": "client.core.compression",
+    "CompressionType": "client.core.message_ext",
     "DeliveredMessage": "client.consumer.listener",
     "Message": "client.core.message",
     "MessageBlock": "client.core.message_ext",
@@ -57,13 +57,13 @@ _MODULES = {
     "PushConsumer": "client.consumer.push_consumer",
     "SubscriptionExpression": "client.consumer.subscriptions",
     # Share queues out
-    "AllocateMessageQueueStrategy": "client.consumer.allocation",
-    "Averagely": "client.consumer.allocation",
-    "AveragelyByCircle": "client.consumer.allocation",
-    "ByConfig": "client.consumer.allocation",
-    "ByMachineRoom": "client.consumer.allocation",
-    "ConsistentHash": "client.consumer.allocation",
-    "NearbyMachineRoom": "client.consumer.allocation",
+    "AllocateMessageQueueStrategy": "client.consumer.rebalance",
+    "Averagely": "client.consumer.rebalance",
+    "AveragelyByCircle": "client.consumer.rebalance",
+    "ByConfig": "client.consumer.rebalance",
+    "ByMachineRoom": "client.consumer.rebalance",
+    "ConsistentHash": "client.consumer.rebalance",
+    "NearbyMachineRoom": "client.consumer.rebalance",
     # Hooks
     "CommunicationMode": "client.core.hooks",
     "ConsumeMessageContext": "client.core.hooks",
@@ -100,15 +100,6 @@ if TYPE_CHECKING:
     from client.admin.groups import OffsetMove, OffsetsReset
     from client.admin.messages import DeadLetterGroup
     from client.connect import connect
-    from client.consumer.allocation import (
-        AllocateMessageQueueStrategy,
-        Averagely,
-        AveragelyByCircle,
-        ByConfig,
-        ByMachineRoom,
-        ConsistentHash,
-        NearbyMachineRoom,
-    )
     from client.consumer.config import PushConfig
     from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
     from client.consumer.lite_pull_consumer import LitePullConsumer
@@ -117,9 +108,17 @@ if TYPE_CHECKING:
     from client.consumer.pull_consumer import PullConsumer
     from client.consumer.push_consumer import PushConsumer
     from client.consumer.queue_locks import LockClient
+    from client.consumer.rebalance import (
+        AllocateMessageQueueStrategy,
+        Averagely,
+        AveragelyByCircle,
+        ByConfig,
+        ByMachineRoom,
+        ConsistentHash,
+        NearbyMachineRoom,
+    )
     from client.consumer.subscriptions import SubscriptionExpression
     from client.core.client_instance import ClientConfig, ClientInstance
-    from client.core.compression import CompressionType
     from client.core.hooks import (
         CommunicationMode,
         ConsumeMessageContext,
@@ -134,6 +133,7 @@ if TYPE_CHECKING:
     )
     from client.core.message import Message
     from client.core.message_ext import (
+        CompressionType,
         MessageBlock,
         MessageExt,
         PullResult,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from client.consumer.allocation import AllocateMessageQueueStrategy, Averagely
 from client.consumer.offsets import FROM_LAST, ConsumeFrom
 from client.consumer.process_queue import FlowLimits
+from client.consumer.rebalance import AllocateMessageQueueStrategy, Averagely
 from client.core.hooks import ConsumeMessageHook
 from client.trace.dispatcher import TRACE_TOPIC
 from commitlog.errors import ConfigError

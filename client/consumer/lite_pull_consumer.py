@@ -12,7 +12,6 @@ from typing import Final
 
 import trio
 
-from client.consumer.allocation import AllocateMessageQueueStrategy, Averagely
 from client.consumer.config import LAST_OFFSETS_S, PERSIST_PERIOD_S
 from client.consumer.listener import ConsumeHooks, DeliveredMessage, Handed, consume_trace
 from client.consumer.offsets import FROM_LAST, BrokerOffsets, ConsumeFrom, QueueOffsets
@@ -27,7 +26,7 @@ from client.consumer.owned_queues import (
 )
 from client.consumer.process_queue import FlowLimits
 from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
-from client.consumer.rebalance import Rebalance
+from client.consumer.rebalance import AllocateMessageQueueStrategy, Averagely, Rebalance
 from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression, Subscriptions
 from client.core.client_instance import ClientInstance
 from client.core.client_state import ManagedScope

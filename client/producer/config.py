@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from client.core.compression import CompressionType, check_level
 from client.core.hooks import SendMessageHook
 from client.core.message import MAX_BODY_BYTES
-from client.producer.coalescer import MAX_REQUEST_BYTES, MAX_REQUEST_RECORDS, MAX_WAITING_BYTES
+from client.core.message_ext import CompressionType, check_level
+from client.producer.lane import MAX_REQUEST_BYTES, MAX_REQUEST_RECORDS, MAX_WAITING_BYTES
 from client.trace.dispatcher import TRACE_TOPIC
 
 
@@ -28,7 +28,7 @@ class ProducerConfig:
         compress_over_bytes: Bodies over it are compressed, unless that makes them larger; None:
             never. Batches are sent as they are.
         compress_type: How; clients of RocketMQ before 4.9.4 read zlib only.
-        compress_level: Of zlib or Zstandard; see `client.core.compression.CompressionType`.
+        compress_level: Of zlib or Zstandard; see `client.core.message_ext.CompressionType`.
         max_message_bytes: Largest body, and largest batch.
         latency_fault_enable: Avoid brokers that were slow or failed (RocketMQ's table).
         requests_in_flight: Requests to one broker group at the same time, more than one only when

@@ -11,9 +11,9 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from client.core.compression import compress
 from client.core.errors import MessageIllegalError
 from client.core.message import Message, check_body, encode_message_properties
+from client.core.message_ext import compress
 from client.core.route import DEFAULT_TOPIC, MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.request_reply import is_reply

@@ -41,20 +41,24 @@ from client.core.retry import (
     time_left_s,
 )
 from client.core.route import MessageQueue
-from client.producer.coalescer import (
+from client.producer.config import ProducerConfig
+from client.producer.encoder import SlotEncoder
+from client.producer.lane import (
     Coalescer,
+    HeldSend,
+    Lane,
+    OpenRefusedError,
+    ProducerId,
     RunRefusal,
     SendBatch,
+    Sequences,
     batch_of_one,
     moved_records,
     settle_batch,
     settle_one,
 )
-from client.producer.config import ProducerConfig
-from client.producer.encoder import SlotEncoder
-from client.producer.hooks import SendHooks
-from client.producer.lane import HeldSend, Lane, OpenRefusedError, ProducerId, Sequences
 from client.producer.queue_selection import PublishTopics
+from client.producer.results import SendHooks
 from client.producer.state import Next, SendSlot, SlotState, Standing, error_of, next_of
 from commitlog.errors import MQError
 from remoting.protocol.codes import RequestCode, ResponseCode

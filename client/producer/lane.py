@@ -1,4 +1,8 @@
-"""What waits for one broker group, and the sequences its requests go under.
+"""The line of sends to one broker group, what leaves in one request, and under which sequence.
+
+There is no linger: sends that wait while an earlier request to the same group is out leave
+together as soon as the line is free. Records stand in one request grouped by queue; every send gets
+its own result, also when one queue refuses and another accepts.
 
 Each request to the group gets the next sequence and is repeated under it until its outcome is
 known or no send waits for it any more. While one is being repeated nothing later leaves, and of two
@@ -7,19 +11,23 @@ the earlier one goes first: so the broker meets them in order, and the order of 
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from client.core.errors import BrokerUnreachableError
 from client.core.links import Link
 from client.core.retry import RetrySchedule
-from client.producer.coalescer import Coalescer, SendBatch
-from client.producer.state import SendSlot
-from remoting.errors import RemotingError
+from client.core.route import MessageQueue
+from client.producer.state import SendSlot, SlotState
+from commitlog.record import QUEUE_ID_OFFSET
+from remoting.errors import RemoteProtocolError, RemotingError
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.command import ExtFields, RemotingCommand, request
+from remoting.protocol.headers import SendMessageResponseHeader
 from remoting.protocol.producer_stamp import (
     EPOCH_FIELD,
     ID_FIELD,
@@ -28,6 +36,270 @@ from remoting.protocol.producer_stamp import (
     ProducerStamp,
 )
 from remoting.seams import Rng
+
+MAX_REQUEST_BYTES: Final = 1024 * 1024
+"""A request carries at most this many record bytes, unless one batch alone is larger: it bounds
+how long a small send waits behind others on the wire."""
+MAX_REQUEST_RECORDS: Final = 4096
+"""And at most this many records: it bounds the size of one log entry's table."""
+MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
+"""Per broker group. Beyond it a send waits for room: memory stays bounded when a group is slow."""
+OVERHEAD_BYTES: Final = 512
+"""What a waiting send costs besides its records; counted so that tiny messages are bounded too."""
+
+
+@dataclass(slots=True)
+class SendBatch:
+    """What leaves in one request: runs of slots, each run for one queue.
+
+    Attributes:
+        runs: Queue and its slots in the order they were offered.
+        record_count: Records over all runs.
+        record_bytes: Their bytes.
+        is_alone: One slot that leaves as the request RocketMQ's own clients would send.
+    """
+
+    runs: list[tuple[MessageQueue, list[SendSlot]]]
+    record_count: int
+    record_bytes: int
+    is_alone: bool = False
+
+    @property
+    def deadline(self) -> float:
+        """Monotonic seconds at which the last of its senders gives up."""
+        return max([slot.deadline for slot in self.slots()])
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots it has."""
+        return sum([len(run) for _, run in self.runs])
+
+    def slots(self) -> list[SendSlot]:
+        """Return all slots in the order of their records."""
+        return [slot for _, run in self.runs for slot in run]
+
+    def live_slots(self) -> list[SendSlot]:
+        """Return the slots that are not settled."""
+        return [slot for slot in self.slots() if slot.state < SlotState.STORED]
+
+    def without_settled(self) -> SendBatch:
+        """Return what is left of it when the slots that are settled by now are taken out."""
+        if not any(slot.settled for slot in self.slots()):
+            return self
+        runs: list[tuple[MessageQueue, list[SendSlot]]] = []
+        records = nbytes = 0
+        for queue, run in self.runs:
+            live = [slot for slot in run if slot.state < SlotState.STORED]
+            if live:
+                runs.append((queue, live))
+                records += sum([slot.count for slot in live])
+                nbytes += sum([slot.nbytes for slot in live])
+        return SendBatch(runs, records, nbytes, self.is_alone)
+
+    def run_list(self) -> list[list[Any]]:
+        """Return the header's ``runs``: [topic, queue id, record count] each."""
+        return [
+            [queue.topic, queue.queue_id, sum([slot.count for slot in run])]
+            for queue, run in self.runs
+        ]
+
+    def body(self) -> bytes:
+        """Return size table and records, joined once."""
+        slots = self.slots()
+        parts = [slot.sizes for slot in slots]
+        parts.extend([slot.records for slot in slots])
+        return b"".join(parts)
+
+
+def batch_of_one(slot: SendSlot) -> SendBatch:
+    """Return *slot* as what leaves alone."""
+    return SendBatch([(slot.queue, [slot])], slot.count, slot.nbytes, is_alone=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRefusal:
+    """A run the broker did not take.
+
+    Attributes:
+        slots: Its sends; not settled yet, the driver decides about another try.
+        code: Response code for this run.
+        remark: The broker's own words.
+    """
+
+    slots: list[SendSlot]
+    code: int
+    remark: str
+
+
+class Coalescer:
+    """The sends waiting for one broker group."""
+
+    __slots__ = ("_max_records", "_max_request_bytes", "_max_waiting_bytes", "_pending", "_waiting")
+
+    def __init__(
+        self,
+        *,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        max_request_records: int = MAX_REQUEST_RECORDS,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        self._pending: deque[SendSlot] = deque()
+        self._waiting = 0
+        self._max_request_bytes = max_request_bytes
+        self._max_records = max_request_records
+        self._max_waiting_bytes = max_waiting_bytes
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of all slots that are waiting, overhead included."""
+        return self._waiting
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another send may be offered. One may overshoot; the next one waits."""
+        return self._waiting < self._max_waiting_bytes
+
+    def offer(self, slot: SendSlot) -> None:
+        """Put *slot* at the end of the line."""
+        slot.state = SlotState.WAITING
+        self._waiting += slot.nbytes + OVERHEAD_BYTES
+        self._pending.append(slot)
+
+    def requeue(self, slots: Iterable[SendSlot]) -> None:
+        """Put slots that were taken back to the head of the line, in their order."""
+        returned = list(slots)
+        for slot in returned:
+            if slot.state < SlotState.STORED:
+                slot.state = SlotState.WAITING
+            self._waiting += slot.nbytes + OVERHEAD_BYTES
+        self._pending.extendleft(reversed(returned))
+
+    def take(self, max_bytes: int | None = None) -> SendBatch | None:
+        """Take the next request's worth of sends, oldest first; None when nothing waits.
+
+        Args:
+            max_bytes: Less than the usual limit of a request; one send goes whatever its size.
+
+        Slots settled while they waited (abandoned, timed out) are dropped here.
+        """
+        pending = self._pending
+        runs: dict[MessageQueue, list[SendSlot]] = {}
+        records = 0
+        nbytes = 0
+        max_records = self._max_records
+        if max_bytes is None:
+            max_bytes = self._max_request_bytes
+        waiting = self._waiting
+        while pending:
+            slot = pending[0]
+            if slot.state >= SlotState.STORED:
+                pending.popleft()
+                waiting -= slot.nbytes + OVERHEAD_BYTES
+                continue
+            if records and (records + slot.count > max_records or nbytes + slot.nbytes > max_bytes):
+                break
+            pending.popleft()
+            waiting -= slot.nbytes + OVERHEAD_BYTES
+            records += slot.count
+            nbytes += slot.nbytes
+            run = runs.get(slot.queue)
+            if run is None:
+                runs[slot.queue] = [slot]
+            else:
+                run.append(slot)
+        self._waiting = waiting
+        if not runs:
+            return None
+        return SendBatch(list(runs.items()), records, nbytes)
+
+    def waiting_slots(self) -> list[SendSlot]:
+        """Return the slots in line, settled ones included."""
+        return list(self._pending)
+
+
+def settle_batch(
+    batch: SendBatch, ext: Mapping[str, Any]
+) -> tuple[list[SendSlot], list[RunRefusal]]:
+    """Give every slot of an accepted run its offsets.
+
+    Accepted runs are stored back to back in the order of the request, so positions are found by
+    adding up sizes.
+
+    Args:
+        batch: What was sent.
+        ext: Header fields of the answer with code 0.
+    Returns:
+        The slots now STORED, and the runs that were refused.
+    Raises:
+        RemoteProtocolError: The answer does not fit the request; the outcome is unknown and no
+            slot was touched.
+    """
+    try:
+        results = [(int(r[0]), int(r[1]), str(r[2]) if len(r) > 2 else "") for r in ext["results"]]
+        # There is no position when every run was refused.
+        phy_offset = int(ext.get("phy_offset", -1))
+        store_host = bytes(ext.get("store_host", b""))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(
+            f"an answer to SEND_RECORDS that cannot be read: {error}"
+        ) from error
+    if len(results) != len(batch.runs):
+        raise RemoteProtocolError(f"{len(results)} results for {len(batch.runs)} runs")
+    stored: list[SendSlot] = []
+    refused: list[RunRefusal] = []
+    for (_, run), (code, base_offset, remark) in zip(batch.runs, results, strict=True):
+        if code != 0:
+            refused.append(RunRefusal(run, code, remark))
+            continue
+        for slot in run:
+            if slot.state < SlotState.STORED:
+                slot.base_offset = base_offset
+                slot.phy_offset = phy_offset
+                slot.store_host = store_host
+                slot.state = SlotState.STORED
+                stored.append(slot)
+            base_offset += slot.count
+            phy_offset += slot.nbytes
+    return stored, refused
+
+
+def settle_one(slot: SendSlot, code: int, ext: ExtFields) -> list[SendSlot]:
+    """Give *slot*, which left alone, its place; return it if it is now STORED.
+
+    Args:
+        code: Of the answer; one of those that mean stored.
+        ext: Header fields of the answer.
+    Raises:
+        MQError: The answer cannot be read; the outcome is unknown and the slot was not touched.
+    """
+    header = SendMessageResponseHeader.decode(ext)
+    slot.base_offset = header.queue_offset
+    slot.offset_message_id = header.msg_id
+    slot.recall_handle = header.recall_handle or ""
+    slot.status = code
+    if header.queue_id != slot.queue.queue_id:
+        slot.queue = MessageQueue(slot.queue.topic, slot.queue.broker_name, header.queue_id)
+    if slot.settled:
+        return []
+    slot.state = SlotState.STORED
+    return [slot]
+
+
+def moved_records(records: bytes, sizes: bytes, queue_id: int) -> bytes:
+    """Return *records* with another queue id in each."""
+    if not records:
+        return records
+    moved = bytearray(records)
+    packed = queue_id.to_bytes(4, "big")
+    start = 0
+    for at in range(0, len(sizes), 4):
+        moved[start + QUEUE_ID_OFFSET : start + QUEUE_ID_OFFSET + 4] = packed
+        start += int.from_bytes(sizes[at : at + 4], "big")
+    return bytes(moved)
+
 
 PIPELINE_BYTES: Final = 128 << 10
 """With more than this waiting, requests of this size leave one after the other without waiting

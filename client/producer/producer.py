@@ -1,28 +1,35 @@
-"""Sends messages and says what became of each.
+"""Sends messages and returns what became of each; sends requests, and recalls scheduled messages.
 
 ::
 
-    send ─► checks ─► queue (round robin, selector) ─► record ─► lane of the broker group ─► wire
+    send ─► checks ─► queue (round robin, selector) ─► record ─► engine: line, request ─► wire
       ▲                                                              │
       └────────────── woken with its own result or error ◄───────────┘
+
+Spec: docs/internals/protocol/remoting.md, section 7.2 (recall).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from client.core.client_instance import ClientInstance
 from client.core.client_state import ManagedScope
 from client.core.errors import (
+    AlreadyDeliveredError,
     BackpressureError,
+    BrokerBusyError,
+    BrokerRefusedError,
     BrokerUnreachableError,
     ClientClosedError,
     MessageIllegalError,
     NoRouteError,
+    RequestFailedError,
+    RequestTimedOutError,
     UnknownOutcomeError,
 )
 from client.core.hooks import CommunicationMode
@@ -33,18 +40,73 @@ from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.encoder import SlotEncoder, goes_alone
 from client.producer.engine import SendEngine
-from client.producer.hooks import SendHooks
 from client.producer.lane import Lane
 from client.producer.queue_selection import PublishTopic, PublishTopics
-from client.producer.recall import recall
 from client.producer.request_reply import ask
-from client.producer.results import BatchSendResult, SendFuture, result_of, result_of_one
+from client.producer.results import BatchSendResult, SendFuture, SendHooks, result_of, result_of_one
 from client.producer.state import SendSlot, SlotState
 from client.trace.dispatcher import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_id import UniqKeyFactory
 from commitlog.record import pack_host
+from remoting.errors import BadRequestError
+from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
+from remoting.protocol.headers import RecallMessageHeader
+from remoting.protocol.outcome import outcome_of
+from remoting.protocol.recall_handle import RecallHandle
+
+ASK_AGAIN_S: Final = 0.1
+"""Pause before a broker that does not know what became of a recall is asked again."""
+
+
+async def recall(
+    instance: ClientInstance, producer_group: str, handle: str, timeout_s: float
+) -> str:
+    """Recall the message of *handle*; `Producer.recall` says what is returned and raised."""
+    try:
+        named = RecallHandle.decode(handle)
+    except BadRequestError as error:
+        raise MessageIllegalError(str(error)) from error
+    ext = dict(RecallMessageHeader(named.topic, handle, producer_group).encode())
+    deadline = instance.clock.monotonic() + timeout_s
+    what = f"recall of {named.uniq_key} on {named.broker_name}"
+    await instance.route(named.topic)  # makes its brokers known
+    while True:
+        try:
+            answer = await instance.ask_leader(
+                named.broker_name,
+                RequestCode.RECALL_MESSAGE,
+                ext,
+                topic=named.topic,
+                timeout_s=max(deadline - instance.clock.monotonic(), 0.001),
+            )
+        except RequestTimedOutError as error:
+            raise UnknownOutcomeError(f"{what}: {error}") from error
+        except RequestFailedError as error:
+            raise BrokerBusyError(
+                f"{what}: {error}", code=error.code, remark=error.remark
+            ) from error
+        if answer.code == ResponseCode.SUCCESS:
+            return str(answer.ext.get("msgId", named.uniq_key))
+        if outcome_of(answer) != "unknown":
+            raise _refused(what, answer)
+        if instance.clock.monotonic() + ASK_AGAIN_S >= deadline:
+            raise UnknownOutcomeError(f"{what}: {answer.remark or ''}")
+        await instance.clock.sleep(ASK_AGAIN_S)
+
+
+def _refused(what: str, answer: RemotingCommand) -> BrokerRefusedError:
+    remark = answer.remark or ""
+    kind = (
+        AlreadyDeliveredError
+        if answer.code == ResponseCode.ILLEGAL_OPERATION
+        else BrokerRefusedError
+    )
+    return kind(
+        f"{what}: refused with code {answer.code}: {remark}", code=answer.code, remark=remark
+    )
+
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 """Chooses the queue of an ordered send from the topic's queues."""

@@ -17,11 +17,10 @@ from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMes
 from client.consumer.offsets import FROM_FIRST
 from client.consumer.push_consumer import PushConsumer
 from client.consumer.subscriptions import SubscriptionExpression
-from client.core.compression import CompressionType
 from client.core.errors import BrokerBusyError, BrokerRefusedError, ClientError, UnknownOutcomeError
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
-from client.core.message_ext import MessageExt
+from client.core.message_ext import CompressionType, MessageExt
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from client.producer.request_reply import reply_message

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from client.core.message import Message
 from client.core.retry import FailureKind, RetryPolicy, RetrySchedule
 from client.core.route import MessageQueue
-from client.producer.coalescer import Coalescer, moved_records, settle_batch
+from client.producer.lane import Coalescer, moved_records, settle_batch
 from client.producer.queue_selection import LatencyFaultTable, QueueSelector
 from client.producer.state import SendSlot, SlotState
 from commitlog.record import decode_record, encode_record

@@ -1,10 +1,28 @@
-"""Half of the brokers that answer decide who is in a group."""
+"""Which queues each consumer of a group owns."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
-from client.consumer.rebalance import known_members
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.consumer.rebalance import (
+    AllocateMessageQueueStrategy,
+    Averagely,
+    AveragelyByCircle,
+    ByConfig,
+    ByMachineRoom,
+    ConsistentHash,
+    HashRing,
+    NearbyMachineRoom,
+    known_members,
+    queue_text,
+    ring_hash,
+    room_of,
+)
+from client.core.route import MessageQueue
 
 
 @pytest.mark.parametrize(
@@ -21,3 +39,178 @@ from client.consumer.rebalance import known_members
 )
 def test_members(answers: list[list[str]], members: list[str]) -> None:
     assert known_members(answers) == members
+
+
+ROOMS = ("r1", "r2", "r3")
+
+
+def queues_of(count: int, broker: str = "b", topic: str = "T") -> list[MessageQueue]:
+    return [MessageQueue(topic, broker, number) for number in range(count)]
+
+
+def room_of_queue(queue: MessageQueue) -> str:
+    return queue.broker_name.split("@")[0]
+
+
+def room_of_client(client: str) -> str:
+    return client.split("-")[0]
+
+
+def ids(
+    strategy: AllocateMessageQueueStrategy, client: str, count: int, clients: Sequence[str]
+) -> list[int]:
+    return [q.queue_id for q in strategy.allocate("g", client, queues_of(count), clients)]
+
+
+STRATEGIES: tuple[AllocateMessageQueueStrategy, ...] = (
+    Averagely(),
+    AveragelyByCircle(),
+    ByMachineRoom(rooms=ROOMS),
+    ConsistentHash(),
+    NearbyMachineRoom(Averagely(), room_of_queue, room_of_client),
+    NearbyMachineRoom(AveragelyByCircle(), room_of_queue, room_of_client),
+    NearbyMachineRoom(ConsistentHash(), room_of_queue, room_of_client),
+)
+
+queues = st.lists(
+    st.builds(
+        MessageQueue,
+        st.just("T"),
+        st.sampled_from([f"{room}@{name}" for room in ROOMS for name in "ab"]),
+        st.integers(0, 15),
+    ),
+    unique=True,
+    max_size=40,
+).map(sorted)
+clients = st.lists(
+    st.builds(lambda room, n: f"{room}-{n}", st.sampled_from((*ROOMS, "far")), st.integers(0, 99)),
+    unique=True,
+    min_size=1,
+    max_size=12,
+).map(sorted)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@given(queues=queues, clients=clients)
+def test_parts_are_disjoint_and_complete_and_in_the_order_of_no_consumer(
+    strategy: AllocateMessageQueueStrategy, queues: list[MessageQueue], clients: list[str]
+) -> None:
+    parts = [strategy.allocate("g", client, queues, clients) for client in clients]
+    dealt = [queue for part in parts for queue in part]
+    assert sorted(dealt) == queues
+    assert strategy.allocate("g", "nobody", queues, clients) == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:3], ids=lambda s: s.name)
+@given(queues=queues, clients=clients)
+def test_parts_differ_by_one_queue_at_most(
+    strategy: AllocateMessageQueueStrategy, queues: list[MessageQueue], clients: list[str]
+) -> None:
+    sizes = [len(strategy.allocate("g", client, queues, clients)) for client in clients]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@given(queues=queues, clients=clients, gone=st.integers(0, 11))
+def test_on_the_ring_only_the_queues_of_who_leaves_change_hands(
+    queues: list[MessageQueue], clients: list[str], gone: int
+) -> None:
+    strategy = ConsistentHash()
+    leaver = clients[gone % len(clients)]
+    stay = [client for client in clients if client != leaver]
+    for client in stay:
+        before = set(strategy.allocate("g", client, queues, clients))
+        assert before <= set(strategy.allocate("g", client, queues, stay))
+
+
+@given(queues=queues, clients=clients)
+def test_queues_of_a_room_stay_in_it_while_somebody_is_there(
+    queues: list[MessageQueue], clients: list[str]
+) -> None:
+    strategy = NearbyMachineRoom(Averagely(), room_of_queue, room_of_client)
+    inhabited = {room_of_client(client) for client in clients}
+    for client in clients:
+        for queue in strategy.allocate("g", client, queues, clients):
+            room = room_of_queue(queue)
+            assert room == room_of_client(client) or room not in inhabited
+
+
+def test_blocks_begin_where_the_ones_before_end() -> None:
+    parts = [ids(Averagely(), client, 8, ["c0", "c1", "c2"]) for client in ("c0", "c1", "c2")]
+    assert parts == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert ids(Averagely(), "c1", 2, ["c0", "c1", "c2"]) == [1]
+    assert ids(Averagely(), "c2", 2, ["c0", "c1", "c2"]) == []
+
+
+def test_a_circle_deals_like_cards() -> None:
+    parts = [
+        ids(AveragelyByCircle(), client, 8, ["c0", "c1", "c2"]) for client in ("c0", "c1", "c2")
+    ]
+    assert parts == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+def test_rooms_deal_the_rest_from_the_end_and_leave_other_rooms_alone() -> None:
+    near = queues_of(8, "r1@b")
+    strategy = ByMachineRoom(rooms={"r1"})
+    everything = sorted([*near, *queues_of(4, "r2@b"), *queues_of(4, "plain")])
+    parts = [strategy.allocate("g", c, everything, ["c0", "c1", "c2"]) for c in ("c0", "c1", "c2")]
+    assert [[q.queue_id for q in part] for part in parts] == [[0, 1, 6], [2, 3, 7], [4, 5]]
+    assert {q.broker_name for part in parts for q in part} == {"r1@b"}
+
+
+@pytest.mark.parametrize(
+    ("broker", "room"), [("r1@b", "r1"), ("b", None), ("a@b@c", None), ("r1@", None)]
+)
+def test_a_room_stands_before_the_only_separator(broker: str, room: str | None) -> None:
+    assert room_of(broker) == room
+
+
+def test_config_gives_what_it_says_and_exists_whoever_else_there_is() -> None:
+    own = [MessageQueue("T", "b", 2), MessageQueue("T", "b", 9), MessageQueue("U", "b", 0)]
+    strategy = ByConfig(own)
+    assert strategy.allocate("g", "nobody listed", queues_of(4), ["c"]) == [own[0]]
+
+
+def test_a_room_without_consumers_is_shared_by_all() -> None:
+    strategy = NearbyMachineRoom(Averagely(), room_of_queue, room_of_client)
+    everything = sorted([*queues_of(2, "r1@b"), *queues_of(4, "r2@b")])
+    parts = [strategy.allocate("g", c, everything, ["r1-0", "r3-0"]) for c in ("r1-0", "r3-0")]
+    assert [[(room_of_queue(q), q.queue_id) for q in part] for part in parts] == [
+        [("r1", 0), ("r1", 1), ("r2", 0), ("r2", 1)],
+        [("r2", 2), ("r2", 3)],
+    ]
+
+
+def test_the_ring_is_that_of_the_java_client() -> None:
+    """Places computed with md5sum: a-0 … b-9, and the three queues as Java prints them."""
+    assert (
+        queue_text(MessageQueue("T", "b", 0)) == "MessageQueue [topic=T, brokerName=b, queueId=0]"
+    )
+    assert [ring_hash(queue_text(q)) for q in queues_of(3)] == [0x218A9C35, 0xE2AE4B25, 0x75FF8207]
+    assert ring_hash("b-0") in {
+        0x107DF04E, 0x2D553264, 0x34F25F6F, 0x3F8CB6FF, 0x55739E90,
+        0xA67E0915, 0xB1D10DB2, 0xE570C68B, 0xF474CE9D,
+    }  # fmt: skip
+    # 218a… is followed by 2d55… (b), e2ae… by e570… (b), 75ff… by 85b3… (a).
+    assert ids(ConsistentHash(), "a", 3, ["a", "b"]) == [2]
+    assert ids(ConsistentHash(), "b", 3, ["a", "b"]) == [0, 1]
+
+
+def test_the_ring_is_closed_and_a_place_belongs_to_itself() -> None:
+    ring = HashRing(["a"], 1)
+    assert ring.node_of("a-0") == "a"
+    assert ring.node_of("anything") == "a"
+    assert HashRing([]).node_of("x") is None
+
+
+def test_strategies_are_named_as_in_rocketmq() -> None:
+    assert [s.name for s in STRATEGIES] == [
+        "AVG",
+        "AVG_BY_CIRCLE",
+        "MACHINE_ROOM",
+        "CONSISTENT_HASH",
+        "MACHINE_ROOM_NEARBY-AVG",
+        "MACHINE_ROOM_NEARBY-AVG_BY_CIRCLE",
+        "MACHINE_ROOM_NEARBY-CONSISTENT_HASH",
+    ]
+    assert ByConfig().name == "CONFIG"

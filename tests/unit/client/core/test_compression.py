@@ -10,7 +10,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from client.core.compression import (
+from client.core.message_ext import (
     MAX_DECOMPRESSED_BYTES,
     CompressionType,
     check_level,

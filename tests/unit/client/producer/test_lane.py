@@ -1,11 +1,19 @@
-"""Sequences are given out, held back and repeated in order."""
+"""The line of sends, what leaves in one request, and the sequences of requests."""
 
 from __future__ import annotations
 
+import struct
+
+import pytest
 import trio
 import trio.testing
 
-from client.producer.lane import ProducerSession
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.lane import OVERHEAD_BYTES, Coalescer, ProducerSession, settle_batch
+from client.producer.state import SendSlot, SlotState
+from remoting.errors import RemoteProtocolError
 from remoting.protocol.producer_stamp import OPEN_SEQUENCES_MAX, ProducerStamp
 
 ID = b"0123456789abcdef"
@@ -72,3 +80,153 @@ async def test_so_many_sequences_are_open_and_no_more() -> None:
     session.settle(0)
     await session.room()
     assert session.begin() == OPEN_SEQUENCES_MAX
+
+
+MESSAGE = Message("T", b"x")
+
+
+def _slot(queue_id: int = 0, size: int = 100, count: int = 1, topic: str = "T") -> SendSlot:
+    records = b"r" * (size * count)
+    sizes = struct.pack(f">{count}I", *[size] * count)
+    return SendSlot(
+        MESSAGE, MessageQueue(topic, "g", queue_id), "id", records, sizes, count, 10.0, False
+    )
+
+
+def test_records_stand_grouped_by_queue_in_the_order_offered() -> None:
+    coalescer = Coalescer()
+    slots = [_slot(0, 100), _slot(1, 200), _slot(0, 300), _slot(0, 50, count=2, topic="U")]
+    for slot in slots:
+        coalescer.offer(slot)
+    batch = coalescer.take()
+    assert batch is not None
+    assert batch.run_list() == [["T", 0, 2], ["T", 1, 1], ["U", 0, 2]]
+    assert batch.slots() == [slots[0], slots[2], slots[1], slots[3]]
+    assert batch.body()[:20] == struct.pack(">5I", 100, 300, 200, 50, 50)
+    assert len(batch.body()) == 20 + 700
+    assert (batch.record_count, batch.record_bytes) == (5, 700)
+    assert coalescer.take() is None
+    assert coalescer.waiting_bytes == 0
+
+
+def test_a_request_is_limited_by_bytes_and_by_records() -> None:
+    by_bytes = Coalescer(max_request_bytes=250)
+    by_records = Coalescer(max_request_records=3)
+    for coalescer in (by_bytes, by_records):
+        for _ in range(5):
+            coalescer.offer(_slot(0, 100))
+    assert [_taken(by_bytes) for _ in range(4)] == [2, 2, 1, 0]
+    assert [_taken(by_records) for _ in range(3)] == [3, 2, 0]
+
+
+def _taken(coalescer: Coalescer) -> int:
+    batch = coalescer.take()
+    return 0 if batch is None else batch.record_count
+
+
+def test_one_large_batch_goes_alone() -> None:
+    coalescer = Coalescer(max_request_bytes=250)
+    coalescer.offer(_slot(0, 1000))
+    coalescer.offer(_slot(0, 10))
+    assert [_taken(coalescer) for _ in range(2)] == [1, 1]
+
+
+def test_room_is_counted_with_overhead() -> None:
+    coalescer = Coalescer(max_waiting_bytes=1000)
+    coalescer.offer(_slot(0, 300))
+    assert coalescer.has_room
+    coalescer.offer(_slot(0, 300))
+    assert not coalescer.has_room
+    assert coalescer.waiting_bytes == 2 * (300 + OVERHEAD_BYTES)
+    coalescer.take()
+    assert coalescer.has_room
+
+
+def test_sends_nobody_waits_for_are_dropped_and_give_their_room_back() -> None:
+    coalescer = Coalescer()
+    kept, dropped = _slot(), _slot()
+    coalescer.offer(dropped)
+    coalescer.offer(kept)
+    dropped.state = SlotState.ABANDONED
+    batch = coalescer.take()
+    assert batch is not None
+    assert batch.slots() == [kept]
+    assert coalescer.waiting_bytes == 0
+
+
+def test_requeued_sends_go_first_and_in_order() -> None:
+    coalescer = Coalescer()
+    old = [_slot(), _slot()]
+    for slot in old:
+        coalescer.offer(slot)
+    coalescer.take()
+    new = _slot()
+    coalescer.offer(new)
+    coalescer.requeue(old)
+    batch = coalescer.take()
+    assert batch is not None
+    assert batch.slots() == [*old, new]
+
+
+def test_offsets_and_positions_add_up_over_accepted_runs_only() -> None:
+    coalescer = Coalescer()
+    first, refused, pair, last = _slot(0, 100), _slot(1, 200), _slot(2, 30, count=2), _slot(2, 40)
+    for slot in (first, refused, pair, last):
+        coalescer.offer(slot)
+    batch = coalescer.take()
+    assert batch is not None
+    stored, refusals = settle_batch(
+        batch,
+        {
+            "results": [[0, 7], [16, -1, "no"], [0, 70]],
+            "phy_offset": 1000,
+            "store_host": b"12345678",
+        },
+    )
+    assert stored == [first, pair, last]
+    assert [(s.base_offset, s.phy_offset) for s in stored] == [(7, 1000), (70, 1100), (72, 1160)]
+    assert [(r.slots, r.code, r.remark) for r in refusals] == [([refused], 16, "no")]
+    assert not refused.settled
+    assert first.store_host == b"12345678"
+
+
+def test_an_abandoned_send_still_moves_the_offsets_of_those_behind_it() -> None:
+    coalescer = Coalescer()
+    gone, here = _slot(0, 100), _slot(0, 100)
+    coalescer.offer(gone)
+    coalescer.offer(here)
+    batch = coalescer.take()
+    assert batch is not None
+    gone.state = SlotState.ABANDONED
+    stored, _ = settle_batch(batch, {"results": [[0, 5]], "phy_offset": 0, "store_host": bytes(8)})
+    assert stored == [here]
+    assert (here.base_offset, here.phy_offset) == (6, 100)
+    assert gone.state is SlotState.ABANDONED
+
+
+@pytest.mark.parametrize(
+    "ext",
+    [
+        {},
+        {"results": [[0, 1], [0, 2]]},
+        {"results": [[0]]},
+        {"results": "x"},
+        {"results": [[0, 1]], "phy_offset": "no"},
+    ],
+)
+def test_an_answer_that_does_not_fit_settles_nobody(ext: dict[str, object]) -> None:
+    coalescer = Coalescer()
+    slot = _slot()
+    coalescer.offer(slot)
+    batch = coalescer.take()
+    assert batch is not None
+    with pytest.raises(RemoteProtocolError):
+        settle_batch(batch, ext)
+    assert not slot.settled
+
+
+def test_a_new_slot_waits_without_an_error() -> None:
+    slot = _slot()
+    error: ClientError | None = slot.error
+    assert error is None
+    assert slot.state is SlotState.WAITING

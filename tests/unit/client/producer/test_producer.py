@@ -7,7 +7,6 @@ import trio
 import trio.testing
 
 from client.core.client_instance import ClientInstance
-from client.core.compression import CompressionType, decompress
 from client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
@@ -19,7 +18,7 @@ from client.core.errors import (
     UnknownOutcomeError,
 )
 from client.core.message import Message
-from client.core.message_ext import MessageExt, SendStatus
+from client.core.message_ext import CompressionType, MessageExt, SendStatus, decompress
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
