@@ -240,5 +240,5 @@ def properties_too_long(size_bytes: int) -> RefusedError:
     return RefusedError(
         Condition.MESSAGE_ILLEGAL,
         f"the properties have {size_bytes} bytes, at most {MAX_CLIENT_PROPERTIES_BYTES}: the rest "
-        "of a record's room for them is the broker's; nothing was stored",
+        "of a record's space for them is the broker's; nothing was stored",
     )

@@ -328,7 +328,7 @@ class ResetOffsetsProcessor:
             if client.version < UNDERSTANDS_SINCE:
                 raise RefusedError(
                     Condition.BAD_REQUEST,
-                    f"the client {client.client_id} is too old to be told: {client.version}",
+                    f"the client {client.client_id} is too old for the request: {client.version}",
                 )
         body = ResetOffsetBody(offset_table=table)
         for client in clients:

@@ -183,7 +183,7 @@ class TopicsProcessor:
     def _confirmed_by(
         self, connection: Connection, command: RemotingCommand, configs: Iterable[TopicConfig]
     ) -> str:
-        """Return who lets topics keep their messages for a shorter time; empty: none of them does.
+        """Return the requester that shortens the retention of topics; empty: none is shortened.
 
         Raises:
             ConfirmationNeededError: That is not confirmed.
