@@ -40,7 +40,7 @@ GIVE_WAY = 0.2
 
 @dataclass(slots=True)
 class ElectionTimer:
-    """The deadline by which this member must have heard from a leader.
+    """The deadline by which this member must have a frame of a leader.
 
     Its random share is drawn when the timer restarts, not at every heartbeat.
     """
@@ -50,7 +50,7 @@ class ElectionTimer:
     patience: float = 1.0
     deadline_s: float = 0.0
     leader_at_s: float = -1e9
-    """When a leader was last heard from."""
+    """When the last frame of a leader arrived."""
     candidate_at_s: float = -1e9
     """When this member last asked to be elected."""
     hurried: bool = False

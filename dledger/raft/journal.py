@@ -347,7 +347,7 @@ class CommitLogJournal(Journal):
         raise InvariantBroken("the library tried to compact the log")
 
     def clear(self) -> None:
-        """Refuse: nothing ever empties the log."""
+        """Refuse: nothing empties the log."""
         raise InvariantBroken("the library tried to clear the log")
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803

@@ -201,7 +201,7 @@ class RaftCore:
 
     Args:
         self_id: This member's name.
-        peer_ids: The other voters' names, until `set_voters` says otherwise.
+        peer_ids: The other voters' names, until `set_voters` changes them.
         journal: The log; owned by the caller.
         send: Called with (peer, message) for each message the library wants to send. It must not
             call back into the core.
@@ -327,7 +327,7 @@ class RaftCore:
         """Count these members from now on, and this one; to be called when the list changes.
 
         What the library keeps per voter is kept in step: one that comes has acknowledged nothing
-        yet, and of one that goes nothing is left.
+        yet, and of a removed one nothing is left.
         """
         wanted = {self._node(peer) for peer in sorted(others)}
         state = vars(self._library)

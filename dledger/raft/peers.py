@@ -11,7 +11,7 @@ never those of a member that no known member confirms:
   finds that name and each naming this node, too: all others of an old list may be replaced;
 * a process that answers at the address where this node finds a member: a folder that was lost and
   made again (same name, other incarnation), one that is invited, and before the log has a list the
-  configured ones. It may answer; it may lead, stand or fetch only before there is a list.
+  configured ones. It may answer; it may lead, campaign or fetch only before there is a list.
 
 Links send the frames that wait here (`dledger.raft.links`); nothing here waits.
 """
@@ -222,7 +222,7 @@ class Roster:
     def _is_vouched_for(self, key: Vouched) -> bool:
         # A list older than one's own does not count: it names members that have left since.
         oldest = self.log.oldest_index
-        return any(key in said for index, said in self._vouched.values() if index >= oldest)
+        return any(key in vouched for index, vouched in self._vouched.values() if index >= oldest)
 
     def _is_of_successors(self, key: Vouched) -> bool:
         """Whether a majority of the listed names, maybe all under new incarnations, vouch for it.
@@ -233,9 +233,9 @@ class Roster:
         own, oldest = (self.self_id, self.identity.incarnation), self.log.oldest_index
         vouching = 0
         for name in voters:
-            index, said = self._claims.get(name, (-1, frozenset()))
+            index, claimed = self._claims.get(name, (-1, frozenset()))
             successor = (name, self._found.get(name, ""))
-            vouching += index >= oldest and said >= {successor, own, key}
+            vouching += index >= oldest and claimed >= {successor, own, key}
         return bool(voters) and vouching > len(voters) // 2
 
     def is_known(self, key: Vouched) -> bool:

@@ -126,7 +126,7 @@ class Replicator:
     def holds_log(self, now_s: float) -> bool:
         """Whether a follower with a snapshot still needs log that may be below the floor by now.
 
-        Without it the entry that follows the snapshot could be gone before the follower has it.
+        Without it the entry that follows the snapshot could be removed before the follower has it.
         """
         is_held = False
         for progress in self.peers.values():

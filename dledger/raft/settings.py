@@ -27,7 +27,7 @@ class RaftSettings:
     window_bytes: int = 8 << 20
     """Bytes on their way to one follower."""
     append_bytes: int = 1 << 20
-    """Bytes in one append; at least one entry goes."""
+    """Bytes in one append; at least one entry is sent."""
     entry_bytes_max: int = 16 << 20
     """Largest entry; the frame that carries it must stay below `wire.FRAME_BYTES_MAX`."""
     sync_flush: bool = True
