@@ -137,12 +137,11 @@ determinism: setup
 	$(BIN)/dledger sim determinism --seeds $(DETERMINISM_SEEDS) --duration 300
 
 mutants: setup
-	$(BIN)/dledger sim mutants --fast --jobs 2
+	$(BIN)/python -m tests.mutants hunt --fast --jobs 2
 
-# A bug that the unit tests see does not count as found by the simulator. Those of the planting
-# itself look at the text that it changes.
+# A bug that the unit tests find does not count as found by the simulator.
 mutants-unseen: setup
-	$(PYTEST) -x -s -m "not slow" -p tests.harness.unseen_bugs --ignore=tests/unit/jepsen_like/mutants tests/unit
+	$(BIN)/python -m tests.mutants unseen
 
 # A million hostile frames at the peer port, over all states of a member.
 peer-fuzz: setup
@@ -154,7 +153,7 @@ chaos: setup
 # Of the twelve it looks for: real time is luck, and on a busy machine two plans miss some.
 chaos-mutants: setup
 	$(PYTEST) -m planted --timeout 600 tests/integration
-	$(BIN)/dledger chaos mutants --runs 2 $(CHAOS_MUTANTS)
+	$(BIN)/python -m tests.mutants brokers --runs 2 $(CHAOS_MUTANTS)
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest -q

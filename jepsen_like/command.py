@@ -1,11 +1,10 @@
-"""``dledger sim``: play plans in the simulator, soak, replay, and hunt planted bugs."""
+"""``dledger sim``: play plans in the simulator, soak, replay, compare two interpreters."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,7 +15,6 @@ from commitlog.errors import ConfigError
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.sequence import encode_history
-from jepsen_like.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
 from jepsen_like.plans.shrink import shrink
 from jepsen_like.soak import SOMETIMES, Gate, Totals, gate, run_worker
@@ -25,7 +23,7 @@ from jepsen_like.workloads.presets import PRESETS
 
 app = App(
     name="sim",
-    help="Whole clusters in simulated time: play fault plans, soak, replay, hunt planted bugs.",
+    help="Whole clusters in simulated time: play fault plans, soak, replay.",
     backend="trio",
     default_parameter=Parameter(negative=()),
     result_action="return_value",
@@ -216,73 +214,6 @@ async def determinism(
         print_table("Determinism", ["what", "value"], [[k, str(v)] for k, v in facts.items()])
     passed = found.counted >= seeds and not (found.differing or found.invalid)
     return ExitCode.OK if passed else ExitCode.FAILED
-
-
-@app.command
-async def mutants(
-    *,
-    fast: Annotated[bool, Parameter(help="A subset that is found within seconds.")] = False,
-    only: Annotated[tuple[int, ...], Parameter(help="Numbers of single bugs.")] = (),
-    jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,
-    budget: Annotated[float, Parameter(help="CPU seconds per bug; 0: 600, with --fast 60.")] = 0.0,
-    seed: Annotated[int, Parameter(help="First seed of every hunt.")] = 1,
-    output: Output = "table",
-) -> int:
-    """Hunt planted bugs with drawn plans. Exit status 1 when one survives."""
-    registry: Any = import_module("jepsen_like.mutants.registry")
-    numbers = only or (registry.FAST if fast else registry.numbers())
-    unknown = sorted(set(numbers) - set(registry.numbers()))
-    if unknown:
-        raise CliError(f"no planted bug has the number {unknown[0]}", exit_code=ExitCode.USAGE)
-    budget_cpu_s = budget or (FAST_BUDGET_CPU_S if fast else BUDGET_CPU_S)
-
-    def show(hunted: Hunted) -> None:
-        verdict = f"found by seed {hunted.seed}" if hunted.found else "SURVIVED"
-        verdict += "" if hunted.counts else ", which does not count"
-        note(f"{hunted.number}: {verdict} after {hunted.cpu_s:.1f} CPU s, {hunted.seeds} plans")
-
-    results = await hunt(
-        numbers,
-        jobs=jobs,
-        budget_cpu_s=budget_cpu_s,
-        first_seed=seed,
-        presets=registry.PRESETS,
-        faults=registry.FAULTS,
-        on_done=show,
-    )
-    about = registry.names(numbers)
-    found = [hunted for hunted in results if hunted.found and hunted.counts]
-    rows = [
-        {
-            "number": hunted.number,
-            "name": about[hunted.number],
-            "found": hunted.found,
-            "counts": hunted.counts,
-            "seed": hunted.seed,
-            "seeds": hunted.seeds,
-            "cpu_s": round(hunted.cpu_s, 2),
-            "violation": hunted.violation,
-        }
-        for hunted in results
-    ]
-    if output == "json":
-        print_json(
-            {
-                "total": len(results),
-                "found": len(found),
-                "survived": len(results) - len(found),
-                "worst_cpu_s": round(max((h.cpu_s for h in results), default=0.0), 2),
-                "mutants": rows,
-            }
-        )
-    else:
-        columns = ["number", "name", "found", "counts", "seed", "seeds", "cpu_s", "violation"]
-        print_table(
-            f"{len(found)} of {len(results)} found",
-            [name.replace("_", " ") for name in columns],
-            [[row[name] for name in columns] for row in rows],
-        )
-    return ExitCode.OK if len(found) == len(results) else ExitCode.FAILED
 
 
 def _fields(order: Order) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -102,10 +103,17 @@ class Totals:
 
 
 async def run_worker(
-    order: Order, reports: trio.MemorySendChannel[Report], python: str, hash_seed: str = "random"
+    order: Order,
+    reports: trio.MemorySendChannel[Report],
+    python: str,
+    hash_seed: str = "random",
+    *,
+    tree: Path | None = None,
 ) -> None:
     """Run one worker in an interpreter of its own and pass its reports on.
 
+    Args:
+        tree: Source tree that the worker runs; None: this one.
     Cancellation: The worker is killed.
     """
     command = [
@@ -123,7 +131,7 @@ async def run_worker(
                 command,
                 stdout=subprocess.PIPE,
                 check=False,
-                env=_environment(hash_seed),
+                env=_environment(hash_seed, tree),
             )
         )
         assert process.stdout is not None
@@ -132,8 +140,10 @@ async def run_worker(
                 await reports.send(msgspec.json.decode(line, type=Report))
 
 
-def _environment(hash_seed: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONHASHSEED": hash_seed}
+def _environment(hash_seed: str, tree: Path | None) -> dict[str, str]:
+    own = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    # Without the second one ``python -m`` finds the packages of the working directory first.
+    return own if tree is None else {**own, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
 
 
 async def _lines(stream: trio.abc.ReceiveStream) -> AsyncGenerator[bytes]:

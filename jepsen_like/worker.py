@@ -2,7 +2,7 @@
 
 ``python -m jepsen_like.worker '{"first": 0, "step": 2, "duration_s": 1200, "seconds": 60}'``
 
-A worker knows seeds and perhaps an opaque number, never what the number means.
+A worker knows seeds, never which source tree it is run from.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Order(msgspec.Struct):
         seconds: No new seed is begun after so many seconds.
         cpu_seconds: And none after so much CPU time; 0: no limit.
         stop_at_violation: End with the first seed that shows one.
-        mutant: Opaque number of a change to make before anything else; 0: none.
         is_soak: Play the workload of long runs.
         calm: Play without faults, and let nobody of a push group come or go.
         preset: Play the workload of this name; empty: the one that is drawn.
@@ -62,7 +61,6 @@ class Order(msgspec.Struct):
     seconds: float = 60.0
     cpu_seconds: float = 0.0
     stop_at_violation: bool = False
-    mutant: int = 0
     is_soak: bool = False
     calm: bool = False
     preset: str = ""
@@ -175,10 +173,6 @@ def _report(seed: int, order: Order, cpu_s: float) -> Report:
 def main(argument: str) -> int:
     """Do what *argument*, an `Order` as JSON, says."""
     order = msgspec.json.decode(argument, type=Order)
-    if order.mutant:
-        from importlib import import_module
-
-        import_module("jepsen_like.mutants.apply").apply(order.mutant)
     for report in reports(order):
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
         sys.stdout.flush()

@@ -90,6 +90,8 @@ class Node:
     module: str = "dledger.cli.child"
     group: str = DEFAULT_GROUP
     """Of a broker: what clients see as its name."""
+    tree: Path | None = None
+    """Source tree that it runs; None: the one of this process."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -150,7 +152,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_child_environment(),
+                env=_child_environment(node.tree),
                 # Ctrl-C goes to us alone; we stop the children in order.
                 start_new_session=True,
             )
@@ -364,12 +366,14 @@ def _package_root() -> str:
     return str(Path(__file__).resolve().parents[2])
 
 
-def _child_environment() -> dict[str, str]:
+def _child_environment(tree: Path | None) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
+    if tree is not None:
+        # Without the second one ``python -m`` finds the packages of the working directory first.
+        return {**own, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
     path = os.environ.get("PYTHONPATH", "")
-    return {
-        **{name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"},
-        "PYTHONPATH": f"{_package_root()}{os.pathsep}{path}" if path else _package_root(),
-    }
+    root = _package_root()
+    return {**own, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
 
 
 def lay_out(

@@ -1,15 +1,13 @@
-"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK MUTANT AHEAD``: one under test.
+"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK AHEAD``: a broker under test.
 
-The product's own broker process with a clock that the runner steers. MUTANT is 0, or the opaque
-number of a change that is made before anything else. AHEAD is how many versions its peer protocol
-is newer than the others'. It dies with its parent.
+The product's own broker process with a clock that the runner steers. AHEAD is how many versions its
+peer protocol is newer than the others'. It dies with its parent.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import trio
@@ -34,10 +32,8 @@ def speak_newer(versions: int) -> None:
         vars(module)["PROTOCOL_VERSION"] = newer
 
 
-def main(config_path: Path, clock_path: Path, mutant: int, versions_ahead: int) -> int:
+def main(config_path: Path, clock_path: Path, versions_ahead: int) -> int:
     """Serve until SIGTERM; return the exit status."""
-    if mutant:
-        import_module("jepsen_like.mutants.apply").apply(mutant)
     if versions_ahead:
         speak_newer(versions_ahead)
     config = load_config([ConfigFile.read(config_path)], environment=os.environ)
@@ -52,4 +48,4 @@ def main(config_path: Path, clock_path: Path, mutant: int, versions_ahead: int) 
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
-    sys.exit(main(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])))
+    sys.exit(main(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])))

@@ -149,7 +149,7 @@ def lay_out(
     hosts: Mapping[str, Host] | None = None,
     stores: Mapping[str, Path] | None = None,
     settings: Mapping[str, object] | None = None,
-    mutant: int = 0,
+    tree: Path | None = None,
 ) -> ChaosCluster:
     """Write the configuration of the cluster that *plan* asks for.
 
@@ -158,7 +158,7 @@ def lay_out(
         hosts: Of each process, with a namespace of its own; None: loopback, behind a proxy.
         stores: Data folder of each broker.
         settings: Over those of the plan, ``table.name`` to value.
-        mutant: Opaque number of a change every broker is started with.
+        tree: Source tree that the brokers run; None: the one of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names, server_names = broker_names(plan), name_server_names(plan)
@@ -179,7 +179,7 @@ def lay_out(
         values = {**_values(cluster, name, store, plan), **(settings or {})}
         config = folder / f"{name}.toml"
         config.write_text(settings_document(values))
-        host, arguments = ports[name].host, (str(config), str(clock.path), str(mutant), "0")
+        host, arguments = ports[name].host, (str(config), str(clock.path), "0")
         cluster.brokers[name] = Node(
             name,
             f"{host.watch_address}:{ports[name].client}",
@@ -187,6 +187,7 @@ def lay_out(
             store_path=store,
             config_path=config,
             group=GROUP,
+            tree=tree,
             **_program(host, "jepsen_like.chaos.broker_child", arguments),
         )
     return cluster

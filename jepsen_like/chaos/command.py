@@ -18,7 +18,6 @@ from dledger.output import CliError, ExitCode, Output, addresses, note, print_js
 from jepsen_like.chaos import limits, loop_disk, namespaces, strace_inject
 from jepsen_like.chaos.minimize import Candidates
 from jepsen_like.chaos.plan_draw import drawn_plan
-from jepsen_like.chaos.planted_command import mutants
 from jepsen_like.chaos.recorder import read_run
 from jepsen_like.chaos.render_result import show_result, show_smallest
 from jepsen_like.chaos.run_command import no_verdict, play, verdict_of
@@ -28,7 +27,6 @@ from jepsen_like.chaos.run_store import extras_of, faults_of, folder_of, write_r
 from jepsen_like.chaos.runner import LinksBy, Ran
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.mutants.registry import numbers
 from jepsen_like.plans.draw import SHAPES
 from jepsen_like.plans.packages import NETWORK, PACKAGES
 from jepsen_like.plans.plan import Kind, Plan, decode_plan, encode_plan
@@ -44,7 +42,6 @@ app = App(
     default_parameter=Parameter(negative=()),
     result_action="return_value",
 )
-app.command(mutants)
 
 DEFAULT_STORE: Final = Path("runs")
 ROCKETMQ_LEVELS: Final = "1s 5s 10s 30s"
@@ -151,9 +148,10 @@ def run(
     namesrv: Annotated[
         str, Parameter(help="Load this running cluster, host:port;host:port, and break nothing.")
     ] = "",
-    mutant: Annotated[
-        int, Parameter(help="Number of a planted bug in the brokers, to test the tester.")
-    ] = 0,
+    broker_tree: Annotated[
+        Path | None,
+        Parameter(help="Source tree that the brokers run, e.g. another version; else this one."),
+    ] = None,
     store: Store = DEFAULT_STORE,
     name: Annotated[str, Parameter(help="Folder of the run; empty: the time.")] = "",
     output: Output = "table",
@@ -179,8 +177,8 @@ def run(
             members,
             name_servers,
         )
-    if mutant and mutant not in numbers():
-        raise CliError(f"there is no planted bug {mutant}", exit_code=ExitCode.USAGE)
+    if broker_tree is not None and not (broker_tree / "dledger").is_dir():
+        raise CliError(f"--broker-tree: no dledger in {broker_tree}", exit_code=ExitCode.USAGE)
     if namesrv:
         addresses(namesrv)
         if faults not in ("none", "process"):
@@ -192,7 +190,9 @@ def run(
         levels = msgspec.structs.replace(chosen.settings, delay_levels=ROCKETMQ_LEVELS)
         chosen = msgspec.structs.replace(chosen.with_steps(()), settings=levels)
     links = links or ("kernel" if NETWORK in faults.split(",") else "proxy")
-    extras = Extras(tuple(set_ or ()), mutant, namesrv, links)
+    extras = Extras(
+        tuple(set_ or ()), str(broker_tree.resolve()) if broker_tree else "", namesrv, links
+    )
     if parse_options(extras.set, {}).get("store.flush_disk_type") == "ASYNC_FLUSH":
         chosen = _with_async_flush(chosen)
     folder = store / (name or begin.strftime("%Y%m%dT%H%M%S"))

@@ -75,7 +75,7 @@ def play(plan: Plan, folder: Path, extras: Extras, *, is_live: bool) -> Ran:
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with Progress(plan, is_live=is_live) as tell:
-        options = Options(parse_options(extras.set, {}), extras.mutant, extras.links, tell)
+        options = Options(parse_options(extras.set, {}), extras.tree, extras.links, tell)
         if extras.namesrv:
             return trio.run(run_against, tuple(addresses(extras.namesrv)), plan, folder, options)
         return trio.run(run_plan, plan, folder, options)

@@ -15,23 +15,28 @@ class Extras(msgspec.Struct, frozen=True):
 
     Attributes:
         set: Broker settings over those of the plan, each ``table.name=value``.
-        mutant: Number of a planted bug; 0: none.
+        broker_tree: Source tree that the brokers run; empty: the one of the runner.
         namesrv: NameServers of somebody else's cluster; empty: the runner's own.
         links: Who breaks links.
     """
 
     set: tuple[str, ...] = ()
-    mutant: int = 0
+    broker_tree: str = ""
     namesrv: str = ""
     links: LinksBy = "proxy"
+
+    @property
+    def tree(self) -> Path | None:
+        """The source tree that the brokers run; None: the one of the runner."""
+        return Path(self.broker_tree) if self.broker_tree else None
 
     def command(self, plan: Path) -> str:
         """Return the command that plays *plan* the same way."""
         words = ["dledger-chaos", "run", "--plan", str(plan)]
         for assignment in self.set:
             words += ["--set", assignment]
-        if self.mutant:
-            words += ["--mutant", str(self.mutant)]
+        if self.broker_tree:
+            words += ["--broker-tree", self.broker_tree]
         if self.namesrv:
             words += ["--namesrv", self.namesrv]
         if self.links != "proxy":

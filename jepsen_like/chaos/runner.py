@@ -109,7 +109,7 @@ class Options:
 
     Attributes:
         settings: Of every broker, over those of the plan.
-        mutant: Opaque number of a change that brokers are started with.
+        tree: Source tree that the brokers run; None: the one of this process.
         links: Who breaks links. Where the kernel cannot, steps that want it are skipped.
         on_progress: Called a few times a second with the phase, rows by kind and outcome, and
             faults by kind.
@@ -118,7 +118,7 @@ class Options:
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)
-    mutant: int = 0
+    tree: Path | None = None
     links: LinksBy = "proxy"
     on_progress: Callable[[str, Counter[str], Counter[str]], None] = lambda *_: None
     on_event: Callable[[Event, bool], None] = lambda *_: None
@@ -209,7 +209,7 @@ class _Run:
             hosts=network.hosts if network else None,
             stores={name: disk.place / "store" for name, disk in own.items()},
             settings=self.options.settings,
-            mutant=self.options.mutant,
+            tree=self.options.tree,
         )
         members = {
             name: RealMember(cluster, node, own.get(name), why or "", Random(f"{plan.seed} {name}"))

@@ -1,7 +1,7 @@
-"""Leaves the history of a simulated run with a planted bug: NUMBER FIRST_SEED FILE.
+"""Leaves the history of a simulated run that is invalid: FIRST_SEED FILE.
 
-A program of its own, because a planted bug changes the product for the whole interpreter. It plays
-plan after plan until what clients saw is invalid, writes that history and prints the seed.
+A program of its own: it is run from a source tree with a planted bug. It plays plan after plan
+until what clients saw is invalid, writes that history and prints the seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.history.sequence import encode_history
-from jepsen_like.mutants.apply import apply
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.promised import clock_error_ns
 from jepsen_like.simulation.play import play
@@ -20,8 +19,7 @@ SEEDS = 120
 DURATION_S = 120.0
 
 
-def main(number: int, first_seed: int, file: Path) -> int:
-    apply(number)
+def main(first_seed: int, file: Path) -> int:
     for seed in range(first_seed, first_seed + SEEDS):
         plan = draw_plan(seed, DURATION_S)
         history = play(plan).history
@@ -36,4 +34,4 @@ def main(number: int, first_seed: int, file: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

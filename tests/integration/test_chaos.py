@@ -19,6 +19,7 @@ import pytest
 from jepsen_like.chaos import loop_disk
 from jepsen_like.chaos.recorder import read_run
 from jepsen_like.history.parquet import read_history, read_summary
+from tests.mutants.trees import plant_tree
 
 TOLD = {
     *("verdict", "acknowledged", "lost", "duplicated", "faults", "fault_kinds"),
@@ -131,10 +132,10 @@ def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
 def test_a_planted_bug_is_found_in_real_brokers_and_again_with_fewer_faults(
     tmp_path: Path,
 ) -> None:
-    store = tmp_path / "runs"
+    store, tree = tmp_path / "runs", plant_tree(87, tmp_path / "tree")
     code, said = chaos(
         store, "run", "--faults", "kill", "--time", "20", "--interval", "2",
-        "--seed", "3", "--rate", "600", "--mutant", "87", "--name", "bad",
+        "--seed", "3", "--rate", "600", "--broker-tree", str(tree), "--name", "bad",
     )  # fmt: skip
     assert (code, said["verdict"]) == (1, "invalid"), said
     done = dledger_chaos(store, "minimize", "bad", "--plays", "3")
@@ -144,11 +145,12 @@ def test_a_planted_bug_is_found_in_real_brokers_and_again_with_fewer_faults(
     assert told[0].startswith(f"looking for less than {faults} faults in 20 s that shows ")
     assert sum(line.startswith("run ") for line in told) == 3
     if done.returncode == 1:  # real time was not on its side: it says so, and what to do
-        assert f"dledger-chaos run --plan {store / 'bad' / 'plan.json'} --mutant 87" in told
+        plan = store / "bad" / "plan.json"
+        assert f"dledger-chaos run --plan {plan} --broker-tree {tree}" in told
         return
     small = store / "bad" / "minimized.json"
     assert len(json.loads(small.read_text())["steps"]) < faults
-    assert f"play it again: dledger-chaos run --plan {small} --mutant 87" in told
+    assert f"play it again: dledger-chaos run --plan {small} --broker-tree {tree}" in told
     (page,) = [line for line in told if line.startswith("see what it broke: ")]
     assert "invalid" in Path(page.removeprefix("see what it broke: ")).read_text()
 

@@ -10,13 +10,13 @@ import pytest
 from dledger.raft.clocks import SKEW_MAX_MS
 from dledger.state.apply import apply_entry
 from dledger.state.tables import StateTables
-from jepsen_like.mutants.registry import PRESETS as MUTANT_PRESETS
 from jepsen_like.plans.plan import ASKED_FOR, Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation import play as playing
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.sim_clock import EPOCH_MS
 from jepsen_like.simulation.world import WorldSettings
 from jepsen_like.worker import Order, plan_of
+from tests.mutants.patches import read_patches
 
 YEARS_MS = 2 * 365 * 86_400_000
 WORKLOAD = Workload(
@@ -115,4 +115,4 @@ def test_only_plans_that_ask_for_it_have_a_date_years_off() -> None:
     years = {step.arg for step in steps if step.kind is Kind.CLOCK_YEARS}
     assert {-2, 2} <= years <= {-2, -1, 0, 1, 2}
     assert Kind.CLOCK_YEARS in ASKED_FOR
-    assert MUTANT_PRESETS[841] == "years"
+    assert read_patches()[841].preset == "years"

@@ -13,6 +13,8 @@ from jepsen_like.history.sequence import read_history
 from jepsen_like.plans.plan import decode_plan
 from jepsen_like.plans.promised import promised
 from spark_jobs.run import judge_run
+from tests.harness import planted_history
+from tests.mutants.trees import environment_of, planted_tree
 from tests.oracles.all_checks import check_row_wise
 from tests.spark.test_against_the_runner import named
 
@@ -45,9 +47,10 @@ def witnesses(verdicts: list[Verdict]) -> list[tuple[str, str, tuple[int, ...]]]
 def test_a_planted_bug_is_judged_as_by_the_runner(number: int, tmp_path: Path) -> None:
     file = tmp_path / "history" / "runner.cbor"
     file.parent.mkdir()
-    command = [sys.executable, "-m", "tests.harness.planted_history"]
-    command += [str(number), str(FIRST_SEEDS[number]), str(file)]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [sys.executable, planted_history.__file__, str(FIRST_SEEDS[number]), str(file)]
+    with planted_tree(number) as tree:
+        assert tree is not None
+        subprocess.run(command, check=True, capture_output=True, env=environment_of(tree))
     history, torn = read_history(file.read_bytes())
     assert not torn
     (tmp_path / "plan.json").write_text(history.header.plan)

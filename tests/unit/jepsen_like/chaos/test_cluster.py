@@ -92,10 +92,16 @@ def test_name_servers_unlist_who_missed_four_registrations(tmp_path: Path) -> No
 
 
 def test_a_broker_is_ahead_from_its_next_start_until_it_is_told_otherwise(tmp_path: Path) -> None:
-    cluster = lay_out(tmp_path, PLAN, mutant=12)
-    assert cluster.brokers["n1"].arguments[2:] == ("12", "0")
+    cluster = lay_out(tmp_path, PLAN)
+    assert cluster.brokers["n1"].arguments[2:] == ("0",)
     cluster.be_ahead("n1", 1)
-    assert cluster.brokers["n1"].arguments[2:] == ("12", "1")
-    assert cluster.brokers["n0"].arguments[2:] == ("12", "0")
+    assert cluster.brokers["n1"].arguments[2:] == ("1",)
+    assert cluster.brokers["n0"].arguments[2:] == ("0",)
     cluster.be_ahead("n1", 0)
-    assert cluster.brokers["n1"].arguments[2:] == ("12", "0")
+    assert cluster.brokers["n1"].arguments[2:] == ("0",)
+
+
+def test_lay_out_starts_brokers_from_another_tree(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, PLAN, tree=tmp_path / "tree")
+    assert {node.tree for node in cluster.brokers.values()} == {tmp_path / "tree"}
+    assert {node.tree for node in cluster.name_servers.values()} == {None}

@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("--set", "nonsense"), "expected table.name=value"),
         (("--namesrv", "foo"), "'foo' is not host:port"),
         (("--namesrv", "h:1", "--faults", "kill"), "leave --faults away"),
-        (("--mutant", "9999"), "there is no planted bug 9999"),
+        (("--broker-tree", "runs"), "--broker-tree: no dledger in runs"),
         (("--output", "xml"), '"table", "json"'),
         (("--name", "there"), "give another --name"),
         (("--bogus",), "Unknown option"),
@@ -95,10 +95,12 @@ def test_a_list_that_cannot_be_served_says_why(capsys: pytest.CaptureFixture[str
 
 def test_the_command_that_repeats_a_run_has_all_that_is_no_part_of_its_plan() -> None:
     assert Extras().command(Path("p.json")) == "dledger-chaos run --plan p.json"
-    all_of_it = Extras(("a.b=c d", "e.f=1"), 75, "h:1;i:2", "kernel").command(Path("p.json"))
+    all_of_it = Extras(("a.b=c d", "e.f=1"), "/other tree", "h:1;i:2", "kernel").command(
+        Path("p.json")
+    )
     assert all_of_it == (
-        "dledger-chaos run --plan p.json --set 'a.b=c d' --set e.f=1 --mutant 75 "
-        "--namesrv 'h:1;i:2' --links kernel"
+        "dledger-chaos run --plan p.json --set 'a.b=c d' --set e.f=1 "
+        "--broker-tree '/other tree' --namesrv 'h:1;i:2' --links kernel"
     )
 
 

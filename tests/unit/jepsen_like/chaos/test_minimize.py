@@ -18,7 +18,7 @@ from jepsen_like.plans.shrink import shrink
 STEPS = tuple(Step(at * 1000, Kind.KILL, "leader", 500 * at) for at in range(8))
 WHOLE = Plan(7, 60_000, STEPS)
 CULPRIT = STEPS[5]
-EXTRAS = Extras(("store.flush_disk_type=ASYNC_FLUSH",), 87)
+EXTRAS = Extras(("store.flush_disk_type=ASYNC_FLUSH",), "t")
 
 
 def lost(checker: str = "total_queue") -> Verdict:
@@ -80,7 +80,9 @@ def test_a_person_is_told_what_to_do_next(
     assert decode_plan(path.read_text()) == candidates.smallest
     assert f"8 faults in 60 s became 1 in {candidates.smallest.duration_ms // 1000} s" in told.err
     assert f"see what it broke: {tmp_path / 'report.html'}" in told.err
-    command = f"dledger-chaos run --plan {path} --set store.flush_disk_type=ASYNC_FLUSH --mutant 87"
+    command = (
+        f"dledger-chaos run --plan {path} --set store.flush_disk_type=ASYNC_FLUSH --broker-tree t"
+    )
     assert f"play it again: {command}\n" in told.err
     assert f"dledger sim run --plan {path}" in told.err
     assert "5.0 s" in told.out

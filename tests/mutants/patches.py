@@ -1,0 +1,287 @@
+"""Planted bugs as patches: what a patch file says, and source text with the bug in it. Pure.
+
+A file is a head and a unified diff::
+
+    number: 21
+    name: a follower acknowledges before its flush
+    acts: dledger/raft/acks.py Acks.release when self.core.term > 3
+    finds: simulator
+    preset: locks
+
+    --- a/dledger/raft/acks.py
+    +++ b/dledger/raft/acks.py
+    @@ -110,7 +110,7 @@
+    ...
+
+========  ==========================================================================================
+number    the only thing a hunter gets
+name      what is wrong
+acts      when the bug acts. `at once`; or `PATH FUNCTION when EXPRESSION`, a line for each
+          function: until the expression over its arguments holds, the function is the product's
+          own; or `in the patch when EXPRESSION`, where the function must compute something first
+finds     what is known to find it: `simulator`, `real brokers`
+preset    the workload that a hunt plays; else drawn ones
+faults    the faults that a hunt draws from; else the usual ones
+fast      `yes`: found within seconds, for continuous integration
+========  ==========================================================================================
+
+A bug that a unit test finds says nothing about the simulator, and there is a test for every guard.
+So most bugs act late, from a third term or a hundredth entry on: unit tests do not get there, and a
+run without faults stays in its first term.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+FOLDER: Final = Path(__file__).parent / "patches"
+SIMULATOR: Final = "simulator"
+REAL_BROKERS: Final = "real brokers"
+
+
+class StalePatchError(Exception):
+    """The product's text is no longer what a planted bug was made for."""
+
+
+class Acting(NamedTuple):
+    """When a function of the product is the one with the bug.
+
+    Attributes:
+        path: Of the file, relative to the root.
+        function: Its name, behind that of its class: ``Acks.release``.
+        when: Expression over its arguments, evaluated at each call.
+    """
+
+    path: str
+    function: str
+    when: str
+
+
+class Hunk(NamedTuple):
+    """One change of a file: these lines become those."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True):
+    """One planted bug; see the table above."""
+
+    number: int
+    name: str
+    hunks: Mapping[str, tuple[Hunk, ...]]
+    """By path of the file."""
+    acts: str = "at once"
+    """As it is written, lines joined."""
+    acting: tuple[Acting, ...] = ()
+    finds: tuple[str, ...] = (SIMULATOR,)
+    preset: str = ""
+    faults: str = ""
+    fast: bool = False
+
+
+def read_patches(folder: Path = FOLDER) -> dict[int, Patch]:
+    """Return all planted bugs by number, in the order of their numbers.
+
+    Raises:
+        ValueError: A file is no patch, or two have one number.
+    """
+    found: dict[int, Patch] = {}
+    for path in sorted(folder.glob("*.patch")):
+        patch = parse(path.read_text())
+        if patch.number in found:
+            raise ValueError(f"{path.name}: there is another patch {patch.number}")
+        found[patch.number] = patch
+    return dict(sorted(found.items()))
+
+
+def parse(text: str) -> Patch:
+    """Return the planted bug in *text*.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    head, blank, diff = text.partition("\n\n")
+    fields: dict[str, list[str]] = {}
+    for line in head.splitlines():
+        name, colon, value = line.partition(": ")
+        if not colon:
+            raise ValueError(f"no field: {line!r}")
+        fields.setdefault(name, []).append(value)
+    acts = fields.pop("acts")
+    known = {name: " ".join(values) for name, values in fields.items()}
+    patch = Patch(
+        number=int(known.pop("number")),
+        name=known.pop("name"),
+        acts="; ".join(acts),
+        acting=tuple(found for line in acts if (found := _acting(line)) is not None),
+        finds=tuple(known.pop("finds").split(", ")),
+        preset=known.pop("preset", ""),
+        faults=known.pop("faults", ""),
+        fast=known.pop("fast", "no") == "yes",
+        hunks=_hunks(diff),
+    )
+    if known or not blank or not patch.hunks:
+        raise ValueError(f"patch {patch.number}: unknown fields {sorted(known)}, or no diff")
+    return patch
+
+
+def _acting(line: str) -> Acting | None:
+    match = re.fullmatch(r"(\S+\.py) (\S+) when (.+)", line)
+    if match is None and line != "at once" and not line.startswith("in the patch when "):
+        raise ValueError(f"acts: {line!r}")
+    return Acting(*match.groups()) if match is not None else None
+
+
+def _hunks(diff: str) -> dict[str, tuple[Hunk, ...]]:
+    found: dict[str, list[Hunk]] = {}
+    path, before, after = "", list[str](), list[str]()
+
+    def close() -> None:
+        if before != after:
+            found.setdefault(path, []).append(Hunk(tuple(before), tuple(after)))
+        before.clear()
+        after.clear()
+
+    for line in diff.splitlines():
+        if line.startswith("--- "):
+            close()
+        elif line.startswith("+++ b/"):
+            path = line.removeprefix("+++ b/")
+        elif line.startswith("@@"):
+            close()
+        elif line[:1] in ("", " ", "-", "+"):
+            if line[:1] != "+":
+                before.append(line[1:])
+            if line[:1] != "-":
+                after.append(line[1:])
+        else:
+            raise ValueError(f"no line of a diff: {line!r}")
+    close()
+    return {path: tuple(hunks) for path, hunks in found.items()}
+
+
+# -- planting -------------------------------------------------------------------------------------
+
+
+def plant(patch: Patch, sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the files that the bug changes, with the bug in them.
+
+    Args:
+        sources: Text of each file that the patch names, by path.
+
+    Raises:
+        StalePatchError: The lines of a hunk do not stand in their file exactly once, the result is
+            no Python, or a function whose change is to act late is not there.
+    """
+    planted: dict[str, str] = {}
+    for path, hunks in patch.hunks.items():
+        if path not in sources:
+            raise StalePatchError(f"patch {patch.number}: there is no {path}")
+        text = _apply(patch, path, sources[path], hunks)
+        try:
+            compile(text, path, "exec")
+        except SyntaxError as error:
+            raise StalePatchError(f"patch {patch.number}: {path}: {error}") from None
+        for late in patch.acting:
+            if late.path == path:
+                text = _delay(patch, sources[path], text, late)
+        planted[path] = text
+    return planted
+
+
+def _apply(patch: Patch, path: str, text: str, hunks: tuple[Hunk, ...]) -> str:
+    lines = text.splitlines()
+    for hunk in hunks:
+        size = len(hunk.before)
+        places = [
+            at for at in range(len(lines) - size + 1) if tuple(lines[at : at + size]) == hunk.before
+        ]
+        if len(places) != 1:
+            wanted = next(a for a, b in zip(hunk.before, hunk.after, strict=False) if a != b)
+            raise StalePatchError(
+                f"patch {patch.number}: {path} has the lines around {wanted.strip()!r} "
+                f"{len(places)} times"
+            )
+        lines[places[0] : places[0] + size] = hunk.after
+    return "\n".join(lines) + "\n"
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def function_in(text: str, name: str) -> Function | None:
+    """Return the function *name*, ``Class.method`` or ``function``, of a module's text."""
+    node: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        inner = getattr(node, "body", [])
+        found = [
+            each
+            for each in inner
+            if isinstance(each, ast.ClassDef | Function) and each.name == part
+        ]
+        if not found:
+            return None
+        node = found[-1]
+    return node if isinstance(node, Function) else None
+
+
+def _delay(patch: Patch, before: str, after: str, late: Acting) -> str:
+    """Return *after* with a function that is the one of *before* until the bug is to act."""
+    old, new = function_in(before, late.function), function_in(after, late.function)
+    if old is None or new is None or ast.dump(old.args) != ast.dump(new.args):
+        raise StalePatchError(f"patch {patch.number}: {late.path} has no {late.function}")
+    test = ast.parse(late.when, mode="eval").body
+    first, last = new.lineno, new.end_lineno
+    assert last is not None
+    lines = after.splitlines(keepends=True)
+    indent = " " * new.col_offset
+    new.decorator_list = []  # they stay where they are
+    has_doc = ast.get_docstring(new) is not None
+    new.body = [
+        *new.body[:has_doc],
+        ast.If(test, new.body[has_doc:], old.body[ast.get_docstring(old) is not None :]),
+    ]
+    ast.fix_missing_locations(new)
+    text = textwrap.indent(ast.unparse(new), indent) + "\n"
+    return "".join(lines[: first - 1]) + text + "".join(lines[last:])
+
+
+def changed_functions(patch: Patch, sources: Mapping[str, str]) -> list[tuple[str, range]]:
+    """Return path and lines of each function of the product that the bug changes."""
+    found: list[tuple[str, range]] = []
+    for path, hunks in patch.hunks.items():
+        lines = sources[path].splitlines()
+        for hunk in hunks:
+            size = len(hunk.before)
+            (place,) = (
+                at for at in range(len(lines)) if tuple(lines[at : at + size]) == hunk.before
+            )
+            same = 0
+            while hunk.before[same : same + 1] == hunk.after[same : same + 1]:
+                same += 1
+            found.append((path, _function_around(sources[path], place + same + 1)))
+    return found
+
+
+def _function_around(text: str, line: int) -> range:
+    """Return the lines of the innermost function of a module or class that has *line*."""
+    found = range(line, line + 1)
+    stack: list[ast.AST] = [ast.parse(text)]
+    while stack:
+        for node in getattr(stack.pop(), "body", []):
+            end = getattr(node, "end_lineno", 0)
+            if not isinstance(node, ast.ClassDef | Function) or not node.lineno <= line <= end:
+                continue
+            if isinstance(node, ast.ClassDef):
+                stack.append(node)
+            else:
+                found = range(node.lineno, end + 1)
+    return found

@@ -1,0 +1,47 @@
+"""``python -m tests.mutants hunt``: a planted bug is found blind, one that is not there is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.mutants.trees import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def mutants(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.mutants", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )
+
+
+@pytest.mark.timeout(600)
+def test_hunt_finds_a_planted_bug() -> None:
+    done = mutants("hunt", "--only", "75", "--budget", "120", "--output", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["total"], found["found"], found["survived"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("command", ["hunt", "brokers"])
+def test_a_number_without_a_bug_is_a_usage_error(command: str) -> None:
+    done = mutants(command, "--only", "1")
+    assert done.returncode == 2
+    assert done.stderr == "error: no planted bug has the number 1\n"
+
+
+def test_list_shows_when_a_bug_acts() -> None:
+    done = mutants("list", "--only", "21", "--output", "json")
+    (bug,) = json.loads(done.stdout)
+    assert bug["number"] == 21
+    assert "when self.core.term >= 4" in bug["acts"]
