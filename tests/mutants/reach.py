@@ -27,7 +27,9 @@ class _Reach:
         self._coverage = Coverage(
             data_file=path, config_file=False, source_pkgs=SOURCES, messages=False
         )
-        self._coverage.set_option("run:disable_warnings", ["module-not-measured"])
+        self._coverage.set_option(
+            "run:disable_warnings", ["module-not-measured", "module-not-imported"]
+        )
         self._coverage.start()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
