@@ -291,7 +291,7 @@ class Admin(MessageQueries):
         """Return the topic table of one group, as its leader has it.
 
         Raises:
-            RequestFailedError, BrokerUnreachableError: Nobody says.
+            RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         await self._learn_leaders()
         answer = await self._instance.ask_leader(
@@ -442,7 +442,7 @@ class Admin(MessageQueries):
         """Return first and one-past-last offset of each readable queue of *topic*.
 
         Raises:
-            NoRouteError, NoNameServerError: Nobody knows the topic.
+            NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         route = await self.topic_route(topic)
@@ -495,7 +495,7 @@ class Admin(MessageQueries):
         """Return how far a group is in each queue of *topic*.
 
         Raises:
-            NoRouteError, NoNameServerError: Nobody knows the topic.
+            NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         route = await self.topic_route(topic)

@@ -250,7 +250,7 @@ class GroupAdmin:
             timestamp_ms: Go on at the first message stored at or after it, ms since the epoch;
                 `FIRST_MS`, `LAST_MS`.
         Raises:
-            NoRouteError, NoNameServerError: Nobody knows the topic.
+            NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         route = await self._instance.routes.refresh(topic)

@@ -105,7 +105,7 @@ class MessageQueries:
             end_ms: and at or before this one.
             max_messages: At most so many; brokers have a limit of 64 each.
         Raises:
-            NoRouteError, NoNameServerError: Nobody knows the topic.
+            NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         found = await self._query(topic, key, begin_ms, end_ms, max_messages, is_unique=False)
@@ -154,7 +154,7 @@ class MessageQueries:
         Args:
             group: An online consumer group: each unit then says whether its filter lets it pass.
         Raises:
-            RequestFailedError, BrokerUnreachableError: Nobody says.
+            RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         header = QueryConsumeQueueHeader(queue.topic, queue.queue_id, first, count, group)
         answer = await self._ask_leader(

@@ -296,7 +296,7 @@ class ConcurrentConsumption:
         kept: list[DeliveredMessage] = []
         for place, message in enumerate(messages):
             if batch.owned.is_dropped:
-                # Whoever has the queue next gets them; copies would only double them.
+                # The next owner of the queue gets them; copies would only double them.
                 batch.put_back(messages[place:])
                 break
             try:
@@ -358,7 +358,7 @@ class OrderlyConsumption:
         """Prepare.
 
         Args:
-            locks: None: the queues are nobody else's, as in broadcasting.
+            locks: None: no other consumer has the queues, as in broadcasting.
             gate: Closed while nothing is to be consumed.
         """
         self._listener = listener
@@ -396,7 +396,7 @@ class OrderlyConsumption:
                 self.counts["lost"] += 1
 
     def holds(self, owned: OwnedQueue) -> bool:
-        """Tell whether *owned* is held still, and nobody else can have had it meanwhile."""
+        """Return whether *owned* is still held, and was by no other consumer meanwhile."""
         return self._locks is None or self._locks.grant(owned.queue) == owned.grant
 
     def _may_consume(self, owned: OwnedQueue) -> bool:
@@ -433,7 +433,7 @@ class OrderlyConsumption:
         except Exception as error:  # noqa: BLE001  # the listener's own; the messages come again
             _log.warning("listener_failed", queue=str(owned.queue), exc_info=error)
         if not self.holds(owned):
-            batch.put_back(batch.messages)  # whoever has the lock consumes them
+            batch.put_back(batch.messages)  # the holder of the lock consumes them
         elif status is ConsumeStatus.SUCCESS:
             self.counts["consumed"] += len(batch.messages)
             batch.acknowledge()

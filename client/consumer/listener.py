@@ -78,7 +78,7 @@ class Handed:
     """Messages that were handed out.
 
     Attributes:
-        context: What the hooks were told.
+        context: What the hooks were given.
         since_s: Monotonic time.
     """
 
@@ -207,7 +207,7 @@ class ListenerCall:
             executor: Runs plain functions.
             name: Kind of its work there; what has the same worker, too, runs one after the other.
             meter: Told of each call; None: nobody is.
-            hooks: Told of every call; None: there are none.
+            hooks: Called around every call; None: there are none.
         Raises:
             ConfigError: It is a plain function and there is nothing to run it.
         """

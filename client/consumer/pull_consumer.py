@@ -217,7 +217,7 @@ class PullConsumer(ManagedScope):
             RequestFailedError: The broker refused; see its code and remark: 23 when it cannot
                 parse the expression.
             LockLostError: *lock_token* is old.
-            BrokerUnreachableError: Nobody could be asked in time.
+            BrokerUnreachableError: No broker answered in time.
         Cancellation: Nothing is lost: the offset is the caller's.
         """
         wanted = SubscriptionExpression.by_tag(tags) if isinstance(tags, str) else tags
@@ -274,7 +274,7 @@ class PullConsumer(ManagedScope):
         """Return the first offset the queue holds.
 
         Raises:
-            RequestFailedError, BrokerUnreachableError: Nobody says.
+            RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         return await self._offset(
             queue, RequestCode.GET_MIN_OFFSET, QueueHeader(queue.topic, queue.queue_id)
@@ -284,7 +284,7 @@ class PullConsumer(ManagedScope):
         """Return one past the last offset of the queue.
 
         Raises:
-            RequestFailedError, BrokerUnreachableError: Nobody says.
+            RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         return await self._offset(
             queue, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(queue.topic, queue.queue_id)
@@ -299,7 +299,7 @@ class PullConsumer(ManagedScope):
             upper: Instead the last one stored at or before it, or the first one of the queue when
                 all are later. Brokers of RocketMQ 4 know no such thing and pass over it.
         Raises:
-            RequestFailedError, BrokerUnreachableError: Nobody says.
+            RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         return await self._offset(
             queue,
@@ -341,7 +341,7 @@ class PullConsumer(ManagedScope):
         From our brokers that is what is stored, and never an old answer.
 
         Raises:
-            RequestFailedError, BrokerUnreachableError: Nobody says.
+            RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         try:
             return await self._offset(

@@ -338,7 +338,7 @@ class PushConsumer(ManagedScope):
 
         Raises:
             RequestFailedError: One cannot; its code and remark are carried.
-            ClientError: Nobody could be asked.
+            ClientError: No broker answered.
         """
         for data in self._subscriptions.data():
             if data.expression_type == TAG:

@@ -66,7 +66,7 @@ class LockClient:
             The queues granted, with their tokens. Others are held by somebody else.
         Raises:
             RequestFailedError: Refused; nothing was granted.
-            BrokerUnreachableError: Nobody could be asked.
+            BrokerUnreachableError: No broker answered.
             RequestTimedOutError: Queues may have been locked; asking again tells.
         Cancellation: Queues may have been locked; they are free again when the lease is over.
         """
@@ -85,7 +85,7 @@ class LockClient:
 
         Raises:
             RequestFailedError: Refused; nothing was given back.
-            BrokerUnreachableError: Nobody could be asked.
+            BrokerUnreachableError: No broker answered.
             RequestTimedOutError: They may have been given back.
         Cancellation: They may have been given back.
         """

@@ -130,7 +130,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """What this consumer was told, whatever the others do.
+    """The queues that this consumer is configured with, whatever the others do.
 
     Attributes:
         queues: All that is its own, of any topic.

@@ -305,7 +305,7 @@ class ClientInstance(ManagedScope):
         attempt_timeout_s: float | None = None,
         adapt: Callable[[Link], int] | None = None,
     ) -> RemotingCommand:
-        """Ask whichever node leads a group, until *timeout_s* is over; see `LeaderCalls.ask`."""
+        """Ask the leader of a group, until *timeout_s* is over; see `LeaderCalls.ask`."""
         return await self._calls.ask(
             broker_name,
             code,

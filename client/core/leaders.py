@@ -281,7 +281,7 @@ class LeaderCalls:
         attempt_timeout_s: float | None = None,
         adapt: Callable[[Link], int] | None = None,
     ) -> RemotingCommand:
-        """Ask whoever leads a group, following hints and fail-overs, until *timeout_s* is over.
+        """Ask the leader of a group, following hints and fail-overs, until *timeout_s* is over.
 
         Only for requests that may be repeated.
 
@@ -297,7 +297,7 @@ class LeaderCalls:
         Returns:
             The answer of a node that did not say "not leader" or "busy".
         Raises:
-            BrokerUnreachableError: Nobody could be asked.
+            BrokerUnreachableError: No broker answered.
             RequestTimedOutError: Asked, but no answer came.
             RequestFailedError: Refused to the end; its code and remark are carried.
         """

@@ -114,7 +114,7 @@ class SendSlot:
 
     @property
     def settled(self) -> bool:
-        """Whether the result is there (or nobody wants it any more)."""
+        """Whether the result is there, or no sender waits for it any more."""
         return self.state >= SlotState.STORED
 
 

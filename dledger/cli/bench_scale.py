@@ -116,7 +116,7 @@ class ScaleBench(msgspec.Struct, kw_only=True):
 
 
 class _Watch:
-    """Looks at every broker once a second: terms, and the longest turns of the event loops."""
+    """Reads terms and the longest turns of event loops once a second, of every broker."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -162,7 +162,7 @@ class _Run:
         return f"scale-{number % self.load.topics:06d}"
 
     async def invoke(self, leader: str, command: RemotingCommand) -> tuple[str, RemotingCommand]:
-        """Ask the leader, whoever it is by now; return it with the answer."""
+        """Ask the present leader; return it with the answer."""
         for _ in range(5):
             try:
                 answer = await self.client.invoke(leader, command, TIMEOUT_S)
@@ -468,7 +468,7 @@ async def _send(run: _Run) -> tuple[list[float], int, float]:
 
 
 async def _idle_cpu(run: _Run) -> float:
-    """Return the processors that the three brokers use together while nobody asks for anything."""
+    """Return the processors that three brokers use together without any request."""
     run.tell(f"idle for {run.load.idle_s:.0f} s")
     pids = [node.pid for node in run.cluster.brokers.values()]
     before = sum(map(_cpu_s, pids))

@@ -124,7 +124,7 @@ async def _refused_by(namesrvs: list[str]) -> list[str]:
         try:
             _, refused = await cluster_and_refused(address)
         except CliError:
-            continue  # what does not answer is told of elsewhere
+            continue  # what does not answer is reported elsewhere
         found += [f"NameServer {address}: {sentence}" for sentence in refused]
     return found
 

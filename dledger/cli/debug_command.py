@@ -1,4 +1,4 @@
-"""``dledger debug bundle``: one file with what somebody needs who is to find out what is wrong."""
+"""``dledger debug bundle``: collects what explains a fault into one file."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Final
 from dledger.output import CliError, ExitCode
 
 SECRET_RANDOM_BYTES: Final = 32
-"""As many as the hash that proves it has: nobody guesses it from a proof."""
+"""As many as the hash that proves it has: it cannot be guessed from a proof."""
 
 OWNER_ONLY: Final = 0o600
 

@@ -412,7 +412,7 @@ async def _may_delete(topic: str, messages: int) -> bool:
     """Ask on a terminal whether so many messages may go; what is empty needs no question.
 
     Raises:
-        CliError: There is nobody to ask.
+        CliError: Standard input is no terminal.
     """
     if not messages:
         return True

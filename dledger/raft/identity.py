@@ -1,4 +1,4 @@
-"""Who a member is, which members found the group, and how peers prove that they belong to it.
+"""The identity of a member, the founders of its group, and how peers prove that they belong to it.
 
 A member is its name *and* its incarnation, a random number made with an empty data folder. A
 folder that is lost and made again has another incarnation: it has lost its votes and acknowledged

@@ -497,14 +497,14 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def peer_frame_room() -> FrameRoom:
-    """Return an empty room for the frames of peers."""
+    """Return an empty budget of memory for the frames of peers."""
     return FrameRoom(UNFINISHED_BYTES, FRAME_BYTES_MAX + PREFIX_BYTES)
 
 
 class FrameMemory:
-    """The memory that one connection holds of the room.
+    """The memory that one connection holds of the budget.
 
-    It takes room for a whole frame before it reads on in it, and is not read while there is none.
+    It takes memory for a whole frame before it reads on in it, and is not read while none is left.
     Small frames (votes, heartbeats) take none, so they never wait behind large ones.
 
     Args:
@@ -524,7 +524,7 @@ class FrameMemory:
         self.has_given_way = False
 
     async def update(self, decoder: PeerFrameDecoder, size: int, whole_frames: int) -> None:
-        """Count *size* received bytes, which completed frames or not; wait while there is no room.
+        """Count *size* received bytes, which completed frames or not; wait while no memory is left.
 
         A checkpoint only when it waits.
 

@@ -84,7 +84,7 @@ class Members:
 
     members: tuple[Member, ...]
     voter_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Names of those who are counted, sorted."""
+    """Names of the voters, sorted."""
 
     def __post_init__(self) -> None:
         voters = tuple(member.name for member in self.members if member.is_voter)

@@ -1,4 +1,4 @@
-"""Replication: what each follower has, what each data link sends next, and who repairs an entry.
+"""Replication: what each follower has, what each data link sends next, which member repairs what.
 
 The library's own sender backs off one entry per heartbeat, sends whole tails again and has no
 window. This one keeps a position per follower, in the manner of the Raft thesis §3.3 and §10.2.1:
