@@ -39,19 +39,26 @@ def writes(operations: Sequence[Operation], count: int) -> Iterator[list[Operati
 
 
 class PlayedRun:
-    """The folder of a run that goes on."""
+    """The folder of a run that goes on.
+
+    A reader that runs beside the test sees each write as a whole or not at all: a reader that sees
+    a part of it takes the write in two batches, and what is in flight depends on the batches.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "history" / "runner.cbor"
         self.path.parent.mkdir(parents=True)
         self.ended: set[int] = set()
+        self._kept = b""
 
     def write(self, rows: Sequence[Operation], *, torn: int = 0) -> None:
         """Append rows; the last *torn* bytes are kept back until the next write."""
-        kept = getattr(self, "_kept", b"")
-        data = kept + b"".join(map(encode_row, rows))
-        self._kept = data[len(data) - torn :] if torn else b""
-        with self.path.open("ab") as file:
-            file.write(data[: len(data) - torn])
+        data = self._kept + b"".join(map(encode_row, rows))
+        cut = len(data) - torn
+        self._kept = data[cut:]
+        before = self.path.read_bytes() if self.path.exists() else b""
+        whole = self.folder / "runner.next"
+        whole.write_bytes(before + data[:cut])
+        whole.replace(self.path)
         self.ended |= {op.op_id for op in rows if op.outcome != Outcome.INFO or op.err}
