@@ -14,7 +14,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 
 LEADER_TRIES = 10
-"""An election takes a second or two; a tool waits for it once, then says so."""
+"""An election takes a second or two; a tool waits for it once, then reports it."""
 
 LEADER_PAUSE_S = 0.3
 

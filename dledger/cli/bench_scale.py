@@ -276,7 +276,7 @@ async def _watching(run: _Run) -> AsyncIterator[None]:
 
 
 async def _each(count: int, workers: int, work: Callable[[int], Any]) -> None:
-    """Call *work* with 0 … *count* - 1, so many at a time."""
+    """Call *work* with 0 … *count* - 1, *workers* of them at a time."""
     numbers = iter(range(count))
 
     async def worker() -> None:

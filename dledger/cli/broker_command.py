@@ -184,7 +184,7 @@ async def check_ports(config: BrokerConfig, network: Network) -> None:
         except OSError as error:
             raise CliError(
                 f"{setting}: {error.strerror or error}",
-                next_step=f"nothing was started: find who has it: ss -ltnp 'sport = :{port}'",
+                next_step=f"nothing was started: find what listens: ss -ltnp 'sport = :{port}'",
             ) from None
         await listener.aclose()
 

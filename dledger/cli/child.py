@@ -16,11 +16,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent goes; at once if it has gone already."""
+    """Have the kernel kill this process when its parent ends; at once if it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
-        sys.exit("the parent process has gone")
+        sys.exit("the parent process has ended")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ WIDE_COLUMNS = (
 
 
 async def brokers_of(info: ClusterInfo) -> list[dict[str, Any]]:
-    """Return one row per broker: what the NameServer knows and what the broker itself says."""
+    """Return one row per broker: what the NameServer has and what the broker itself reports."""
     clusters = {
         name: cluster for cluster, names in info.cluster_addr_table.items() for name in names
     }
@@ -144,7 +144,7 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
     """Return how a broker group is, from what its members say of themselves. Pure.
 
     Healthy: one member leads and serves in the newest term, the NameServer has it as id 0, every
-    member of the Raft group is registered and answers, and nobody is behind what is committed.
+    member of the Raft group is registered and answers, and no member is behind what is committed.
     """
     reasons: list[str] = []
     up = [row for row in rows if row.get("reachable")]
@@ -155,7 +155,7 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
     if leader is None:
         reasons.append("no leader")
     elif leader["id"] != 0:
-        reasons.append(f"the NameServer has not heard yet that {leader['address']} leads")
+        reasons.append(f"the NameServer does not know yet that {leader['address']} leads")
     members = {str(row.get("self")) for row in up}
     listed = {str(member["name"]) for member in (leader or {}).get("members") or ()}
     expected = listed or members.union(*(map(str, row.get("peers", {})) for row in up))
@@ -240,12 +240,13 @@ async def health(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     wait: Annotated[bool, Parameter(help="Wait until it is healthy.")] = False,
     groups: Annotated[
-        int, Parameter(help="So many there must be: a group that starts is not known at once.")
+        int,
+        Parameter(help="How many groups there must be: a group that starts is not known at once."),
     ] = 1,
     timeout_s: Annotated[float, Parameter(help="How long to wait at most.")] = 60.0,
     output: Output = "table",
 ) -> int:
-    """Tell whether every group has a leader, a quorum and nobody behind; exit 1 if not."""
+    """Check that every group has a leader, a quorum and no member behind; exit 1 if not."""
     namesrvs = addresses(namesrv)
     look = Look([], [], [])
     reasons = missing_groups(0, groups)

@@ -91,7 +91,7 @@ async def bundle(
     parts |= read_logs(logs)
     parts["contents.txt"] = "".join(f"{name}\n" for name in sorted(parts)).encode()
     to.write_bytes(packed(parts))
-    # It tells addresses, names of topics and groups: not for everybody on the machine.
+    # It holds addresses, names of topics and groups: not for every user of the machine.
     os.chmod(to, 0o600)
     rows = [{"name": name, "bytes": len(parts[name])} for name in sorted(parts)]
     if output == "json":
@@ -141,7 +141,7 @@ async def _of_cluster(namesrvs: list[str]) -> dict[str, bytes]:
     """Return name → content of everything nodes say of themselves.
 
     Raises:
-        NoAnswerError: No NameServer answers, so nobody knows the nodes.
+        NoAnswerError: No NameServer answers, so the nodes are not known.
     """
     source, info = await any_cluster_info(namesrvs)
     parts = {"versions.txt": f"dledger {version('dledger-mq')}\n".encode()}

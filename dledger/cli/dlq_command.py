@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = App(name="dlq", help="Look at dead letters and give them back.", backend="trio")
 
 SHOWN_MAX = 100
-"""Dead letters that `show` prints unless it is told."""
+"""Dead letters that `show` prints unless an option names another number."""
 
 BODY_SHOWN_CHARS = 80
 
@@ -62,7 +62,7 @@ async def show_(
     /,
     *,
     offset: Annotated[int, Parameter(help="From this offset on.")] = 0,
-    max_: Annotated[int, Parameter(name="--max", help="At most so many.")] = SHOWN_MAX,
+    max_: Annotated[int, Parameter(name="--max", help="At most this many.")] = SHOWN_MAX,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
@@ -82,7 +82,7 @@ async def resend(
     /,
     *,
     offset: Annotated[int | None, Parameter(help="This one only, once more if need be.")] = None,
-    max_: Annotated[int | None, Parameter(name="--max", help="At most so many.")] = None,
+    max_: Annotated[int | None, Parameter(name="--max", help="At most this many.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
@@ -110,7 +110,7 @@ async def export(
     *,
     to: Annotated[Path | None, Parameter(help="File; standard output otherwise.")] = None,
     offset: Annotated[int, Parameter(help="From this offset on.")] = 0,
-    max_: Annotated[int | None, Parameter(name="--max", help="At most so many.")] = None,
+    max_: Annotated[int | None, Parameter(name="--max", help="At most this many.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Write dead letters as JSON, one a line; a body that is no text is in ``body_base64``."""

@@ -206,8 +206,8 @@ async def reset(
 ) -> int:
     """Let a group go on elsewhere in a topic, whether its consumers run or not.
 
-    Shows where each queue stands and where it would go on; --yes does it. Consumers that run are
-    told by their broker; where none is connected the offsets are stored.
+    Shows where each queue stands and where it would go on; --yes does it. The broker
+    notifies running consumers; where none is connected it stores the offsets.
     """
     return await _reset(group, topic, reset_time(to_first, to_last, to_time), yes, namesrv, output)
 
@@ -266,7 +266,7 @@ async def _reset(
     if output == "json":
         print_json({"changed": True, "queues": rows})
     else:
-        note(f"{len(done.told)} queues: running consumers were told; they store the offsets")
+        note(f"{len(done.told)} queues: running consumers are notified; they store the offsets")
         note(f"{len(done.stored)} queues: no consumer is connected; the offsets are stored")
     if missing:
         raise CliError(

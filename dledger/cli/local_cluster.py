@@ -49,11 +49,11 @@ MAX_GROUPS = len(GROUP_LETTERS)
 def free_ports(count: int) -> list[int]:
     """Return free loopback ports, none of them two below another.
 
-    Some RocketMQ clients try the port two below the one they were told. None lies where the kernel
+    Some RocketMQ clients try the port two below the one they were given. None lies where the kernel
     takes ports for connections: one of those could take the port of a member that restarts.
 
     Raises:
-        CliError: There are not so many.
+        CliError: There are fewer.
     """
     ports: list[int] = []
     for port in random.sample(OWN_PORTS, len(OWN_PORTS)):
@@ -96,7 +96,7 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """True while the process lives."""
+        """True while the process runs."""
         return self.process is not None and self.process.poll() is None
 
     @property
@@ -145,8 +145,8 @@ class LocalCluster:
         if node.running:
             raise CliError(f"{name} runs already, process {node.pid}")
         with node.log_path.open("ab") as log:
-            # From this thread, not from one of trio's workers: the kernel ties the child's life
-            # to the thread that made it.
+            # From this thread, not from one of trio's workers: the kernel ends the child
+            # with the thread that made it.
             node.process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", node.module, str(os.getpid()), *node.arguments],
                 stdin=subprocess.DEVNULL,
@@ -279,7 +279,7 @@ class LocalCluster:
         Returns:
             The name of the leader, of the first group's where there are several.
         Raises:
-            CliError: Not within *timeout_s*; says what is missing.
+            CliError: Not within *timeout_s*; the message names what is missing.
         """
         from dledger.cli.probe import namesrv_leaders
 
@@ -349,7 +349,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _behind(statuses: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Return who has applied less than another one had committed."""
+    """Return the members that have applied less than another had committed."""
     committed = max((_number(status, "commit_index") for status in statuses.values()), default=0)
     return [
         name for name, status in statuses.items() if _number(status, "applied_index") < committed
@@ -509,9 +509,9 @@ async def local_cluster(
         groups: Broker groups.
         settings: ``table.name`` to value, for every broker.
         wait: Enter only when the cluster is healthy.
-        progress: Told in a few words what is being waited for.
+        progress: Called with a few words: what is being waited for.
     Raises:
-        CliError: It did not become healthy; the message says why and where the logs are.
+        CliError: It did not become healthy; the message names the reason and the log files.
     Cancellation: The processes are stopped cleanly first.
     """
     cluster = lay_out(folder, brokers=brokers, settings=settings, ports=ports, groups=groups)

@@ -178,16 +178,16 @@ def _check_records(entry: LogEntry, report: StoreReport) -> None:
             start += size
             continue
         if record.phy_offset != position:
-            report.problem(f"record at byte {position} says it is at {record.phy_offset}")
+            report.problem(f"record at byte {position} names {record.phy_offset} as its position")
         if record.size != size:
-            report.problem(f"record at byte {position}: {record.size} bytes, the table says {size}")
+            report.problem(f"record at byte {position}: {record.size} bytes; the table has {size}")
         if record.store_timestamp_ms != header.store_time_ms:
             report.problem(f"record at byte {position} has another store time than its entry")
         start += size
 
 
 def _check_rest(segments: list[Segment], report: StoreReport) -> None:
-    """Behind the last entry there must be zeros only: anything else is a tail nobody cut."""
+    """Behind the last entry there must be zeros only: anything else is an uncut tail."""
     for segment in segments:
         begin = max(report.end_position - segment.start, 0)
         if begin >= len(segment.data):
@@ -235,7 +235,7 @@ class _Queues:
             waiting = self._waiting.setdefault(key, [])
             waiting.append(derived.units[where])
             if entry.header.index > self._report.commit_index:
-                # Not known to be committed: no unit is promised, and none may be wrong.
+                # Not known to be committed: no unit is required, and none may be wrong.
                 self._compare(key, promised=False)
             elif sum(map(len, waiting)) >= UNITS_AT_ONCE:
                 self._compare(key, promised=True)
@@ -275,7 +275,7 @@ class _Queues:
         for place in np.flatnonzero(differs)[:PROBLEMS_SHOWN].tolist():
             self._report.problem(
                 f"{topic} queue {queue_id} offset {first + place}: unit"
-                f" {tuple(found[place].tolist())}, the log says {tuple(expected[place].tolist())}"
+                f" {tuple(found[place].tolist())}, the log has {tuple(expected[place].tolist())}"
             )
         missing = int(len(expected) - written.sum())
         if missing and promised and self._report.clean_stop:

@@ -109,7 +109,9 @@ def _entry(segment: Segment, at: int, last: EntryHeader | None) -> tuple[EntryHe
     except CorruptEntryError as error:
         raise LogDamageError(position, str(error)) from None
     if header.position != position:
-        raise LogDamageError(position, f"entry {header.index} says it is at {header.position}")
+        raise LogDamageError(
+            position, f"entry {header.index} names {header.position} as its position"
+        )
     if last is not None:
         if header.index != last.index + 1:
             raise LogDamageError(position, f"entry {header.index} follows entry {last.index}")

@@ -45,7 +45,7 @@ COMMANDS = (
 )
 
 ABOUT = (
-    "A message broker in which every broker group is one Raft log. Where daemons check who asks:"
+    "A message broker in which every broker group is one Raft log. Where daemons check accounts:"
     " dledger --credentials FILE COMMAND, and --tls-ca-file FILE where they talk TLS; see"
     " docs/operate/access.md."
 )
@@ -167,7 +167,7 @@ def _reader_gone() -> int:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit status that tells what kind of error ended a command."""
+    """Return the exit status for the kind of error that ended a command."""
     if isinstance(error, CliError):
         return error.exit_code
     if isinstance(error, ConfigError):
@@ -207,7 +207,7 @@ def _variable_of(error: CycloptsError) -> str:
 
 def _words_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        # Without the number, which says the same.
+        # Without the number, which means the same.
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 

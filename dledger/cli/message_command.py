@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LEVELS = 18
 MAX_LEVELS = 64
-"""A broker can be given so many delay levels, and has 18 otherwise."""
+"""Delay levels a broker can be configured with; it has 18 otherwise."""
 
 PULL_MESSAGES = 500
 BODY_SHOWN_CHARS = 200
@@ -64,7 +64,7 @@ async def send(
             validator=validators.Number(gte=0, lte=MAX_LEVELS),
         ),
     ] = 0,
-    delay: Annotated[float, Parameter(help="Deliver after so many seconds.")] = 0.0,
+    delay: Annotated[float, Parameter(help="Deliver after this many seconds.")] = 0.0,
     queue: Annotated[int | None, Parameter(help="Queue id; the next one in turn.")] = None,
     count: Annotated[int, Parameter(help="Send each that often.")] = 1,
     quiet: Annotated[
@@ -180,7 +180,7 @@ async def consume(
     sql: Annotated[
         str, Parameter(help="SQL92 over properties, e.g. \"region = 'EU' AND amount > 5\".")
     ] = "",
-    max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many.")] = None,
+    max_: Annotated[int | None, Parameter(name="--max", help="Stop after this many.")] = None,
     group: Annotated[
         str,
         Parameter(
@@ -413,7 +413,9 @@ async def by_key(
     *,
     since: Since = "",
     until: Until = "",
-    max_: Annotated[int, Parameter(name="--max", help="The newest so many, 64 per broker.")] = 32,
+    max_: Annotated[
+        int, Parameter(name="--max", help="The newest messages, at most this many; 64 per broker.")
+    ] = 32,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
@@ -457,7 +459,9 @@ async def by_time(
     since: Since = "",
     until: Until = "",
     queue: Annotated[int | None, Parameter(help="This queue only.")] = None,
-    max_: Annotated[int, Parameter(name="--max", help="The first so many.")] = 32,
+    max_: Annotated[
+        int, Parameter(name="--max", help="At most this many, from the first one on.")
+    ] = 32,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:

@@ -32,7 +32,7 @@ PLAIN_HINT = "; it may talk TLS: dledger --tls-ca-file FILE"
 
 
 class NoAnswerError(CliError):
-    """The daemon could not be asked or said nothing in time."""
+    """The daemon could not be reached or did not answer in time."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ async def _connected(address: str, tls: ssl.SSLContext | None) -> trio.abc.Strea
 
 @functools.cache
 def _access() -> tuple[Credentials | None, ssl.SSLContext | None]:
-    """Return how this process proves who it is, and whether it talks TLS.
+    """Return the credentials of this process, and its TLS settings.
 
     Raises:
         ConfigError: The environment names what cannot be read.
@@ -128,7 +128,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def raft_status(address: str, *, timeout_s: float = 3.0) -> dict[str, Any] | None:
-    """Return what a broker says about its part in the group; None when it does not answer."""
+    """Return what a broker reports of its part in the group; None when it does not answer."""
     try:
         answer = await ask(address, RequestCode.RAFT_STATUS, timeout_s=timeout_s)
     except NoAnswerError:
@@ -171,7 +171,7 @@ async def cluster_and_refused(
 
 
 def refuse_a_broker(namesrv: str, answer: RemotingCommand) -> RemotingCommand:
-    """Return *answer* unless it is what a broker says to a question for NameServers.
+    """Return *answer* unless it is a broker's answer to a request for NameServers.
 
     Raises:
         CliError: It is; a usage error.

@@ -97,7 +97,7 @@ async def status(
 Group = Annotated[
     str | None, Parameter(name=["--group", "-g"], help="Broker group; needed if there are several.")
 ]
-Wait = Annotated[bool, Parameter(name="--wait", help="Return only when it votes, or is gone.")]
+Wait = Annotated[bool, Parameter(name="--wait", help="Return only when it votes, or is removed.")]
 MEMBER_WAIT_S = 300.0
 """A new member copies the whole log before it votes."""
 
@@ -168,7 +168,7 @@ def recover(
 ) -> int:
     """Go on with the replica in FOLDER alone, when a majority of its group is lost for good.
 
-    The broker must be stopped. Without --force it is only said what would be lost.
+    The broker must be stopped. Without --force the command only prints what would be lost.
     """
     from commitlog.disk import OsDisk
     from dledger.raft.recover import Recovery
@@ -235,7 +235,7 @@ def secret(file: Path, /) -> int:
 def what_may_be_lost(survivor: Survivor) -> list[str]:
     """Return what a person must know before. Pure."""
     last, commit = survivor.last_index, survivor.commit_index
-    lines = [f"lost: every entry after {last} that the other members acknowledged; nobody can tell"]
+    lines = [f"lost: every entry after {last} that the other members acknowledged: not known"]
     if commit < last:
         lines.append(
             f"entries {commit + 1} to {last} are not known to be committed; they will count as such"
@@ -288,7 +288,7 @@ async def _until(group: BrokerData, done: Callable[[dict[str, set[str]]], bool],
 
 
 def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is shown of each member, from what it says of itself. Pure."""
+    """Return what is shown of each member, from what it reports of itself. Pure."""
     last = max((int(row.get("last_index", 0)) for row in rows), default=0)
     groups = {row["broker"]: row["group"] for row in rows if "group" in row}
     return [
@@ -361,6 +361,6 @@ def _standing(row: dict[str, Any]) -> str | None:
 
 
 def scrub_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a member says of its scrub; nothing when it is of an older version."""
+    """Return what a member reports of its scrub; nothing when it is of an older version."""
     scrub = row.get("scrub")
     return scrub if isinstance(scrub, dict) else {}

@@ -52,7 +52,7 @@ async def send_all(
     Returns:
         How many are stored.
     Raises:
-        MQError: The first failure; the note on it says how many are stored.
+        MQError: The first failure; the note on it has the number of stored ones.
     """
     failures: list[MQError] = []
     stored = 0

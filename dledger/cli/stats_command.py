@@ -28,8 +28,8 @@ async def stats(
     /,
     *,
     watch: Annotated[bool, Parameter(help="Again and again, until Ctrl-C.")] = False,
-    every_s: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
-    looks: Annotated[int | None, Parameter(help="End after so many.")] = None,
+    every_s: Annotated[float, Parameter(help="Seconds between two readings.")] = 2.0,
+    looks: Annotated[int | None, Parameter(help="End after this many readings.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:

@@ -409,7 +409,7 @@ async def _messages_in(groups: Sequence[BrokerData], topic: str) -> int:
 
 
 async def _may_delete(topic: str, messages: int) -> bool:
-    """Ask on a terminal whether so many messages may go; what is empty needs no question.
+    """Ask on a terminal whether this many messages may go; an empty topic needs no question.
 
     Raises:
         CliError: Standard input is no terminal.

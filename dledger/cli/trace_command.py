@@ -1,4 +1,4 @@
-"""``dledger msg trace``: the path of a message, as its clients told it."""
+"""``dledger msg trace``: the path of a message, as its clients reported it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def trace(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
-    """Show who sent and consumed a message, when, how long it took and what came of it.
+    """Show the clients that sent and consumed a message, when, how long it took and the result.
 
-    Known is what clients with message trace told, in the newest 64 trace messages of each broker.
+    Known is what clients with message trace reported, in each broker's newest 64 trace messages.
     """
     from client.admin.admin import Admin
     from client.core.errors import NoRouteError
@@ -49,8 +49,8 @@ async def trace(
     rows = path_rows(steps, message_id)
     if not rows and output == "table":
         raise CliError(
-            f"{topic} says nothing of {message_id}",
-            next_step="only clients with enable_msg_trace tell; give an id or a key of the message",
+            f"{topic} holds nothing of {message_id}",
+            next_step="only clients with enable_msg_trace report; give the id or a key",
         )
     show(output, "", rows, COLUMNS)
     return ExitCode.OK if rows else ExitCode.FAILED

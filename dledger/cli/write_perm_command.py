@@ -23,7 +23,7 @@ async def wipe_write_perm(
 ) -> int:
     """Let producers leave a broker group; consumers go on reading what it has.
 
-    Said to every NameServer. Producers follow when they look at the route, within 30 seconds.
+    Every NameServer gets it. Producers follow when they read the route again, within 30 seconds.
     """
     counts = await _change(addresses(namesrv), broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     return _tell(output, broker, counts, "take no messages any more")

@@ -8,7 +8,7 @@ itself and wait a whole timeout. So a member that grants a pre-vote delays its o
 two that ask each other the one whose name sorts first continues.
 
 Votes and acknowledgements must survive a crash. After an unclean stop with async flushes, or when a
-torn log was cut, some may be lost: the member is *doubtful*, follows, and neither votes nor leads.
+torn log was cut, some may be lost: the member is `doubtful`, follows, and neither votes nor leads.
 It is a full voter again once it holds, durably, an entry of a leader's own term that is committed:
 then everything it had acknowledged in that log is there again.
 
@@ -125,7 +125,7 @@ class VoteEligibility:
 
     Attributes:
         doubtful: Votes or acknowledgements may be lost. It votes when a leader has caught it up, or
-            when most members are doubtful and all have sent their hello.
+            when most members are `doubtful` and all have sent their hello.
         damaged: Acknowledged entries are lost. It follows until a leader has refilled it, whatever
             the others hold.
     """

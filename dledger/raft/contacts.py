@@ -141,7 +141,7 @@ class Contacts:
             self.agree_wake.set()
 
     def set_doubtful(self, peer: str, is_doubtful: bool) -> None:
-        """Record whether *peer* is doubtful now."""
+        """Record whether *peer* is `doubtful` now."""
         # The hello of a long-lived connection may be out of date.
         known = self.state.peers.get(peer)
         if known is not None and known.hello is not None and known.hello.doubtful != is_doubtful:

@@ -156,7 +156,7 @@ class Hello:
             raise RemoteProtocolError("a hello with fields of the wrong type")
         for address in (self.client_address, self.peer):
             if address and parse_address(address) is None:
-                raise RemoteProtocolError("a hello with an address that nobody can be called at")
+                raise RemoteProtocolError("a hello with an address that cannot be called")
 
 
 def check_version(fields: Mapping[Any, Any]) -> None:

@@ -386,7 +386,7 @@ def _members_of(frame: Frame) -> Members | None:
 
 COPIES: Final = 2
 """Both slots hold the record before it counts: with one of them damaged, the other would otherwise
-have the vote before, and a bad sector could not be told from a write that a crash has torn."""
+have the vote before, and a bad sector would be the same as a write that a crash has torn."""
 
 
 def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
@@ -405,13 +405,12 @@ def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
     if type(term) is not int or not 0 <= term <= TERM_MAX:
         shown = term if type(term) is int and 0 <= term <= NUMBER_MAX else "beyond all numbers"
         raise CorruptStoreError(
-            f"the stored term, {shown}, is none that a group comes to: somebody made it up."
+            f"the stored term, {shown}, cannot come from elections: it is forged or damaged."
             " Repair it with: dledger raft repair-term DIR"
         )
     if voted_for is not None and not is_name(voted_for):
         raise CorruptStoreError(
-            "the stored vote is for nobody who can be a member. Repair it with:"
-            " dledger raft repair-term DIR"
+            "the stored vote does not name a member. Repair it with: dledger raft repair-term DIR"
         )
     return term, voted_for
 

@@ -116,7 +116,7 @@ class MemberChanges:
         check_change(before.members, after, own)
         if not could_commit(after, self._connected()):
             raise ChangePendingError(
-                "no majority of the voters after it is connected and not doubtful now"
+                "no majority of the voters after it is connected and not `doubtful` now"
             )
         return self._append(after)
 

@@ -144,7 +144,7 @@ class Transfers:
         return self.newest
 
     def _likely(self, able: dict[str, int]) -> dict[str, int]:
-        """Leave out members that would hardly win: doubtful ones, and the term's last target."""
+        """Leave out members that would hardly win: `doubtful` ones, and the term's last target."""
         last = self.newest
         unlikely = {name for name in able if self.state.roster.hellos[name].doubtful}
         if last is not None and last.term == self.state.core.term:

@@ -63,7 +63,7 @@ PROTOCOL_VERSION: Final = 1
 """Version of this file's frames; a peer with a newer one is refused at hello."""
 
 FRAME_BYTES_MAX: Final = 32 << 20
-"""Largest frame, bytes: one entry at its cap beside a full append, with room for the head."""
+"""Largest frame, bytes: one entry at its cap beside a full append, with space for the head."""
 
 HELLO_BYTES_MAX: Final = 64 << 10
 """Largest frame before the hello is accepted: a hello names at most a few members."""

@@ -22,8 +22,8 @@ CLEAN: Final = (
     *("docs/internals/protocol", "docs/internals/proofs", "docs/internals/simulation/found.md"),
     *("docs/internals/architecture.md", "docs/internals/consensus.md", "docs/internals/state.md"),
     *("commitlog", "remoting", "namesrv", "spark_jobs"),
-    *("dledger/filters", "dledger/metrics", "dledger/processors", "dledger/services"),
-    *("dledger/state", "dledger/testing"),
+    *("dledger/cli", "dledger/filters", "dledger/metrics", "dledger/processors"),
+    *("dledger/raft", "dledger/services", "dledger/state", "dledger/testing"),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("dledger/*.py")),
 )
 """Files and folders that keep to plain words. Only ever longer."""

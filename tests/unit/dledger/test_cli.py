@@ -252,7 +252,7 @@ def test_a_group_with_a_leader_and_nobody_behind_is_healthy() -> None:
     [
         ([row(serving=False), follower()], "no leader"),
         ([row(), follower(reachable=False)], "h:2 does not answer"),
-        ([row(id=1), follower()], "the NameServer has not heard yet that h:1 leads"),
+        ([row(id=1), follower()], "the NameServer does not know yet that h:1 leads"),
         ([row()], "n1 of the group not registered"),
         ([row(), follower(applied_index=4)], "h:2 is 5 entries behind"),
         ([row(), follower(voter=False)], "h:2 must not vote"),
