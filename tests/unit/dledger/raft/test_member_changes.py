@@ -486,7 +486,7 @@ def test_a_change_is_refused_when_too_few_of_those_left_have_a_vote(tmp_path: Pa
     left = listed(leader).without(voter(leader, "n1"))
     hello = leader.roster.hellos["n2"]
     leader.roster.hellos["n2"] = replace(hello, doubtful=True)
-    with pytest.raises(ChangePendingError, match="not doubtful now"):
+    with pytest.raises(ChangePendingError, match="not `doubtful` now"):
         leader.changes.change(left)
     assert leader.journal.last_index == before
     leader.roster.hellos["n2"] = hello
