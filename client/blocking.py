@@ -295,7 +295,7 @@ class BlockingProducer:
         return BlockingFuture(self._client, self._client._call(work))
 
     def send_oneway(self, message: Message) -> None:
-        """Hand *message* over; nobody will say what became of it."""
+        """Write *message* to the connection; its outcome is never reported."""
         self._client._call(self._producer.send_oneway, message)
 
     def send_batch(
@@ -521,7 +521,7 @@ class BlockingAdmin:
         """Return the oldest dead letters of each queue; `DeadLetters.read`.
 
         Args:
-            limit: At most so many; they are all in memory.
+            limit: At most this many; they are all in memory.
         """
 
         async def work() -> list[tuple[MessageQueue, MessageExt]]:

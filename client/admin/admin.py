@@ -1,4 +1,4 @@
-"""Looks at and changes a cluster: topics, routes, offsets, messages, and how the groups are."""
+"""Reads and changes a cluster: topics, routes, offsets, messages and the state of groups."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ROUTE_POLL_S: Final = 0.02
 CHANGE_TIMEOUT_S: Final = 20.0
 """A change of members waits for the one before it, for an answer of the new one, for its commit."""
 STATUS_TIMEOUT_S: Final = 1.0
-"""A node that says nothing for so long is shown as unreachable."""
+"""A node that does not answer within this time is shown as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class GroupHealth:
         broker_name: The group.
         healthy: One member leads and serves in the newest term and every member answers.
         leader: Address of the leader, or None.
-        term: Newest term any member has seen; -1 when nobody said.
+        term: Newest term any member reports; -1 when none answered.
         reasons: Why it is not healthy.
-        members: What each address said of itself, None for those that said nothing.
+        members: The status each address reported, None for those that did not answer.
     """
 
     broker_name: str
@@ -125,7 +125,7 @@ class Admin(MessageQueries):
         return ClusterInfo.decode(answer.body)
 
     async def raft_status(self, address: str) -> dict[str, Any]:
-        """Return what the broker at *address* says about its part in its group.
+        """Return what the broker at *address* reports about its part in its group.
 
         Raises:
             RequestFailedError: It refuses; a real RocketMQ broker answers code 3.
@@ -143,7 +143,7 @@ class Admin(MessageQueries):
     async def change_members(
         self, broker_name: str, op: str, name: str = "", address: str = ""
     ) -> None:
-        """Change who belongs to a broker group, or who leads it; returns when it is committed.
+        """Change the members of a broker group, or its leader; returns when it is committed.
 
         Args:
             broker_name: The group.
@@ -207,7 +207,7 @@ class Admin(MessageQueries):
 
         Args:
             topic: Name.
-            queue_nums: Queues per broker group for writing, and for reading unless told else.
+            queue_nums: Queues per broker group for writing, and for reading unless given.
             read_queue_nums: Queues for reading.
             perm: 4 read + 2 write + 1 inherit.
             order: Marks the topic as ordered.
@@ -352,18 +352,18 @@ class Admin(MessageQueries):
         return await self._groups.subscription_groups(await self._leading())
 
     async def consumer_connection(self, group: str) -> ConsumerConnection | None:
-        """Return who is in a consumer group and what they want; None when nobody is there.
+        """Return the clients of a consumer group and their subscriptions; None without a client.
 
         Errors as `subscription_groups`.
         """
         return await self._groups.consumer_connection(group, await self._leading())
 
     async def producer_connection(self, group: str) -> list[ClientConnection]:
-        """Return who is in a producer group; errors as `subscription_groups`."""
+        """Return the clients of a producer group; errors as `subscription_groups`."""
         return await self._groups.producer_connection(group, await self._leading())
 
     async def producers(self) -> dict[str, list[ProducerInfo]]:
-        """Return who is in every producer group; errors as `subscription_groups`."""
+        """Return the clients of every producer group; errors as `subscription_groups`."""
         return await self._groups.producers(await self._leading())
 
     async def queue_owners(self, group: str) -> dict[MessageQueue, str]:
@@ -535,7 +535,7 @@ class Admin(MessageQueries):
     async def _wait_route(self, topic: str, names: set[str]) -> None:
         """Ask until the route has all *names*: a send before that would guess the queues.
 
-        The topic is stored by then; a NameServer that hears of it late is no failure.
+        The topic is stored by then; a NameServer that receives it late is no failure.
         """
         clock = self._instance.clock
         until = clock.monotonic() + LEADER_WAIT_S

@@ -1,4 +1,4 @@
-"""Administration of consumer and producer groups: who is there, how far they are, other offsets.
+"""Administration of consumer and producer groups: their clients, their offsets, resets.
 
 `client.admin.admin.Admin` has these as its own methods.
 """
@@ -67,7 +67,7 @@ class OffsetsReset:
     """What a reset has done.
 
     Attributes:
-        told: Offsets that running consumers were told by their broker; they store them themselves.
+        told: Offsets that brokers gave to running consumers; those store them themselves.
         stored: Offsets that were stored, of brokers no consumer of the group was connected to.
     """
 
@@ -76,13 +76,13 @@ class OffsetsReset:
 
 
 class GroupAdmin:
-    """Looks at and changes groups through a client instance. Holds nothing open of its own."""
+    """Reads and changes groups through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:
         """Use *instance*, which must be open."""
         self._instance = instance
 
-    # ------------------------------------------------------------------------------ who is there
+    # ------------------------------------------------------------------------------ clients
 
     async def subscription_groups(
         self, broker_names: list[str]
@@ -97,7 +97,7 @@ class GroupAdmin:
     async def consumer_connection(
         self, group: str, broker_names: list[str]
     ) -> bodies.ConsumerConnection | None:
-        """Return the clients of a consumer group and what they want; None when nobody is there."""
+        """Return the clients of a consumer group and their subscriptions; None without a client."""
         found: bodies.ConsumerConnection | None = None
         ext = dict(ConsumerGroupHeader(group).encode())
         for name in broker_names:
@@ -122,7 +122,7 @@ class GroupAdmin:
     async def producer_connection(
         self, group: str, broker_names: list[str]
     ) -> list[bodies.ClientConnection]:
-        """Return the clients of a producer group; empty when nobody is there."""
+        """Return the clients of a producer group; empty without a client."""
         found: list[bodies.ClientConnection] = []
         ext = dict(ProducerGroupHeader(group).encode())
         for name in broker_names:
@@ -137,7 +137,7 @@ class GroupAdmin:
         return _once_each(found)
 
     async def producers(self, broker_names: list[str]) -> dict[str, list[bodies.ProducerInfo]]:
-        """Return the clients of every producer group, each with its newest sign of life."""
+        """Return the clients of every producer group, each with its newest heartbeat."""
         found: dict[str, dict[str, bodies.ProducerInfo]] = {}
         for name in broker_names:
             answer = await self._ask(name, RequestCode.GET_ALL_PRODUCER_INFO)
@@ -158,10 +158,10 @@ class GroupAdmin:
     async def running_info(
         self, group: str, client_id: str, broker_name: str, *, with_stacks: bool = False
     ) -> bodies.ConsumerRunningInfo:
-        """Return what a client says of its consumer of *group*, asked through a broker.
+        """Return what a client reports of its consumer of *group*, asked through a broker.
 
         Raises:
-            RequestFailedError: It is not connected there, or says nothing within 10 s.
+            RequestFailedError: It is not connected there, or does not answer within 10 s.
             BrokerUnreachableError: No leader answers.
         """
         header = ConsumerClientHeader(group, client_id, with_stacks)
@@ -263,7 +263,7 @@ class GroupAdmin:
         moves: dict[MessageQueue, OffsetMove] = {}
         limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
 
-        async def look(queue: MessageQueue) -> None:
+        async def read(queue: MessageQueue) -> None:
             async with limiter:
                 low = await self._offset(queue, RequestCode.GET_MIN_OFFSET)
                 high = await self._offset(queue, RequestCode.GET_MAX_OFFSET)
@@ -275,7 +275,7 @@ class GroupAdmin:
 
         async with trio.open_nursery() as nursery:
             for queue in route.subscribe_queues:
-                nursery.start_soon(look, queue)
+                nursery.start_soon(read, queue)
         return {queue: moves[queue] for queue in sorted(moves)}
 
     async def reset(
@@ -288,7 +288,7 @@ class GroupAdmin:
         Args:
             moves: From `plan_reset`, with the same time.
         Returns:
-            What was told and what was stored; a queue that is missing could not be stored, and
+            What consumers got and what was stored; a queue that is missing could not be stored, and
             has its old offset.
         Raises:
             RequestFailedError, BrokerUnreachableError: A broker refused; the brokers before it, in
@@ -297,7 +297,7 @@ class GroupAdmin:
         done = OffsetsReset()
         header = ResetOffsetHeader(topic, group, timestamp_ms, is_force=True)
         for name in sorted({queue.broker_name for queue in moves}):
-            told = await self._tell(name, header)
+            told = await self._reset_through(name, header)
             if told is not None:
                 done.told |= told
                 continue
@@ -306,7 +306,9 @@ class GroupAdmin:
             done.stored |= {q: offset for q, offset in offsets.items() if q in stored}
         return done
 
-    async def _tell(self, name: str, header: ResetOffsetHeader) -> dict[MessageQueue, int] | None:
+    async def _reset_through(
+        self, name: str, header: ResetOffsetHeader
+    ) -> dict[MessageQueue, int] | None:
         """Let a broker tell the consumers that are connected to it; None: there is none."""
         # Asked first: 222 of a group without an offset is refused, whether it is there or not.
         if await self.consumer_connection(header.group, [name]) is None:

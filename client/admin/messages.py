@@ -52,7 +52,7 @@ ALWAYS_MS: Final = (1 << 63) - 1
 
 
 class MessageQueries:
-    """Looks up messages through a client instance."""
+    """Finds messages through a client instance."""
 
     def __init__(self, instance: ClientInstance) -> None:
         """Use *instance*, which must be open."""
@@ -103,7 +103,7 @@ class MessageQueries:
             key: One key as the producer gave it.
             begin_ms: Stored at or after this time, ms since the epoch,
             end_ms: and at or before this one.
-            max_messages: At most so many; brokers have a limit of 64 each.
+            max_messages: At most this many; brokers have a limit of 64 each.
         Raises:
             NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
@@ -152,7 +152,7 @@ class MessageQueries:
         """Return units of a consume queue from offset *first* on, as the leader has them.
 
         Args:
-            group: An online consumer group: each unit then says whether its filter lets it pass.
+            group: An online consumer group: each unit then has whether its filter lets it pass.
         Raises:
             RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
@@ -288,7 +288,7 @@ class DeadLetters:
 
         Args:
             first_offset: No dead letter before this offset of its queue.
-            limit: At most so many; None: all.
+            limit: At most this many; None: all.
         Raises:
             NoRouteError: It never had one.
         """
@@ -313,7 +313,7 @@ class DeadLetters:
 
         Args:
             offset: This one only, whether it was given back before or not.
-            limit: At most so many; None: all.
+            limit: At most this many; None: all.
         Raises:
             NoRouteError: It never had one.
             ClientError: As `Producer.send` and `PullConsumer.commit_offset`; those before were

@@ -1,4 +1,4 @@
-"""What a push consumer says of itself when its broker asks for an operator.
+"""What a push consumer reports of itself when its broker asks for an operator.
 
 Spec: docs/internals/protocol/remoting.md, sections 5.1 and 11.
 """
@@ -77,7 +77,7 @@ class ConsumerAnswers:
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """See `client.core.broker_requests.CalledConsumer`."""
-        self.resets.tell(offsets)
+        self.resets.reset(offsets)
 
     def consumed_offsets(self, topic: str) -> dict[MessageQueue, int]:
         """See `client.core.broker_requests.CalledConsumer`."""
@@ -159,7 +159,7 @@ class ConsumerAnswers:
         began_s = clock.monotonic()
         try:
             status = await self.listener([delivered], ConsumeContext(queue), DIRECT_WORKER)
-        except Exception as error:  # noqa: BLE001  # the listener's own; the operator is told
+        except Exception as error:  # noqa: BLE001  # the listener's own; the operator gets it
             _log.warning("listener_failed", queue=str(queue), exc_info=error)
             result.consume_result = ConsumeResult.CR_THROW_EXCEPTION
             result.remark = f"{type(error).__name__}: {error}"

@@ -95,7 +95,7 @@ class SendBack:
         """Prepare.
 
         Args:
-            max_reconsume_times: After so many tries a message goes to the dead letters.
+            max_reconsume_times: After this many tries a message goes to the dead letters.
         """
         self._instance = instance
         self._group = group
@@ -242,12 +242,12 @@ class ConcurrentConsumption:
         self.counts = dict.fromkeys(("consumed", "failed", "expired", "kept", "dropped"), 0)
 
     async def run(self) -> None:
-        """Consume for ever.
+        """Consume until cancelled.
 
         Cancellation: Async listeners are cancelled; what they had is delivered again.
         """
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._look_for_expired)
+            self._nursery.start_soon(self._end_overdue_calls)
             for number in range(self._config.consume_tasks):
                 self._nursery.start_soon(self._work, number)
 
@@ -310,16 +310,16 @@ class ConcurrentConsumption:
                 batch.acknowledge([message])
         if kept and self._nursery is not None:
             self.counts["kept"] += len(kept)
-            self._nursery.start_soon(self._again_here, batch, kept)
+            self._nursery.start_soon(self._retry_in_place, batch, kept)
 
-    async def _again_here(self, batch: Batch, messages: list[DeliveredMessage]) -> None:
+    async def _retry_in_place(self, batch: Batch, messages: list[DeliveredMessage]) -> None:
         await self._clock.sleep(AGAIN_HERE_S)
         for message in messages:
             message.tried_in_place()
         batch.put_back(messages)
         self._ready.offer(batch.owned)
 
-    async def _look_for_expired(self) -> None:
+    async def _end_overdue_calls(self) -> None:
         timeout_s = self._config.consume_timeout_s
         while True:
             await self._clock.sleep(timeout_s / EXPIRY_CHECKS)
@@ -381,7 +381,7 @@ class OrderlyConsumption:
 
         Args:
             begin: Finds out where to begin.
-            read: Reads the queue for ever.
+            read: Reads the queue until cancelled.
         Cancellation: What the listener had is delivered again.
         """
         while not owned.is_dropped:
@@ -465,7 +465,7 @@ class OrderlyConsumption:
                 await owned.change()
 
     async def _give_up(self, message: DeliveredMessage) -> bool:
-        """Get rid of a message that was tried too often; return whether it is gone."""
+        """Move a message that was tried too often away; return whether that is done."""
         if self._config.is_broadcasting:
             _log.warning("message_dropped", message_id=message.message_id)
             self.counts["dropped"] += 1

@@ -145,7 +145,7 @@ def consume_trace(
 
 
 class ConsumeStatus(Enum):
-    """What a listener says of the messages it was called with; None says SUCCESS."""
+    """What a listener returns for the messages it was called with; None means SUCCESS."""
 
     SUCCESS = "success"
     RECONSUME_LATER = "reconsume_later"
@@ -187,7 +187,7 @@ An error it raises counts as RECONSUME_LATER.
 
 
 class ListenerCall:
-    """Calls a listener the way it wants to be called, and tells hooks of it.
+    """Calls a listener with the arguments it takes, and the hooks around it.
 
     Attributes:
         is_async: It can be cancelled; a plain function cannot.
@@ -206,7 +206,7 @@ class ListenerCall:
         Args:
             executor: Runs plain functions.
             name: Kind of its work there; what has the same worker, too, runs one after the other.
-            meter: Told of each call; None: nobody is.
+            meter: Counts each call; None: calls are not counted.
             hooks: Called around every call; None: there are none.
         Raises:
             ConfigError: It is a plain function and there is nothing to run it.

@@ -1,4 +1,4 @@
-"""Reads the queues of a group's member ahead, and gives messages to whoever polls.
+"""Reads the queues of a group's member ahead, and gives messages to callers of `poll`.
 
 The queues are dealt out among the group's members as for push consumers, or named by the caller.
 What a poll returned counts as dealt with when the next poll is made: a crash in between repeats it.
@@ -71,7 +71,7 @@ class LitePullConsumer(ManagedScope):
             consume_from: Where the group begins in a queue it knows nothing of.
             strategy: How queues are dealt out; None: averagely.
             auto_commit: Store offsets every *auto_commit_period_s* and at the end.
-            consume_message_hooks: Told of what polls return; see `client.core.hooks`.
+            consume_message_hooks: Called for what polls return; see `client.core.hooks`.
             enable_msg_trace: Send to *trace_topic* what becomes of messages.
         """
         self.group = group
@@ -113,7 +113,7 @@ class LitePullConsumer(ManagedScope):
             apply=self._owned.apply,
         )
 
-    # ------------------------------------------------------------------------------ life
+    # ------------------------------------------------------------------------------ start and end
 
     @asynccontextmanager
     async def _scope(self) -> AsyncIterator[None]:
@@ -186,7 +186,7 @@ class LitePullConsumer(ManagedScope):
             self._announce()
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read exactly *queues*, whoever else reads them.
+        """Read exactly *queues*, whichever other client reads them.
 
         Raises:
             ConfigError: There are subscriptions.

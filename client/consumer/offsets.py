@@ -84,16 +84,16 @@ _FIRST: Final = frozenset(
 async def first_offset(
     reader: PullConsumer, queue: MessageQueue, begin: ConsumeFrom, now_ms: int
 ) -> int:
-    """Return where to begin in a queue whose offset nobody has stored.
+    """Return where to begin in a queue without a stored offset.
 
     Args:
         now_ms: The date, for a beginning that is not named.
     Raises:
-        ClientError: Nobody says; asking again may help.
+        ClientError: No broker answers; asking again may help.
     """
     is_retry = queue.topic.startswith(RETRY_PREFIX)
     if begin.where in _FIRST:
-        # What is kept may begin later: the broker says where, at the first pull.
+        # What is kept may begin later: the broker answers where, at the first pull.
         return 0
     if begin.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
         if is_retry:
@@ -122,7 +122,7 @@ class OffsetStore(Protocol):
         """Return what was stored, or None when nothing ever was.
 
         Raises:
-            ClientError: Nobody says; that is not the same as nothing.
+            ClientError: No broker answers; that is not the same as no offset.
         """
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
@@ -151,7 +151,7 @@ class BrokerOffsets:
     async def load(self, queue: MessageQueue) -> int | None:
         """Return what the group has committed last, as stored, never an old answer.
 
-        A queue that is young and whole begins at 0 although nobody committed that, as in RocketMQ.
+        A queue that is young and whole begins at 0 without a commit of it, as in RocketMQ.
 
         Raises:
             ClientError: See `OffsetStore`.
@@ -236,7 +236,7 @@ class LocalOffsets:
         """See `OffsetStore`. Durable when it returns.
 
         Raises:
-            MQError, OSError: The disk said no; the file is as it was.
+            MQError, OSError: The disk refused; the file is as it was.
         """
         async with self._lock:
             known = {**await self._known(), **offsets}
@@ -297,7 +297,7 @@ class QueueOffsets:
     """Loads and stores the offsets of owned queues.
 
     An offset that is stored already is not stored again. Nothing is stored of a queue after its
-    last time: by then it is somebody else's.
+    last time: by then another client owns it.
     """
 
     def __init__(
@@ -321,17 +321,17 @@ class QueueOffsets:
         self._may_store = may_store
         self._stored: dict[MessageQueue, int] = {}
         # Where an operator wants queues to go on, until that is stored.
-        self._told: dict[MessageQueue, int] = {}
+        self._asked: dict[MessageQueue, int] = {}
         # An old offset on its way must not overtake the last one.
         self._saving = trio.Lock()
 
     async def begin(self, owned: OwnedQueue) -> None:
         """Let *owned* begin where it was left, or where a group begins that was never here.
 
-        Asks until somebody says.
+        Asks until a broker answers.
         """
         queue = owned.queue
-        while not owned.is_dropped and queue not in self._told:
+        while not owned.is_dropped and queue not in self._asked:
             try:
                 stored = await self._store.load(queue)
                 at = stored
@@ -342,7 +342,7 @@ class QueueOffsets:
                 _log.info("no_offset_yet", queue=str(queue), error=str(error))
                 await self._clock.sleep(ASK_AGAIN_S)
                 continue
-            if queue in self._told:
+            if queue in self._asked:
                 break
             if stored is None:
                 self._stored.pop(queue, None)
@@ -351,22 +351,22 @@ class QueueOffsets:
             owned.begin(at)
             return
         if not owned.is_dropped:
-            owned.begin(self._told[queue])
+            owned.begin(self._asked[queue])
 
     async def reset(self, wanted: Iterable[tuple[OwnedQueue, int]]) -> None:
-        """Let queues go on where they are told, whatever is stored of them, and store that.
+        """Make queues go on at given offsets, whatever is stored of them, and store those.
 
         What cannot be stored now, also for want of a lock, is stored as soon as it can be.
         """
         wanted = list(wanted)
         async with self._saving:
             for owned, offset in wanted:
-                self._told[owned.queue] = offset
+                self._asked[owned.queue] = offset
                 owned.begin(offset)
         await self.save([owned for owned, _ in wanted])
 
     async def run(self, owned: Iterable[OwnedQueue], period_s: float) -> None:
-        """Store what has changed of *owned*, whatever that is then, every *period_s*, for ever."""
+        """Store what has changed of *owned*, as it is then, every *period_s*, until cancelled."""
         while True:
             await self._clock.sleep(period_s)
             await self.save(owned)
@@ -382,13 +382,13 @@ class QueueOffsets:
             for item in owned:
                 messages = item.messages
                 if is_last:
-                    self._told.pop(item.queue, None)
+                    self._asked.pop(item.queue, None)
                 if messages is None or (item.is_dropped and not is_last):
                     continue
                 if not self._may_store(item):
                     continue
                 if self._stored.get(item.queue) == messages.commit_offset:
-                    self._told.pop(item.queue, None)
+                    self._asked.pop(item.queue, None)
                 else:
                     offsets[item.queue] = messages.commit_offset
             if not offsets:
@@ -400,7 +400,7 @@ class QueueOffsets:
                 return
             for queue in saved:
                 self._stored[queue] = offsets[queue]
-                self._told.pop(queue, None)
+                self._asked.pop(queue, None)
 
 
 OLD_MESSAGES_S: Final = 10.0
@@ -428,26 +428,26 @@ class OffsetReset:
         self._offsets = offsets
         self._suspend = suspend
         self._resume = resume
-        # Of queues that are here when it is told; the newest word about each.
-        self._told: dict[MessageQueue, int] = {}
-        self._is_told = trio.Event()
+        # Of queues owned at the time of the reset; the newest offset of each.
+        self._asked: dict[MessageQueue, int] = {}
+        self._is_asked = trio.Event()
 
-    def tell(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Let the queues that are here go on at *offsets*; the others are somebody else's."""
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Make the owned queues go on at *offsets*; the others belong to other clients."""
         ours = {q: offset for q, offset in offsets.items() if self._owned.any_of(q) is not None}
         if ours:
-            self._told |= ours
-            self._is_told.set()
+            self._asked |= ours
+            self._is_asked.set()
 
     async def run(self) -> None:
-        """Do what it is told, for ever."""
+        """Carry out resets until cancelled."""
         while True:
-            await self._is_told.wait()
-            self._is_told = trio.Event()
-            told, self._told = self._told, {}
+            await self._is_asked.wait()
+            self._is_asked = trio.Event()
+            asked, self._asked = self._asked, {}
             self._suspend()
             try:
-                await self._reset(told)
+                await self._reset(asked)
             finally:
                 self._resume()
 

@@ -33,7 +33,7 @@ SUSPEND_S: Final = 15.0
 AGAIN_AFTER_ERROR_S: Final = 3.0
 """RocketMQ's pause after a pull that was refused."""
 AGAIN_AFTER_LOCK_S: Final = 0.1
-"""After one that was refused for its lock; whoever consumes the queue ends this reader by then."""
+"""After one that was refused for its lock; the consumer of the queue ends this reader by then."""
 
 
 class Gate:
@@ -53,7 +53,7 @@ class Gate:
         await self._open.wait()
 
     def close(self) -> None:
-        """Make everybody wait who comes from now on. Idempotent."""
+        """Make every later caller wait. Idempotent."""
         if self._open.is_set():
             self._open = trio.Event()
 
@@ -68,7 +68,7 @@ class OwnedQueue:
     Attributes:
         queue: Which.
         messages: What was pulled; None before it is known where to begin.
-        is_dropped: It is somebody else's, or will be: nothing of it is handed out any more.
+        is_dropped: Another client owns it, or will: nothing of it is handed out any more.
         scope: Ends its reader, and whatever works on it in order.
         gate: Closed while this queue alone is not to be read.
         grant: The grant of the lock under which it is consumed in order, see `QueueLocks`.
@@ -107,7 +107,7 @@ class OwnedQueue:
         self._pull.cancel()
 
     def changed(self) -> None:
-        """Wake whoever waits for a change of this queue."""
+        """Wake all that wait for a change of this queue."""
         event, self._changed = self._changed, trio.Event()
         event.set()
 
@@ -138,10 +138,10 @@ class Reading:
         limits: When to read no further.
         batch_messages: Asked for at a time.
         token: Fencing token to show when a queue is pulled.
-        lock_lost: Told of a queue whose token is old.
+        lock_lost: Called with a queue whose token is old.
         gate: Closed while nothing is to be read.
-        arrived: Told of a queue that has something new.
-        meter: Told of each pull that was answered; None: nobody is.
+        arrived: Called with a queue that has new messages.
+        meter: Counts each pull that was answered; None: pulls are not counted.
     """
 
     reader: PullConsumer
@@ -238,8 +238,8 @@ class OwnedQueues:
         Args:
             work: What is done with an owned queue; cancelled when it has been let go.
             let_go: What is still to be done with one that was given up.
-            freed: Told when one has been let go: it may be owned again.
-            changed: Told when queues came or went.
+            freed: Called when one has been let go: it may be owned again.
+            changed: Called when queues came or went.
         """
         self._work = work
         self._let_go = let_go
@@ -267,7 +267,7 @@ class OwnedQueues:
         return frozenset(self._owned)
 
     def held(self) -> list[MessageQueue]:
-        """Return the queues nobody else may have: owned ones, and those not let go yet."""
+        """Return the queues no other client may have: owned ones, and those not let go yet."""
         return [*self._owned, *self._leaving]
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -319,7 +319,7 @@ class Batch:
     Attributes:
         owned: Their queue.
         messages: They themselves, in order.
-        source: Where they were taken from; the queue may have begun anew since.
+        source: Where they were taken from; the queue may have begun again since.
     """
 
     __slots__ = ("messages", "owned", "source")
@@ -368,7 +368,7 @@ class ReadyQueues:
         """Wait for messages and return up to *most*, of one queue.
 
         Args:
-            wanted: Queues that are passed over are offered again by whoever made them so.
+            wanted: Queues that are passed over are offered again by the caller that marked them so.
         Cancellation: Nothing was taken.
         """
         while True:
@@ -398,12 +398,12 @@ class ReadyQueues:
         return None
 
 
-LOOK_PERIOD_S: Final = 1.0
-"""A look costs nothing: it compares what this client knows."""
+LEADER_CHECK_PERIOD_S: Final = 1.0
+"""A comparison costs nothing: it compares what this client knows."""
 
 
 class LeaderWatch:
-    """Looks after the readers of one consumer."""
+    """Ends reads at brokers that lead no more, for one consumer."""
 
     def __init__(self, instance: ClientInstance, owned: Iterable[OwnedQueue]) -> None:
         """Watch over *owned*, whatever that is at the time."""
@@ -412,12 +412,12 @@ class LeaderWatch:
         self._led_by: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Compare leaders until cancelled."""
         while True:
-            await self._instance.clock.sleep(LOOK_PERIOD_S)
-            self.look()
+            await self._instance.clock.sleep(LEADER_CHECK_PERIOD_S)
+            self.interrupt_moved()
 
-    def look(self) -> None:
+    def interrupt_moved(self) -> None:
         """Interrupt the pulls at brokers that another one has taken over from."""
         owned = list(self._owned)
         moved = set()

@@ -83,7 +83,7 @@ class ProcessQueue(Generic[M]):
 
     @property
     def waiting(self) -> int:
-        """Messages nobody has taken yet."""
+        """Messages that are not handed out yet."""
         return len(self._waiting)
 
     @property

@@ -116,8 +116,8 @@ class MemberReads:
                 group=queue.broker_name,
             )
         except (ClientError, MQError):
-            # The next one may have them; what keeps everybody from answering the leader's
-            # ordinary way tells.
+            # The next one may have them; what keeps all of them from answering the leader's
+            # ordinary way shows.
             return None
 
     def _note(self, queue: MessageQueue, answer: RemotingCommand) -> None:
@@ -158,8 +158,8 @@ class PullConsumer(ManagedScope):
 
         Args:
             follower_reads: Take messages from any member that has them: from the follower that
-                the leader suggests to who is far behind, and from anybody while nobody leads.
-                Only stored messages are ever read, and only the leader says where a queue ends.
+                the leader suggests to one far behind, and from any member while none leads.
+                Only stored messages are ever read, and only the leader knows where a queue ends.
         """
         self.group = group
         self._instance = instance
@@ -178,7 +178,7 @@ class PullConsumer(ManagedScope):
         """Return the queues of *topic* that can be read, asking a NameServer now.
 
         Raises:
-            NoRouteError: The NameServers do not know the topic, or nobody serves it.
+            NoRouteError: The NameServers do not know the topic, or no broker serves it.
             NoNameServerError: None answers and nothing is cached.
         """
         route = await self._instance.route(topic, fresh=True)
@@ -202,16 +202,16 @@ class PullConsumer(ManagedScope):
         Args:
             queue: One of `fetch_message_queues`.
             offset: First offset wanted.
-            max_messages: At most so many. The broker has limits of its own.
+            max_messages: At most this many. The broker has limits of its own.
             tags: ``*``, or tags joined by ``||``; `SubscriptionExpression.by_sql` for an SQL92
                 expression over properties.
             timeout_s: How long the broker holds the request when there is nothing; 0: not at all.
-            max_bytes: At most so many bytes, but at least one message.
+            max_bytes: At most this many bytes, but at least one message.
             lock_token: Of the lock of *queue*; the broker answers only while that grant stands.
         Returns:
             Messages as views over one buffer, and where to go on.
         Raises:
-            OffsetIllegalError: *offset* is outside the queue; says where the queue begins and ends.
+            OffsetIllegalError: *offset* is outside the queue; the error has its bounds.
             DamagedAnswerError: Bytes went bad on the broker's disk; pulling again may help.
             SubscriptionIllegalError: *tags* has a separator but no tag.
             RequestFailedError: The broker refused; see its code and remark: 23 when it cannot
@@ -324,7 +324,7 @@ class PullConsumer(ManagedScope):
         Raises:
             LockLostError: *lock_token* is old; not stored.
             RequestFailedError: Refused; not stored.
-            RequestTimedOutError: Nobody says whether it is stored; committing again is harmless.
+            RequestTimedOutError: It may be stored or not; committing again is harmless.
         """
         await self._ask(
             queue,
@@ -475,7 +475,7 @@ def _admitted(
 
 
 def _damaged(queue: MessageQueue, error: CorruptRecordError) -> DamagedAnswerError:
-    # What a broker says that finds the damage itself: pulling again asks who has repaired.
+    # What a broker answers that finds the damage itself: pulling again reaches a repaired member.
     return DamagedAnswerError(
         f"{queue}: the messages are damaged on their broker, or on the way: {error}",
         code=ResponseCode.SERVICE_NOT_AVAILABLE,

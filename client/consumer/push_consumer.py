@@ -2,7 +2,7 @@
 
 ::
 
-    brokers: who is in the group ──► Rebalance ──► owned queues ──► a reader each (long polls)
+    brokers: members of the group ──► Rebalance ──► owned queues ──► a reader each (long polls)
                                                                         │
     offsets ◄── committed every 5 s ◄── acknowledged ◄── listener ◄─── process queues
                                                             │
@@ -64,10 +64,10 @@ from remoting.protocol.bodies import CheckClientRequestBody, ConsumerData, Consu
 from remoting.protocol.codes import RequestCode, ResponseCode
 
 HAND_OVER_S: Final = 1.0
-"""How long a queue that goes to somebody else waits for its listeners, so that they need not be
+"""How long a queue that goes to another client waits for its listeners, so that they need not be
 repeated. The next owner is there within this anyway."""
 ORDERLY_HAND_OVER_S: Final = 20.0
-"""RocketMQ's delay of an unlock while messages are consumed: nobody else has the queue before."""
+"""RocketMQ's delay of an unlock while messages are consumed: until then the queue stays locked."""
 
 _log = get_logger(__name__)
 
@@ -254,7 +254,7 @@ class PushConsumer(ManagedScope):
         """Return the fencing token of the lock on *queue*; None where there is none."""
         return None if self._locks is None else self._locks.tokens.get(queue)
 
-    # ------------------------------------------------------------------------------ life
+    # ------------------------------------------------------------------------------ start and end
 
     def suspend(self) -> None:
         """Pull nothing and hand nothing out until `resume`; listeners that run go on. Idempotent.
@@ -325,7 +325,7 @@ class PushConsumer(ManagedScope):
             nursery.start_soon(self._concurrent.run)
 
     async def _meet_brokers(self) -> None:
-        """Let every broker know of this consumer before it looks for its queues."""
+        """Register this consumer with every broker before the first rebalance."""
         for topic in self._subscriptions:
             try:
                 await self._instance.route(topic)
@@ -364,7 +364,7 @@ class PushConsumer(ManagedScope):
         self._rebalance.stop()
         leaving = self._owned.drop_all()
         if self._instance.is_closed:
-            return  # nobody can be told anything: others find out
+            return  # no broker is reachable: the others find out
         with trio.move_on_after(self.config.stop_timeout_s):
             for owned in leaving:
                 await owned.empty_handed()
@@ -379,7 +379,7 @@ class PushConsumer(ManagedScope):
 
     def _queues_changed(self) -> None:
         if self._locks is not None:
-            self._locks.ask()
+            self._locks.lock_now()
 
     def _lock_lost(self, queue: MessageQueue) -> None:
         if self._locks is not None:

@@ -45,7 +45,7 @@ class LockClient:
     Args:
         instance: Must be open.
         group: Consumer group.
-        client_id: Who holds; None: the instance. Two that lock for themselves need two names.
+        client_id: The holder; None: the instance. Two that lock for themselves need two names.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class LockClient:
         Queues of several broker groups are asked for one group after the other.
 
         Returns:
-            The queues granted, with their tokens. Others are held by somebody else.
+            The queues granted, with their tokens. Others are held by another client.
         Raises:
             RequestFailedError: Refused; nothing was granted.
             BrokerUnreachableError: No broker answered.
-            RequestTimedOutError: Queues may have been locked; asking again tells.
+            RequestTimedOutError: Queues may have been locked; asking again shows it.
         Cancellation: Queues may have been locked; they are free again when the lease is over.
         """
         held: Held = {}
@@ -159,7 +159,7 @@ RENEW_S: Final = 20.0
 EXPIRES_S: Final = 30.0
 """RocketMQ's: a lock that was not renewed for so long counts as lost."""
 AGAIN_S: Final = 1.0
-"""Between two questions for a lock that somebody else has."""
+"""Between two questions for a lock that another client has."""
 ROUND_TIMEOUT_S: Final = 5.0
 """For one question; the next round asks again."""
 UNLOCK_TIMEOUT_S: Final = 2.0
@@ -187,7 +187,7 @@ class QueueLocks:
         self._held_until: dict[MessageQueue, float] = {}
         self._asked = trio.Event()
         self._granted = trio.Event()
-        # A queue that was lost in between may have been consumed by somebody else: a new number.
+        # A queue that was lost in between may have been consumed by another client: a new number.
         self._grants: dict[MessageQueue, int] = {}
         self._grant_count = 0
         # One question to a broker at a time: a lock must not overtake its own unlock.
@@ -203,10 +203,10 @@ class QueueLocks:
         return self._grants[queue] if self.is_held(queue) else None
 
     def left_s(self, queue: MessageQueue) -> float:
-        """Return for how long the lock is held if nobody renews it; 0 when it is not."""
+        """Return for how long the lock is held if it is not renewed; 0 when it is not."""
         return max(0.0, self._held_until.get(queue, 0.0) - self._instance.clock.monotonic())
 
-    def ask(self) -> None:
+    def lock_now(self) -> None:
         """Ask now for what is wanted and not held."""
         self._asked.set()
 
@@ -217,7 +217,7 @@ class QueueLocks:
         return grant
 
     async def run(self) -> None:
-        """Ask for locks and renew them, for ever.
+        """Ask for locks and renew them until cancelled.
 
         Cancellation: The locks stay held; `unlock` gives them back.
         """
@@ -252,11 +252,11 @@ class QueueLocks:
             # One that was given up meanwhile must not be locked again.
             wanted = set(self._wanted())
             queues = [queue for queue in queues if queue in wanted]
-            if not queues or await self._ask_for(broker_name, queues):
+            if not queues or await self._lock_at(broker_name, queues):
                 answered.append(broker_name)
 
-    async def _ask_for(self, broker_name: str, queues: list[MessageQueue]) -> bool:
-        # The broker counts from when it hears of us, which is later.
+    async def _lock_at(self, broker_name: str, queues: list[MessageQueue]) -> bool:
+        # The broker counts from when it receives the request, which is later.
         asked_at = self._instance.clock.monotonic()
         try:
             granted = await self._client.lock(queues, timeout_s=ROUND_TIMEOUT_S)
@@ -292,7 +292,7 @@ class QueueLocks:
 
     async def _unlock_on(self, broker_name: str, queues: list[MessageQueue]) -> None:
         async with self._asking.setdefault(broker_name, trio.Lock()):
-            # Also those that are not held: the answer that would have said so may be lost.
+            # Also those that are not held: the answer that would have shown it may be lost.
             held = {queue: self.tokens.pop(queue, None) for queue in queues}
             for queue in queues:
                 self._held_until.pop(queue, None)
@@ -302,11 +302,11 @@ class QueueLocks:
                 _log.info("queues_not_unlocked", broker=broker_name, error=str(error))
 
     def lost(self, queue: MessageQueue) -> None:
-        """A broker says that the grant of *queue* does not stand any more: ask for it anew."""
+        """A broker reports that the grant of *queue* has ended: ask for it again."""
         if self._held_until.pop(queue, None) is not None:
             _log.warning("queue_lock_lost", queue=str(queue))
         self.tokens.pop(queue, None)
-        self.ask()
+        self.lock_now()
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

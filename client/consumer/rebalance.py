@@ -72,7 +72,7 @@ class HashRing:
 T = TypeVar("T")
 
 ROOM_SEPARATOR = "@"
-"""Between machine room and name in a broker name."""
+"""Between location and name in a broker name."""
 
 
 class AllocateMessageQueueStrategy(Protocol):
@@ -89,7 +89,7 @@ class AllocateMessageQueueStrategy(Protocol):
 
         Args:
             group: The consumer group.
-            client_id: Who asks.
+            client_id: The client that asks.
             queues: All queues of the topic, sorted.
             clients: Ids of all consumers of the group, sorted.
         """
@@ -149,12 +149,12 @@ class ByConfig:
 
 @dataclass(frozen=True, slots=True)
 class ByMachineRoom:
-    """Only queues on brokers of certain rooms, which are called ``room@name``, dealt out evenly.
+    """Only queues on brokers at certain locations, called ``room@name``, dealt out evenly.
 
     The rest that does not come out even is taken from the end: one more for each of the first.
 
     Attributes:
-        rooms: The rooms this group consumes from.
+        rooms: The locations this group consumes from.
     """
 
     rooms: Collection[str] = ()
@@ -176,17 +176,17 @@ class ByMachineRoom:
 
 
 def room_of(broker_name: str) -> str | None:
-    """Return the machine room in a broker name, None where it has no such form."""
+    """Return the location in a broker name, None where it has no such form."""
     parts = broker_name.split(ROOM_SEPARATOR)
     return parts[0] if len(parts) == 2 and parts[1] else None
 
 
 @dataclass(frozen=True, slots=True)
 class NearbyMachineRoom:
-    """Queues of a room go to the consumers of that room; those of a room without any, to all.
+    """Queues of a location go to its consumers; those of a location without any, to all.
 
     Attributes:
-        within: How the queues of one room are dealt out.
+        within: How the queues of one location are dealt out.
         room_of_queue: Where a queue's broker stands.
         room_of_client: Where a consumer runs, by its id.
     """
@@ -262,7 +262,7 @@ def known_members(answers: Sequence[Iterable[str]]) -> list[str]:
 
 
 async def ask_members(instance: ClientInstance, group: str, route: TopicRoute) -> list[str] | None:
-    """Return who is in *group*, sorted, by the brokers of *route*; None when none of them says.
+    """Return the members of *group*, sorted, by the brokers of *route*; None without an answer.
 
     Cancellation: Nothing was changed anywhere.
     """
@@ -280,7 +280,7 @@ async def ask_members(instance: ClientInstance, group: str, route: TopicRoute) -
             if answer.code == ResponseCode.SUCCESS:
                 answers.append(ConsumerIdList.decode(answer.body).consumer_id_list)
             elif answer.code == ResponseCode.SYSTEM_ERROR:
-                answers.append([])  # it knows nobody of this group
+                answers.append([])  # it knows no member of this group
         except MQError as error:
             _log.debug("members_not_told", group=group, address=address, error=str(error))
 
@@ -298,7 +298,7 @@ AGAIN_S: Final = 1.0
 """While something is not known yet: this consumer to the brokers, or a topic to the NameServers.
 Doubles each time, up to the period."""
 SETTLE_S: Final = 0.05
-"""After a rebalance, before the next: each broker tells of one and the same change."""
+"""After a rebalance, before the next: each broker reports one and the same change."""
 
 
 @dataclass(slots=True)
@@ -306,9 +306,9 @@ class RebalanceCounters:
     """What has happened so far.
 
     Attributes:
-        rounds: Looks at the whole.
+        rounds: Rebalances of all topics.
         changes: Topics of which other queues were given out than before.
-        unknown: Looks that nobody answered, or that did not find this consumer itself.
+        unknown: Rebalances without an answer, or those that did not find this consumer itself.
     """
 
     rounds: int = 0
@@ -317,7 +317,7 @@ class RebalanceCounters:
 
 
 class Rebalance:
-    """Decides which queues are this consumer's, and says so when it changes.
+    """Decides which queues are this consumer's, and applies it when it changes.
 
     Attributes:
         counters: See `RebalanceCounters`.
@@ -337,7 +337,7 @@ class Rebalance:
         Args:
             strategy: How queues are dealt out; None: everybody has all of them.
             topics: What is subscribed now.
-            apply: Told of a topic and all queues of it that are this consumer's now.
+            apply: Called with a topic and all its queues that are this consumer's now.
         """
         self._instance = instance
         self._group = group
@@ -358,7 +358,7 @@ class Rebalance:
         self._is_stopped = True
 
     async def run(self) -> None:
-        """Rebalance for ever.
+        """Rebalance until cancelled.
 
         Cancellation: What is owned stays owned.
         """
@@ -366,9 +366,9 @@ class Rebalance:
         is_told = True
         while True:
             self._wanted = trio.Event()
-            is_complete = await self.look()
+            is_complete = await self.rebalance()
             await self._instance.clock.sleep(SETTLE_S)
-            # The leader tells of a change; others may hear of the same a moment later.
+            # The leader reports a change; others may report the same a moment later.
             is_certain = is_complete and not is_told
             with trio.move_on_after(REBALANCE_PERIOD_S if is_certain else again_s) as pause:
                 await self._wanted.wait()
@@ -376,17 +376,17 @@ class Rebalance:
             is_late = pause.cancelled_caught and not is_complete
             again_s = min(2 * again_s, REBALANCE_PERIOD_S) if is_late else AGAIN_S
 
-    async def look(self) -> bool:
+    async def rebalance(self) -> bool:
         """Rebalance every topic once; return whether all there is to know was known."""
         self.counters.rounds += 1
         topics = list(self._topics())
         for topic in [topic for topic in self._given if topic not in topics]:
             await self._give(topic, frozenset())
             del self._given[topic]
-        complete = [await self._look_at(topic) for topic in topics]
+        complete = [await self._rebalance_topic(topic) for topic in topics]
         return all(complete)
 
-    async def _look_at(self, topic: str) -> bool:
+    async def _rebalance_topic(self, topic: str) -> bool:
         try:
             route = await self._instance.route(topic)
         except NoRouteError:
@@ -407,7 +407,7 @@ class Rebalance:
         return True
 
     async def _members(self, route: TopicRoute) -> list[str] | None:
-        """Return who is in the group; None when nobody says, or this consumer is not known yet."""
+        """Return the members of the group; None: no answer, or this consumer is not in it yet."""
         clients = await ask_members(self._instance, self._group, route)
         if clients is not None and self._instance.client_id not in clients:
             await self._instance.heartbeats.send()

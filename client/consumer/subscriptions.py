@@ -78,7 +78,7 @@ class SubscriptionExpression:
         return not self.tags or message.tags in self.tags
 
     def subscription_data(self, topic: str, sub_version: int = 0) -> SubscriptionData:
-        """Return what a heartbeat or CHECK_CLIENT_CONFIG says of it.
+        """Return what a heartbeat or CHECK_CLIENT_CONFIG carries of it.
 
         Args:
             topic: What it is an expression for.
@@ -133,7 +133,7 @@ class Subscriptions:
         return self._wanted.pop(topic, None) is not None
 
     def data(self) -> list[SubscriptionData]:
-        """Return what a heartbeat says of them."""
+        """Return what a heartbeat carries of them."""
         return [
             expression.subscription_data(topic, version)
             for topic, (expression, version) in self._wanted.items()

@@ -79,7 +79,7 @@ OnQuestion = Callable[[Question], None]
 
 
 class CheckBacks:
-    """Who in this client answers for which producer group."""
+    """The producers of this client by the group they answer for."""
 
     def __init__(self, server_requests: ProcessorTable) -> None:
         self._groups: dict[str, OnQuestion] = {}
@@ -99,7 +99,7 @@ class CheckBacks:
         """Let *on_question* have the questions for *group*; it must neither block nor raise.
 
         Raises:
-            ConfigError: Somebody in this client answers for the group already.
+            ConfigError: A producer of this client answers for the group already.
         """
         if group in self._groups:
             raise ConfigError(f"this client instance has a transaction producer of {group} already")
@@ -154,7 +154,7 @@ class CalledConsumer(Protocol):
 
 
 class ConsumerCalls:
-    """Who in this client answers for which consumer group."""
+    """The consumers of this client by the group they answer for."""
 
     def __init__(self, server_requests: ProcessorTable) -> None:
         self._consumers: dict[str, CalledConsumer] = {}
@@ -172,7 +172,7 @@ class ConsumerCalls:
         """Let *consumer* answer for *group*.
 
         Raises:
-            ConfigError: Somebody in this client answers for the group already.
+            ConfigError: A consumer of this client answers for the group already.
         """
         if group in self._consumers:
             raise ConfigError(f"consumer group {group} is in use in this client instance")
@@ -252,7 +252,7 @@ REPLIES_MAX: Final = 1024
 """Replies looked at at a time; they are handed over at once."""
 
 CORRELATION_ID_BYTES: Final = 16
-"""Too many to be guessed: whoever knows an id could answer in the replier's place."""
+"""Too many to be guessed: any client that knows an id could answer in the replier's place."""
 
 _BODY_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 
@@ -279,7 +279,7 @@ class OpenRequests:
 
     Attributes:
         in_use: A request was made: from then on all brokers are to know this client.
-        unmatched: Replies nobody waited for: late ones, and those that came twice.
+        unmatched: Replies without a waiting request: late ones, and those that came twice.
     """
 
     def __init__(self, server_requests: ProcessorTable, clock: Clock, rng: Rng) -> None:

@@ -49,7 +49,7 @@ ROUTE_POLL_PERIOD_S: Final = 30.0
 RPC_TIMEOUT_S: Final = 3.0
 """One attempt of a request."""
 MAX_SERVER_REQUESTS: Final = 1024
-"""Requests of brokers that are open at a time; they are told again what they could not tell."""
+"""Requests of brokers that are open at a time; they ask again what they could not ask."""
 _live_client_ids: trio.lowlevel.RunVar[set[str]] = trio.lowlevel.RunVar("live_client_ids")
 
 
@@ -62,7 +62,7 @@ class ClientConfig:
         address_server_url: HTTP address server, read every 120 s.
         client_ip: Address in client id and message ids, numeric.
         pid: Process id in client id and message ids.
-        instance_name: Tells instances of one process apart; empty: made from *pid* and a random
+        instance_name: Distinguishes instances of one process; empty: made from *pid* and a random
             number.
         heartbeat_period_s: Between heartbeats to one broker.
         route_poll_period_s: Between polls of the routes in use.
@@ -99,8 +99,8 @@ class ClientInstance(ManagedScope):
         server_requests: What brokers may ask of this client; to be registered before it is opened.
         executor: Runs listeners that block; None: there are none.
         disk: Where broadcasting consumers keep their offsets; None: they cannot.
-        check_backs: Who answers their questions about transactions.
-        consumer_calls: Who answers their questions about consumers.
+        check_backs: The producers that answer for transactions.
+        consumer_calls: The consumers that answer for their group.
         requests: Requests of its producers that wait for their replies.
     """
 
@@ -264,7 +264,7 @@ class ClientInstance(ManagedScope):
     # ------------------------------------------------------------------------------ brokers
 
     def _consumer_ids_changed(self, _connection: Connection, command: RemotingCommand) -> None:
-        """A broker says that a consumer has come or gone (code 40); it wants no answer."""
+        """A broker reports that a consumer has come or left (code 40); it wants no answer."""
         self._announcements.group_changed(ConsumerGroupHeader.decode(command.ext).consumer_group)
 
     async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute:

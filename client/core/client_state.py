@@ -52,12 +52,12 @@ class Announcements:
         self.due.set()
 
     def group_changed(self, group: str) -> None:
-        """Wake those who share the queues of *group*: its members have changed."""
+        """Wake those that share the queues of *group*: its members have changed."""
         if (watcher := self.watchers.get(group)) is not None:
             watcher()
 
     def routes_changed(self) -> None:
-        """Announce this client to new brokers, and wake those who share queues."""
+        """Announce this client to new brokers, and wake those that share queues."""
         self.wake()
         for watcher in self.watchers.values():
             watcher()

@@ -3,26 +3,26 @@
 ::
 
     ClientError (MQError)
-    ├── MessageIllegalError       (also LocalProtocolError) refused before sending        not_stored
-    ├── SubscriptionIllegalError  (also LocalProtocolError) no subscription can look so   not_stored
-    ├── ClientClosedError         the instance or producer is closed; nothing was sent    not_stored
-    ├── BackpressureError         too many bytes wait already; nothing was queued         not_stored
-    ├── NoNameServerError         no NameServer answers and there is no cached route      not_stored
-    ├── NoRouteError              the NameServers do not know the topic                   not_stored
-    ├── BrokerUnreachableError    no connection could be made in time                     not_stored
-    ├── BrokerRefusedError        a broker said no, and will again                        not_stored
-    │   ├── BrokerBusyError       a broker said no for now (busy, not leader)             not_stored
-    │   ├── TransactionDecidedError  the transaction has another decision, for good       not_stored
-    │   ├── AlreadyDeliveredError a message to be recalled was delivered                  not_stored
-    │   └── RequesterAwayError    a reply for a client that is not connected              not_stored
-    ├── ReplyTimedOutError        the request is stored, its reply did not come in time   stored
-    ├── UnknownOutcomeError       sent, but no answer says whether it was stored          unknown
-    ├── OffsetIllegalError        a pull outside the queue; carries where to go on        not_stored
+    ├── MessageIllegalError       (also LocalProtocolError) refused before sending      not_stored
+    ├── SubscriptionIllegalError  (also LocalProtocolError) no subscription can look so not_stored
+    ├── ClientClosedError         the instance or producer is closed; nothing was sent  not_stored
+    ├── BackpressureError         too many bytes wait already; nothing was queued       not_stored
+    ├── NoNameServerError         no NameServer answers and there is no cached route    not_stored
+    ├── NoRouteError              the NameServers do not know the topic                 not_stored
+    ├── BrokerUnreachableError    no connection could be made in time                   not_stored
+    ├── BrokerRefusedError        a broker refuses, and will again                      not_stored
+    │   ├── BrokerBusyError       a broker refuses for now (busy, not leader)           not_stored
+    │   ├── TransactionDecidedError  the transaction has another decision, for good     not_stored
+    │   ├── AlreadyDeliveredError a message to be recalled was delivered                not_stored
+    │   └── RequesterAwayError    a reply for a client that is not connected            not_stored
+    ├── ReplyTimedOutError        the request is stored, its reply did not come in time stored
+    ├── UnknownOutcomeError       sent, but no answer shows whether it is stored        unknown
+    ├── OffsetIllegalError        a pull outside the queue; carries where to go on      not_stored
     └── RequestFailedError        an answer to a read or admin request that is no success not_stored
-        ├── LockLostError         the lock token shown is old: somebody else may hold it  not_stored
-        └── RequestTimedOutError  no answer to a read or admin request in time            unknown
+        ├── LockLostError         the token is old: another client may have it          not_stored
+        └── RequestTimedOutError  no answer to a read or admin request in time          unknown
 
-``retriable`` says whether calling again can help; a send has by then used up its own budget.
+``retriable`` is whether calling again can help; a send has by then used up its own budget.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TransactionDecidedError(BrokerRefusedError):
     """The transaction was decided otherwise before, and stays so. This decision counts for nothing.
 
     Attributes:
-        decision: ``commit``, ``rollback``, or ``given_up``: nobody had said in time, and a copy of
+        decision: ``commit``, ``rollback``, or ``given_up``: not decided in time, and a copy of
             the message is in ``TRANS_CHECK_MAX_TIME_TOPIC``.
     """
 
@@ -150,7 +150,7 @@ class OffsetIllegalError(ClientError):
     """The offset asked for lies outside the queue.
 
     Attributes:
-        next_begin_offset: Where the broker says reading can go on.
+        next_begin_offset: Where reading can go on, by the broker's answer.
         min_offset: First offset the queue holds.
         max_offset: One past the last offset the queue holds.
     """

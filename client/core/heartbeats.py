@@ -1,8 +1,8 @@
-"""Who in this client is there, and which brokers are told so when.
+"""The groups of this client, and the heartbeats that announce them to brokers.
 
-A broker hears of it when its connection is new, when there is something else to say, when it has
-begun to lead, and every period. Looking for a leader tells nobody anything: while there is none,
-every client looks several times a second.
+A broker gets a heartbeat when its connection is new, when its content has changed, when it has
+begun to lead, and every period. Looking for a leader sends none: while there is none,
+every client searches several times a second.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from remoting.seams import Clock
 
 AGAIN_S: Final = 3.0
 """After a heartbeat that a broker did not answer, while consumers of this instance share queues:
-a broker that has just started must not think that they are gone."""
+a broker that has just started must not take them for ended."""
 GAP_S: Final = 0.1
 """Between two rounds, then: connections that break at once must not make a loop."""
 INTRODUCTION_S: Final = 1.0
 """How long a request waits for brokers to know this client; replies are tried for as long."""
 UNREGISTER_TIMEOUT_S: Final = 1.0
-"""Saying good-bye; brokers also notice by the connection's end."""
+"""Unregistering; brokers also notice by the connection's end."""
 
 _log = get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Heartbeats:
         """Begin without groups.
 
         Args:
-            announcements: Says when a heartbeat is due before its period is over.
+            announcements: Wakes for a heartbeat before its period is over.
             period_s: Between heartbeats to one broker.
             rpc_timeout_s: For the answer to one.
         """
@@ -78,11 +78,11 @@ class Heartbeats:
         self._rpc_timeout_s = rpc_timeout_s
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, ConsumerData] = {}
-        # Leader and term of each broker name, as that leader was told last.
+        # Leader and term of each broker name, as announced to that leader last.
         self._told_as_leader: dict[str, tuple[str, int]] = {}
         self._introducing: trio.Event | None = None
 
-    # -- who is there ----------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------
 
     def add_producer(self, group: str) -> None:
         """Announce a producer group to the brokers from now on; counted."""
@@ -109,7 +109,7 @@ class Heartbeats:
 
         Args:
             data: What heartbeats say of it; `update_consumer` replaces it.
-            changed: Called, and must not raise, when who is in the group or where queues are may
+            changed: Called, and must not raise, when members of the group or places of queues may
                 have changed.
         Raises:
             ConfigError: This instance has the group already.
@@ -128,7 +128,7 @@ class Heartbeats:
         self._announcements.wake()
 
     async def remove_producer(self, group: str) -> None:
-        """Take a producer group back; the last one tells the brokers."""
+        """Take a producer group back; the last one unregisters it at the brokers."""
         self._producers[group] -= 1
         if self._producers[group] == 0:
             del self._producers[group]
@@ -155,7 +155,7 @@ class Heartbeats:
     # -- telling ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tell brokers for ever.
+        """Send heartbeats until cancelled.
 
         Cancellation: A heartbeat may have been sent or not.
         """
@@ -178,11 +178,11 @@ class Heartbeats:
 
     async def send(self) -> bool:
         """Tell all brokers now which groups are here; return whether all of them have answered."""
-        return await self._tell(self._addresses())
+        return await self._announce(self._addresses())
 
     async def _send_due(self) -> bool:
         body = self.body()
-        return await self._tell([x for x in self._addresses() if not self._knows(x, body)])
+        return await self._announce([x for x in self._addresses() if not self._knows(x, body)])
 
     def body(self) -> bytes:
         """Return what a heartbeat carries now."""
@@ -219,16 +219,16 @@ class Heartbeats:
         names = dict.fromkeys(name for name, _, _ in self._routes.table.brokers())
         return {n: (address, leaders.term(n)) for n in names if leaders.address(n) == address}
 
-    async def _tell(self, addresses: Iterable[str]) -> bool:
+    async def _announce(self, addresses: Iterable[str]) -> bool:
         missed: list[str] = []
         if self._producers or self._consumers:
             body = self.body()
             async with trio.open_nursery() as nursery:
                 for address in addresses:
-                    nursery.start_soon(self._tell_one, address, body, missed)
+                    nursery.start_soon(self._announce_to, address, body, missed)
         return not missed
 
-    async def _tell_one(self, address: str, body: bytes, missed: list[str]) -> None:
+    async def _announce_to(self, address: str, body: bytes, missed: list[str]) -> None:
         timeout_s = self._rpc_timeout_s
         groups, led = frozenset(self._producers), self._led_by(address)
         link: Link | None = None
@@ -249,7 +249,7 @@ class Heartbeats:
         """Return when the leaders of these brokers know this client as a producer of *group*.
 
         Later than that after `INTRODUCTION_S`. The first time their followers are waited for, too;
-        they are told of it as long as the instance is open.
+        they get it as long as the instance is open.
         """
         is_first = self._announcements.expect_replies()
         if is_first:
@@ -270,7 +270,7 @@ class Heartbeats:
                 return
             self._introducing = done = trio.Event()
             try:
-                await self._tell(missing)
+                await self._announce(missing)
             finally:
                 self._introducing = None
                 done.set()
@@ -279,7 +279,7 @@ class Heartbeats:
         link = self._links.opened.get(address)
         return link is not None and not link.connection.is_closed and group in link.told
 
-    # -- good-bye --------------------------------------------------------------------------
+    # -- unregistering --------------------------------------------------------------------------
 
     async def _unregister(
         self, *, producer_group: str | None = None, consumer_group: str | None = None
@@ -289,10 +289,10 @@ class Heartbeats:
             async with trio.open_nursery() as nursery:
                 for link in list(self._links.opened.values()):
                     if not link.connection.is_closed:
-                        nursery.start_soon(_say_goodbye, link, dict(header.encode()))
+                        nursery.start_soon(_unregister, link, dict(header.encode()))
 
 
-async def _say_goodbye(link: Link, ext: dict[str, Any]) -> None:
+async def _unregister(link: Link, ext: dict[str, Any]) -> None:
     try:
         await link.connection.invoke(
             request(RequestCode.UNREGISTER_CLIENT, ext), UNREGISTER_TIMEOUT_S

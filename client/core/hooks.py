@@ -1,4 +1,4 @@
-"""Code of the user's that looks at every send, consumption and end of a transaction.
+"""Code of the user's that is called for every send, consumption and end of a transaction.
 
 Names are RocketMQ's. A hook is called in the client's event loop: it must neither block nor change
 messages. What it raises is logged, and changes nothing for the message.
@@ -47,7 +47,7 @@ class ConsumeReturnType(Enum):
 
     SUCCESS = 0
     TIME_OUT = 1
-    """It took longer than the consume timeout, whatever it said then."""
+    """It took longer than the consume timeout, whatever it returned then."""
     EXCEPTION = 2
     """It raised, or was cancelled."""
     RETURNNULL = 3
@@ -63,7 +63,7 @@ class LocalTransactionState(Enum):
     COMMIT = 8
     """Done: consumers are to get the message."""
     ROLLBACK = 12
-    """Undone: nobody is to get it."""
+    """Undone: no consumer is to get it."""
 
 
 @dataclass(slots=True)
@@ -71,10 +71,10 @@ class SendMessageContext:
     """One send: a message, or a batch.
 
     Attributes:
-        producer_group: Who sends.
+        producer_group: The group that sends.
         message: What; a sequence of messages for a batch.
         mq: Where to. Afterwards: where it is, or was tried last.
-        broker_addr: The leader of that queue's broker group as it is known; empty: nobody is.
+        broker_addr: The leader of that queue's broker group as it is known; empty: none is.
         born_host: This client's address.
         communication_mode: How the sender waits.
         msg_type: What kind of message.
@@ -99,10 +99,10 @@ class SendMessageContext:
 
 
 class SendMessageHook(Protocol):
-    """Told of every send of a producer."""
+    """Called for every send of a producer."""
 
     def send_message_before(self, context: SendMessageContext) -> None:
-        """A message is about to leave; retries are not told of."""
+        """A message is about to leave; not called for retries."""
 
     def send_message_after(self, context: SendMessageContext) -> None:
         """What became of it is known, or its sender has stopped waiting."""
@@ -110,14 +110,14 @@ class SendMessageHook(Protocol):
 
 @dataclass(slots=True)
 class ConsumeMessageContext:
-    """Messages in the hands of a listener, or of who polled them.
+    """Messages in the hands of a listener, or of a caller of `poll`.
 
     Attributes:
-        consumer_group: Who consumes.
+        consumer_group: The group that consumes.
         msg_list: The messages, of one queue.
         mq: That queue.
         success: Afterwards: they count as dealt with.
-        status: Afterwards: what the listener said, in RocketMQ's words.
+        status: Afterwards: what the listener returned, in RocketMQ's words.
         mq_trace_context: For one hook to keep something from before to after.
         props: For hooks to tell each other something; afterwards `CONSUME_CONTEXT_TYPE` holds the
             name of a `ConsumeReturnType`.
@@ -133,7 +133,7 @@ class ConsumeMessageContext:
 
 
 class ConsumeMessageHook(Protocol):
-    """Told of all messages that a consumer hands out."""
+    """Called for all messages that a consumer hands out."""
 
     def consume_message_before(self, context: ConsumeMessageContext) -> None:
         """A listener is about to be called, or a poll to return."""
@@ -147,12 +147,12 @@ class ConsumeMessageHook(Protocol):
 
 @dataclass(slots=True)
 class EndTransactionContext:
-    """A decision over a transaction that a broker was told.
+    """A decision over a transaction that a broker was given.
 
     Attributes:
-        producer_group: Who decided.
+        producer_group: The group that decided.
         message: The message; after a question of the broker as it was read.
-        broker_addr: The leader of the broker group as it is known; empty: nobody is.
+        broker_addr: The leader of the broker group as it is known; empty: none is.
         msg_id: The message's id.
         transaction_id: The same: it names the transaction.
         transaction_state: The decision; UNKNOWN: the broker asks later.
@@ -169,17 +169,17 @@ class EndTransactionContext:
 
 
 class EndTransactionHook(Protocol):
-    """Told of every decision that was told to a broker."""
+    """Called for every decision that a broker was given."""
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """The broker was told; one that knows another decision has refused, and is not counted."""
+        """The broker got it; one that knows another decision has refused, and is not counted."""
 
 
 C = TypeVar("C")
 
 
 def call_each(calls: Sequence[Callable[[C], None]], context: C) -> None:
-    """Call each hook; one that raises is logged, and hinders nobody."""
+    """Call each hook; one that raises is logged, and the others are still called."""
     for call in calls:
         try:
             call(context)

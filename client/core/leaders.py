@@ -42,7 +42,7 @@ LATE_READ_RETRIES: Final = 1_000_000
 _READ_POLICY: Final = RetryPolicy(max_retries=LATE_READ_RETRIES)
 
 SEARCH_S: Final = 0.25
-"""One round of asking all members of a group who leads; a silent one must not hold it up."""
+"""One round of asking all members of a group for the leader; a silent one must not hold it up."""
 PATIENCE: Final = 8
 """A search waits after a fruitless one for this part of the time since the first of them. So a
 group without a majority is not besieged, and its leader is found an eighth later at most."""
@@ -52,7 +52,7 @@ PAUSE_S_MAX: Final = 1.0
 
 @dataclass(slots=True)
 class _Fruitless:
-    """Searches in a row that found nobody."""
+    """Searches in a row that found no leader."""
 
     since_s: float
     not_before_s: float
@@ -84,13 +84,13 @@ class LeaderSearch:
         self._counters = counters
         self._clock = clock
         self._not_ready: dict[str, str] = {}
-        # Who failed last and in which term: others may go on naming it for long.
+        # The leader that failed last, and its term: others may name it for long.
         self._failed: dict[str, tuple[str, int]] = {}
         self._searches: dict[str, trio.Event] = {}
         self._fruitless: dict[str, _Fruitless] = {}
 
     def note_refusal(self, broker_name: str, address: str, answer: RemotingCommand) -> FailureKind:
-        """Learn what a refusing answer says about the leader; return what kind of failure it is."""
+        """Learn what a refusing answer names of the leader; return what kind of failure it is."""
         leaders = self._leaders
         kind, hint, term = failure_of_answer(answer)
         if hint == address and leaders.learn(broker_name, address, term, told_by=address):
@@ -124,7 +124,7 @@ class LeaderSearch:
             delay_s: Longest pause once the members have answered.
             topic: Whose route is refreshed.
             failed: The address that failed; naming it again in the same term is no news. None:
-                nobody was known; it is the one that failed last.
+                none was known; it is the one that failed last.
             failed_term: The term known when it failed.
         """
         clock = self._clock
@@ -159,7 +159,7 @@ class LeaderSearch:
             return True
         now_s = self._clock.monotonic()
         if now_s > fruitless.not_before_s + PAUSE_S_MAX:
-            # Nobody has looked since: that was another time without a leader.
+            # No search has run since: that was another time without a leader.
             del self._fruitless[broker_name]
             return True
         return now_s >= fruitless.not_before_s
@@ -188,7 +188,7 @@ class LeaderSearch:
         with trio.move_on_after(SEARCH_S):
             async with trio.open_nursery() as nursery:
 
-                def look() -> None:
+                def end_when_found() -> None:
                     if self._is_news(broker_name, failed, failed_term):
                         nursery.cancel_scope.cancel()
 
@@ -202,21 +202,21 @@ class LeaderSearch:
                         if self._is_news(broker_name, failed, failed_term):
                             self._counters.leaders_found += 1
                             self._announcements.wake()
-                        look()
+                        end_when_found()
 
                 async def ask_name_server() -> None:
                     try:
                         await self._routes.refresh(topic)
                     except MQError:
                         return
-                    look()
+                    end_when_found()
 
                 for member in self._routes.member_addresses(broker_name):
                     nursery.start_soon(ask_member, member)
                 nursery.start_soon(ask_name_server)
 
     async def _leader_named_by(self, address: str, broker_name: str) -> tuple[str | None, int]:
-        """Return who leads and in which term, as a member says; None when it does not know."""
+        """Return the leader and its term, as a member reports; None when it does not know."""
         try:
             link = await self._links.open(address, SEARCH_S, group=broker_name)
             if not link.records:

@@ -41,9 +41,9 @@ class Link:
         connection: Live when it was handed out.
         cbor: It reads CBOR headers.
         records: It takes SEND_RECORDS.
-        bulk_pull: It may take BULK_PULL; cleared when it says no.
-        idempotent: It tells a repeated send from a new one.
-        identity: Of the broker's group, as it says itself; empty: it says nothing.
+        bulk_pull: It may take BULK_PULL; cleared when it refuses.
+        idempotent: It distinguishes a repeated send from a new one.
+        identity: Of the broker's group, as it reports; empty: not reported.
         heard: The newest heartbeat it has answered.
         told: The producer groups of this client that were in it.
     """
@@ -65,7 +65,7 @@ class Link:
 
 
 def truth(value: object) -> bool:
-    """Return whether a header field says yes, in either encoding."""
+    """Return whether a header field is true, in either encoding."""
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
@@ -121,7 +121,7 @@ class GroupIdentities:
         """Return why nothing may be sent to *address* for that broker name; empty: it may.
 
         Args:
-            identity: What the broker there says; empty: nothing.
+            identity: As the broker there reports; empty: not reported.
         """
         known = self._known.get(broker_name)
         if known is None or identity == known.identity:
@@ -133,7 +133,7 @@ class GroupIdentities:
 
 
 def stated_identities(text: object) -> dict[str, list[str]]:
-    """Return what a NameServer's field says; nothing when it is none, or cannot be read."""
+    """Return what a NameServer's field holds; empty without one, or when it cannot be read."""
     if not isinstance(text, str):
         return {}
     try:

@@ -41,13 +41,13 @@ class Message:
     """One message to send. The SDK does not change it and keeps it until the send has ended.
 
     Attributes:
-        topic: Where to. A topic nobody created is created by the broker if it is allowed to.
+        topic: Where to. A topic that does not exist is created by the broker if it is allowed to.
         body: At least one byte, at most `MAX_BODY_BYTES`.
         tags: One tag that consumers filter by.
         keys: Index keys; a string may hold several, separated by spaces.
         properties: Further properties. Neither keys nor values may hold \\x01 or \\x02.
         delay_level: 1 … 18 (1 s … 2 h by default): deliver later. 0: at once.
-        delay_ms: Deliver so many milliseconds after the broker got it, at the next whole second.
+        delay_ms: Deliver this many milliseconds after the broker got it, at the next whole second.
         deliver_at_ms: Deliver at this wall time, milliseconds since 1970, at the next whole
             second. A time that is over means at once. One of the three delays at most.
         flag: 32 bits of the user's own.

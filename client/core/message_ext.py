@@ -35,17 +35,17 @@ from commitlog.record import (
 )
 
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024
-"""A compressed body that unfolds to more is refused: a bomb, not a message."""
+"""A compressed body that decompresses to more is refused."""
 ZSTD_STEP_BYTES: Final = 256
-"""Folded bytes that are unfolded between two looks at the size. Four of them can become 128 KiB: so
-a bomb takes 8 MiB more than the limit before it is found out."""
+"""Compressed bytes read between two checks of the size. Four of them can become 128 KiB: such
+a body takes 8 MiB more than the limit before it is refused."""
 
 _TYPE_SHIFT: Final = 8
 _ZLIB_OF_OLD_CLIENTS: Final = 0
 
 
 class CompressionType(Enum):
-    """How a body is folded; the number is what the sysFlag says."""
+    """How a body is compressed; the number is that of the sysFlag."""
 
     LZ4 = 1
     """LZ4 frames: the fastest. It has no levels in RocketMQ."""
@@ -56,7 +56,7 @@ class CompressionType(Enum):
 
     @property
     def sys_flag(self) -> int:
-        """The bits a message carries whose body is folded so."""
+        """The bits of a message whose body is compressed this way."""
         return SYS_FLAG_COMPRESSED | self.value << _TYPE_SHIFT
 
 
@@ -80,7 +80,7 @@ def check_level(kind: CompressionType, level: int) -> None:
 
 
 def compress(body: Buffer, kind: CompressionType, level: int) -> bytes:
-    """Return *body* folded; the caller compares sizes.
+    """Return *body* compressed; the caller compares sizes.
 
     Args:
         level: One `check_level` lets pass.
@@ -103,43 +103,43 @@ def compress(body: Buffer, kind: CompressionType, level: int) -> bytes:
 
 
 def decompress(body: Buffer, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """Return a body unfolded.
+    """Return a body decompressed.
 
     Args:
         body: As a record holds it.
-        sys_flag: The record's; it says that the body is compressed.
-        max_bytes: The body may unfold to so many.
+        sys_flag: The record's; it has whether the body is compressed.
+        max_bytes: Limit of the decompressed body.
     Raises:
-        CorruptRecordError: The type is unknown, the body is damaged or cut, or it unfolds to more
+        CorruptRecordError: The type is unknown, the body is damaged or cut, or it has more
             than *max_bytes*.
     """
     kind = (sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK) >> _TYPE_SHIFT
-    unfold = _UNFOLD.get(kind)
-    if unfold is None:
+    decompress_step = _DECOMPRESS.get(kind)
+    if decompress_step is None:
         raise CorruptRecordError(
             f"the body is compressed with type {kind}; this client reads 1 (LZ4), 2 (Zstandard) "
             "and 3 (zlib)"
         )
     try:
-        unfolded, is_whole = unfold(body, max_bytes + 1)
+        whole, is_whole = decompress_step(body, max_bytes + 1)
     except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
         raise CorruptRecordError(f"the compressed body is damaged: {error}") from error
-    if len(unfolded) > max_bytes:
+    if len(whole) > max_bytes:
         raise CorruptRecordError(
-            f"the compressed body unfolds to more than {max_bytes} bytes (MAX_DECOMPRESSED_BYTES)"
+            f"the compressed body has more than {max_bytes} bytes (MAX_DECOMPRESSED_BYTES)"
         )
     if not is_whole:
         raise CorruptRecordError("the compressed body is cut")
-    return unfolded
+    return whole
 
 
-def _unfold_lz4(body: Buffer, most: int) -> tuple[bytes, bool]:
+def _decompress_lz4(body: Buffer, most: int) -> tuple[bytes, bool]:
     unpacker = lz4.frame.LZ4FrameDecompressor()
-    unfolded = bytes(unpacker.decompress(bytes(body), max_length=most))
-    return unfolded, unpacker.eof
+    whole = bytes(unpacker.decompress(bytes(body), max_length=most))
+    return whole, unpacker.eof
 
 
-def _unfold_zstd(body: Buffer, most: int) -> tuple[bytes, bool]:
+def _decompress_zstd(body: Buffer, most: int) -> tuple[bytes, bool]:
     # It has no bound of its own over a frame that does not say its size, as Java's do not.
     unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES).decompressobj()
     view = memoryview(body).cast("B")
@@ -154,16 +154,16 @@ def _unfold_zstd(body: Buffer, most: int) -> tuple[bytes, bool]:
     return b"".join(parts), unpacker.eof
 
 
-def _unfold_zlib(body: Buffer, most: int) -> tuple[bytes, bool]:
+def _decompress_zlib(body: Buffer, most: int) -> tuple[bytes, bool]:
     unpacker = zlib.decompressobj()
     return unpacker.decompress(body, most), unpacker.eof
 
 
-_UNFOLD: Final[Mapping[int, Callable[[Buffer, int], tuple[bytes, bool]]]] = {
-    CompressionType.LZ4.value: _unfold_lz4,
-    CompressionType.ZSTD.value: _unfold_zstd,
-    CompressionType.ZLIB.value: _unfold_zlib,
-    _ZLIB_OF_OLD_CLIENTS: _unfold_zlib,
+_DECOMPRESS: Final[Mapping[int, Callable[[Buffer, int], tuple[bytes, bool]]]] = {
+    CompressionType.LZ4.value: _decompress_lz4,
+    CompressionType.ZSTD.value: _decompress_zstd,
+    CompressionType.ZLIB.value: _decompress_zlib,
+    _ZLIB_OF_OLD_CLIENTS: _decompress_zlib,
 }
 
 
@@ -247,7 +247,7 @@ _IPV6_HOSTS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 class MessageExt:
     """A message as it was read, decoded only where it is looked at.
 
-    It is a view: the whole pulled buffer lives as long as any message of it. Take `body` to keep
+    It is a view: the whole pulled buffer stays as long as any message of it. Take `body` to keep
     one message of many.
     """
 
@@ -266,7 +266,7 @@ class MessageExt:
         """The whole record, decoded and checked on first use.
 
         Raises:
-            CorruptRecordError: The record is not what its checksum says.
+            CorruptRecordError: The record and its checksum differ.
         """
         record = self._record
         if record is None:

@@ -1,13 +1,13 @@
 """When a failed attempt is followed by another one, where, and after how long. Pure arithmetic.
 
-The caller tells :class:`RetrySchedule` what went wrong and what time it is; it answers with the
-next step or with nothing. It never sleeps and never looks at a clock.
+The caller gives :class:`RetrySchedule` what went wrong and the time; it answers with the
+next step or with nothing. It never waits and never reads a clock.
 
 ===========================  =======================  ======================================
 failure                      where next               limited by
 ===========================  =======================  ======================================
 REDIRECTED (leader named)    the named leader         at once, up to max_redirects in a row
-NOT_LEADER (nobody named)    same group, or after     deadline
+NOT_LEADER (none named)       same group, or after     deadline
                              some time another broker
 UNREACHABLE (not sent)       another broker or group  deadline
 BUSY                         another broker or group  deadline
@@ -60,7 +60,7 @@ class Where(Enum):
     NAMED_LEADER = auto()
     """To the address the last answer named; no search is needed."""
     SAME_GROUP = auto()
-    """To the same broker name, after finding out who leads it now."""
+    """To the same broker name, after finding out its leader."""
     OTHER_BROKER = auto()
     """To a queue of another broker name if the topic has one, else as SAME_GROUP."""
 
@@ -74,13 +74,13 @@ class RetryPolicy:
             refused for good. What was certainly not stored and may go better later is retried
             until the deadline instead.
         retry_unknown: Send again when the outcome is unknown: at least once, or exactly once when
-            the broker tells repetitions. Off: the caller gets the error at once.
+            the broker recognizes repetitions. Off: the caller gets the error at once.
         first_backoff_s: Pause before the second try; doubles each time.
         max_backoff_s: Longest pause; well under the second a fail-over takes.
-        leaderless_s: How long nobody may lead a group before its messages go to another one, if
+        leaderless_s: How long a group may have no leader before its messages go to another one, if
             there is one: longer than an election takes, so that a fail-over moves none.
         requester_away_s: How long a reply is tried whose requester is not connected: a client that
-            lost a connection is back sooner, and one that is gone must not hold up its replier.
+            lost a connection is back sooner, and one that has ended must not hold up its replier.
         max_redirects: Redirects followed at once in a row, so that two confused followers that
             name each other do not make a busy loop.
     """
@@ -250,7 +250,7 @@ def retry_after_s(answer: RemotingCommand) -> float:
 
 
 def is_retriable(answer: RemotingCommand) -> bool:
-    """Return whether a refusing broker says that asking again can help."""
+    """Return whether a refusing broker answers that asking again can help."""
     return answer.ext.get(RETRIABLE_FIELD) == "true"
 
 

@@ -22,7 +22,7 @@ LEADER_ID: Final = 0
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 DEFAULT_TOPIC: Final = "TBW102"
-"""Its route tells where an unknown topic would be created."""
+"""Its route has where an unknown topic would be created."""
 
 
 class MessageQueue:
@@ -161,7 +161,7 @@ class RouteTable:
         return True
 
     def forget(self, topic: str) -> None:
-        """Drop a topic nobody uses any more."""
+        """Drop a topic that is not used any more."""
         self._routes.pop(topic, None)
 
     def topics(self) -> list[str]:
@@ -204,14 +204,14 @@ class LeaderTable:
         self._groups: dict[str, _Group] = {}
 
     def address(self, broker_name: str) -> str | None:
-        """Return the address to send to, or None when nobody is known to lead."""
+        """Return the address to send to, or None when no leader is known."""
         group = self._groups.get(broker_name)
         if group is None:
             return None
         return group.hinted or group.routed
 
     def term(self, broker_name: str) -> int:
-        """Return the highest term heard of, -1 before any."""
+        """Return the highest term received, -1 before any."""
         group = self._groups.get(broker_name)
         return -1 if group is None else group.term
 
@@ -220,14 +220,14 @@ class LeaderTable:
     ) -> bool:
         """Take a hint; return whether it was news or a confirmation, False for a stale one.
 
-        A hint of a lower term than one already heard is from a node that has slept, unless the
-        very node we took for the leader says so: then the group has been set up anew.
+        A hint of a lower term than one already received is from a node that was stopped, unless the
+        very node we took for the leader sends it: then the group has been set up again.
 
         Args:
             broker_name: The group.
-            address: Who is said to lead.
+            address: The leader named.
             term: In which term.
-            told_by: Address of the node that said it.
+            told_by: Address of the node that named it.
         """
         group = self._groups.setdefault(broker_name, _Group())
         if term < group.term and (told_by is None or told_by != group.hinted):
@@ -237,7 +237,7 @@ class LeaderTable:
         return True
 
     def take_route(self, broker_name: str, address: str | None) -> None:
-        """Take what a fresh route says; it overrides a hint only where it changed."""
+        """Take what a fresh route has; it overrides a hint only where it changed."""
         group = self._groups.setdefault(broker_name, _Group())
         if address == group.routed:
             return

@@ -183,7 +183,7 @@ class NameServers:
         return self.list.replace(addresses, self._rng.randrange(len(addresses)))
 
     async def keep_reading(self) -> None:
-        """Read the address server for ever; returns at once if there is none."""
+        """Read the address server until cancelled; returns at once if there is none."""
         if self._url is None:
             return
         async with self._reading:
@@ -346,7 +346,7 @@ class Routes:
     async def publish(self, topic: str) -> TopicRoute:
         """Return where messages of *topic* can go.
 
-        For a topic nobody created that is where the brokers would create it.
+        For a topic that does not exist that is where the brokers would create it.
 
         Raises:
             NoRouteError: No broker can take it.
@@ -365,7 +365,7 @@ class Routes:
         return route
 
     def known_publish(self, topic: str) -> TopicRoute | None:
-        """Return the cached route, also of a topic that does not exist yet; asks nobody."""
+        """Return the cached route, also of a topic that does not exist yet; sends no request."""
         return self.table.get(topic) or self._borrowed.get(topic)
 
     async def refresh(self, topic: str) -> TopicRoute:

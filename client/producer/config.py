@@ -36,8 +36,8 @@ class ProducerConfig:
             wait for one another keep theirs always.
         max_request_bytes: Most record bytes in one coalesced request.
         max_request_records: Most records in one.
-        max_waiting_bytes: Per broker group; beyond it sends wait for room.
-        send_message_hooks: Told of every send; see `client.core.hooks`.
+        max_waiting_bytes: Per broker group; beyond it sends wait.
+        send_message_hooks: Called for every send; see `client.core.hooks`.
         enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace.data`.
         trace_topic: Where to.
     """

@@ -4,7 +4,7 @@
 
     offer ─► line of the lane ─► request ─► answer ─► settled
                ▲                    ▲          │
-               │                    │          ▼ failure: `NEXT` says what follows
+               │                    │          ▼ failure: `NEXT` has what follows
                └── RELEASE ─────────┴── HOLD, REPEAT
 
 A slot belongs to the engine from `SendEngine.offer` until it is settled; the engine alone changes
@@ -218,7 +218,7 @@ class SendEngine:
             self._wake.set()
 
     async def _expire_sends(self) -> None:
-        """Fail sends at their deadline; sleeps until the earliest one there is."""
+        """Fail sends at their deadline; waits until the earliest one."""
         clock = self._clock
         while True:
             self._wake = trio.Event()

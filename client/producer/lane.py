@@ -43,7 +43,7 @@ how long a small send waits behind others on the wire."""
 MAX_REQUEST_RECORDS: Final = 4096
 """And at most this many records: it bounds the size of one log entry's table."""
 MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
-"""Per broker group. Beyond it a send waits for room: memory stays bounded when a group is slow."""
+"""Per broker group. Beyond it a send waits: memory stays bounded when a group is slow."""
 OVERHEAD_BYTES: Final = 512
 """What a waiting send costs besides its records; counted so that tiny messages are bounded too."""
 

@@ -42,7 +42,7 @@ from client.producer.encoder import SlotEncoder, goes_alone
 from client.producer.engine import SendEngine
 from client.producer.lane import Lane
 from client.producer.queue_selection import PublishTopic, PublishTopics
-from client.producer.request_reply import ask
+from client.producer.request_reply import request_reply
 from client.producer.results import BatchSendResult, SendFuture, SendHooks, result_of, result_of_one
 from client.producer.state import SendSlot, SlotState
 from client.trace.dispatcher import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
@@ -63,7 +63,7 @@ ASK_AGAIN_S: Final = 0.1
 async def recall(
     instance: ClientInstance, producer_group: str, handle: str, timeout_s: float
 ) -> str:
-    """Recall the message of *handle*; `Producer.recall` says what is returned and raised."""
+    """Recall the message of *handle*; returns and raises what `Producer.recall` does."""
     try:
         named = RecallHandle.decode(handle)
     except BadRequestError as error:
@@ -161,7 +161,7 @@ class Producer(ManagedScope):
         self._engine = SendEngine(instance, group, config, self._slots, self._topics, self._hooks)
         self.counters = self._engine.counters
 
-    # ------------------------------------------------------------------------------ life
+    # ------------------------------------------------------------------------------ start and end
 
     @asynccontextmanager
     async def _scope(self) -> AsyncIterator[None]:
@@ -235,7 +235,7 @@ class Producer(ManagedScope):
         timeout_s: float | None = None,
         queue: MessageQueue | None = None,
     ) -> SendFuture:
-        """Put *message* on its way and return its future; waits only for a route and for room.
+        """Put *message* on its way and return its future; waits only for a route and a full queue.
 
         Raises:
             MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
@@ -253,7 +253,7 @@ class Producer(ManagedScope):
         """Put *message* on its way without waiting for anything.
 
         Raises:
-            BackpressureError: There is no room; nothing was queued.
+            BackpressureError: The queue is full; the message was not queued.
             NoRouteError: The topic's route is not known yet: use `send` or `publish_queues` first.
             MessageIllegalError, ClientClosedError: Not stored.
         """
@@ -305,7 +305,7 @@ class Producer(ManagedScope):
         return BatchSendResult(slot)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Hand *message* to the broker's connection; nobody will say what became of it.
+        """Write *message* to the broker's connection; its outcome is never reported.
 
         Waits for a route and a connection the first time, never for a broker's answer.
 
@@ -332,7 +332,7 @@ class Producer(ManagedScope):
         instance = self._instance
         address = instance.leaders.address(lane.broker_name)
         if address is None:
-            raise BrokerUnreachableError(f"nobody is known to lead {lane.broker_name}")
+            raise BrokerUnreachableError(f"no leader of {lane.broker_name} is known")
         timeout_s = self.config.attempt_timeout_s
         link = await instance.link(address, timeout_s, group=lane.broker_name)
         try:
@@ -345,14 +345,14 @@ class Producer(ManagedScope):
     async def request(
         self, message: Message, timeout_s: float, *, queue: MessageQueue | None = None
     ) -> MessageExt:
-        """Send *message* to whoever consumes its topic, and return the reply to it.
+        """Send *message* to a consumer of its topic, and return the reply to it.
 
         Args:
             message: As for `send`; a consumer answers with `request_reply.reply_message`.
             timeout_s: For all of it: the send, the consumer's work and the way back.
             queue: Where to; None: the next one in turn.
         Returns:
-            The reply; ``born_host`` is who replied.
+            The reply; ``born_host`` is the address of the replier.
         Raises:
             ReplyTimedOutError: The request is stored, but no reply came in time.
             UnknownOutcomeError: No reply came, and the request may be stored.
@@ -368,12 +368,12 @@ class Producer(ManagedScope):
 
         if self._closed:
             raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
-        return await ask(self._instance, self.group, send, message, timeout_s)
+        return await request_reply(self._instance, self.group, send, message, timeout_s)
 
     async def recall(self, sent: SendResult | str, *, timeout_s: float | None = None) -> str:
         """Take back a message with a time of its own before it is delivered.
 
-        Repeated after a time-out, or a fail-over, it does no harm and says the same.
+        Repeated after a time-out, or a fail-over, it does no harm and returns the same.
 
         Args:
             sent: What its send returned, or the ``recall_handle`` in it.
@@ -397,7 +397,7 @@ class Producer(ManagedScope):
         """Return the queues messages of *topic* can go to.
 
         Raises:
-            NoRouteError, NoNameServerError: There are none, or nobody says.
+            NoRouteError, NoNameServerError: There are none, or none answers.
         """
         return (await self._topic(topic)).queues
 
@@ -480,7 +480,7 @@ class Producer(ManagedScope):
 
 
 def unique_ids(instance: ClientInstance) -> UniqKeyFactory:
-    """Return what makes ids that nobody else makes."""
+    """Return what makes ids that no other process makes."""
     return UniqKeyFactory(
         pack_host(instance.config.client_ip, 0)[:-4],
         instance.config.pid,

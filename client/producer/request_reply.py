@@ -55,7 +55,7 @@ class Send(Protocol):
 
 
 def is_request(message: MessageExt) -> bool:
-    """Tell whether somebody waits for a reply to *message*."""
+    """Return whether a requester waits for a reply to *message*."""
     properties = message.properties
     return PROPERTY_CORRELATION_ID in properties and PROPERTY_REPLY_TO_CLIENT in properties
 
@@ -100,10 +100,10 @@ def is_reply(message: Message) -> bool:
     return properties is not None and properties.get(PROPERTY_MSG_TYPE) == REPLY_MESSAGE_FLAG
 
 
-async def ask(
+async def request_reply(
     instance: ClientInstance, group: str, send: Send, message: Message, timeout_s: float
 ) -> MessageExt:
-    """Send *message* and return its reply; `Producer.request` says what is raised."""
+    """Send *message* and return its reply; raises what `Producer.request` does."""
     if message.properties and not _OWN.isdisjoint(message.properties):
         taken = sorted(_OWN.intersection(message.properties))
         raise MessageIllegalError(f"properties {taken} are set by the request itself")

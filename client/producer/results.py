@@ -201,15 +201,13 @@ class SendHooks:
         call_each(self._before, context)
 
     def after(self, slot: SendSlot) -> None:
-        """Tell what became of *slot*. Nothing if that was told, or it never left."""
+        """Call the hooks with the outcome of *slot*; not twice, and not if it never left."""
         if slot.state is SlotState.STORED:
             self._ended(slot, None)
         elif slot.state is SlotState.FAILED:
             self._ended(slot, slot.error)
         else:
-            self._ended(
-                slot, UnknownOutcomeError("nobody waits any more; the message may be stored")
-            )
+            self._ended(slot, UnknownOutcomeError("the caller left; the message may be stored"))
 
     def after_oneway(self, slot: SendSlot, error: MQError | None) -> None:
         """Tell that *slot* was handed over, or why not."""

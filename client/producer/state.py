@@ -1,7 +1,7 @@
 """Where a send stands, and what follows a request that failed. Pure.
 
 A send waits, is in flight, and is settled exactly once: stored, failed or abandoned. Between two
-attempts `NEXT` says what becomes of the request that held it.
+attempts `NEXT` has what becomes of the request that held it.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class TransactionSendResult:
             not stored as safely as asked for.
         is_confirmed: The broker has the decision; nothing can change it any more. Never with a
             real RocketMQ, which answers nothing.
-        end_error: Why the broker could not be told. The transaction is open or decided as told;
+        end_error: Why the decision did not reach the broker. The transaction is open or decided so;
             the broker asks back, and `check_local_transaction` answers.
     """
 
@@ -111,7 +111,7 @@ def half_of(message: Message, group: str) -> Message:
 
 
 ENDS_MAX = 1_000_000
-"""The same decision may be told as often as one likes: it is written once."""
+"""The same decision may be sent as often as one likes: it is written once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class TransactionEnd:
         half_offset: Of the half message in the half topic.
         position: Of the half message in the log.
         transaction_id: The message's UNIQ_KEY.
-        state: The decision; UNKNOWN tells only that somebody was asked.
+        state: The decision; UNKNOWN shows only that a client was asked.
         is_answer: To a check-back.
     """
 
@@ -157,22 +157,22 @@ class TransactionEnd:
         return request(RequestCode.END_TRANSACTION, dict(self.header().encode()))
 
 
-async def tell(
+async def send_end(
     instance: ClientInstance, end: TransactionEnd, timeout_s: float, *, retry_unknown: bool = True
 ) -> bool:
-    """Tell the leader, through fail-overs; the same decision told twice is written once.
+    """Send a decision to the leader, through fail-overs; sent twice it is written once.
 
     Args:
         timeout_s: Budget over all attempts.
-        retry_unknown: Also try again when nobody knows what an attempt did.
+        retry_unknown: Also try again when the outcome of an attempt is unknown.
     Returns:
         Whether the broker has confirmed it; a real RocketMQ does not.
     Raises:
         TransactionDecidedError: The transaction has another decision, for good.
         BrokerRefusedError: The broker refuses it; it is not decided by this call.
         BrokerBusyError: Likewise, for now, to the end of the time.
-        BrokerUnreachableError: Nobody could be told.
-        UnknownOutcomeError: Told, but no answer says that it counts.
+        BrokerUnreachableError: No leader could be reached.
+        UnknownOutcomeError: Sent, but no answer confirms it.
     Cancellation: The decision may count.
     """
     clock = instance.clock
@@ -187,7 +187,7 @@ async def tell(
         error: ClientError
         if address is None:
             kind = FailureKind.NOT_LEADER
-            error = BrokerUnreachableError(f"nobody is known to lead {name}")
+            error = BrokerUnreachableError(f"no leader of {name} is known")
         else:
             left_s = max(deadline - clock.monotonic(), 0.001)
             try:

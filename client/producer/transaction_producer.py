@@ -3,7 +3,7 @@
 ::
 
     begin ─► half message, invisible ─► local part ─► finish: COMMIT or ROLLBACK
-                     ▲                                   │ lost, or nobody left to send it
+                     ▲                                   │ lost, or no producer sends it
                      └──── check_local_transaction ◄─────┴── the broker asks back
 """
 
@@ -36,7 +36,7 @@ from client.producer.transaction import (
     TransactionEnd,
     TransactionSendResult,
     half_of,
-    tell,
+    send_end,
 )
 from client.trace.dispatcher import EndTransactionTraceHook
 from commitlog.errors import MQError
@@ -48,7 +48,7 @@ QUESTIONS_MAX: Final = 2000
 _log = get_logger(__name__)
 
 CheckLocalTransaction = Callable[[MessageExt], Awaitable[LocalTransactionState]]
-"""Says what became of the local part of a transaction, by `MessageExt.message_id`."""
+"""Returns what became of the local part of a transaction, by `MessageExt.message_id`."""
 
 LocalTransaction = Callable[[HalfMessage], Awaitable[LocalTransactionState]]
 """Does the local part."""
@@ -60,14 +60,14 @@ class TransactionProducerConfig:
 
     Attributes:
         producer: How half messages are sent. One whose outcome is unknown is sent again only where
-            the broker stores it once nevertheless (`ProducerConfig.idempotent`): nobody would
+            the broker stores it once nevertheless (`ProducerConfig.idempotent`): none would
             decide over a second one.
-        end_timeout_s: How long a decision is told to a group whose leader cannot be found. What
-            is not told is asked for.
-        retry_end: Tell it again when nobody knows whether it was heard.
+        end_timeout_s: How long a decision is sent to a group whose leader cannot be found. What
+            does not arrive is asked for.
+        retry_end: Send it again when it is unknown whether it arrived.
         checks_at_once: Calls of `check_local_transaction` at a time.
         end_transaction_hooks: Called with every decision a broker has; see `client.core.hooks`.
-            Those of `producer` are told of half messages.
+            Those of `producer` are called for half messages.
         topics: Topics whose brokers are to know this producer from the beginning on. Those of
             others know it, and can ask it, once it has sent something there.
     """
@@ -86,9 +86,9 @@ class TransactionCounters:
 
     Attributes:
         halves: Half messages stored.
-        commits: Commits told, confirmed or not.
-        rollbacks: Rollbacks told, likewise.
-        ends_failed: Decisions that could not be told.
+        commits: Commits sent, confirmed or not.
+        rollbacks: Rollbacks sent, likewise.
+        ends_failed: Decisions that did not reach a broker.
         checks: Questions of brokers.
         checks_failed: Of these, those whose answer raised an error: answered as unknown.
         checks_dropped: Of these, those that came when too many waited.
@@ -136,7 +136,7 @@ class TransactionProducer(ManagedScope):
         self.counters = TransactionCounters()
         self._instance = instance
         self._check = check_local_transaction
-        # Nobody would decide over a second one: only what is stored once is sent again.
+        # A second one would never be decided: only what is stored once is sent again.
         self._producer = Producer(instance, group, replace(config.producer, max_retries=0))
         self._running: dict[str, LocalTransactionState] = {}
         self._end_hooks = [hook.end_transaction for hook in config.end_transaction_hooks]
@@ -190,9 +190,9 @@ class TransactionProducer(ManagedScope):
         Returns:
             What was decided, and whether the broker has it.
         Raises:
-            TransactionDecidedError: The local part said otherwise than what is decided already,
+            TransactionDecidedError: The local part decided otherwise than what is decided already,
                 by an answer to the broker's question, or because it took too long.
-            ClientError: As `Producer.send`: the half message is not stored, or nobody knows; the
+            ClientError: As `Producer.send`: the half message is not stored, or that is unknown; the
                 local part was not done.
             Exception: What *local_transaction* raises; the transaction is open.
         Cancellation: The transaction may be open; the broker asks.
@@ -268,17 +268,17 @@ class TransactionProducer(ManagedScope):
             half.transaction_id,
             state,
         )
-        is_confirmed = await self._tell(end)
-        self._tell_hooks(end, half.message)
+        is_confirmed = await self._send_end(end)
+        self._call_hooks(end, half.message)
         return is_confirmed
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """As `Producer.publish_queues`."""
         return await self._producer.publish_queues(topic)
 
-    async def _tell(self, end: TransactionEnd) -> bool:
+    async def _send_end(self, end: TransactionEnd) -> bool:
         try:
-            is_confirmed = await tell(
+            is_confirmed = await send_end(
                 self._instance,
                 end,
                 self.config.end_timeout_s,
@@ -290,7 +290,7 @@ class TransactionProducer(ManagedScope):
         self._count(end.state)
         return is_confirmed
 
-    def _tell_hooks(self, end: TransactionEnd, message: Message | MessageExt) -> None:
+    def _call_hooks(self, end: TransactionEnd, message: Message | MessageExt) -> None:
         if not self._end_hooks:
             return
         context = EndTransactionContext(
@@ -341,12 +341,12 @@ class TransactionProducer(ManagedScope):
         )
         try:
             if question.broker_name:
-                await self._tell(end)
+                await self._send_end(end)
             else:
                 # A RocketMQ that does not say which group it is of: it waits where it asked.
                 question.connection.invoke_oneway(end.oneway())
                 self._count(state)
-            self._tell_hooks(end, message)
+            self._call_hooks(end, message)
         except MQError as error:
             # It asks again, this producer or another one.
             _log.info("check_back_unanswered", group=self.group, error=str(error))
@@ -354,7 +354,7 @@ class TransactionProducer(ManagedScope):
     async def _state_of(self, message: MessageExt) -> LocalTransactionState:
         try:
             return LocalTransactionState(await self._check(message))
-        except Exception:  # noqa: BLE001  # the user's code: it says that it does not know
+        except Exception:  # noqa: BLE001  # the user's code: the answer is then UNKNOWN
             self.counters.checks_failed += 1
             _log.exception("check_local_transaction_failed", transaction_id=message.message_id)
             return LocalTransactionState.UNKNOWN

@@ -1,4 +1,4 @@
-r"""What message trace says of a message, in RocketMQ's encoding to the byte.
+r"""What message trace records of a message, in RocketMQ's encoding to the byte.
 
 Each record is text: fields joined by \x01, ended by \x02::
 
@@ -128,9 +128,9 @@ def _fields(context: TraceContext, bean: TraceBean) -> tuple[str, ...]:
 
 
 def decode(text: str) -> Iterator[TraceContext]:
-    """Yield what a trace message says, also one of another client; a context has one bean.
+    """Yield what a trace message records, also one of another client; a context has one bean.
 
-    A record that cannot be read, or of a type nobody here knows, is passed over: what stands
+    A record that cannot be read, or of an unknown type, is passed over: what stands
     around it is worth as much.
     """
     for record in text.split(FIELD_SEPARATOR):
@@ -144,7 +144,7 @@ def decode(text: str) -> Iterator[TraceContext]:
 
 def _read_pub(values: list[str]) -> TraceContext:
     time, region, group, topic, msg_id, tags, keys, host, length, cost, kind = values[:11]
-    # The oldest clients said no offset message id; some later ones their own address at the end.
+    # The oldest clients wrote no offset message id; some later ones their own address at the end.
     offset_msg_id, success = ("", values[11]) if len(values) == 12 else (values[11], values[12])
     bean = TraceBean(
         msg_id, topic, tags, keys, host, int(length), int(kind), offset_msg_id

@@ -111,7 +111,7 @@ class TraceDispatcher(ManagedScope):
         self._is_dropping = False
 
     def append(self, context: TraceContext) -> bool:
-        """Put a step in line; tell whether there was room. Never blocks."""
+        """Queue a step; return whether it fitted. Never blocks."""
         if len(self._waiting) >= WAITING_TRACES_MAX:
             self.counters.dropped += 1
             if not self._is_dropping:

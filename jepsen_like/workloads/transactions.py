@@ -194,17 +194,17 @@ class _Recorded(TransactionProducer):
         super().__init__(instance, GROUP, run.ask, config)
         self._run = run
 
-    async def _tell(self, end: TransactionEnd) -> bool:
+    async def _send_end(self, end: TransactionEnd) -> bool:
         decision = _DECISIONS.get(end.state)
         if decision is None:
-            return await super()._tell(end)  # it says nothing
+            return await super()._send_end(end)  # it says nothing
         clients = self._run.clients
         with clients.acting():
             op = clients.begin(clients.new_process(), F.END_TRANSACTION)
             op.value, op.txn = self._run.values[end.transaction_id], end.half_offset
             op.decision = decision
             try:
-                is_confirmed = await super()._tell(end)
+                is_confirmed = await super()._send_end(end)
             except ClientError as error:
                 clients.failed(op, error)
                 raise

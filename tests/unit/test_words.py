@@ -21,7 +21,7 @@ CLEAN: Final = (
     *("docs/start", "docs/concepts", "docs/how-to", "docs/operate", "docs/reference"),
     *("docs/internals/protocol", "docs/internals/proofs", "docs/internals/simulation/found.md"),
     *("docs/internals/architecture.md", "docs/internals/consensus.md", "docs/internals/state.md"),
-    *("commitlog", "remoting", "namesrv", "spark_jobs"),
+    *("client", "commitlog", "remoting", "namesrv", "spark_jobs"),
     *("dledger/cli", "dledger/filters", "dledger/metrics", "dledger/processors"),
     *("dledger/raft", "dledger/services", "dledger/state", "dledger/testing"),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("dledger/*.py")),
@@ -29,8 +29,8 @@ CLEAN: Final = (
 """Files and folders that keep to plain words. Only ever longer."""
 
 CLEAN_TESTS: Final = (
-    *("tests/unit/client/admin", "tests/unit/client/trace"),
-    *("tests/unit/dledger/filters", "tests/unit/dledger/testing", "tests/unit/remoting/settings"),
+    *("tests/unit/client", "tests/unit/remoting"),
+    *("tests/unit/dledger/filters", "tests/unit/dledger/testing"),
 )
 """Folders of tests whose names keep to plain words. Only ever longer."""
 

@@ -73,7 +73,7 @@ def test_a_thread_sends_pulls_and_administers() -> None:
         producer.send_oneway(Message("B", b"6"))
 
 
-def test_a_thread_looks_at_dead_letters_and_gives_them_back(
+def test_blocking_reads_dead_letters_and_gives_them_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[object] = []
@@ -131,7 +131,7 @@ def test_errors_reach_the_calling_thread() -> None:
         assert producer.send(Message("T", b"x")).queue_offset == 0
 
 
-def test_after_close_calls_are_refused_and_the_thread_is_gone() -> None:
+def test_blocking_close_refuses_calls_and_ends_the_thread() -> None:
     client = _client()
     producer = client.producer("p")
     client.close()
@@ -143,7 +143,7 @@ def test_after_close_calls_are_refused_and_the_thread_is_gone() -> None:
     assert not client._thread.is_alive()
 
 
-def test_a_client_that_cannot_open_says_why() -> None:
+def test_blocking_client_that_cannot_open_names_the_cause() -> None:
     with pytest.raises(ConfigError, match="no NameServer"):
         BlockingClient(make_instance=lambda: connect(environment={}))
 
@@ -155,7 +155,7 @@ def test_name_servers_come_from_argument_then_environment() -> None:
     assert connect(environment=environment).config.pid > 0
 
 
-def test_a_push_consumer_calls_a_plain_function_that_uses_the_client() -> None:
+def test_blocking_push_consumer_calls_a_function_that_sends() -> None:
     heard: dict[bytes, str] = {}
     all_heard = threading.Event()
     with _client() as client:
@@ -183,7 +183,7 @@ def test_a_push_consumer_calls_a_plain_function_that_uses_the_client() -> None:
             client.push_consumer("c", listener, {"T": "||"})
 
 
-def test_a_push_consumer_is_suspended_resumed_and_closed_with_the_client() -> None:
+def test_blocking_push_consumer_suspends_resumes_and_closes() -> None:
     heard = threading.Event()
 
     def listener(messages: Sequence[DeliveredMessage], context: ConsumeContext) -> None:

@@ -72,6 +72,6 @@ def test_every_prefix_is_refused() -> None:
             decode_cbor_header(header[:end])
 
 
-def test_what_cbor_cannot_carry_is_refused_before_anything_is_sent() -> None:
+def test_cbor_header_refuses_what_it_cannot_carry() -> None:
     with pytest.raises(LocalProtocolError):
         encode_cbor_header(request(51101, {"a": object()}))

@@ -79,7 +79,7 @@ async def test_refused_connection_means_not_stored(client: RemotingClient) -> No
     assert raised.value.refresh_route
 
 
-async def test_no_answer_in_time_means_unknown_and_keeps_the_connection(
+async def test_call_without_an_answer_is_unknown_and_stays_connected(
     client: RemotingClient, broker: Broker, autojump_clock: trio.testing.MockClock
 ) -> None:
     with pytest.raises(RequestTimedOutError) as raised:

@@ -11,7 +11,7 @@ from remoting.clock import TrioClock
 from remoting.rng import SystemRng
 
 
-async def test_clock_sleeps_on_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_clock_waits_on_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
     clock = TrioClock()
     before = clock.monotonic()
     await clock.sleep(1000)

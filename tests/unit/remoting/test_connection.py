@@ -180,7 +180,7 @@ async def test_exception_of_a_handler_is_the_remark(wire: Any, handler: Any) -> 
     assert not one.ended.is_set()
 
 
-async def test_error_of_ours_is_told_by_the_outcome_table(wire: Any) -> None:
+async def test_error_of_ours_is_answered_by_the_outcome_table(wire: Any) -> None:
     def full(_: Connection, asked: RemotingCommand) -> RemotingCommand:
         raise DiskFullError("no space left")
 
@@ -491,7 +491,7 @@ async def test_pending_calls_are_limited(wire: Any, nursery: trio.Nursery) -> No
     assert one.connection.pending_calls == 0
 
 
-async def test_call_is_unknown_when_the_connection_ends_after_it_was_sent(wire: Any) -> None:
+async def test_call_is_unknown_when_its_connection_ends(wire: Any) -> None:
     one = wire()
 
     async def hang_up() -> None:

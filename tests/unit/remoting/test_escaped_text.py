@@ -44,7 +44,7 @@ def test_line_ends_stay_where_they_are_wanted() -> None:
     assert escaped("a\nb\x1b", keep="\n") == "a\nb\\x1b"
 
 
-def test_a_log_line_for_people_holds_no_escape_sequence_of_a_name() -> None:
+def test_log_line_holds_no_escape_sequence_of_a_name() -> None:
     out = io.StringIO()
     configure_logs(form="text", stream=out, group=HOSTILE)
     log = structlog.get_logger()

@@ -51,7 +51,7 @@ def test_many_half_frames_never_hold_more_than_the_limit() -> None:
     assert rooms.used_bytes == 3 * FRAME
 
 
-def test_a_small_frame_has_room_where_large_ones_have_taken_theirs() -> None:
+def test_small_frame_fits_beside_large_ones() -> None:
     rooms, hoarders = room(), [Peer() for _ in range(10)]
     for hoarder in hoarders:
         rooms.take(hoarder.ticket, FRAME, 100, 0.0)
@@ -80,7 +80,7 @@ def test_a_frame_that_arrives_in_time_does_not_give_way() -> None:
     assert not fast.ended
 
 
-def test_a_frame_that_trickles_gives_way_to_one_that_waits_and_to_nobody_else() -> None:
+def test_slow_frame_gives_way_only_to_one_that_waits() -> None:
     rooms, slow, waiting = FrameRoom(2 * FRAME, FRAME), Peer(), Peer()
     rooms.take(slow.ticket, FRAME, 100, 0.0)
     now = 0.0
@@ -95,7 +95,7 @@ def test_a_frame_that_trickles_gives_way_to_one_that_waits_and_to_nobody_else() 
     assert waiting.granted
 
 
-def test_who_has_sent_requests_goes_before_who_has_not() -> None:
+def test_frame_of_a_known_client_goes_before_a_new_one() -> None:
     rooms, holder, stranger, client = FrameRoom(2 * FRAME, FRAME), Peer(), Peer(), Peer(proven=True)
     rooms.take(holder.ticket, FRAME, 100, 0.0)
     rooms.take(stranger.ticket, FRAME, 100, 0.0)
@@ -116,7 +116,7 @@ def test_the_address_that_holds_less_goes_first() -> None:
     assert (other.granted, more.granted) == (True, False)
 
 
-def test_bytes_that_wait_are_bounded_and_who_never_sent_a_request_goes_first() -> None:
+def test_waiting_bytes_are_bounded_and_new_clients_go_first() -> None:
     rooms, client = room(), Peer(proven=True)
     for _ in range(4):
         rooms.take(Peer().ticket, FRAME, 100, 0.0)

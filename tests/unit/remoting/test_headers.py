@@ -67,7 +67,7 @@ def test_code_decides_which_names_are_read(code: int) -> None:
     assert SendMessageHeader.of(request(code, dict(ext))) == SEND
 
 
-def test_batch_code_is_a_batch_whatever_m_says() -> None:
+def test_batch_code_is_a_batch_without_its_flag() -> None:
     assert SendMessageHeader.of(request(RequestCode.SEND_BATCH_MESSAGE, dict(SHORT))).batch is True
 
 
@@ -122,7 +122,7 @@ def test_unknown_fields_are_passed_over() -> None:
     assert SendMessageHeader.decode_v2(ext) == SEND
 
 
-def test_send_response_tells_region_and_tracing() -> None:
+def test_send_response_has_region_and_tracing() -> None:
     assert SendMessageResponseHeader("id", 1, 2).encode() == {
         "msgId": "id",
         "queueId": "1",

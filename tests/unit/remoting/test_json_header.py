@@ -31,7 +31,7 @@ def test_request_without_fields_has_no_ext_fields() -> None:
     assert b"extFields" not in encode_json_header(request(106))
 
 
-def test_values_that_are_not_strings_are_written_as_java_writes_them() -> None:
+def test_json_header_writes_values_as_java_does() -> None:
     ext = {"n": 5, "t": True, "f": False, "s": "x", "none": None}
     written = encode_json_header(request(10, ext))
     assert b'"extFields":{"f":"false","n":"5","s":"x","t":"true"}' in written

@@ -45,7 +45,7 @@ def said(before: str) -> str:
     return done.stderr
 
 
-def test_a_program_that_set_nothing_up_gets_warnings_on_standard_error() -> None:
+def test_log_without_setup_warns_on_standard_error() -> None:
     err = said("")
     assert "queues_given" not in err
     assert "no route yet topic='T\\n'" in err

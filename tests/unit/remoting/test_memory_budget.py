@@ -49,7 +49,7 @@ def test_the_budget_is_met_and_free_again() -> None:
     assert counted.used_bytes == NOTED_BYTES
 
 
-def test_who_leaves_most_unread_of_the_address_that_holds_most_gives_way() -> None:
+def test_largest_unread_of_the_largest_address_gives_way() -> None:
     counted = budget()
     reading = Peer(("a", 1))
     unread = [Peer(("a", 2), unread_s=5.0), Peer(("a", 3), unread_s=5.0)]

@@ -68,7 +68,7 @@ TABLE = """
 """
 
 
-def test_table_is_what_clients_are_promised() -> None:
+def test_outcome_table_is_the_documented_one() -> None:
     told = {
         f"{condition} {code:d} {outcome} {'retriable' if retriable else 'final'}"
         for condition, (code, outcome, retriable) in ANSWERS.items()
@@ -77,12 +77,12 @@ def test_table_is_what_clients_are_promised() -> None:
     assert set(ANSWERS) == set(Condition)
 
 
-def test_stored_codes_are_used_exactly_when_the_record_is_in_the_log() -> None:
+def test_outcome_stored_is_exactly_what_is_in_the_log() -> None:
     for code, outcome, _ in ANSWERS.values():
         assert (code in (0, 10, 11, 12)) == (outcome == "stored")
 
 
-def test_not_leader_tells_where_to_go() -> None:
+def test_not_leader_names_the_leader() -> None:
     asked = request(310, serialize=SerializeType.CBOR)
     response = answer(
         asked, Condition.NOT_LEADER, "not leader", leaderAddr="127.0.0.1:10911", term=7, x=None
@@ -100,13 +100,13 @@ def test_not_leader_tells_where_to_go() -> None:
 @pytest.mark.parametrize(
     ("condition", "pause_ms"), [(Condition.BUSY, "20"), (Condition.PENDING_FULL, "100")]
 )
-def test_a_refusal_for_now_says_when_to_ask_again(condition: Condition, pause_ms: str) -> None:
+def test_refusal_for_now_has_when_to_ask_again(condition: Condition, pause_ms: str) -> None:
     response = answer(request(310), condition, "64 requests are open")
     assert (response.code, response.ext["retryAfterMs"]) == (2, pause_ms)
     assert response.remark == f"64 requests are open; retry after {pause_ms} ms"
 
 
-def test_nobody_else_is_asked_to_wait() -> None:
+def test_other_refusals_ask_for_no_wait() -> None:
     for condition in set(Condition) - {Condition.BUSY, Condition.PENDING_FULL}:
         assert "retryAfterMs" not in answer(request(310), condition, "x").ext
 
@@ -142,7 +142,7 @@ def test_error_brings_its_own_fields() -> None:
     assert response.ext["term"] == "3"
 
 
-def test_protocol_error_of_a_third_party_is_not_the_callers_fault() -> None:
+def test_protocol_error_of_a_third_party_is_not_the_callers() -> None:
     response = answer_error(request(310), RemoteProtocolError("peer sent garbage"))
     assert (response.code, response.ext["outcome"]) == (1, "unknown")
 

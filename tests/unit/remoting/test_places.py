@@ -49,7 +49,7 @@ def filled(places: Places[Peer], count: int, *, proven: bool, now_s: float = 0.0
     return peers
 
 
-def test_idle_connections_of_one_address_lock_nobody_out() -> None:
+def test_idle_connections_of_one_address_lock_no_client_out() -> None:
     places: Places[Peer] = Places(4_096, 32)
     idle = []
     for number in range(4_096):
@@ -63,7 +63,7 @@ def test_idle_connections_of_one_address_lock_nobody_out() -> None:
     assert places.count <= 4_096 // 8 + 51
 
 
-def test_the_oldest_without_a_request_goes_first_and_one_that_sent_one_stays() -> None:
+def test_places_end_the_oldest_without_a_request_first() -> None:
     places: Places[Peer] = Places(4, 0)
     first, second, third, fourth = (Peer() for _ in range(4))
     for at, peer in enumerate((first, second, third)):
@@ -98,7 +98,7 @@ def test_a_connection_that_has_just_come_is_given_time() -> None:
     assert places.refused == 1
 
 
-def test_the_one_silent_longest_gives_way_and_a_busy_one_does_not() -> None:
+def test_places_end_the_longest_silent_not_a_busy_one() -> None:
     places: Places[Peer] = Places(3, 0)
     busy, silent, recent = filled(places, 3, proven=True)
     busy.busy, recent.last_activity_s = True, 100.0
@@ -132,7 +132,7 @@ def test_places_come_back_once() -> None:
     assert places.count == 0
 
 
-def test_a_flood_ends_only_so_many_connections_a_second() -> None:
+def test_places_bound_the_connections_a_flood_ends() -> None:
     places: Places[Peer] = Places(4_096, 0)
     now = 0.0
     for _ in range(600):
@@ -144,7 +144,7 @@ def test_a_flood_ends_only_so_many_connections_a_second() -> None:
     assert places.admit(Peer(), now + 1.0) is Admission.SERVED
 
 
-def test_a_flood_within_the_grace_takes_no_more_than_twice_the_places_of_new_ones() -> None:
+def test_places_bound_a_flood_within_the_grace() -> None:
     places: Places[Peer] = Places(10_000, 32)
     admitted = [places.admit(Peer(), number * 0.0001) for number in range(4_000)]
     assert admitted.count(Admission.SERVED) == NEW_AT_ONCE * MAX_UNPROVEN

@@ -56,7 +56,7 @@ def test_all_shares_together_fit_into_the_limit(open_files: int) -> None:
     assert shares.file_descriptors >= 2 * shares.queue_files + MIN_LOG_DESCRIPTORS
 
 
-def test_a_process_started_with_few_descriptors_takes_what_it_may() -> None:
+def test_process_with_few_descriptors_takes_what_it_may() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = min(hard, 512)
     command = f"ulimit -Sn {few // 2} && ulimit -Hn {few} && exec {sys.executable} -c '{RAISED}'"
@@ -149,7 +149,7 @@ def survivors(collections: int) -> None:
         gc.collect(1)
 
 
-def test_garbage_leaves_frozen_objects_alone_until_they_have_doubled(
+def test_garbage_skips_frozen_objects_until_they_double(
     collection: GarbageCollection,
 ) -> None:
     old = cycle()
@@ -188,7 +188,7 @@ def test_garbage_among_new_objects_is_collected(collection: GarbageCollection) -
     assert is_gone()
 
 
-async def test_garbage_collection_looks_every_second(collection: GarbageCollection) -> None:
+async def test_garbage_collection_runs_every_second(collection: GarbageCollection) -> None:
     new = cycle()
     is_gone = watched(new)
     del new

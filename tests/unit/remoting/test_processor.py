@@ -21,7 +21,7 @@ def test_a_code_has_one_handler() -> None:
         table().register(10, lambda _, asked: response_to(asked), Limiter("again", 1))
 
 
-def test_another_port_answers_what_it_should_with_the_same_limits() -> None:
+def test_processor_of_another_port_keeps_the_limits() -> None:
     whole = table()
     part = whole.without({11, 361})
     assert part.codes() == {10}
@@ -30,7 +30,7 @@ def test_another_port_answers_what_it_should_with_the_same_limits() -> None:
     assert whole.codes() == {10, 11, 361}
 
 
-def test_a_guard_is_put_around_each_handler_once_and_stays_in_a_part() -> None:
+def test_processor_guards_each_handler_once() -> None:
     guarded: list[int] = []
 
     def guard(code: int, handler: Handler) -> Handler:

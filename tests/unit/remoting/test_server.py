@@ -47,7 +47,7 @@ async def test_many_clients_are_served_at_once(nursery: trio.Nursery, memory_net
     assert len(server.connections) == 20
 
 
-async def test_connections_over_the_limit_are_closed_and_places_come_back(
+async def test_server_closes_connections_over_its_limit(
     nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = RemotingServer(memory_network, table(echo), limits=ServerLimits(max_connections=1))
@@ -61,7 +61,7 @@ async def test_connections_over_the_limit_are_closed_and_places_come_back(
     assert (await second.invoke("b:1", request(ECHO))).code == 0
 
 
-async def test_connect_callback_sees_each_connection_before_its_requests(
+async def test_connect_callback_runs_before_requests(
     nursery: trio.Nursery, memory_network: Any
 ) -> None:
     def who(connection: Connection, asked: RemotingCommand) -> RemotingCommand:
@@ -108,7 +108,7 @@ async def test_drain_answers_open_requests_then_ends_serving(
 
 
 @pytest.mark.parametrize("tasks", [1, 20])
-async def test_a_client_in_the_middle_of_its_work_gets_every_answer_when_the_server_drains(
+async def test_drain_answers_every_request_under_way(
     tasks: int, nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     async def slow(_: Connection, asked: RemotingCommand) -> RemotingCommand:
@@ -143,7 +143,7 @@ async def test_a_client_in_the_middle_of_its_work_gets_every_answer_when_the_ser
     assert not client.addresses
 
 
-async def test_drain_does_not_wait_for_ever(
+async def test_drain_waits_no_longer_than_its_limit(
     nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     server = RemotingServer(memory_network, table(lambda _, asked: DEFERRED))

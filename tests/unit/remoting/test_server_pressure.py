@@ -96,7 +96,7 @@ async def asked(stream: Any, code: int) -> RemotingCommand:
     return answers[0]
 
 
-async def test_half_frames_of_many_stay_within_the_limit_and_others_are_served(
+async def test_server_bounds_half_frames_and_serves_others(
     nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     server = await serving(nursery, memory_network)
@@ -118,7 +118,7 @@ async def test_half_frames_of_many_stay_within_the_limit_and_others_are_served(
     assert held_bytes(server) == server.budget.frames.used_bytes == 0
 
 
-async def test_large_frames_in_parallel_all_arrive_however_little_room_there_is(
+async def test_server_takes_parallel_large_frames_in_little_memory(
     nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     server = await serving(nursery, memory_network, unfinished=8 * FRAME)
@@ -154,7 +154,7 @@ async def test_idle_connections_do_not_lock_a_new_client_out(
     assert (await client.invoke("b:1", request(ECHO))).code == 0
 
 
-async def test_connections_that_sent_one_request_give_way_too_the_busy_ones_do_not(
+async def test_server_ends_idle_connections_not_busy_ones(
     nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     await serving(nursery, memory_network, max_connections=20)
@@ -180,7 +180,7 @@ async def test_a_request_that_access_control_refuses_proves_nothing(
     assert sorted(connection.is_proven for connection in server.connections) == [False, True]
 
 
-async def test_where_all_are_busy_administration_is_answered_and_others_are_sent_away(
+async def test_server_with_all_busy_answers_administration(
     nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     server = await serving(nursery, memory_network, max_connections=10, reserved_connections=2)
@@ -198,7 +198,7 @@ async def test_where_all_are_busy_administration_is_answered_and_others_are_sent
     assert len(server.connections) == 9
 
 
-async def test_over_the_budget_requests_are_refused_as_not_stored_but_for_administration(
+async def test_server_over_budget_refuses_all_but_administration(
     nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = await serving(nursery, memory_network, total=FRAME)
@@ -219,7 +219,7 @@ async def test_over_the_budget_requests_are_refused_as_not_stored_but_for_admini
     assert server.budget.used_bytes == 0
 
 
-async def test_who_asks_and_does_not_read_gives_way_when_the_budget_is_met(
+async def test_server_over_budget_ends_clients_that_do_not_read(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     near, far = trio.testing.lockstep_stream_pair()
@@ -246,7 +246,7 @@ async def test_who_asks_and_does_not_read_gives_way_when_the_budget_is_met(
     assert (budget.given_way, budget.used_bytes) == (1, 0)
 
 
-async def test_one_frame_larger_than_the_room_of_large_ones_is_read_all_the_same(
+async def test_server_reads_one_frame_above_the_limit_of_large_ones(
     nursery: trio.Nursery, memory_network: Any
 ) -> None:
     await serving(nursery, memory_network)
@@ -255,7 +255,7 @@ async def test_one_frame_larger_than_the_room_of_large_ones_is_read_all_the_same
     assert (await client.invoke("b:1", request(ECHO, {}, body), 5)).body == body
 
 
-async def test_a_connection_refused_for_want_of_a_place_is_lost_before_anything_is_sent(
+async def test_connection_without_a_place_is_refused_as_not_stored(
     nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = await serving(nursery, memory_network, max_connections=1)

@@ -23,7 +23,7 @@ def signed(command: RemotingCommand, content: bytes) -> RemotingCommand:
     return command
 
 
-def test_values_are_signed_in_the_order_of_their_names_and_then_the_body() -> None:
+def test_signature_covers_values_by_name_then_the_body() -> None:
     command = request(10, {"topic": "T", "AccessKey": "rocket", "a": "1", "Z": "last?"}, b"body")
     Credentials("rocket", SECRET).sign(command)
     # Capital letters come first: AccessKey, Z, a, topic.
@@ -47,14 +47,14 @@ def test_names_are_ordered_as_java_orders_them() -> None:
     assert signature_of(command, SECRET).decode() == independent(b"smiletilde")
 
 
-def test_the_security_token_is_signed_and_an_old_signature_is_replaced() -> None:
+def test_signature_covers_the_token_and_replaces_an_old_one() -> None:
     command = request(10, {"Signature": "old", "SecurityToken": "old", "b": "2"})
     Credentials("rocket", SECRET, "token").sign(command)
     assert command.ext["SecurityToken"] == "token"
     assert command.ext["Signature"] == independent(b"rocket" + b"token" + b"2")
 
 
-def test_values_of_other_kinds_are_signed_as_the_text_they_travel_as() -> None:
+def test_signature_covers_values_as_their_text() -> None:
     ext = {"a": 1, "b": True, "c": False, "d": None, "e": b"\x00\xff", "f": [["T", 0, 2]]}
     command = request(51101, ext, serialize=SerializeType.CBOR)
     expected = b"1" + b"true" + b"false" + b"" + b"\x00\xff" + b"[[T,0,2]]"
@@ -62,7 +62,7 @@ def test_values_of_other_kinds_are_signed_as_the_text_they_travel_as() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 1_000_000])
-def test_a_body_is_signed_whole_however_large_and_wherever_it_lies(size: int) -> None:
+def test_signature_covers_the_whole_body(size: int) -> None:
     body = bytes(size)
     view = memoryview(bytearray(size + 2))[1:-1]
     for given in (body, view):
@@ -105,7 +105,7 @@ def test_any_change_of_a_field_breaks_the_signature(change: dict[str, str]) -> N
     assert not is_signed_by(command, SECRET)
 
 
-def test_a_change_of_the_body_or_another_secret_breaks_the_signature() -> None:
+def test_signature_breaks_with_another_body_or_secret() -> None:
     command = request(10, {"topic": "T"}, b"body")
     Credentials("rocket", SECRET).sign(command)
     assert not is_signed_by(command, "another one")

@@ -55,7 +55,7 @@ async def test_listener_waits_out_a_lack_of_descriptors(
     await listener.aclose()
 
 
-async def test_a_listener_that_cannot_accept_goes_on_and_says_so(
+async def test_listener_that_cannot_accept_logs_it_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     listener = await TcpNetwork().listen("127.0.0.1", 0)
@@ -150,7 +150,7 @@ async def test_server_without_certificate_speaks_plain_only(
         await echo(nursery, address, client_tls(ca_file=certificates.ca))
 
 
-async def test_client_checks_who_it_talks_to(
+async def test_tls_client_checks_the_name_of_its_server(
     nursery: trio.Nursery, certificates: Certificates
 ) -> None:
     address = await serve(nursery, "permissive", certificates)

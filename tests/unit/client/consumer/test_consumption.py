@@ -45,7 +45,7 @@ async def test_each_queue_is_consumed_in_order_one_batch_at_a_time(
     assert holders(world.groups["g"]) == {}
 
 
-async def test_nothing_is_pulled_of_a_queue_that_somebody_else_holds(
+async def test_lock_of_another_client_keeps_the_queue_unread(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -66,7 +66,7 @@ async def test_nothing_is_pulled_of_a_queue_that_somebody_else_holds(
     assert heard.bodies[-2:] == [b"0", b"4"]
 
 
-async def test_a_queue_begins_anew_where_others_have_left_it(
+async def test_queue_begins_again_where_others_have_left_it(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -88,7 +88,7 @@ async def test_a_queue_begins_anew_where_others_have_left_it(
     assert committed(group)[0] == 8
 
 
-async def test_a_lock_nobody_renews_ends_after_thirty_seconds(
+async def test_lock_without_renewal_ends_after_thirty_seconds(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -115,7 +115,7 @@ async def test_a_lock_nobody_renews_ends_after_thirty_seconds(
         await heard.wait_for(2, within_s=3)
 
 
-async def test_a_message_that_fails_is_tried_in_place_and_holds_up_the_others(
+async def test_orderly_failure_is_tried_in_place_before_the_others(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -208,7 +208,7 @@ async def test_a_queue_changes_hands_only_when_its_listener_has_ended(world: Wor
         assert everything == [b"%d" % i for i in range(12)]
 
 
-async def test_who_stops_gives_its_locks_back_at_once(world: World) -> None:
+async def test_stop_gives_locks_back_at_once(world: World) -> None:
     heard = Heard()
     async with world.client() as one, world.client() as two, Producer(one, "p") as producer:
         async with PushConsumer(two, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:

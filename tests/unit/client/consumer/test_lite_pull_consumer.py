@@ -62,7 +62,7 @@ async def test_without_auto_commit_only_commit_commits(
     assert committed(world.groups["g"]) == {}
 
 
-async def test_assigned_queues_are_read_whoever_else_is_there(
+async def test_assign_reads_queues_that_others_read_too(
     client: ClientInstance, producer: Producer
 ) -> None:
     async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:

@@ -35,7 +35,7 @@ async def test_brokers_keep_offsets_and_say_which_are_stored(
     assert await store.save({QUEUE: 6}) == set()
 
 
-async def test_that_nobody_says_is_not_that_there_is_nothing(
+async def test_offset_without_an_answer_is_an_error_not_absent(
     world: World, client: ClientInstance
 ) -> None:
     await client.route("T")

@@ -12,7 +12,7 @@ from tests.unit.client.consumer.consuming import Heard, send, settled
 from tests.unit.client.fake_cluster import World
 
 
-async def test_a_pull_held_by_a_broker_that_fell_silent_is_not_waited_for(world: World) -> None:
+async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(world: World) -> None:
     heard = Heard()
     async with (
         world.client() as one,

@@ -120,7 +120,7 @@ async def test_a_pull_that_finds_nothing_ends_after_its_time() -> None:
     assert asked["subscription"] == "*"
 
 
-async def test_an_offset_outside_says_where_to_go_on() -> None:
+async def test_offset_outside_the_queue_names_its_bounds() -> None:
     async with (
         open_world() as world,
         world.client() as client,
@@ -180,7 +180,7 @@ async def test_commits_are_seen_by_the_next_query(world: World, client: ClientIn
         assert world.groups["g"].committed == {("c", "T", 0): 17}
 
 
-async def test_a_commit_nobody_can_tell_about_is_no_failure() -> None:
+async def test_commit_without_an_answer_is_unknown_not_refused() -> None:
     def lost(asked: RemotingCommand) -> RemotingCommand:
         return outcome_answer(asked, Condition.LEADERSHIP_LOST, "who knows")
 
@@ -195,7 +195,7 @@ async def test_a_commit_nobody_can_tell_about_is_no_failure() -> None:
     assert caught.value.outcome == "unknown"
 
 
-async def test_a_refusal_does_not_undo_what_an_earlier_attempt_may_have_done() -> None:
+async def test_commit_refused_after_an_unknown_attempt_is_unknown() -> None:
     async with (
         open_world() as world,
         world.client() as client,
@@ -288,7 +288,7 @@ async def test_queues_of_a_topic_just_made_by_a_send_are_waited_for(
             await consumer.fetch_message_queues("never sent to")
 
 
-async def test_a_topic_that_is_never_listed_is_not_waited_for_without_end(
+async def test_queues_of_a_topic_never_listed_end_in_an_error(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     async with PullConsumer(client, "c") as consumer:
@@ -300,7 +300,7 @@ async def test_a_topic_that_is_never_listed_is_not_waited_for_without_end(
         assert 2.0 <= trio.current_time() - began < 2.2
 
 
-def test_an_answer_with_damaged_messages_is_a_failed_read_that_may_be_tried_again() -> None:
+def test_pull_with_damaged_messages_is_a_retriable_error() -> None:
     queue = MessageQueue("T", "broker-a", 0)
     offsets = {
         "nextBeginOffset": "7",
@@ -365,7 +365,7 @@ async def test_the_suggested_follower_is_asked_next(world: World) -> None:
     assert (pulls(leader), pulls(suggested)) == (1, 2)
 
 
-async def test_a_suggested_follower_that_is_gone_costs_one_look_elsewhere(world: World) -> None:
+async def test_pull_at_a_suggested_follower_that_ended_costs_one_try(world: World) -> None:
     await put(world, b"0", b"1", b"2")
     let_followers_serve(world, suggested=2)
     async with (
@@ -379,7 +379,7 @@ async def test_a_suggested_follower_that_is_gone_costs_one_look_elsewhere(world:
     assert pulls(world.groups["g"].brokers[0]) == 2
 
 
-async def test_stored_messages_are_read_while_nobody_leads(world: World) -> None:
+async def test_pull_without_a_leader_reads_stored_messages(world: World) -> None:
     await put(world, b"0", b"1")
     let_followers_serve(world)
     group = world.groups["g"]
@@ -428,7 +428,7 @@ async def test_without_follower_reads_only_the_leader_is_asked(world: World) -> 
     assert [pulls(broker) for broker in world.groups["g"].brokers] == [2, 0, 0]
 
 
-async def test_that_there_is_nothing_is_heard_from_the_leader(world: World) -> None:
+async def test_pull_of_an_empty_queue_is_answered_by_the_leader(world: World) -> None:
     await put(world, b"0")
     let_followers_serve(world)
     async with (

@@ -28,7 +28,7 @@ from tests.unit.client.fake_cluster import Seen, World
 FIRST = PushConfig(consume_from=FROM_FIRST)
 
 
-async def test_what_was_sent_before_and_after_is_heard_and_committed(
+async def test_push_consumer_gets_and_commits_earlier_and_later_sends(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -48,7 +48,7 @@ async def test_what_was_sent_before_and_after_is_heard_and_committed(
     assert not any(broker.consumers["c"] for broker in world.groups["g"].brokers)
 
 
-async def test_two_consumers_share_the_queues_at_once_and_one_takes_over_from_the_other(
+async def test_push_consumers_share_queues_and_take_over_at_once(
     world: World,
 ) -> None:
     first, second = Heard(), Heard()
@@ -83,7 +83,7 @@ async def test_without_a_word_from_brokers_the_timer_finds_out(world: World) -> 
             assert 2 < await settled(consumer, other, within_s=25) <= 21
 
 
-async def test_a_broker_that_knows_nobody_yet_changes_nothing(world: World) -> None:
+async def test_rebalance_ignores_a_broker_that_knows_no_member_yet(world: World) -> None:
     async with (
         world.client() as one,
         world.client() as two,
@@ -154,7 +154,7 @@ async def test_a_failed_message_comes_back_with_its_topic_and_a_count(
     assert world.groups["g"].committed["c", "%RETRY%c", 0] == 2
 
 
-async def test_an_error_of_the_listener_counts_as_failed_and_others_go_on(
+async def test_listener_error_counts_as_failed_and_others_go_on(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -171,7 +171,7 @@ async def test_an_error_of_the_listener_counts_as_failed_and_others_go_on(
     assert committed(world.groups["g"]) == dict.fromkeys(range(4), 1)
 
 
-async def test_a_message_the_broker_does_not_take_back_is_sent_to_the_retry_topic(
+async def test_message_that_is_not_taken_back_goes_to_the_retry_topic(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -201,7 +201,7 @@ async def test_a_message_the_broker_does_not_take_back_is_sent_to_the_retry_topi
     assert (sent["j"], sent["l"], sent["e"]) == ("1", "16", "-1")
 
 
-async def test_a_message_that_cannot_be_given_back_stays_and_is_tried_here(
+async def test_message_that_cannot_go_back_is_tried_in_place(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -263,7 +263,7 @@ async def test_part_of_a_batch_may_be_acknowledged(
     assert heard.batches[0] == 4
 
 
-async def test_a_listener_that_takes_too_long_is_ended_and_its_message_sent_back(
+async def test_listener_over_its_timeout_ends_and_message_goes_back(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -372,7 +372,7 @@ async def test_a_stop_lets_listeners_finish_and_leaves_the_rest(
     assert world.count(RequestCode.UNREGISTER_CLIENT) == 3
 
 
-async def test_a_stop_does_not_wait_for_ever(
+async def test_stop_waits_no_longer_than_its_limit(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -385,7 +385,7 @@ async def test_a_stop_does_not_wait_for_ever(
     assert committed(world.groups["g"]).get(0, 0) == 0
 
 
-async def test_a_suspended_consumer_keeps_its_queues_and_hears_nothing(
+async def test_suspended_consumer_keeps_its_queues_and_gets_nothing(
     client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
@@ -401,7 +401,7 @@ async def test_a_suspended_consumer_keeps_its_queues_and_hears_nothing(
         assert sorted(heard.bodies) == bodies
 
 
-async def test_broadcasting_gives_everything_to_everybody_and_drops_what_fails(
+async def test_broadcasting_gives_all_to_each_and_drops_failures(
     world: World,
 ) -> None:
     heard = [Heard(), Heard()]
@@ -458,7 +458,7 @@ def _versions(seen: Sequence[Seen], topic: str) -> list[int]:
     return found
 
 
-async def test_a_topic_nobody_made_yet_is_found_when_it_is_there(
+async def test_push_consumer_finds_a_topic_created_later(
     world: World, client: ClientInstance
 ) -> None:
     async with PushConsumer(client, "c", Heard(), {"later": "*"}) as consumer:
@@ -489,7 +489,7 @@ async def test_a_refused_pull_is_tried_again_after_a_while(
         assert heard.at[0] - refused[0] == pytest.approx(6, abs=0.2)
 
 
-async def test_a_group_is_once_in_an_instance_and_a_consumer_needs_an_open_one(
+async def test_group_is_once_in_an_instance_that_must_be_open(
     world: World,
 ) -> None:
     client = world.client()

@@ -106,7 +106,7 @@ async def test_tokens_that_do_not_fit_are_no_answer(world: World, client: Client
         (Condition.GROUP_NOT_EXIST, RequestFailedError),
     ],
 )
-async def test_a_refusal_says_whether_it_may_have_happened(
+async def test_lock_refusal_has_whether_it_may_have_happened(
     world: World, client: ClientInstance, condition: Condition, error: type[RequestFailedError]
 ) -> None:
     for broker in world.groups["g"].brokers:

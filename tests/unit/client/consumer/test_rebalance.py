@@ -92,7 +92,7 @@ clients = st.lists(
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
 @given(queues=queues, clients=clients)
-def test_parts_are_disjoint_and_complete_and_in_the_order_of_no_consumer(
+def test_strategies_deal_disjoint_and_complete_parts(
     strategy: AllocateMessageQueueStrategy, queues: list[MessageQueue], clients: list[str]
 ) -> None:
     parts = [strategy.allocate("g", client, queues, clients) for client in clients]
@@ -112,7 +112,7 @@ def test_parts_differ_by_one_queue_at_most(
 
 
 @given(queues=queues, clients=clients, gone=st.integers(0, 11))
-def test_on_the_ring_only_the_queues_of_who_leaves_change_hands(
+def test_hash_ring_moves_only_queues_of_the_leaving_client(
     queues: list[MessageQueue], clients: list[str], gone: int
 ) -> None:
     strategy = ConsistentHash()
@@ -124,7 +124,7 @@ def test_on_the_ring_only_the_queues_of_who_leaves_change_hands(
 
 
 @given(queues=queues, clients=clients)
-def test_queues_of_a_room_stay_in_it_while_somebody_is_there(
+def test_nearby_keeps_queues_of_a_location_in_it(
     queues: list[MessageQueue], clients: list[str]
 ) -> None:
     strategy = NearbyMachineRoom(Averagely(), room_of_queue, room_of_client)
@@ -149,7 +149,7 @@ def test_a_circle_deals_like_cards() -> None:
     assert parts == [[0, 3, 6], [1, 4, 7], [2, 5]]
 
 
-def test_rooms_deal_the_rest_from_the_end_and_leave_other_rooms_alone() -> None:
+def test_by_location_deals_the_rest_from_the_end() -> None:
     near = queues_of(8, "r1@b")
     strategy = ByMachineRoom(rooms={"r1"})
     everything = sorted([*near, *queues_of(4, "r2@b"), *queues_of(4, "plain")])
@@ -161,17 +161,17 @@ def test_rooms_deal_the_rest_from_the_end_and_leave_other_rooms_alone() -> None:
 @pytest.mark.parametrize(
     ("broker", "room"), [("r1@b", "r1"), ("b", None), ("a@b@c", None), ("r1@", None)]
 )
-def test_a_room_stands_before_the_only_separator(broker: str, room: str | None) -> None:
+def test_location_stands_before_the_only_separator(broker: str, room: str | None) -> None:
     assert room_of(broker) == room
 
 
-def test_config_gives_what_it_says_and_exists_whoever_else_there_is() -> None:
+def test_config_strategy_gives_its_queues_that_exist() -> None:
     own = [MessageQueue("T", "b", 2), MessageQueue("T", "b", 9), MessageQueue("U", "b", 0)]
     strategy = ByConfig(own)
     assert strategy.allocate("g", "nobody listed", queues_of(4), ["c"]) == [own[0]]
 
 
-def test_a_room_without_consumers_is_shared_by_all() -> None:
+def test_nearby_shares_a_location_without_consumers() -> None:
     strategy = NearbyMachineRoom(Averagely(), room_of_queue, room_of_client)
     everything = sorted([*queues_of(2, "r1@b"), *queues_of(4, "r2@b")])
     parts = [strategy.allocate("g", c, everything, ["r1-0", "r3-0"]) for c in ("r1-0", "r3-0")]

@@ -76,7 +76,7 @@ async def consuming(
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-async def test_a_reset_repeats_what_it_says_and_is_stored_at_once(orderly: bool) -> None:
+async def test_reset_repeats_its_offsets_and_is_stored_at_once(orderly: bool) -> None:
     heard = Heard()
     async with consuming(heard, orderly=orderly) as (world, _, producer, _):
         await send(producer, 20)
@@ -346,7 +346,7 @@ async def test_an_error_of_the_listener_is_an_answer() -> None:
 # -------------------------------------------------------------------------------- around
 
 
-async def test_a_consumer_that_has_gone_answers_no_more(client: ClientInstance) -> None:
+async def test_closed_consumer_answers_no_more(client: ClientInstance) -> None:
     broadcasting = PushConfig(message_model=MessageModel.BROADCASTING)
     for _ in range(2):
         async with PushConsumer(client, "c", Heard(), {"T": "*"}, broadcasting):

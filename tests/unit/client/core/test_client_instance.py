@@ -43,9 +43,7 @@ async def test_one_heartbeat_per_broker_every_30_s(autojump_clock: MockClock) ->
     assert beats[-1].command.ext == {}
 
 
-async def test_a_new_leader_hears_of_the_producer_at_once(
-    world: World, client: ClientInstance
-) -> None:
+async def test_heartbeat_reaches_a_new_leader_at_once(world: World, client: ClientInstance) -> None:
     """Also when its connection was open before for something else."""
     group = world.groups["g"]
     for broker in group.brokers:
@@ -79,7 +77,7 @@ async def test_consumers_are_announced_to_followers_too(autojump_clock: MockCloc
     assert data["messageModel"] == "CLUSTERING"
 
 
-async def test_closing_says_good_bye_with_both_groups(autojump_clock: MockClock) -> None:
+async def test_close_unregisters_both_groups(autojump_clock: MockClock) -> None:
     async with open_world() as world:
         async with (
             world.client(instance_name="i") as client,
@@ -98,9 +96,7 @@ async def test_closing_says_good_bye_with_both_groups(autojump_clock: MockClock)
     ]
 
 
-async def test_a_group_shared_by_two_producers_says_good_bye_once(
-    world: World, client: ClientInstance
-) -> None:
+async def test_close_unregisters_a_shared_group_once(world: World, client: ClientInstance) -> None:
     async with Producer(client, "p") as one:
         await one.send(Message("T", b"1"))
         async with Producer(client, "p"):
@@ -162,7 +158,7 @@ async def test_a_broker_that_never_answers_is_unreachable(
     assert trio.current_time() - began == pytest.approx(2.0)
 
 
-async def test_news_wakes_the_heartbeats_also_after_somebody_else_has_sent_some(
+async def test_news_wakes_heartbeats_after_others_sent_some(
     world: World, client: ClientInstance
 ) -> None:
     leader = world.groups["g"].brokers[0]

@@ -39,7 +39,7 @@ def test_the_types_are_those_of_rocketmq() -> None:
     [b"x", TEXT, bytes(5 * MIB), rng_stream(1).randbytes(300_000)],
     ids=["one byte", "text", "zeros", "noise"],
 )
-def test_what_is_folded_unfolds_to_itself(kind: CompressionType, body: bytes) -> None:
+def test_compress_then_decompress_is_the_identity(kind: CompressionType, body: bytes) -> None:
     folded = compress(body, kind, 5)
     # Other bits of the sysFlag say other things.
     assert decompress(folded, kind.sys_flag | 0x3E) == body
@@ -48,7 +48,7 @@ def test_what_is_folded_unfolds_to_itself(kind: CompressionType, body: bytes) ->
 
 
 @pytest.mark.parametrize("kind", [ZSTD, ZLIB])
-def test_a_higher_level_folds_smaller(kind: CompressionType) -> None:
+def test_compress_at_a_higher_level_is_smaller(kind: CompressionType) -> None:
     sizes = [len(compress(TEXT, kind, level)) for level in (1, 9)]
     assert sizes[0] > sizes[1]
 
@@ -72,13 +72,13 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_bodies_of_other_clients_unfold(name: str) -> None:
+def test_decompress_reads_bodies_of_other_clients(name: str) -> None:
     folded, sys_flag = FOREIGN[name]
     assert decompress(folded, sys_flag) == b"hello"
 
 
 @pytest.mark.parametrize("kind", [4, 5, 6, 7])
-def test_a_type_nobody_has_defined_is_refused(kind: int) -> None:
+def test_decompress_refuses_an_undefined_type(kind: int) -> None:
     with pytest.raises(CorruptRecordError, match=rf"type {kind}; this client reads 1 \(LZ4\)"):
         decompress(b"x", 1 | kind << 8)
 
@@ -124,7 +124,7 @@ BOMBS: dict[str, tuple[Callable[[int], bytes], int]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_by_the_limits_name_before_it_fills_the_memory(name: str) -> None:
+def test_decompress_refuses_a_body_over_its_limit_by_name(name: str) -> None:
     make, sys_flag = BOMBS[name]
     folded = make(4 * MAX_DECOMPRESSED_BYTES)
     assert len(folded) < 2 * MIB

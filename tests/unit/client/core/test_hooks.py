@@ -121,7 +121,7 @@ def queue_bodies(group: Group, topic: str = "T") -> list[bytes]:
 
 
 @pytest.mark.parametrize("rocketmq", [False, True])
-async def test_a_send_is_told_of_once_before_and_once_after(rocketmq: bool) -> None:
+async def test_hooks_run_once_before_and_once_after_a_send(rocketmq: bool) -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     message = Message("T", b"x", tags="A")
@@ -147,7 +147,7 @@ async def test_a_send_is_told_of_once_before_and_once_after(rocketmq: bool) -> N
     )  # fmt: skip
 
 
-async def test_every_way_to_send_is_told_of() -> None:
+async def test_hooks_run_for_every_way_to_send() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     async with (
@@ -177,7 +177,7 @@ async def test_every_way_to_send_is_told_of() -> None:
     assert hook.after[4].exception is None
 
 
-async def test_a_refusal_and_a_cancelled_sender_are_told_of() -> None:
+async def test_hooks_run_for_a_refusal_and_a_cancelled_sender() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     async with (
@@ -199,7 +199,7 @@ async def test_a_refusal_and_a_cancelled_sender_are_told_of() -> None:
     assert hook.before == hook.after
 
 
-async def test_a_send_that_moves_is_told_of_where_it_went() -> None:
+async def test_hooks_get_the_group_a_send_moved_to() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,), idempotent=False)
     async with (
@@ -218,7 +218,7 @@ async def test_a_send_that_moves_is_told_of_where_it_went() -> None:
     assert {c.broker_addr for c in hook.after} == {world.groups["h"].leader}
 
 
-async def test_a_oneway_send_that_cannot_leave_is_told_of() -> None:
+async def test_hooks_run_for_a_oneway_send_that_cannot_leave() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,), attempt_timeout_s=0.2)
     async with (
@@ -262,7 +262,7 @@ async def test_hooks_that_raise_lose_nothing_and_are_logged() -> None:
     }
 
 
-async def test_a_closing_producer_tells_of_what_it_fails() -> None:
+async def test_hooks_run_for_sends_that_closing_fails() -> None:
     hook = Sends()
     config = ProducerConfig(send_message_hooks=(hook,))
     async with open_world() as world, world.client() as client:
@@ -282,7 +282,7 @@ async def test_a_closing_producer_tells_of_what_it_fails() -> None:
 # ---------------------------------------------------------------------------------- transactions
 
 
-async def test_half_messages_and_decisions_are_told_of() -> None:
+async def test_hooks_run_for_half_messages_and_decisions() -> None:
     sends, ends = Sends(raises=True), Ends()
     config = TransactionProducerConfig(
         ProducerConfig(send_message_hooks=(sends,)), end_transaction_hooks=(ends,)
@@ -316,7 +316,7 @@ async def test_half_messages_and_decisions_are_told_of() -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("orderly", [False, True])
-async def test_every_call_of_a_listener_is_told_of(raises: bool, orderly: bool) -> None:
+async def test_hooks_run_for_every_call_of_a_listener(raises: bool, orderly: bool) -> None:
     heard, hook = Heard(), Consumptions(raises=raises)
     answers: Iterator[ConsumeStatus | None] = iter([ConsumeStatus.RECONSUME_LATER, None, None])
     heard.answer = lambda _message, _context: next(answers)
@@ -343,7 +343,7 @@ def raising(_: DeliveredMessage, __: ConsumeContext) -> ConsumeStatus:
     raise ValueError("the listener's")
 
 
-async def test_a_listener_that_raises_or_takes_too_long_is_told_of() -> None:
+async def test_hooks_run_for_a_listener_that_raises_or_times_out() -> None:
     heard, hook = Heard(), Consumptions()
     config = PushConfig(
         consume_from=FROM_FIRST, consume_message_hooks=(hook,), consume_timeout_s=3.0
@@ -361,7 +361,7 @@ async def test_a_listener_that_raises_or_takes_too_long_is_told_of() -> None:
     assert ([b"1"], False, "RECONSUME_LATER", "TIME_OUT") in hook.after
 
 
-async def test_a_poll_is_told_of_when_it_returns_and_when_it_is_dealt_with(
+async def test_hooks_run_when_a_poll_returns_and_when_it_ends(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     hook = Consumptions(raises=True)
@@ -379,7 +379,7 @@ async def test_a_poll_is_told_of_when_it_returns_and_when_it_is_dealt_with(
     assert committed(world.groups["g"])[0] == 2
 
 
-async def test_plain_listeners_are_told_of_too() -> None:
+async def test_hooks_run_for_plain_listeners() -> None:
     hook = Consumptions()
     done = trio.Event()
 

@@ -35,7 +35,7 @@ async def producer_of_a_group() -> AsyncGenerator[tuple[Group, Producer]]:
         yield world.groups["g"], producer
 
 
-async def test_followers_that_name_a_dead_leader_are_asked_once_a_second_in_the_end(
+async def test_search_for_a_leader_slows_to_once_a_second(
     autojump_clock: MockClock,
 ) -> None:
     """Its name was news at each search, so one followed the other without a pause."""
@@ -67,9 +67,7 @@ async def test_a_leader_is_found_at_most_an_eighth_later(autojump_clock: MockClo
             assert took_s < leaderless_s * (1 + 1 / PATIENCE) + RetryPolicy().max_backoff_s
 
 
-async def test_looking_for_a_leader_tells_the_members_nothing(
-    world: World, client: ClientInstance
-) -> None:
+async def test_search_for_a_leader_sends_no_heartbeat(world: World, client: ClientInstance) -> None:
     async with PullConsumer(client, "c"), Producer(client, "p", PATIENT) as producer:
         group = world.groups["g"]
         await producer.send(Message("T", b"1"))
@@ -121,7 +119,7 @@ def test_a_failed_hint_gives_way_to_the_route() -> None:
     assert leaders.address("g") == "a:1"
 
 
-def test_nobody_leads_an_unknown_group() -> None:
+def test_unknown_group_has_no_leader() -> None:
     leaders = LeaderTable()
     assert leaders.address("g") is None
     assert leaders.term("g") == -1

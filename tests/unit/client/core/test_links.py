@@ -53,7 +53,7 @@ async def test_a_producer_gives_nothing_to_a_thief_in_the_route(
     assert not [seen for seen in thief.brokers[0].seen if seen.code in sends]
 
 
-async def test_a_new_producer_reaches_the_group_where_a_thief_is_registered_as_its_leader(
+async def test_links_reach_the_group_past_a_false_leader(
     world: World,
 ) -> None:
     group = world.groups["g"]
@@ -65,7 +65,7 @@ async def test_a_new_producer_reaches_the_group_where_a_thief_is_registered_as_i
     assert (thief.bodies(), group.bodies()) == ([], [b"1"])
 
 
-async def test_members_of_an_older_release_are_sent_to_when_the_group_names_them(
+async def test_links_accept_older_members_that_the_group_names(
     world: World,
 ) -> None:
     group = world.groups["g"]
@@ -91,7 +91,7 @@ async def test_a_cluster_without_identities_is_believed(
         assert world.groups["g"].bodies() == [b"1"]
 
 
-async def test_a_broker_is_asked_again_when_it_said_another_group(world: World) -> None:
+async def test_links_ask_again_after_another_identity(world: World) -> None:
     group = world.groups["g"]
     group.identify(OURS)
     group.brokers[0].identity = ""  # its group is being founded
@@ -106,7 +106,7 @@ async def test_a_broker_is_asked_again_when_it_said_another_group(world: World) 
     assert group.bodies() == [b"1"]
 
 
-def test_an_identity_holds_for_a_while_after_nobody_states_it() -> None:
+def test_identity_holds_for_a_while_after_its_last_statement() -> None:
     known = GroupIdentities()
     known.take({"g": [OURS]}, ["g"], 0.0)
     known.take({}, ["g"], 100.0)
@@ -118,7 +118,7 @@ def test_an_identity_holds_for_a_while_after_nobody_states_it() -> None:
     assert known.refusal("g", "a:1", "") == ""
 
 
-def test_a_group_that_took_the_name_over_is_believed_when_the_name_server_states_it() -> None:
+def test_links_accept_a_new_group_that_the_name_server_states() -> None:
     known = GroupIdentities()
     known.take({"g": [OURS]}, ["g"], 0.0)
     known.take({"g": [OTHER]}, ["g"], 1.0)

@@ -76,12 +76,12 @@ def test_the_body_of_a_plain_message_is_a_view() -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [1, 0x301])
-def test_compressed_bodies_are_unfolded(sys_flag: int) -> None:
+def test_body_of_a_compressed_message_is_decompressed(sys_flag: int) -> None:
     raw = _record(zlib.compress(b"a" * 9999), sys_flag=sys_flag)
     assert MessageExt(memoryview(raw), 0).body == b"a" * 9999
 
 
-def test_a_body_that_cannot_be_unfolded_is_refused_when_it_is_looked_at() -> None:
+def test_body_that_cannot_be_decompressed_raises_when_read() -> None:
     message = MessageExt(memoryview(_record(b"junk", sys_flag=0x301)), 0)
     assert message.tags == "A"
     with pytest.raises(CorruptRecordError, match="damaged"):
@@ -115,7 +115,7 @@ def test_a_block_is_a_sequence_of_its_records() -> None:
         ((5, 6 | 1 << 33), 5, 8),
     ],
 )
-def test_a_block_whose_offsets_do_not_rise_where_they_were_asked_for_is_refused(
+def test_block_whose_offsets_do_not_rise_is_refused(
     offsets: tuple[int, ...], first: int, end: int
 ) -> None:
     data = b"".join(_record(queue_offset=offset) for offset in offsets)
@@ -164,7 +164,7 @@ def test_topic_limits_depend_on_the_prefix() -> None:
         check_topic("%RETRY%" + "g" * 249)
 
 
-def test_nobody_sends_to_dead_letter_topics() -> None:
+def test_message_to_a_dead_letter_topic_is_refused() -> None:
     with pytest.raises(MessageIllegalError, match="filled by the brokers"):
         check_topic("%DLQ%group")
 
@@ -175,7 +175,7 @@ def test_a_delay_level_no_broker_has_is_refused(level: int) -> None:
         encode_message_properties(Message("T", b"x", delay_level=level), "ID")
 
 
-def test_text_as_a_body_is_told_what_to_do() -> None:
+def test_message_with_a_text_body_names_the_remedy() -> None:
     with pytest.raises(TypeError, match=r"bytes, not str: encode it, body=text\.encode\(\)"):
         check_body("text")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(TypeError, match="bytes, not int; nothing was sent"):

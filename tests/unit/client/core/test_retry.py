@@ -32,7 +32,7 @@ def test_pauses_double_up_to_the_longest() -> None:
     assert [s.delay_s for s in steps if s] == [0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
 
 
-def test_a_named_leader_is_followed_at_once_but_not_for_ever() -> None:
+def test_retry_follows_a_named_leader_at_once_but_bounded() -> None:
     schedule = RetrySchedule(RetryPolicy(max_redirects=3), deadline=100.0)
     steps = [schedule.next(FailureKind.REDIRECTED, 0.0) for _ in range(5)]
     assert steps == [
@@ -44,7 +44,7 @@ def test_a_named_leader_is_followed_at_once_but_not_for_ever() -> None:
     ]
 
 
-def test_unknown_outcomes_are_retried_on_the_same_group_a_few_times() -> None:
+def test_retry_of_unknown_outcomes_stays_in_the_group() -> None:
     schedule = RetrySchedule(RetryPolicy(max_retries=2), deadline=100.0)
     steps = [schedule.next(FailureKind.UNKNOWN, 0.0, other_broker=True) for _ in range(3)]
     assert [s and s.where for s in steps] == [Where.SAME_GROUP, Where.SAME_GROUP, None]
@@ -55,7 +55,7 @@ def test_unknown_outcomes_surface_at_once_when_asked_to() -> None:
     assert schedule.next(FailureKind.UNKNOWN, 0.0) is None
 
 
-def test_an_unreachable_broker_sends_a_message_elsewhere_if_it_may() -> None:
+def test_retry_leaves_an_unreachable_broker_where_allowed() -> None:
     schedule = RetrySchedule(RetryPolicy(), deadline=100.0)
     assert schedule.next(FailureKind.UNREACHABLE, 0.0, other_broker=True) == Retry(
         Where.OTHER_BROKER, 0.02
@@ -63,7 +63,7 @@ def test_an_unreachable_broker_sends_a_message_elsewhere_if_it_may() -> None:
     assert schedule.next(FailureKind.UNREACHABLE, 0.0) == Retry(Where.SAME_GROUP, 0.04)
 
 
-def test_a_group_nobody_leads_is_left_after_longer_than_an_election() -> None:
+def test_retry_leaves_a_leaderless_group_after_an_election() -> None:
     schedule = RetrySchedule(RetryPolicy(leaderless_s=3.0), deadline=100.0)
     times = [10.0, 12.9, 13.0, 20.0]
     steps = [schedule.next(FailureKind.NOT_LEADER, at, other_broker=True) for at in times]
@@ -72,7 +72,7 @@ def test_a_group_nobody_leads_is_left_after_longer_than_an_election() -> None:
     ]  # fmt: skip
 
 
-def test_the_time_without_a_leader_is_counted_anew_after_another_failure() -> None:
+def test_retry_counts_leaderless_time_again_after_other_errors() -> None:
     schedule = RetrySchedule(RetryPolicy(leaderless_s=3.0), deadline=100.0)
     schedule.next(FailureKind.NOT_LEADER, 0.0, other_broker=True)
     schedule.next(FailureKind.BUSY, 2.0, other_broker=True)
@@ -111,7 +111,7 @@ def test_a_refusal_of_this_broker_is_final_without_another_one() -> None:
         (29, {}, (FailureKind.FINAL, None, -1)),
     ],
 )
-def test_an_answer_tells_what_to_do(
+def test_retry_step_follows_from_the_answer(
     code: int, ext: dict[str, str], expected: tuple[FailureKind, str | None, int]
 ) -> None:
     assert failure_of_answer(RemotingCommand(code, ext=ext)) == expected
@@ -142,7 +142,7 @@ def test_time_that_is_over_is_no_time() -> None:
 @pytest.mark.parametrize(
     ("said", "pause_s"), [("250", 0.25), ("0", 0.0), ("x", 0.0), ("-5", 0.0), ("900000", 5.0)]
 )
-def test_a_broker_says_how_long_to_wait_within_reason(said: str, pause_s: float) -> None:
+def test_retry_waits_as_long_as_a_broker_asks_within_bounds(said: str, pause_s: float) -> None:
     answer = response_to(request(310), 2, "busy", {"retryAfterMs": said})
     assert retry_after_s(answer) == pause_s
 
@@ -158,7 +158,7 @@ def test_what_may_be_repeated_is_until_the_deadline() -> None:
     assert schedule.next(FailureKind.UNKNOWN, 50.0) is None
 
 
-def test_who_wants_no_retry_of_unknown_outcomes_gets_none() -> None:
+def test_retry_of_unknown_outcomes_can_be_off() -> None:
     schedule = RetrySchedule(RetryPolicy(retry_unknown=False), deadline=100.0)
     assert schedule.next(FailureKind.UNKNOWN, 0.0, repeatable=True) is None
 

@@ -67,7 +67,7 @@ async def test_a_session_is_opened_once_and_sends_are_numbered() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-async def test_it_is_off_where_somebody_does_not_want_it(on: bool) -> None:
+async def test_idempotence_is_off_where_it_is_not_wanted(on: bool) -> None:
     async with (
         open_world(idempotent=not on) as world,
         world.client() as client,
@@ -111,7 +111,7 @@ async def test_unknown_outcomes_are_repeated_until_the_deadline() -> None:
         assert stamps(world) == [(101, 0, 0)] * 13
 
 
-async def test_an_unknown_outcome_that_no_repetition_changes_ends_early() -> None:
+async def test_send_that_no_repetition_can_change_ends_early() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -136,7 +136,7 @@ async def test_what_was_unknown_once_is_never_called_not_stored() -> None:
         assert stamps(world) == [(101, 0, 0)] * 3
 
 
-async def test_an_unknown_send_stays_with_its_group_and_a_busy_one_may_move() -> None:
+async def test_send_of_unknown_outcome_stays_a_refused_one_may_move() -> None:
     async with open_world(idempotent=True) as world:
         await world.add_group("h", 1, 11911, idempotent=True)
         async with world.client() as client, Producer(client, "p") as producer:
@@ -153,7 +153,7 @@ async def test_an_unknown_send_stays_with_its_group_and_a_busy_one_may_move() ->
             assert {queue.broker_name for queue in moved} == {other}
 
 
-async def test_a_forgotten_producer_opens_a_new_session_for_what_was_never_sent() -> None:
+async def test_engine_opens_a_new_session_for_what_was_never_sent() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -212,7 +212,7 @@ async def test_a_refused_run_fails_alone_and_the_others_are_stored() -> None:
         assert stamps(world)[-1] == (101, 2, 2)
 
 
-async def test_while_one_is_repeated_later_sends_wait_and_keep_their_order() -> None:
+async def test_engine_keeps_order_while_one_send_is_repeated() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -230,7 +230,7 @@ async def test_while_one_is_repeated_later_sends_wait_and_keep_their_order() -> 
         assert group.bodies() == [b"%d" % number for number in range(6)]
 
 
-async def test_a_send_told_not_stored_at_its_deadline_is_in_no_later_request() -> None:
+async def test_send_not_stored_at_its_deadline_never_leaves_later() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -247,7 +247,7 @@ async def test_a_send_told_not_stored_at_its_deadline_is_in_no_later_request() -
         assert group.bodies() == [b"before", b"long"]
 
 
-async def test_a_request_that_may_be_stored_is_repeated_with_all_it_had() -> None:
+async def test_request_that_may_be_stored_is_repeated_whole() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -279,7 +279,7 @@ async def test_a_delayed_send_is_repeated_under_its_sequence() -> None:
         assert len({ext["producerId"] for ext in sent}) == 1
 
 
-async def test_a_forgotten_delayed_send_opens_a_new_session_or_stays_unknown() -> None:
+async def test_delayed_send_of_a_lost_session_moves_or_stays_unknown() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,
@@ -296,7 +296,7 @@ async def test_a_forgotten_delayed_send_opens_a_new_session_or_stays_unknown() -
         assert stamped == [("101", "0"), ("102", "0"), ("102", "1"), ("102", "1")]
 
 
-async def test_a_session_nobody_opens_leaves_the_send_not_stored() -> None:
+async def test_send_without_a_session_is_not_stored() -> None:
     async with (
         open_world(idempotent=True) as world,
         world.client() as client,

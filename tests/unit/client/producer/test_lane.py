@@ -19,7 +19,7 @@ from remoting.protocol.producer_stamp import OPEN_SEQUENCES_MAX, ProducerStamp
 ID = b"0123456789abcdef"
 
 
-async def test_a_stamp_tells_the_lowest_sequence_still_open() -> None:
+async def test_stamp_has_the_lowest_sequence_still_open() -> None:
     session = ProducerSession(ID, 7)
     first, second = session.begin(), session.begin()
     assert session.stamp(second) == ProducerStamp(ID, 7, 1, 0)
@@ -65,7 +65,7 @@ async def test_of_two_repetitions_the_earlier_goes_first() -> None:
     assert went == [0, 1, 2]
 
 
-async def test_so_many_sequences_are_open_and_no_more() -> None:
+async def test_session_bounds_the_open_sequences() -> None:
     session = ProducerSession(ID, 7)
     for _ in range(OPEN_SEQUENCES_MAX):
         await session.room()
@@ -131,7 +131,7 @@ def test_one_large_batch_goes_alone() -> None:
     assert [_taken(coalescer) for _ in range(2)] == [1, 1]
 
 
-def test_room_is_counted_with_overhead() -> None:
+def test_lane_counts_waiting_bytes_with_overhead() -> None:
     coalescer = Coalescer(max_waiting_bytes=1000)
     coalescer.offer(_slot(0, 300))
     assert coalescer.has_room
@@ -142,7 +142,7 @@ def test_room_is_counted_with_overhead() -> None:
     assert coalescer.has_room
 
 
-def test_sends_nobody_waits_for_are_dropped_and_give_their_room_back() -> None:
+def test_lane_drops_abandoned_sends_and_frees_their_bytes() -> None:
     coalescer = Coalescer()
     kept, dropped = _slot(), _slot()
     coalescer.offer(dropped)
@@ -190,7 +190,7 @@ def test_offsets_and_positions_add_up_over_accepted_runs_only() -> None:
     assert first.store_host == b"12345678"
 
 
-def test_an_abandoned_send_still_moves_the_offsets_of_those_behind_it() -> None:
+def test_abandoned_send_still_moves_later_offsets() -> None:
     coalescer = Coalescer()
     gone, here = _slot(0, 100), _slot(0, 100)
     coalescer.offer(gone)
@@ -214,7 +214,7 @@ def test_an_abandoned_send_still_moves_the_offsets_of_those_behind_it() -> None:
         {"results": [[0, 1]], "phy_offset": "no"},
     ],
 )
-def test_an_answer_that_does_not_fit_settles_nobody(ext: dict[str, object]) -> None:
+def test_answer_that_does_not_fit_settles_no_send(ext: dict[str, object]) -> None:
     coalescer = Coalescer()
     slot = _slot()
     coalescer.offer(slot)

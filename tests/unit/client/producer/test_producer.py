@@ -33,7 +33,7 @@ from tests.unit.client.fake_cluster import World, open_world
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
-async def test_a_send_tells_where_the_message_is() -> None:
+async def test_send_returns_where_the_message_is() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         result = await producer.send(Message("T", b"hello", tags="A", keys=("k1", "k2")))
         group = world.groups["g"]
@@ -65,7 +65,7 @@ async def test_many_senders_that_begin_at_once_ask_for_the_route_once(
     assert world.count(RequestCode.CAPABILITIES) == 1
 
 
-async def test_waiting_sends_leave_together_and_each_gets_its_own_result(
+async def test_sends_that_wait_leave_together_with_a_result_each(
     world: World, producer: Producer
 ) -> None:
     results: dict[int, tuple[MessageQueue, int, int]] = {}
@@ -116,7 +116,7 @@ async def test_a_refused_queue_fails_only_its_own_sends() -> None:
     }
 
 
-async def test_a_refusal_names_the_queue_of_every_run_when_all_are_refused(
+async def test_refusal_names_the_queue_of_every_refused_run(
     world: World, producer: Producer
 ) -> None:
     world.groups["g"].refused_queues["T", 1] = 13
@@ -293,7 +293,7 @@ async def test_an_unknown_attempt_is_never_reported_as_not_stored(
         await producer.send(Message("T", b"x"))
 
 
-async def test_a_silent_broker_ends_the_send_at_its_deadline_as_unknown(
+async def test_send_to_a_silent_broker_is_unknown_at_its_deadline(
     world: World, producer: Producer
 ) -> None:
     group = world.groups["g"]
@@ -305,7 +305,7 @@ async def test_a_silent_broker_ends_the_send_at_its_deadline_as_unknown(
     assert trio.current_time() - began == pytest.approx(0.7)
 
 
-async def test_a_dead_group_ends_the_send_at_its_deadline_as_not_stored(
+async def test_send_to_a_dead_group_is_not_stored_at_its_deadline(
     world: World, producer: Producer
 ) -> None:
     group = world.groups["g"]
@@ -338,7 +338,7 @@ async def test_busy_is_retried_until_it_is_not(
     assert client.counters.leader_searches == 0
 
 
-async def test_a_busy_broker_is_not_asked_more_by_single_sends_and_reads(
+async def test_busy_broker_gets_no_more_single_sends_and_reads(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     broker = world.groups["g"].brokers[0]
@@ -390,7 +390,7 @@ async def test_requests_overlap_only_when_much_is_waiting(
         assert took_s < 5.0 if overlap else took_s >= 6.0
 
 
-async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead() -> None:
+async def test_send_moves_to_another_group_when_its_own_is_dead() -> None:
     async with open_world(members=1) as world:
         other = await world.add_group("h", 1, 10950)
         async with world.client() as client, Producer(client, "p") as producer:
@@ -410,7 +410,7 @@ async def test_an_unpinned_send_moves_to_another_group_when_its_own_is_dead() ->
                 )
 
 
-async def test_an_unpinned_send_leaves_a_group_that_nobody_leads(world: World) -> None:
+async def test_send_leaves_a_group_without_a_leader(world: World) -> None:
     """Its members answer and the NameServers still list a leader: only time tells."""
     other = await world.add_group("h", 1, 10950)
     async with world.client() as client, Producer(client, "p") as producer:
@@ -625,7 +625,9 @@ async def test_an_unknown_topic_is_sent_to_where_it_would_be_created(
     assert first.ext["default_topic_queue_nums"] == 4
 
 
-async def test_a_topic_nobody_can_create_has_no_route(world: World, producer: Producer) -> None:
+async def test_send_to_a_topic_that_cannot_exist_has_no_route(
+    world: World, producer: Producer
+) -> None:
     del world.groups["g"].topics["TBW102"]
     with pytest.raises(NoRouteError):
         await producer.send(Message("new", b"x"))
@@ -661,7 +663,7 @@ async def test_a_new_client_without_name_servers_gets_one_clear_error() -> None:
             assert caught.value.retriable
 
 
-async def test_a_full_line_makes_a_send_wait_for_room(world: World, client: ClientInstance) -> None:
+async def test_send_waits_while_the_lane_is_full(world: World, client: ClientInstance) -> None:
     config = ProducerConfig(max_waiting_bytes=2000)
     async with Producer(client, "p", config) as producer:
         world.groups["g"].brokers[0].delay_s = 0.1
@@ -683,7 +685,7 @@ async def test_a_full_line_makes_a_send_wait_for_room(world: World, client: Clie
         assert 0 < most <= 2000 + 1000
 
 
-async def test_leader_change_with_another_world_seed_keeps_order_per_queue(
+async def test_leader_change_with_another_seed_keeps_order_per_queue(
     world: World, producer: Producer
 ) -> None:
     """Asynchronous sends to one queue keep their order over a redirect."""

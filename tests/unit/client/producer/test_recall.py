@@ -97,7 +97,7 @@ async def test_a_recall_returns_the_message_id() -> None:
     assert await recalled(done) == "K"
 
 
-async def test_a_recall_is_asked_again_while_nobody_knows() -> None:
+async def test_recall_is_sent_again_while_its_outcome_is_unknown() -> None:
     assert await recalled(refused(1, "unknown"), refused(2), done) == "K"
 
 
@@ -105,7 +105,7 @@ async def test_a_recall_is_asked_again_while_nobody_knows() -> None:
     ("code", "error"),
     [(604, AlreadyDeliveredError), (22, BrokerRefusedError), (16, BrokerRefusedError)],
 )
-async def test_a_refusal_is_told(code: int, error: type[BrokerRefusedError]) -> None:
+async def test_recall_refused_raises(code: int, error: type[BrokerRefusedError]) -> None:
     told = await recalled(refused(code))
     assert isinstance(told, BrokerRefusedError)
     assert type(told) is error

@@ -130,7 +130,7 @@ async def test_a_large_reply_is_packed_and_unpacked() -> None:
         assert len(bytes(sent.body)) < 1000
 
 
-async def test_the_reply_is_a_request_of_its_own_kind_and_has_no_sequence() -> None:
+async def test_reply_is_a_request_of_its_own_without_a_sequence() -> None:
     async with opened(idempotent=True) as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer)
         await stage.asker.request(QUESTION, 3.0)
@@ -230,7 +230,7 @@ async def test_a_later_request_waits_for_no_heartbeat() -> None:
         assert stage.world.count(HEARTBEAT) == told
 
 
-async def test_a_silent_follower_holds_up_the_first_request_for_a_moment_only() -> None:
+async def test_request_waits_a_moment_only_for_a_silent_follower() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
         await stage.world.groups["g"].brokers[2].kill()
         host, port = stage.world.groups["g"].brokers[2].address.split(":")
@@ -244,7 +244,7 @@ async def test_a_silent_follower_holds_up_the_first_request_for_a_moment_only() 
 # -- no reply --------------------------------------------------------------------------------
 
 
-async def test_a_request_without_a_reply_says_where_it_is_stored() -> None:
+async def test_request_without_a_reply_has_where_it_is_stored() -> None:
     async with opened() as stage:
         began = trio.current_time()
         with pytest.raises(
@@ -288,7 +288,7 @@ async def test_an_unreadable_reply_is_refused() -> None:
         assert (await push(connection, header, b"x")).code == 0
 
 
-async def test_a_client_confirms_a_push_of_rocketmqs_broker_to_the_byte(world: World) -> None:
+async def test_reply_confirms_a_push_of_rocketmq_to_the_byte(world: World) -> None:
     client = world.client()
     header = (
         b'{"code":326,"extFields":{"producerGroup":"re","topic":"c_REPLY_TOPIC",'
@@ -323,7 +323,7 @@ def refusing(condition: Condition) -> Any:
         (Condition.INTERNAL_ERROR, UnknownOutcomeError, "unknown"),
     ],
 )
-async def test_a_request_that_is_not_stored_says_so_at_once_and_an_unknown_one_waits(
+async def test_request_not_stored_ends_at_once_an_unknown_one_waits(
     condition: Condition, error: type[ClientError], outcome: str
 ) -> None:
     async with opened() as stage:
@@ -350,7 +350,7 @@ async def test_a_reply_to_a_request_of_unknown_fate_is_returned() -> None:
         assert reply.body_bytes == b"that"
 
 
-async def test_nobody_to_ask_is_not_stored() -> None:
+async def test_request_without_a_consumer_is_not_stored() -> None:
     async with opened() as stage:
         await stage.asker.publish_queues("T")
         for broker in stage.world.groups["g"].brokers:
@@ -386,7 +386,7 @@ async def test_what_a_request_sets_itself_is_refused() -> None:
 # -- the replier -----------------------------------------------------------------------------
 
 
-async def test_a_reply_nobody_waits_for_any_more_is_given_up_soon() -> None:
+async def test_reply_without_a_waiting_requester_ends_soon() -> None:
     async with opened() as stage:
         with pytest.raises(ReplyTimedOutError):
             await stage.asker.request(QUESTION, 1.0)
@@ -408,7 +408,7 @@ async def test_a_requester_that_is_away_for_a_moment_gets_its_reply() -> None:
         assert stage.world.count(REPLY) == 4
 
 
-async def test_a_reply_that_may_have_arrived_is_sent_again_and_then_unknown() -> None:
+async def test_reply_that_may_have_arrived_is_repeated_then_unknown() -> None:
     async with opened() as stage:
         with pytest.raises(ReplyTimedOutError):
             await stage.asker.request(QUESTION, 1.0)

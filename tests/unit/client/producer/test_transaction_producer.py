@@ -102,7 +102,7 @@ async def test_the_local_part_decides_when_the_half_message_is_stored() -> None:
     assert stage.producer.counters.commits == 1
 
 
-async def test_the_half_message_says_what_it_is() -> None:
+async def test_half_message_is_marked_as_one() -> None:
     async with opened() as stage:
         result = await stage.producer.send_in_transaction(ORDER, commit)
     ((header, body),) = stage.transactions.halves
@@ -127,7 +127,7 @@ async def test_the_end_names_the_half_message_and_wants_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("state", "decisions"), [(ROLLBACK, {0: 12}), (UNKNOWN, {})])
-async def test_every_state_is_told(state: LocalTransactionState, decisions: dict[int, int]) -> None:
+async def test_every_state_is_sent(state: LocalTransactionState, decisions: dict[int, int]) -> None:
     async with opened() as stage:
 
         async def local(_: HalfMessage) -> LocalTransactionState:
@@ -155,7 +155,7 @@ async def test_a_transactional_message_cannot_be_delayed(message: Message) -> No
     assert stage.transactions.halves == []
 
 
-async def test_less_safe_than_asked_for_is_rolled_back_without_the_local_part() -> None:
+async def test_half_message_stored_less_safely_is_rolled_back() -> None:
     async with opened() as stage:
         stage.transactions.send_code = 10
 
@@ -168,7 +168,7 @@ async def test_less_safe_than_asked_for_is_rolled_back_without_the_local_part() 
     assert stage.transactions.decisions == {0: 12}
 
 
-async def test_a_half_message_nobody_knows_of_is_not_sent_again() -> None:
+async def test_half_message_of_unknown_outcome_is_not_sent_again() -> None:
     async with opened() as stage:
         sent = 0
 
@@ -224,7 +224,7 @@ async def test_a_fail_over_between_half_and_end_is_followed() -> None:
     assert group.brokers[2].count(RequestCode.END_TRANSACTION) >= 1
 
 
-async def test_an_end_without_an_answer_is_told_again() -> None:
+async def test_end_without_an_answer_is_sent_again() -> None:
     async with opened() as stage:
         answers = 0
 
@@ -243,7 +243,7 @@ async def test_an_end_without_an_answer_is_told_again() -> None:
     assert stage.transactions.decisions == {0: 8}
 
 
-async def test_what_cannot_be_told_is_left_to_check_back() -> None:
+async def test_end_that_does_not_arrive_is_left_to_check_back() -> None:
     async with opened(TransactionProducerConfig(end_timeout_s=3)) as stage:
         group = stage.world.groups["g"]
 
@@ -259,7 +259,7 @@ async def test_what_cannot_be_told_is_left_to_check_back() -> None:
     assert stage.producer.counters.ends_failed == 1
 
 
-async def test_an_end_may_be_told_once_only() -> None:
+async def test_end_may_be_sent_once_only() -> None:
     async with opened(TransactionProducerConfig(retry_end=False)) as stage:
         stage.transactions.answer_end = lambda asked: response_to(
             asked, 1, "no majority", {"outcome": "unknown"}
@@ -269,7 +269,7 @@ async def test_an_end_may_be_told_once_only() -> None:
     assert len(stage.transactions.ends) == 1
 
 
-async def test_a_refusal_does_not_undo_what_an_attempt_before_it_may_have_done() -> None:
+async def test_end_refused_after_an_unknown_attempt_is_unknown() -> None:
     async with opened() as stage:
         answers = 0
 
@@ -286,7 +286,7 @@ async def test_a_refusal_does_not_undo_what_an_attempt_before_it_may_have_done()
 
 
 @pytest.mark.parametrize("code", [1, 17, 604])
-async def test_a_refused_end_says_so(code: int) -> None:
+async def test_end_refused_raises(code: int) -> None:
     async with opened() as stage:
         stage.transactions.answer_end = lambda asked: response_to(
             asked, code, "no", {"outcome": "not_stored"}
@@ -328,7 +328,7 @@ async def test_a_question_is_answered_by_the_application() -> None:
     assert (stage.producer.counters.checks, stage.producer.counters.commits) == (2, 1)
 
 
-async def test_an_answer_looks_for_the_leader() -> None:
+async def test_check_back_answer_searches_for_the_leader() -> None:
     async with opened() as stage:
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
         await trio.sleep(1)
@@ -439,7 +439,7 @@ async def test_too_many_questions_are_dropped_and_counted(monkeypatch: pytest.Mo
         assert len(stage.checks.asked) == 5 - counters.checks_dropped
 
 
-async def test_a_real_rocketmq_is_told_one_way() -> None:
+async def test_end_for_a_real_rocketmq_is_one_way() -> None:
     async with opened(rocketmq=True) as stage:
         result = await stage.producer.send_in_transaction(ORDER, commit)
         await trio.sleep(1)

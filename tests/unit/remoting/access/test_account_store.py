@@ -40,7 +40,7 @@ async def test_a_change_counts_after_the_interval(path: Path, nursery: trio.Nurs
 
 
 @pytest.mark.parametrize("broken", ["[accounts.account-1]\nsecret_key = 1\n", "[[[", None])
-async def test_a_broken_file_keeps_the_accounts_and_says_so_once(
+async def test_account_store_keeps_accounts_of_a_broken_file(
     path: Path, nursery: trio.Nursery, broken: str | None
 ) -> None:
     store = AccountStore(OsDisk(), str(path))
@@ -62,7 +62,7 @@ async def test_a_broken_file_keeps_the_accounts_and_says_so_once(
     assert lines[-1]["event"] == "accounts_read"
 
 
-async def test_a_file_that_is_whole_again_as_it_was_is_said(
+async def test_account_store_reports_a_file_that_is_whole_again(
     path: Path, nursery: trio.Nursery
 ) -> None:
     store = AccountStore(OsDisk(), str(path))

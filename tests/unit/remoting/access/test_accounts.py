@@ -35,7 +35,7 @@ def test_anything_else_is_an_error_and_not_a_silent_deny(text: str) -> None:
         parse_permission(text)
 
 
-def test_who_has_no_line_and_no_default_may_nothing() -> None:
+def test_account_without_a_line_or_default_may_nothing() -> None:
     for permission in (PUB, SUB, PUB | SUB):
         assert not account().allows(Right("T", permission))
         assert not account().allows(Right("g", permission, is_group=True))
@@ -55,13 +55,13 @@ def test_topics_and_groups_of_one_name_are_two_things() -> None:
     assert not it.allows(Right("x", SUB, is_group=True))
 
 
-def test_either_of_two_permissions_is_enough_where_both_are_asked() -> None:
+def test_accounts_allow_with_either_of_two_permissions() -> None:
     assert account(topics={"T": SUB}).allows(Right("T", PUB | SUB))
     assert account(topics={"T": PUB}).allows(Right("T", PUB | SUB))
     assert not account(topics={"T": DENY | PUB}).allows(Right("T", PUB | SUB))
 
 
-def test_an_administrator_without_lines_may_everything_with_lines_what_they_say() -> None:
+def test_administrator_without_lines_may_everything() -> None:
     right = Right("T", PUB)
     assert account(is_admin=True).allows(right)
     assert not account(is_admin=True, topics={"U": PUB}).allows(right)

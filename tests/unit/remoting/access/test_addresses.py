@@ -48,7 +48,7 @@ def test_a_host_that_is_no_address_fits_only_everybody() -> None:
         "1e1.0.0.1",
     ],
 )
-def test_what_is_no_pattern_is_said(pattern: str) -> None:
+def test_addresses_report_what_is_no_pattern(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"address|backwards"):
         WhiteAddresses(pattern)
 

@@ -36,7 +36,7 @@ def test_both_kinds_of_file(path: str, text: str, expected: Credentials) -> None
         'access_key = "me"\nsecret_key = "do-not-show-me\n',
     ],
 )
-def test_what_is_missing_is_said_and_no_secret_shown(text: str) -> None:
+def test_credentials_file_names_what_is_missing_without_secrets(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^c\.toml: ") as raised:
         parse_credentials("c.toml", text.encode())
     assert "do-not-show-me" not in str(raised.value)

@@ -100,7 +100,7 @@ def test_a_signed_request_reaches_its_handler(gate: AccessGate) -> None:
     assert called(gate, command) == ("", [command])
 
 
-def test_an_account_answers_for_what_it_makes_an_administrator_does_not(gate: AccessGate) -> None:
+def test_gate_binds_an_account_to_its_names_not_administrators(gate: AccessGate) -> None:
     found = {}
 
     def handler(connection: Any, asked: RemotingCommand) -> RemotingCommand:
@@ -133,7 +133,7 @@ def test_an_account_answers_for_what_it_makes_an_administrator_does_not(gate: Ac
         (signed(PUBLISHING, "producer-1", topic="U"), "No default permission for topic: U"),
     ],
 )
-def test_a_refusal_says_why_in_rocketmqs_words_and_nothing_is_done(
+def test_gate_refuses_in_the_words_of_rocketmq(
     gate: AccessGate, command: RemotingCommand, words: str
 ) -> None:
     assert called(gate, command) == (PREFIX + words, [])
@@ -176,7 +176,7 @@ def test_a_code_without_a_rule_is_for_administrators(gate: AccessGate) -> None:
     assert called(gate, signed(UNDECIDED, "admin-1"))[0] == ""
 
 
-def test_an_account_that_is_not_there_is_answered_as_a_wrong_signature_is(gate: AccessGate) -> None:
+def test_gate_answers_an_unknown_account_like_a_wrong_signature(gate: AccessGate) -> None:
     wrong = request(FREE, {"AccessKey": "admin-1", "Signature": "AAAA"})
     absent = request(FREE, {"AccessKey": "admin-2", "Signature": "AAAA"})
     known_to_nobody = signed(FREE, "admin-2")
@@ -226,7 +226,7 @@ def test_white_addresses_need_no_signature(gate: AccessGate) -> None:
         (request(FREE, {"AccessKey": "nobody-1"}), "10.9.9.9", "Check signature failed"),
     ],
 )
-def test_a_white_address_has_the_rights_of_its_account_and_no_more(
+def test_gate_gives_a_white_address_its_accounts_rights(
     gate: AccessGate, command: RemotingCommand, host: str, words: str
 ) -> None:
     refusal, reached = called(gate, command, host=host)
@@ -234,7 +234,7 @@ def test_a_white_address_has_the_rights_of_its_account_and_no_more(
     assert reached == []
 
 
-def test_what_cannot_be_read_is_told_only_to_who_signed(gate: AccessGate) -> None:
+def test_gate_reports_damage_only_to_signed_requests(gate: AccessGate) -> None:
     assert "Check signature failed" in called(gate, request(BROKEN, {"AccessKey": "producer-1"}))[0]
     with pytest.raises(BadRequestError, match="topic is null"):
         called(gate, signed(BROKEN, "producer-1"))

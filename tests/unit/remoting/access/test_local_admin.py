@@ -36,7 +36,7 @@ def asked(code: int, host: str, guard: LocalAdmin) -> str:
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "192.168.1.1", "2001:db8::1", "::ffff:10.0.0.7", "?"])
-def test_local_admin_refuses_another_machine_and_names_the_ways_out(host: str) -> None:
+def test_local_admin_refuses_another_machine_with_remedies(host: str) -> None:
     guard = LocalAdmin(CODES)
     refusal = asked(RequestCode.DELETE_TOPIC_IN_BROKER, host, guard)
     assert "DELETE_TOPIC_IN_BROKER (215) erases data or changes the cluster" in refusal

@@ -54,7 +54,7 @@ def page() -> Iterable[str]:
     yield 'b{l="grün"} 2\n'
 
 
-async def test_a_get_is_answered_with_the_page_and_the_connection_is_closed() -> None:
+async def test_http_server_answers_a_get_and_closes() -> None:
     async with serving(page) as network:
         head, _, body = (await answer_to(network, GET[:7], GET[7:])).partition(b"\r\n\r\n")
     assert body.decode() == 'a 1\nb{l="grün"} 2\n'
@@ -86,7 +86,7 @@ def test_what_else_is_asked_gets_a_status_of_its_own(head: bytes, status: int) -
     assert status_of(head) == status
 
 
-async def test_another_method_is_told_which_one_there_is() -> None:
+async def test_http_server_names_the_method_it_has() -> None:
     async with serving(page) as network:
         answer = await answer_to(network, b"PUT /metrics HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
@@ -100,14 +100,14 @@ async def test_a_request_that_does_not_end_is_refused_at_the_limit() -> None:
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
-async def test_who_says_nothing_is_left_after_a_while() -> None:
+async def test_http_server_closes_a_silent_connection() -> None:
     async with serving(page) as network:
         began = trio.current_time()
         assert await answer_to(network, GET[:9]) == b""
         assert trio.current_time() - began == pytest.approx(ANSWER_TIMEOUT_S, abs=0.1)
 
 
-async def test_one_connection_too_many_is_closed_and_the_next_is_served() -> None:
+async def test_http_server_closes_one_connection_too_many() -> None:
     async with serving(page) as network:
         silent = [await network.connect(*ADDRESS, timeout_s=1) for _ in range(MAX_SCRAPES)]
         await trio.testing.wait_all_tasks_blocked()
@@ -117,7 +117,7 @@ async def test_one_connection_too_many_is_closed_and_the_next_is_served() -> Non
         assert (await answer_to(network, GET)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_who_goes_away_harms_nobody() -> None:
+async def test_http_server_survives_a_client_that_leaves() -> None:
     async with serving(page) as network:
         stream = await network.connect(*ADDRESS, timeout_s=1)
         await stream.send_all(GET)
@@ -125,7 +125,7 @@ async def test_who_goes_away_harms_nobody() -> None:
         assert (await answer_to(network, GET)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_page_that_cannot_be_made_is_said_and_the_next_one_is_tried() -> None:
+async def test_http_server_reports_a_failing_page_and_goes_on() -> None:
     pages = iter([False, True])
 
     def sometimes() -> Iterable[str]:

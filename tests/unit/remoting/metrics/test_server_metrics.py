@@ -68,7 +68,7 @@ def test_both_ports_are_one_sum_and_their_budget_counts_once() -> None:
     assert page.value("dledger_connections") == 0
 
 
-def test_without_a_guard_nothing_is_said_of_access() -> None:
+def test_server_metrics_without_a_guard_have_no_access() -> None:
     assert "dledger_access_refused_total" not in page_of(ServerMetrics(servers(1), None)).kinds
 
 
@@ -92,7 +92,7 @@ def warnings_of(ends: ConnectionEnds, reason: str, count: int, now_s: float) -> 
     return [line.get("left_out") for line in lines if line["log_level"] == "warning"]
 
 
-def test_warnings_of_one_kind_are_few_and_say_how_many_were_left_out() -> None:
+def test_server_metrics_limit_warnings_and_count_the_rest() -> None:
     ends = ConnectionEnds()
     said = warnings_of(ends, "protocol error: length 7", 1_000, 5.0)
     assert said == [None] * LINES_PER_WINDOW
