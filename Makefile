@@ -8,6 +8,7 @@ SOAK_AT_LEAST ?= 100
 DETERMINISM_SEEDS ?= 200
 TEST_JOBS ?= auto
 PEER_FUZZ_FRAMES ?= 1000000
+SMALL_HISTORIES ?= 10000000
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 6
 CHAOS_MUTANTS ?= --at-least 8
@@ -25,7 +26,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs matrix peer-fuzz check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup docs matrix peer-fuzz small-histories check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -146,6 +147,10 @@ mutants-unseen: setup
 # A million hostile frames at the peer port, over all states of a member.
 peer-fuzz: setup
 	DLEDGER_PEER_FUZZ_FRAMES=$(PEER_FUZZ_FRAMES) $(PYTEST) --timeout 3600 tests/property/test_peer_port_fuzz.py
+
+# Ten million small histories of a queue: the checker agrees with exhaustive search on each.
+small-histories: setup
+	DLEDGER_SMALL_HISTORIES=$(SMALL_HISTORIES) $(PYTEST) -m slow --timeout 3600 -n $(TEST_JOBS) tests/property/test_small_histories.py
 
 chaos: setup
 	$(BIN)/dledger chaos run --workload mixed --faults all --time $(CHAOS_SECONDS) --interval 4 --seed $(CHAOS_SEED)

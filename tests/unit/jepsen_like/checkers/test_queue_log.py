@@ -17,7 +17,6 @@ from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
 from tests.oracles.queue_log import check_queue, columns_of
 
 FAST_BLOCK = 3_000
-SLOW_BLOCK = 50_000
 BY_KERNEL = 8
 """Every so many-th history is judged in columns as well; `test_queue_kernel` judges more."""
 
@@ -53,13 +52,6 @@ def test_agrees_with_exhaustive_search_on_small_histories(seed: int) -> None:
     good, bad = compare(seed, FAST_BLOCK, 7)
     assert good > FAST_BLOCK // 6
     assert bad > FAST_BLOCK // 6
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("block", range(20))
-def test_agrees_with_exhaustive_search_on_a_million_histories(block: int) -> None:
-    compare(1_000 + block, SLOW_BLOCK, 9)
 
 
 def send(op_id: int, off: int, call: int, ret: int, *, outcome: Outcome = Outcome.OK) -> Operation:
