@@ -4,6 +4,7 @@
 
     list                      every planted bug
     hunt [--fast]             drawn plans in simulated time, blind
+    score                     how many are found, by which judge, with which workload
     brokers                   drawn plans against real processes
     unseen                    which bugs do unit tests find?
     plant NUMBER FOLDER       a source tree with one bug, for ``dledger-chaos run --broker-tree``
@@ -31,6 +32,7 @@ from tests.mutants import unseen as unseen_bugs
 from tests.mutants.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from tests.mutants.patches import REAL_BROKERS, Patch, read_patches
 from tests.mutants.real_brokers import Looked, look_for
+from tests.mutants.score import facts_of, make_scores, read_scores, rows_of
 from tests.mutants.trees import plant_tree, planted_tree
 
 app = App(
@@ -44,7 +46,7 @@ Only = Annotated[tuple[int, ...], Parameter(help="Numbers of single bugs.")]
 
 FAULTS: Final = "kill,isolate,transfer,clean_restart"
 INTERVAL_S: Final = 0.8
-"""Most planted bugs act from the fourth term on: leaders change quickly here."""
+"""Most planted bugs need a change of leader: leaders change quickly here."""
 
 RATE: Final = 500.0
 
@@ -132,6 +134,8 @@ def hunt_bugs(
             "name": patches[hunted.number].name,
             "found": hunted.found,
             "counts": hunted.counts,
+            "calm": hunted.calm,
+            "judges": ", ".join(hunted.judges),
             "seed": hunted.seed,
             "seeds": hunted.seeds,
             "cpu_s": round(hunted.cpu_s, 2),
@@ -150,13 +154,45 @@ def hunt_bugs(
             }
         )
     else:
-        columns = ["number", "name", "found", "counts", "seed", "seeds", "cpu_s", "violation"]
+        columns = ["number", "name", "found", "counts", "calm", "seed", "seeds", "cpu_s"]
+        columns += ["judges", "violation"]
         print_table(
             f"{len(found)} of {len(results)} found",
             [name.replace("_", " ") for name in columns],
             [[row[name] for name in columns] for row in rows],
         )
     return ExitCode.OK if len(found) == len(results) else ExitCode.FAILED
+
+
+@app.command(name="score")
+def show_score(
+    *,
+    only: Only = (),
+    budget: Annotated[float, Parameter(help="CPU seconds per bug and workload.")] = BUDGET_CPU_S,
+    jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,
+    seed: Annotated[int, Parameter(help="First seed of every hunt.")] = 1,
+    units: Annotated[bool, Parameter(help="Run unit tests against each bug, too.")] = False,
+    record: Annotated[
+        Path, Parameter(help="Results are kept here, a line each; those there are not made again.")
+    ] = Path("mutants-score.jsonl"),
+    render: Annotated[bool, Parameter(help="Hunt nothing: show what the record has.")] = False,
+    output: Output = "table",
+) -> int:
+    """Hunt each bug with its own workload and with that of a soak; show who found it."""
+    patches = _chosen(only)
+    scores = {number: score for number, score in read_scores(record).items() if number in patches}
+    if not render:
+        left = [number for number in patches if number not in scores]
+        scores |= make_scores(left, record, budget, jobs, seed, units=units, tell=note)
+    facts = facts_of(scores, patches)
+    if output == "json":
+        print_json({**facts, "mutants": rows_of(scores, patches)})
+        return ExitCode.OK
+    rows = rows_of(scores, patches)
+    if rows:
+        print_table("", list(rows[0]), [list(row.values()) for row in rows])
+    print_table("Score", ["what", "count"], [[key, str(value)] for key, value in facts.items()])
+    return ExitCode.OK
 
 
 @app.command

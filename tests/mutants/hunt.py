@@ -1,9 +1,8 @@
 """Hunts planted bugs blind, in simulated time: drawn plans, seed after seed, until one shows it.
 
-Every bug has a source tree and workers of its own; plans know nothing of it. First, plans without a
-single fault must pass with the bug in place: what shows there needs no simulator, but for claims
-about a disk, which nothing else can check. And the plan that shows it must pass without the bug:
-what shows there is another one.
+Every bug has a source tree and workers of its own; plans know nothing of it. The plan that shows it
+must pass without the bug: what shows there is another one. Plans without a single fault are played
+first; what shows there needs no fault, and is noted.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import Final
 import msgspec
 import trio
 
-from jepsen_like.simulation.promises import CLAIMS
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.simulation.play import INVARIANTS, LIVENESS
 from jepsen_like.soak import run_worker
 from jepsen_like.worker import Order, Report
 from tests.mutants.patches import Patch, read_patches
@@ -32,7 +32,27 @@ DURATION_S: Final = 120.0
 
 
 CALM_PLANS: Final = 3
-"""Runs without a fault that a bug has to pass before it counts."""
+"""Runs without a fault that come first."""
+
+SOAK_DURATION_S: Final = 600.0
+"""Faults of one plan with the workload of a soak, which has few operations a second."""
+
+HISTORY: Final = "history checker"
+INVARIANT: Final = "invariant of the simulator"
+ASSERTION: Final = "assertion of the product"
+JUDGES: Final = (HISTORY, INVARIANT, ASSERTION)
+
+HARNESS: Final = "harness"
+"""Checker of a worker: the run itself broke."""
+
+
+def judge_of(violation: Violation) -> str:
+    """Return which kind of judge found a violation."""
+    if violation.name == "crash":
+        return ASSERTION
+    if violation.checker in (INVARIANTS, LIVENESS, HARNESS):
+        return INVARIANT
+    return HISTORY
 
 
 class Hunted(msgspec.Struct):
@@ -41,21 +61,25 @@ class Hunted(msgspec.Struct):
     Attributes:
         number: The bug.
         found: A drawn plan showed a violation within the budget.
-        counts: Runs without faults showed nothing but broken claims about a disk, and the plan
-            that shows it passes without the bug: finding it says something.
+        counts: The plan that shows it passes without the bug: finding it says something.
+        calm: A plan without faults showed it, too.
         seeds: Plans played.
         cpu_s: CPU time of them.
         seed: The plan that showed it; -1 when none did.
         violation: What it showed first.
+        judges: Kinds of judges that found it in that plan. An invariant ends the run, and checkers
+            see the history up to there.
     """
 
     number: int
     found: bool = False
     counts: bool = True
+    calm: bool = False
     seeds: int = 0
     cpu_s: float = 0.0
     seed: int = -1
     violation: str = ""
+    judges: tuple[str, ...] = ()
 
 
 async def hunt(
@@ -64,9 +88,13 @@ async def hunt(
     jobs: int,
     budget_cpu_s: float,
     first_seed: int = 1,
+    is_soak: bool = False,
     on_done: Callable[[Hunted], None] = lambda _: None,
 ) -> list[Hunted]:
     """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*.
+
+    Args:
+        is_soak: With the workload of a soak, and not with that of the bug.
 
     Raises:
         KeyError: There is no bug of a number.
@@ -81,7 +109,9 @@ async def hunt(
     async def one(number: int) -> None:
         async with limiter:
             with planted_tree(number) as tree:
-                results[number] = await _hunt_one(patches[number], tree, budget_cpu_s, first_seed)
+                results[number] = await _hunt_one(
+                    patches[number], tree, budget_cpu_s, first_seed, is_soak=is_soak
+                )
             on_done(results[number])
 
     async with trio.open_nursery() as nursery:
@@ -91,17 +121,21 @@ async def hunt(
 
 
 async def _hunt_one(
-    patch: Patch, tree: Path | None, budget_cpu_s: float, first_seed: int
+    patch: Patch, tree: Path | None, budget_cpu_s: float, first_seed: int, *, is_soak: bool
 ) -> Hunted:
-    hunted, preset, faults = Hunted(patch.number), patch.preset, patch.faults
-    calm = await _collect(Order(count=CALM_PLANS, calm=True, duration_s=60.0, preset=preset), tree)
-    hunted.counts = len(calm) == CALM_PLANS and all(map(_shows_claims_at_most, calm))
+    hunted = Hunted(patch.number)
+    preset, faults = ("", "") if is_soak else (patch.preset, patch.faults)
+    if not is_soak:
+        calm = Order(count=CALM_PLANS, calm=True, duration_s=60.0, preset=preset)
+        reports = await _collect(calm, tree)
+        hunted.calm = len(reports) < CALM_PLANS or any(r.validity == "invalid" for r in reports)
     order = Order(
         first=first_seed,
-        duration_s=DURATION_S,
+        duration_s=SOAK_DURATION_S if is_soak else DURATION_S,
         seconds=20 * budget_cpu_s,
         cpu_seconds=budget_cpu_s,
         stop_at_violation=True,
+        is_soak=is_soak,
         preset=preset,
         faults=faults,
     )
@@ -113,21 +147,16 @@ async def _hunt_one(
             hunted.seed = report.seed
             first = report.violations[0]
             hunted.violation = f"{first.checker}: {first.name}"
-    if not hunted.counts:
-        shown = sorted({violation.name for report in calm for violation in report.violations})
-        hunted.violation += f", and without faults: {', '.join(shown)}"
-    elif hunted.found:
-        await _play_without(hunted, preset, faults)
+            kinds = set(map(judge_of, report.violations))
+            hunted.judges = tuple(judge for judge in JUDGES if judge in kinds)
+    if hunted.found:
+        await _play_without(hunted, order)
     return hunted
 
 
-def _shows_claims_at_most(calm: Report) -> bool:
-    return calm.validity == "valid" or set() < {shown.name for shown in calm.violations} <= CLAIMS
-
-
-async def _play_without(hunted: Hunted, preset: str, faults: str) -> None:
-    order = Order(first=hunted.seed, count=1, duration_s=DURATION_S, preset=preset, faults=faults)
-    (report,) = await _collect(order)
+async def _play_without(hunted: Hunted, order: Order) -> None:
+    once = msgspec.structs.replace(order, first=hunted.seed, count=1, cpu_seconds=0.0)
+    (report,) = await _collect(once)
     if report.validity != "valid":
         hunted.counts = False
         hunted.violation += ", without it, too"

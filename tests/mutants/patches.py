@@ -4,7 +4,7 @@ A file is a head and a unified diff::
 
     number: 21
     name: a follower acknowledges before its flush
-    acts: dledger/raft/acks.py Acks.release when self.core.term > 3
+    acts: by chance 0.2
     finds: simulator
     preset: locks
 
@@ -16,18 +16,21 @@ A file is a head and a unified diff::
 ========  ==========================================================================================
 number    the only thing a hunter gets
 name      what is wrong
-acts      when the bug acts. `at once`; or `PATH FUNCTION when EXPRESSION`, a line for each
-          function: until the expression over its arguments holds, the function is the product's
-          own; or `in the patch when EXPRESSION`, where the function must compute something first
-finds     what is known to find it: `simulator`, `real brokers`
+acts      when the bug acts. `at once`; or `by chance P`: each call of a function that the diff
+          changes is the one with the bug with probability P, drawn from the number of the bug and
+          the time, so that a plan plays the same again; or `PATH FUNCTION when EXPRESSION`, a
+          line for each function: until the expression over its arguments holds, the function is
+          the product's own; or `in the patch when EXPRESSION`, where the function must compute
+          something first
+finds     what is known to find it: `simulator`, `real brokers`, `unit tests`; or `nothing yet`
+unseen    why the simulator cannot find it, where that is known
 preset    the workload that a hunt plays; else drawn ones
 faults    the faults that a hunt draws from; else the usual ones
 fast      `yes`: found within seconds, for continuous integration
 ========  ==========================================================================================
 
-A bug that a unit test finds says nothing about the simulator, and there is a test for every guard.
-So most bugs act late, from a third term or a hundredth entry on: unit tests do not get there, and a
-run without faults stays in its first term.
+A bug is what a stranger would write: it acts from the start or by chance. The few that act late do
+harm only to what an earlier state has left.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ import msgspec
 FOLDER: Final = Path(__file__).parent / "patches"
 SIMULATOR: Final = "simulator"
 REAL_BROKERS: Final = "real brokers"
+UNIT_TESTS: Final = "unit tests"
+NOTHING: Final = "nothing yet"
 
 
 class StalePatchError(Exception):
@@ -81,10 +86,18 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     acts: str = "at once"
     """As it is written, lines joined."""
     acting: tuple[Acting, ...] = ()
+    chance: float = 1.0
+    """Of each call of a changed function to be the one with the bug."""
     finds: tuple[str, ...] = (SIMULATOR,)
     preset: str = ""
     faults: str = ""
+    unseen: str = ""
     fast: bool = False
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it waits for a term, an index or the like."""
+        return bool(self.acting) or "in the patch when" in self.acts
 
 
 def read_patches(folder: Path = FOLDER) -> dict[int, Patch]:
@@ -122,9 +135,11 @@ def parse(text: str) -> Patch:
         name=known.pop("name"),
         acts="; ".join(acts),
         acting=tuple(found for line in acts if (found := _acting(line)) is not None),
+        chance=min(map(_chance, acts)),
         finds=tuple(known.pop("finds").split(", ")),
         preset=known.pop("preset", ""),
         faults=known.pop("faults", ""),
+        unseen=known.pop("unseen", ""),
         fast=known.pop("fast", "no") == "yes",
         hunks=_hunks(diff),
     )
@@ -135,9 +150,23 @@ def parse(text: str) -> Patch:
 
 def _acting(line: str) -> Acting | None:
     match = re.fullmatch(r"(\S+\.py) (\S+) when (.+)", line)
-    if match is None and line != "at once" and not line.startswith("in the patch when "):
+    if match is None and not line.startswith(("at once", "by chance ", "in the patch when ")):
         raise ValueError(f"acts: {line!r}")
     return Acting(*match.groups()) if match is not None else None
+
+
+def _chance(line: str) -> float:
+    """Return the probability that a line of `acts` gives.
+
+    Raises:
+        ValueError: It is no number above 0 and at most 1.
+    """
+    if not line.startswith("by chance "):
+        return 1.0
+    chance = float(line.removeprefix("by chance "))
+    if not 0 < chance <= 1:
+        raise ValueError(f"acts: {line!r}")
+    return chance
 
 
 def _hunks(diff: str) -> dict[str, tuple[Hunk, ...]]:
@@ -193,6 +222,10 @@ def plant(patch: Patch, sources: Mapping[str, str]) -> dict[str, str]:
         for late in patch.acting:
             if late.path == path:
                 text = _delay(patch, sources[path], text, late)
+        if patch.chance < 1:
+            for name in _changed_names(patch, path, sources[path], text):
+                test = f"__import__('planted_chance').acts({patch.number}, {patch.chance})"
+                text = _delay(patch, sources[path], text, Acting(path, name, test))
         planted[path] = text
     return planted
 
@@ -252,6 +285,42 @@ def _delay(patch: Patch, before: str, after: str, late: Acting) -> str:
     ast.fix_missing_locations(new)
     text = textwrap.indent(ast.unparse(new), indent) + "\n"
     return "".join(lines[: first - 1]) + text + "".join(lines[last:])
+
+
+def _changed_names(patch: Patch, path: str, before: str, after: str) -> list[str]:
+    """Return the functions of a module and its classes that differ.
+
+    Raises:
+        StalePatchError: Something else differs, which cannot be left to chance.
+    """
+    own, changed = _functions_of(before), _functions_of(after)
+    names = [name for name, node in changed.items() if own.get(name) != node]
+    if not names or _rest_of(before) != _rest_of(after) or own.keys() != changed.keys():
+        raise StalePatchError(f"patch {patch.number}: {path}: only functions act by chance")
+    return names
+
+
+def _functions_of(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for each in inner:
+            if isinstance(each, Function):
+                found[prefix + each.name] = ast.dump(each)
+    return found
+
+
+class _WithoutFunctions(ast.NodeTransformer):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        return None
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        return None
+
+
+def _rest_of(text: str) -> str:
+    return ast.dump(_WithoutFunctions().visit(ast.parse(text)))
 
 
 def changed_functions(patch: Patch, sources: Mapping[str, str]) -> list[tuple[str, range]]:

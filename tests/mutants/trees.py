@@ -58,6 +58,7 @@ def plant_tree(number: int, folder: Path, *, with_tests: bool = False) -> Path:
             shutil.copytree(ROOT / package, folder / package, dirs_exist_ok=True)
     for path, text in texts.items():
         (folder / path).write_text(text)
+    shutil.copy2(ROOT / "tests/mutants/planted_chance.py", folder)
     return folder
 
 

@@ -51,6 +51,25 @@ def seen(patches: Sequence[Patch], tell: Callable[[str], object]) -> int:
     return count
 
 
+def found_by_tests_near(patch: Patch) -> bool:
+    """Return whether a unit test fails with the bug, of the files that name a changed module.
+
+    Fewer tests than `seen` runs, and no run of all of them first: a bug that only tests of other
+    modules find counts as not found.
+    """
+    modules = [path.removesuffix(".py").replace("/", ".") for path in patch.hunks]
+    with tempfile.TemporaryDirectory(prefix=f"mutant-{patch.number}-") as folder:
+        tree = plant_tree(patch.number, Path(folder), with_tests=True)
+        near = [
+            str(path.relative_to(tree))
+            for path in sorted((tree / UNIT_TESTS).rglob("test_*.py"))
+            if not path.is_relative_to(tree / OWN_TESTS)
+            and any(module in path.read_text() for module in modules)
+        ]
+        # 1: tests failed, 2: a module that is imported breaks.
+        return bool(near) and _run_tests(near, tree, Path(folder) / "log") in (1, 2)
+
+
 def _reach_of(folder: Path) -> CoverageData:
     file, log = folder / "reach", folder / "reach.log"
     plugin = ["-p", "tests.mutants.reach", "--reach", str(file), f"--ignore={OWN_TESTS}"]

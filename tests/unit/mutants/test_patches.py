@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from tests.mutants.patches import (
     FOLDER,
+    NOTHING,
     REAL_BROKERS,
     SIMULATOR,
+    UNIT_TESTS,
     StalePatchError,
     changed_functions,
     function_in,
@@ -21,6 +25,7 @@ from tests.mutants.patches import (
     plant,
     read_patches,
 )
+from tests.mutants.planted_chance import acts
 from tests.mutants.trees import environment_of, plant_tree, planted_text, sources_of
 
 PATCHES = read_patches()
@@ -66,18 +71,24 @@ def test_patch_applies_compiles_and_differs(number: int) -> None:
 
 
 def test_patches_have_numbers_names_and_files_of_their_own() -> None:
-    assert len(PATCHES) >= 90
+    assert len(PATCHES) >= 150
     assert len({patch.name for patch in PATCHES.values()}) == len(PATCHES)
     assert sum(patch.fast for patch in PATCHES.values()) >= 20
     assert sum(REAL_BROKERS in patch.finds for patch in PATCHES.values()) >= 12
-    assert {find for patch in PATCHES.values() for find in patch.finds} == {SIMULATOR, REAL_BROKERS}
+    known = {SIMULATOR, REAL_BROKERS, UNIT_TESTS, NOTHING}
+    assert {find for patch in PATCHES.values() for find in patch.finds} <= known
     for path in FOLDER.iterdir():
         assert path.suffix == ".patch"
         assert path.name.startswith(f"{parse(path.read_text()).number:03}-")
 
 
-def test_most_patches_act_late() -> None:
-    assert sum(patch.acts == "at once" for patch in PATCHES.values()) <= 3
+def test_patches_act_from_the_start_or_by_chance() -> None:
+    assert not [patch.number for patch in PATCHES.values() if patch.sleeps]
+    assert sum(patch.chance < 1 for patch in PATCHES.values()) >= 10
+
+
+def test_what_nothing_finds_has_a_reason() -> None:
+    assert all(patch.unseen for patch in PATCHES.values() if SIMULATOR not in patch.finds)
 
 
 def test_parse_reads_head_and_hunks() -> None:
@@ -99,6 +110,7 @@ def test_parse_reads_head_and_hunks() -> None:
     [
         TEXT.replace("preset:", "preference:"),
         TEXT.replace("acts: a.py A.two when self.term > 2", "acts: later"),
+        TEXT.replace("acts: a.py A.two when self.term > 2", "acts: by chance 2"),
         TEXT.partition("\n\n")[0],
         TEXT.replace("@@ -4", "!! -4"),
         TEXT.replace("name: two is three", "two is three"),
@@ -118,6 +130,40 @@ def test_plant_keeps_the_products_function_until_the_bug_acts() -> None:
     thing.term = 3
     assert (thing.two(), thing.one()) == (3, 1)
     assert scope["A"].two.__doc__ == "Return two."
+
+
+def test_plant_by_chance_keeps_both_functions() -> None:
+    text = TEXT.replace("acts: a.py A.two when self.term > 2", "acts: by chance 0.25")
+    patch = parse(text)
+    assert (patch.chance, patch.sleeps, patch.acting) == (0.25, False, ())
+    planted = plant(patch, {"a.py": SOURCE})["a.py"]
+    assert "if __import__('planted_chance').acts(7, 0.25):" in planted
+    assert planted.count("return 3") == planted.count("return 2") == 1
+
+
+def test_plant_by_chance_refuses_what_is_no_function() -> None:
+    text = TEXT.replace("acts: a.py A.two when self.term > 2", "acts: by chance 0.5")
+    wide = text.replace(
+        "@@ -4,5 +4,5 @@\n", "@@ -1,5 +1,5 @@\n class A:\n-    term = 1\n+    term = 2\n\n"
+    )
+    with pytest.raises(StalePatchError, match="only functions"):
+        plant(parse(wide), {"a.py": SOURCE})
+
+
+def test_chance_is_drawn_from_number_and_time() -> None:
+    async def draws(number: int) -> list[bool]:
+        found = []
+        for _ in range(400):
+            found.append(acts(number, 0.25))
+            await trio.sleep(0.5)
+        return found
+
+    one, again, other = (
+        trio.run(draws, number, clock=MockClock(autojump_threshold=0.0)) for number in (7, 7, 8)
+    )
+    assert one == again != other
+    assert 60 < sum(one) < 140
+    assert acts(7, 0.25)  # outside of trio no time passes
 
 
 def test_plant_at_once_is_the_diff_alone() -> None:
@@ -186,12 +232,10 @@ def output_of(code: str, tree: Path) -> str:
 
 @pytest.mark.slow
 def test_an_interpreter_runs_the_tree_with_the_bug(tmp_path: Path) -> None:
-    """Bug 24: from the eighth term on the vote is not part of what is written."""
+    """Bug 24: the vote is not part of what is written."""
     tree = plant_tree(24, tmp_path)
     (path,) = PATCHES[24].hunks
-    module = Path(path).stem
-    assert output_of(VOTE.format(module=module, term=7), tree) == "n1"
-    assert output_of(VOTE.format(module=module, term=8), tree) == "None"
+    assert output_of(VOTE.format(module=Path(path).stem, term=7), tree) == "None"
 
 
 @pytest.mark.slow
@@ -202,7 +246,7 @@ def test_a_bug_changes_what_importers_by_name_get(tmp_path: Path) -> None:
         f"from {module[:-3].replace('/', '.')} import delivery_batch\n"
         "print(*(len(delivery_batch([], 1, at, at + 1).sizes) for at in (12, 19)))"
     )
-    assert output_of(code, plant_tree(92, tmp_path)) == "1 0"
+    assert output_of(code, plant_tree(92, tmp_path)) == "0 0"
 
 
 def test_a_number_without_a_bug_is_an_error(tmp_path: Path) -> None:

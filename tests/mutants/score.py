@@ -1,0 +1,152 @@
+"""The score: which planted bugs are found, by which kind of judge, and with which workload.
+
+Each bug is hunted with the workload that its patch names and, apart from that, with the default
+workload of a soak; on request unit tests run against it. The result of each bug is a line of a
+record, so that a score of many hours may end and go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from tests.mutants.hunt import ASSERTION, HISTORY, INVARIANT, Hunted, hunt
+from tests.mutants.patches import Patch, read_patches
+from tests.mutants.unseen import found_by_tests_near
+
+UNIT_TEST: Final = "unit test"
+
+
+class Score(msgspec.Struct):
+    """What came of one bug.
+
+    Attributes:
+        number: The bug.
+        preset: The hunt with the workload and the faults that the patch names.
+        soak: The hunt with the default workload of a soak.
+        units: Unit tests that import a changed module find it; None: they were not run.
+        budget_cpu_s: Of each of the two hunts.
+    """
+
+    number: int
+    preset: Hunted
+    soak: Hunted
+    units: bool | None = None
+    budget_cpu_s: float = 0.0
+
+    @property
+    def judges(self) -> frozenset[str]:
+        """Kinds of judges that found it, in whichever hunt."""
+        found = {
+            judge for each in (self.preset, self.soak) if _is_find(each) for judge in each.judges
+        }
+        return frozenset(found | {UNIT_TEST} if self.units else found)
+
+
+def _is_find(hunted: Hunted) -> bool:
+    return hunted.found and hunted.counts
+
+
+def read_scores(record: Path) -> dict[int, Score]:
+    """Return the scores in *record* by number, the newest of each; none where there is no file."""
+    lines = record.read_text().splitlines() if record.is_file() else []
+    return {score.number: score for score in (msgspec.json.decode(s, type=Score) for s in lines)}
+
+
+def make_scores(
+    numbers: Sequence[int],
+    record: Path,
+    budget_cpu_s: float,
+    jobs: int,
+    first_seed: int,
+    *,
+    units: bool,
+    tell: Callable[[str], object],
+) -> dict[int, Score]:
+    """Hunt the bugs, append each result to *record*, and return the results by number.
+
+    Args:
+        budget_cpu_s: Of each hunt; there are two for a bug.
+        units: Run the unit tests near each bug, too.
+        tell: Gets a line for each bug.
+    """
+    patches, scores = read_patches(), dict[int, Score]()
+    find = partial(hunt, jobs=1, budget_cpu_s=budget_cpu_s, first_seed=first_seed)
+
+    async def one(number: int, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
+            (preset,) = await find([number])
+            (soak,) = await find([number], is_soak=True)
+        near = partial(found_by_tests_near, patches[number])
+        seen = await trio.to_thread.run_sync(near) if units else None
+        score = scores[number] = Score(number, preset, soak, seen, budget_cpu_s)
+        with record.open("a") as file:
+            file.write(msgspec.json.encode(score).decode() + "\n")
+        tell(f"{number}: {', '.join(sorted(score.judges)) or 'not found'}")
+
+    async def every() -> None:
+        limiter = trio.CapacityLimiter(jobs)
+        async with trio.open_nursery() as nursery:
+            for number in numbers:
+                nursery.start_soon(one, number, limiter)
+
+    trio.run(every)
+    return scores
+
+
+def facts_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> dict[str, Any]:
+    """Return the counts of a score: found and planted, by judge and by workload."""
+    every = [score for number, score in scores.items() if number in patches]
+    run = [score for score in every if score.units is not None]
+
+    def count(scores: Iterable[Score], *judges: str) -> int:
+        return sum(any(judge in score.judges for judge in judges) for score in scores)
+
+    return {
+        "planted": len(patches),
+        "hunted": len(every),
+        "budget_cpu_s": sorted({score.budget_cpu_s for score in every}),
+        "found": sum(bool(score.judges) for score in every),
+        "found_by_simulator": count(every, HISTORY, INVARIANT, ASSERTION),
+        "by_history_checker": count(every, HISTORY),
+        "by_invariant": count(every, INVARIANT),
+        "by_assertion": count(every, ASSERTION),
+        "by_unit_test": count(run, UNIT_TEST),
+        "unit_tests_run_for": len(run),
+        "with_own_workload": sum(_is_find(score.preset) for score in every),
+        "with_soak_workload": sum(_is_find(score.soak) for score in every),
+        "cpu_s_own_workload": round(sum(score.preset.cpu_s for score in every), 1),
+        "cpu_s_soak_workload": round(sum(score.soak.cpu_s for score in every), 1),
+        "not_found": sorted(score.number for score in every if not score.judges),
+        "act_late": sum(patch.sleeps for patch in patches.values()),
+    }
+
+
+def rows_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> list[dict[str, Any]]:
+    """Return a row for each bug of a score."""
+    return [
+        {
+            "number": number,
+            "name": patch.name,
+            "judges": ", ".join(sorted(score.judges)) or "none",
+            "own_workload": _shown(score.preset),
+            "own_cpu_s": round(score.preset.cpu_s, 1),
+            "soak": _shown(score.soak),
+            "soak_cpu_s": round(score.soak.cpu_s, 1),
+            "unit_tests": {None: "not run", True: "found", False: "not found"}[score.units],
+        }
+        for number, patch in patches.items()
+        if (score := scores.get(number)) is not None
+    ]
+
+
+def _shown(hunted: Hunted) -> str:
+    if not hunted.found:
+        return f"not in {hunted.seeds} plans"
+    calm = ", without faults, too" if hunted.calm else ""
+    return f"seed {hunted.seed}: {hunted.violation}{calm}"

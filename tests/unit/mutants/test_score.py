@@ -1,0 +1,62 @@
+"""The score: who found a planted bug, and what the counts say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jepsen_like.checkers.verdict import Violation
+from tests.mutants.hunt import ASSERTION, HISTORY, INVARIANT, Hunted, judge_of
+from tests.mutants.patches import Patch, read_patches
+from tests.mutants.score import UNIT_TEST, Score, facts_of, read_scores, rows_of
+
+PATCHES: dict[int, Patch] = {number: read_patches()[number] for number in (21, 22, 23)}
+
+
+def hunted(number: int, *judges: str, counts: bool = True) -> Hunted:
+    return Hunted(number, found=bool(judges), counts=counts, judges=judges, cpu_s=2.5)
+
+
+@pytest.mark.parametrize(
+    ("checker", "name", "judge"),
+    [
+        ("queue_log", "duplicate", HISTORY),
+        ("push_group", "crash of a member", HISTORY),
+        ("invariants", "two_leaders", INVARIANT),
+        ("liveness", "liveness", INVARIANT),
+        ("harness", "run broke", INVARIANT),
+        ("invariants", "crash", ASSERTION),
+    ],
+)
+def test_judge_of_names_the_kind_of_judge(checker: str, name: str, judge: str) -> None:
+    assert judge_of(Violation(name, "q", "text", checker=checker)) == judge
+
+
+def test_facts_count_each_judge_once_for_a_bug() -> None:
+    scores = {
+        21: Score(21, hunted(21, HISTORY, INVARIANT), hunted(21), False, 60.0),
+        22: Score(22, hunted(22), hunted(22, ASSERTION), True, 60.0),
+        23: Score(23, hunted(23, HISTORY, counts=False), hunted(23), None, 60.0),
+    }
+    facts = facts_of(scores, PATCHES)
+    assert facts["planted"] == facts["hunted"] == 3
+    assert facts["found"] == facts["found_by_simulator"] == 2
+    assert (facts["by_history_checker"], facts["by_invariant"]) == (1, 1)
+    assert (facts["by_assertion"], facts["by_unit_test"], facts["unit_tests_run_for"]) == (1, 1, 2)
+    assert (facts["with_own_workload"], facts["with_soak_workload"]) == (1, 1)
+    assert facts["not_found"] == [23]
+    assert [row["judges"] for row in rows_of(scores, PATCHES)] == [
+        f"{HISTORY}, {INVARIANT}",
+        f"{ASSERTION}, {UNIT_TEST}",
+        "none",
+    ]
+
+
+def test_a_record_gives_the_newest_result_of_each_bug(tmp_path: Path) -> None:
+    record = tmp_path / "scores.jsonl"
+    assert read_scores(record) == {}
+    lines = [Score(21, hunted(21), hunted(21)), Score(21, hunted(21, HISTORY), hunted(21))]
+    record.write_text("".join(msgspec.json.encode(line).decode() + "\n" for line in lines))
+    assert read_scores(record)[21].judges == {HISTORY}
