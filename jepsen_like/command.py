@@ -30,8 +30,8 @@ app = App(
 )
 
 SHRINK_PLAYS: Final = 120
-SHRINK_S: Final = 240.0
-"""A plan of half an hour takes seconds to play; people wait no longer than this."""
+SHRINK_S: Final = 150.0
+"""A plan of half an hour takes seconds to play; people wait three minutes at most."""
 FAILURES_SHOWN: Final = 3
 REFRESH_S: Final = 0.5
 PROGRESS_S: Final = 10.0

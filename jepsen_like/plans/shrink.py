@@ -1,18 +1,20 @@
 """Make a failing plan small: drop steps, then shorten what is left, as long as it still fails.
 
-Delta debugging: take away halves, then quarters, down to single steps; then shorten durations and
-the run itself. Every candidate is played; how many, and for how long, is bounded.
+What costs most is the length of a run, so that goes first: what comes after the failure, then all
+but the last steps before it, which begin at once. Then delta debugging: take away halves, then
+quarters, down to single steps; then close the gaps between steps, shorten them and the run itself.
+Every candidate is played, once; how many, and for how long, is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from jepsen_like.plans.plan import Plan, Step
+from jepsen_like.plans.plan import Plan, Step, encode_plan
 
 PLAYS_MAX: Final = 200
 """Candidates played before the best so far is taken."""
@@ -21,17 +23,30 @@ TAIL_MS: Final = 5_000
 """A shrunk run goes on so long behind its last step."""
 
 
+LAST_STEPS: Final = (4, 16, 64)
+"""So many steps before the failure are tried alone."""
+
+FIRST_STEP_MS: Final = 5_000
+"""When the first of them begins, and the least time between two steps whose gap is closed."""
+
+
 @dataclass(slots=True)
 class _Search:
     fails: Callable[[Plan], bool]
     plays_left: int
     is_over: Callable[[], bool]
+    tried: dict[str, bool] = field(default_factory=dict)
+    """What came of each plan that was played; a play is a function of its plan."""
 
     def still_fails(self, plan: Plan) -> bool:
+        text = encode_plan(plan)
+        if text in self.tried:
+            return self.tried[text]
         if self.plays_left <= 0 or self.is_over():
             return False
         self.plays_left -= 1
-        return self.fails(plan)
+        found = self.tried[text] = self.fails(plan)
+        return found
 
 
 def shrink(
@@ -54,7 +69,11 @@ def shrink(
     search = _Search(fails, plays_max, is_over)
     if failed_at_ms is not None:
         plan = _drop_later(plan, failed_at_ms, search)
+        plan = _keep_last(plan, search)
+    else:
+        plan = _keep_first(plan, search)
     plan = _drop_steps(plan, search)
+    plan = _close_gaps(plan, search)
     plan = _shorten_run(plan, search)
     plan = _shorten_steps(plan, search)
     plan = _calm_workload(plan, search)
@@ -71,6 +90,52 @@ def _drop_later(plan: Plan, failed_at_ms: int, search: _Search) -> Plan:
         steps=tuple(step for step in plan.steps if step.at_ms <= failed_at_ms),
     )
     return candidate if search.still_fails(candidate) else plan
+
+
+def _keep_last(plan: Plan, search: _Search) -> Plan:
+    """Try the last steps alone, from the begin of a run."""
+    for count in LAST_STEPS:
+        if count >= len(plan.steps):
+            return plan
+        candidate = _sooner(plan.with_steps(plan.steps[-count:]))
+        if search.still_fails(candidate):
+            return candidate
+    return plan
+
+
+def _keep_first(plan: Plan, search: _Search) -> Plan:
+    """Try the first eighth, quarter and half of a run that nothing says the failure's time of."""
+    for part in (8, 4, 2):
+        end_ms = plan.duration_ms // part
+        steps = tuple(step for step in plan.steps if step.at_ms < end_ms)
+        candidate = msgspec.structs.replace(plan, duration_ms=end_ms, steps=steps)
+        if steps != plan.steps and search.still_fails(candidate):
+            return candidate
+    return plan
+
+
+def _sooner(plan: Plan) -> Plan:
+    by_ms = max(0, plan.steps[0].at_ms - FIRST_STEP_MS)
+    moved = tuple(msgspec.structs.replace(step, at_ms=step.at_ms - by_ms) for step in plan.steps)
+    return msgspec.structs.replace(plan, duration_ms=plan.duration_ms - by_ms, steps=moved)
+
+
+def _close_gaps(plan: Plan, search: _Search) -> Plan:
+    """Try all steps soon behind each other; else the first one at once."""
+    if not plan.steps:
+        return plan
+    steps: list[Step] = []
+    saved_ms, before_ms = 0, 0
+    for step in plan.steps:
+        saved_ms = max(saved_ms, step.at_ms - before_ms - FIRST_STEP_MS)
+        steps.append(msgspec.structs.replace(step, at_ms=step.at_ms - saved_ms))
+        before_ms = max(before_ms, steps[-1].end_ms)
+    left_ms = plan.duration_ms - saved_ms
+    dense = msgspec.structs.replace(plan, duration_ms=left_ms, steps=tuple(steps))
+    for candidate in (dense, _sooner(plan)):
+        if candidate != plan and search.still_fails(candidate):
+            return candidate
+    return plan
 
 
 def _drop_steps(plan: Plan, search: _Search) -> Plan:
