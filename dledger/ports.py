@@ -26,7 +26,7 @@ from remoting.access.local_admin import LocalAdmin
 from remoting.memory_budget import MemoryBudget
 from remoting.metrics.http_server import MetricsServer
 from remoting.metrics.server_metrics import Guard, ServerMetrics
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.seams import Clock, Network, Rng
 from remoting.server import RemotingServer
 

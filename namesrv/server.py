@@ -23,7 +23,8 @@ from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.metrics.families import Family, Sample, family_text, load_library
 from remoting.metrics.http_server import MetricsServer
 from remoting.metrics.server_metrics import Guard, ServerMetrics
-from remoting.processor import Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.reserved_codes import NAMESRV_RESERVED
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls

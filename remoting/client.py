@@ -12,7 +12,7 @@ import trio
 from commitlog.errors import LocalProtocolError
 from remoting.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
 from remoting.errors import ConnectFailedError, RemotingError
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.fresh_signature import RequestSigner

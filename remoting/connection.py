@@ -1,13 +1,14 @@
 """One connection, the same on both sides: requests go both ways over it.
 
-One task reads, one writes, and each handler that must wait has its own. The reader handles every
-whole frame of a received chunk before it yields, so answers of one chunk leave together.
+One task reads, one writes what the socket did not take at once, and each handler that must wait has
+its own. The reader handles every whole frame of a received chunk before it yields, so answers of
+one chunk leave together.
 
 ::
 
-    socket ─► reader ─► decoder ─┬─ response ─► response table ─► the task that waits
+    socket ─► reader ─► decoder ─┬─ response ─► call table ─► the caller
                                  └─ request ──► limiter ─► handler ─┐
-    socket ◄─ writer ◄─ write buffer ◄── reply ◄───────────────────┘
+    socket ◄───────── write buffer ◄────── reply ◄─────────────────┘
 """
 
 from __future__ import annotations
@@ -15,23 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
-from typing_extensions import Buffer
 
 from commitlog.errors import InvariantBroken, LocalProtocolError, MQError, RemoteProtocolError
+from remoting.calls import Call, CallTable
 from remoting.connection_ends import ConnectionEnds
-from remoting.errors import (
-    AccessRefusedError,
-    ConnectionLostError,
-    RequestTimedOutError,
-    TooManyInFlightError,
-)
+from remoting.errors import AccessRefusedError, ConnectionLostError, TooManyInFlightError
 from remoting.frame_room import FREE_FRAME_BYTES, FrameTicket
 from remoting.log import get_logger
 from remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from remoting.processor import DEFERRED, Answered, Handled, Limiter, ProcessorTable
+from remoting.processor import DEFERRED, Answered, Handled, Limiter
 from remoting.protocol.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -41,16 +37,13 @@ from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_comman
 from remoting.protocol.not_supported import not_supported
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 from remoting.seams import Stream
+from remoting.write_buffer import BROKEN, WriteBuffer
 
 _log = get_logger(__name__)
 
 RECEIVE_BYTES: Final = 64 * 1024
 # A large frame is taken in larger pieces.
 MAX_RECEIVE_BYTES: Final = 1024 * 1024
-# Parts up to this size are joined into one send; larger ones go out uncopied.
-JOIN_BYTES: Final = 64 * 1024
-# One send call carries at most this much, so that the write deadline measures progress.
-SEND_BYTES: Final = 256 * 1024
 # What is still to be sent when the peer has ended its side gets this long.
 FLUSH_AT_END_S: Final = 1.0
 # Unsent answers are counted against the budget again when this much has been added.
@@ -59,9 +52,6 @@ COUNT_EVERY_BYTES: Final = 256 * 1024
 HEARTBEAT_COUNTS_S: Final = 120.0
 # How long a side that shuts down refuses what a peer in the middle of its work goes on sending.
 GOODBYE_S: Final = 1.0
-# How a stream shows that it is of no more use. An error of this machine's (EIO, ENOBUFS) is no
-# other: it ends the connection it came with.
-_BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +85,13 @@ class ConnectionLimits:
 DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
-class _Call:
-    """A request of ours that waits for its answer."""
+class Processors(Protocol):
+    """What answers requests; `remoting.processor_table.ProcessorTable` is one."""
 
-    __slots__ = ("arrived", "lost", "response", "starts_at")
-
-    def __init__(self, starts_at: int) -> None:
-        # Position of its first byte in everything this connection was given to send.
-        self.starts_at = starts_at
-        self.arrived = trio.Event()
-        self.response: RemotingCommand | None = None
-        self.lost = False
+    def get(
+        self, code: int, /
+    ) -> tuple[Callable[[Connection, RemotingCommand], Handled], Limiter] | None:
+        """Return handler and limiter for *code*, None when the code is not supported."""
 
 
 class Connection:
@@ -122,7 +108,7 @@ class Connection:
     def __init__(
         self,
         stream: Stream,
-        processors: ProcessorTable,
+        processors: Processors,
         *,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         after_batch: Callable[[], None] | None = None,
@@ -148,7 +134,7 @@ class Connection:
         self.attributes: dict[str, Any] = {}
         self.on_close: list[Callable[[Connection], None]] = []
         self._stream = stream
-        self.processors = processors
+        self.processors: Processors = processors
         self._limits = limits
         self._after_batch = after_batch
         self._sign = sign
@@ -164,7 +150,6 @@ class Connection:
             self._look_at_bytes = min(self._look_at_bytes, COUNT_EVERY_BYTES)
         self._ticket = FrameTicket(stream.peer_address[0], self._give_way_to_a_frame)
         self._heartbeat_until_s = -math.inf
-        self._send_began_s = 0.0
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._draining = False
@@ -173,21 +158,16 @@ class Connection:
         self._close_reason = ""
         self._last_activity_s = 0.0
 
-        self._out: list[Buffer] = []
-        self._out_bytes = 0
-        self._queued_total = 0
-        self._handed_total = 0
-        self._is_sending = False
-        self._writer_idle = trio.lowlevel.ParkingLot()
+        self._out = WriteBuffer(
+            stream, limits.write_timeout_s, sent=self._note_sent, broken=self.close
+        )
         self._drained = trio.lowlevel.ParkingLot()
 
         # Requests of the peer by identity: its opaques may repeat.
         self._in_flight: dict[int, tuple[RemotingCommand, Limiter, int]] = {}
         self._in_flight_bytes = 0
 
-        # The response table: requests of ours by opaque.
-        self._calls: dict[int, _Call] = {}
-        self._next_opaque = 0
+        self._calls = CallTable()
 
     # ------------------------------------------------------------------------------ asking
 
@@ -219,7 +199,7 @@ class Connection:
     @property
     def unsent_bytes(self) -> int:
         """Bytes in the write buffer, what is being sent just now included."""
-        return self._out_bytes
+        return self._out.unsent_bytes
 
     @property
     def is_proven(self) -> bool:
@@ -229,7 +209,7 @@ class Connection:
     @property
     def last_activity_s(self) -> float:
         """When bytes went over the connection last, on trio's clock."""
-        return self._last_activity_s
+        return max(self._last_activity_s, self._out.last_sent_s)
 
     def is_busy(self, now_s: float) -> bool:
         """Tell whether requests are open either way, or a heartbeat counts still."""
@@ -241,7 +221,7 @@ class Connection:
 
     def unread_for_s(self, now_s: float) -> float:
         """Return how long the peer has taken nothing of what is being sent."""
-        return now_s - self._send_began_s if self._is_sending else 0.0
+        return self._out.unread_for_s(now_s)
 
     def give_way(self, reason: str) -> None:
         """End the connection because another needs what it holds."""
@@ -268,44 +248,49 @@ class Connection:
             RequestTimedOutError: No answer in time; a late one is ignored.
         Cancellation: The request stays sent, its answer is ignored.
         """
-        call = self._begin_call(command, is_signed)
-        opaque = command.opaque
+        arrived = trio.Event()
+        call = self.start(command, lambda _call: arrived.set(), is_signed=is_signed)
         try:
             with trio.move_on_after(timeout_s):
-                await call.arrived.wait()
+                await arrived.wait()
         finally:
-            if self._calls.get(opaque) is call:
-                del self._calls[opaque]
-                self._leave_if_sent_away()
-        if call.response is not None:
-            return call.response
-        if call.lost:
-            raise ConnectionLostError(
-                f"connection to {_text(self.peer_address)} ended ({self._close_reason}) before the "
-                f"answer to request {command.code}",
-                sent=self._handed_total > call.starts_at,
-            )
-        raise RequestTimedOutError(
-            f"no answer from {_text(self.peer_address)} to request {command.code} "
-            f"within {timeout_s} s"
-        )
+            self.forget(call)
+        return call.result(_text(self.peer_address), timeout_s)
 
-    def _begin_call(self, command: RemotingCommand, is_signed: bool) -> _Call:
+    def start(
+        self, command: RemotingCommand, ended: Callable[[Call], None], *, is_signed: bool = True
+    ) -> Call:
+        """Send a request without waiting for its answer. Never blocks.
+
+        Args:
+            command: As for `invoke`.
+            ended: Called once, with the call, when the answer has come or the connection has
+                ended, on the connection's own task; must not raise. Never before this returns.
+        Returns:
+            To be given to `forget` when its answer does not matter any more.
+        Raises:
+            LocalProtocolError, TooManyInFlightError: As `invoke`; nothing was sent.
+            ConnectionLostError: The connection has ended before; nothing was sent.
+        """
         if len(self._calls) >= self._limits.max_pending_calls:
             raise TooManyInFlightError(
                 f"{len(self._calls)} calls to {_text(self.peer_address)} wait for an answer; "
                 f"the limit is max_pending_calls"
             )
         self._refuse_when_full()
-        opaque = self._new_opaque()
-        command.opaque = opaque
+        command.opaque = opaque = self._calls.new_opaque()
         command.flag &= ~(FLAG_RESPONSE | FLAG_ONEWAY)
         if self._sign is not None and is_signed:
             self._sign(command)
-        call = _Call(self._queued_total)
+        call = Call(opaque, command.code, self._out.queued_total, ended)
         self._send(command)
-        self._calls[opaque] = call
+        self._calls.add(call)
         return call
+
+    def forget(self, call: Call) -> None:
+        """Pass over the answer to *call*, whose end is then not reported. Idempotent."""
+        if self._calls.forget(call):
+            self._leave_if_sent_away()
 
     def invoke_oneway(self, command: RemotingCommand) -> None:
         """Send a one-way request. Never blocks.
@@ -316,7 +301,7 @@ class Connection:
             ConnectionLostError: The connection has ended; nothing was sent.
         """
         self._refuse_when_full()
-        command.opaque = self._new_opaque()
+        command.opaque = self._calls.new_opaque()
         command.flag = command.flag & ~FLAG_RESPONSE | FLAG_ONEWAY
         if self._sign is not None:
             self._sign(command)
@@ -328,18 +313,11 @@ class Connection:
                 f"connection to {_text(self.peer_address)} has ended ({self._close_reason})",
                 sent=False,
             )
-        if self._out_bytes > self._limits.write_buffer_bytes:
+        if self._out.unsent_bytes > self._limits.write_buffer_bytes:
             raise TooManyInFlightError(
-                f"{self._out_bytes} bytes wait to be sent to {_text(self.peer_address)}; "
+                f"{self._out.unsent_bytes} bytes wait to be sent to {_text(self.peer_address)}; "
                 f"the limit is write_buffer_bytes"
             )
-
-    def _new_opaque(self) -> int:
-        opaque = self._next_opaque
-        while opaque in self._calls:
-            opaque = _after(opaque)
-        self._next_opaque = _after(opaque)
-        return opaque
 
     # ------------------------------------------------------------------------------ answering
 
@@ -397,7 +375,7 @@ class Connection:
                 self._nursery = nursery
                 if self._closed:
                     return
-                nursery.start_soon(self._write_loop)
+                nursery.start_soon(self._write)
                 await self._read_loop()
                 nursery.cancel_scope.cancel()
         finally:
@@ -421,7 +399,7 @@ class Connection:
         Cancellation: Leaves the connection open and draining.
         """
         self._draining = True
-        while not self._closed and (self._in_flight or self._out_bytes):
+        while not self._closed and (self._in_flight or self._out.unsent_bytes):
             await self._drained.park()
         if trio.current_time() - self._last_request_s < GOODBYE_S:
             # What the peer has sent meanwhile gets a refusal instead of a reset; a peer that
@@ -438,12 +416,8 @@ class Connection:
             limiter.release()
         self._in_flight.clear()
         self._in_flight_bytes = 0
-        for call in self._calls.values():
-            call.lost = True
-            call.arrived.set()
-        self._calls.clear()
+        self._calls.end_all(self._close_reason, self._out.handed_total)
         self._out.clear()
-        self._out_bytes = 0
         # Now, and not when the collector of cycles comes by: it may hold megabytes.
         self._decoder.discard()
         if self._budget is not None:
@@ -473,7 +447,7 @@ class Connection:
 
     def _silence_ends_s(self) -> float:
         if self._frame_began_s is None:
-            return self._last_activity_s + self._limits.idle_timeout_s
+            return self.last_activity_s + self._limits.idle_timeout_s
         return self._frame_began_s + self._limits.frame_timeout_s
 
     async def _read(self, scope: trio.CancelScope) -> bool:
@@ -487,7 +461,7 @@ class Connection:
             size = RECEIVE_BYTES if needed <= RECEIVE_BYTES else min(needed, MAX_RECEIVE_BYTES)
             try:
                 data = await self._stream.receive_some(size)
-            except _BROKEN as error:
+            except BROKEN as error:
                 self._note_end(f"broken: {error}")
                 return False
             now = trio.current_time()
@@ -506,6 +480,7 @@ class Connection:
             take = self._take_request
             if budget is not None and budget.is_met:
                 take = self._take_over_budget
+            self._out.is_held = True
             for command in commands:
                 if command.flag & FLAG_RESPONSE:
                     self._take_response(command)
@@ -513,6 +488,7 @@ class Connection:
                     take(command)
             if self._after_batch is not None:
                 self._after_batch()
+            self._out.release()
             if budget is not None:
                 self._count()
                 if not self._ticket.is_proven and self._last_request_s >= 0:
@@ -526,7 +502,7 @@ class Connection:
                 self._frame_began_s = None
             elif commands or self._frame_began_s is None:
                 self._frame_began_s = now
-            if self._out_bytes > limits.write_buffer_bytes:
+            if self._out.unsent_bytes > limits.write_buffer_bytes:
                 scope.deadline = math.inf
                 await self._wait_for_room()
                 if self._frame_began_s is not None:  # we were not looking
@@ -576,12 +552,12 @@ class Connection:
 
     def _count(self) -> None:
         """Tell the budget what this connection holds: once per chunk, never per message."""
-        held = self._in_flight_bytes + self._out_bytes
+        held = self._in_flight_bytes + self._out.unsent_bytes
         before = self._counted_bytes
         if held != before and self._budget is not None:
             self._counted_bytes = held
             self._look_at_bytes = min(
-                self._limits.max_write_buffer_bytes, self._out_bytes + COUNT_EVERY_BYTES
+                self._limits.max_write_buffer_bytes, self._out.unsent_bytes + COUNT_EVERY_BYTES
             )
             self._budget.count(self, before, held, trio.current_time())
 
@@ -611,7 +587,7 @@ class Connection:
         ends.note(_text(self.peer_address), reason, trio.current_time())
 
     async def _wait_for_room(self) -> None:
-        while self._out_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:
+        while self._out.unsent_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:
             await self._drained.park()
 
     async def _flush_at_end(self) -> None:
@@ -620,15 +596,13 @@ class Connection:
         When draining, answers that are still to come as well.
         """
         with trio.move_on_after(FLUSH_AT_END_S):
-            while (self._out_bytes or (self._draining and self._in_flight)) and not self._closed:
+            while (
+                self._out.unsent_bytes or (self._draining and self._in_flight)
+            ) and not self._closed:
                 await self._drained.park()
 
     def _take_response(self, response: RemotingCommand) -> None:
-        # Late, doubled and unasked answers (Java answers one-way callbacks) find no waiting call.
-        call = self._calls.pop(response.opaque, None)
-        if call is not None:
-            call.response = response
-            call.arrived.set()
+        self._calls.take(response)
         if GO_AWAY_FIELD in response.ext:
             self._is_sent_away = True
         self._leave_if_sent_away()
@@ -714,96 +688,28 @@ class Connection:
         head, body = encode_command_parts(command, self._limits.max_frame_bytes)
         if self._closed:
             return
-        out = self._out
-        size = len(head)
-        out.append(head)
-        if type(body) is not bytes:
-            view = memoryview(body).cast("B")
-            if view.nbytes:
-                out.append(view)
-                size += view.nbytes
-        elif body:
-            out.append(body)
-            size += len(body)
-        self._queued_total += size
-        self._out_bytes += size
-        if self._out_bytes > self._look_at_bytes:
+        self._out.put(head, body)
+        if self._out.unsent_bytes > self._look_at_bytes:
             self._count()
-            if self._out_bytes > self._limits.max_write_buffer_bytes:
+            if self._out.unsent_bytes > self._limits.max_write_buffer_bytes:
                 self.close("the peer asks for more than it reads")
-                return
-        if self._writer_idle:
-            self._writer_idle.unpark_all()
 
-    async def _write_loop(self) -> None:
+    def _note_sent(self) -> None:
+        if self._drained and self._out.unsent_bytes <= self._limits.write_buffer_bytes // 2:
+            self._drained.unpark_all()
+        self._count()
+
+    async def _write(self) -> None:
         try:
-            while True:
-                # One scope for many sends: its deadline moves with each. When it passes between
-                # two of them nothing is lost.
-                with trio.CancelScope() as scope:
-                    await self._write(scope)
-                if self._is_sending:
-                    self._note_end("the peer does not read")
-                    return self.close("the peer does not read")
-        except _BROKEN as error:
-            self.close(f"broken: {error}")
-
-    async def _write(self, scope: trio.CancelScope) -> None:
-        limits = self._limits
-        resume_below = limits.write_buffer_bytes // 2
-        while True:
-            while not self._out:
-                await self._writer_idle.park()
-            parts, self._out = self._out, []
-            pieces = _pieces(parts)
-            for at, piece in enumerate(pieces):
-                if scope.cancel_called:  # between two sends: what is left has a scope of its own
-                    self._out[:0] = pieces[at:]
-                    return
-                size = len(piece)
-                self._handed_total += size
-                self._send_began_s = now = trio.current_time()
-                scope.deadline = now + limits.write_timeout_s
-                self._is_sending = True
-                await self._stream.send_all(piece)
-                self._is_sending = False
-                self._out_bytes -= size
-                if self._out_bytes <= resume_below:
-                    self._drained.unpark_all()
-            self._last_activity_s = trio.current_time()
-            self._count()
-
-
-def _pieces(parts: list[Buffer]) -> list[bytes | memoryview]:
-    """Join small neighbours, leave large parts uncopied, cut what is too large for one send."""
-    pieces: list[bytes | memoryview] = []
-    run: list[Buffer] = []
-    run_bytes = 0
-    for part in parts:
-        size = len(part) if type(part) is bytes else memoryview(part).nbytes
-        if run and run_bytes + size > SEND_BYTES:
-            pieces.append(b"".join(run))
-            run, run_bytes = [], 0
-        if size <= JOIN_BYTES:
-            run.append(part)
-            run_bytes += size
-            continue
-        if run:
-            pieces.append(b"".join(run))
-            run, run_bytes = [], 0
-        view = memoryview(part)
-        pieces.extend(view[start : start + SEND_BYTES] for start in range(0, size, SEND_BYTES))
-    if run:
-        pieces.append(b"".join(run))
-    return pieces
+            await self._out.run()
+        except BROKEN as error:
+            return self.close(f"broken: {error}")
+        self._note_end("the peer does not read")
+        return self.close("the peer does not read")
 
 
 def _nothing() -> None:
     """Stand in for what is no longer to be called."""
-
-
-def _after(opaque: int) -> int:
-    return opaque + 1 if opaque < 0x7FFFFFFF else -0x80000000
 
 
 def _text(address: tuple[str, int]) -> str:

@@ -85,6 +85,23 @@ class Stream(Protocol):
         """Close both directions at once; wakes tasks that are blocked in it. Idempotent."""
 
 
+class DirectStream(Stream, Protocol):
+    """A stream that takes bytes in the turn that has them, while no other send is under way."""
+
+    def send_some_nowait(self, data: Buffer) -> int:
+        """Send the beginning of *data* without waiting; return how many bytes: 0 when it is full.
+
+        Raises:
+            OSError: The connection broke, or this end was closed.
+        """
+
+
+def send_at_once(stream: Stream) -> Callable[[Buffer], int] | None:
+    """Return `DirectStream.send_some_nowait` of *stream*; None when it is no such stream."""
+    found: Callable[[Buffer], int] | None = getattr(stream, "send_some_nowait", None)
+    return found
+
+
 class Listener(Protocol):
     """A bound server socket."""
 

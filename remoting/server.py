@@ -13,7 +13,7 @@ from remoting.connection_ends import ConnectionEnds
 from remoting.log import get_logger
 from remoting.memory_budget import MemoryBudget
 from remoting.places import Admission, Places
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer
 from remoting.seams import Listener, Network, ServerTls, Stream

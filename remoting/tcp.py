@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import socket
 import ssl
+import sys
 from typing import Final
 
 import trio
@@ -171,6 +173,15 @@ class SocketStream:
         """Send all of *data*."""
         await self._stream.send_all(memoryview(data))
 
+    def send_some_nowait(self, data: Buffer) -> int:
+        """Send the beginning of *data*; return how many bytes: 0 when the socket is full."""
+        if sys.platform == "win32":  # sockets are no descriptors there: the waiting way sends
+            return 0
+        try:
+            return os.write(self._socket.fileno(), data)
+        except BlockingIOError:
+            return 0
+
     async def receive_some(self, max_bytes: int) -> Buffer:
         """Return at least one byte, or nothing at the end of the stream."""
         return await self._stream.receive_some(max_bytes)
@@ -267,6 +278,11 @@ class _ServerStream:
         if inner is None:
             inner = await self._open()
         await inner.send_all(data)
+
+    def send_some_nowait(self, data: Buffer) -> int:
+        """Send the beginning of *data*; 0 also with TLS, and before it is known whether it is."""
+        inner = self._inner
+        return inner.send_some_nowait(data) if isinstance(inner, SocketStream) else 0
 
     async def receive_some(self, max_bytes: int) -> Buffer:
         """Return at least one byte, or nothing at the end of the stream."""

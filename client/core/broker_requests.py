@@ -35,7 +35,8 @@ from commitlog.record import (
 )
 from remoting.connection import Connection
 from remoting.log import get_logger
-from remoting.processor import Answered, Handled, Limiter, ProcessorTable
+from remoting.processor import Answered, Handled, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to

@@ -33,7 +33,8 @@ from commitlog.errors import ConfigError
 from commitlog.seams import Disk
 from remoting.client import RemotingClient
 from remoting.connection import Connection
-from remoting.processor import Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import ExtFields, RemotingCommand
 from remoting.protocol.headers import (

@@ -21,7 +21,8 @@ from dledger.processors.answers import not_leader
 from dledger.processors.rights import Places, RuleOf
 from remoting.access.rules import Rule
 from remoting.connection import Connection
-from remoting.processor import Handled, Handler, Limiter, ProcessorTable
+from remoting.processor import Handled, Limiter
+from remoting.processor_table import Handler, ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 

@@ -70,7 +70,8 @@ from dledger.services.waiting import every_second
 from dledger.settings_tables import BrokerTable
 from remoting.access.rules import Rule
 from remoting.connection import Connection
-from remoting.processor import Handler, Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import Handler, ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.seams import Clock, Executor, Rng
 

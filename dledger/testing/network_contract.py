@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from dledger.testing.contract import require, require_error, unwrapped
-from remoting.seams import Listener, Network, Stream
+from remoting.seams import Listener, Network, Stream, send_at_once
 
 LIMIT_S: Final = 10.0
 """Nothing here takes so long; what does hangs."""
@@ -66,6 +66,7 @@ async def check_network(
         await _check_addresses(ends)
         await _check_bytes(ends)
         await _check_both_ways(ends)
+        await _check_send_at_once(ends)
         await _check_cancelled_receive(ends)
         await _check_close(ends)
         await _check_peer_closed(ends)
@@ -120,6 +121,27 @@ async def _check_both_ways(ends: _Ends) -> None:
     async with ends.connected() as (ours, theirs), trio.open_nursery() as nursery:
         nursery.start_soon(carry, ours, theirs)
         nursery.start_soon(carry, theirs, ours)
+
+
+async def _check_send_at_once(ends: _Ends) -> None:
+    """A stream that sends without waiting takes the beginning, and nothing when it is full."""
+    async with ends.connected() as (ours, theirs):
+        at_once = send_at_once(ours)
+        if at_once is None:
+            return
+        sent = bytes(range(251)) * (LARGE_BYTES // 251)
+        taken = 0
+        while step := at_once(memoryview(sent)[taken : taken + CHUNK_BYTES]):
+            taken += step
+            require(step <= CHUNK_BYTES and taken < len(sent), "a full stream takes nothing")
+        rest = sent[taken : taken + CHUNK_BYTES]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.send_all, rest)
+            received = await _received(theirs, taken + len(rest))
+        require(received == sent[: taken + len(rest)], "both ways to send keep the order")
+        await ours.aclose()
+        with require_error(OSError, "send at once on a closed stream"):
+            at_once(b"x")
 
 
 async def _check_cancelled_receive(ends: _Ends) -> None:

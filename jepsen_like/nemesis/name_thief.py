@@ -20,7 +20,8 @@ from commitlog.errors import LocalProtocolError
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import BadRequestError, RemotingError
-from remoting.processor import Handled, Limiter, ProcessorTable
+from remoting.processor import Handled, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     ClusterInfo,
     DataVersion,

@@ -17,7 +17,8 @@ from remoting.access.rules import ADMIN, Rule
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
 from remoting.log import get_logger
-from remoting.processor import Handled, Handler, Limiter, ProcessorTable
+from remoting.processor import Handled, Limiter
+from remoting.processor_table import Handler, ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.fresh_signature import (

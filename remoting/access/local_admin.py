@@ -12,7 +12,8 @@ from collections.abc import Collection
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
 from remoting.log import get_logger
-from remoting.processor import Handled, Handler
+from remoting.processor import Handled
+from remoting.processor_table import Handler
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 

@@ -20,7 +20,8 @@ from commitlog.record import Record, decode_record, encode_record, pack_host
 from dledger.testing.memory_network import MemoryNetwork
 from remoting.clock import TrioClock
 from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled, Limiter, ProcessorTable
+from remoting.processor import DEFERRED, Handled, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     BrokerData,
     ClusterInfo,

@@ -19,7 +19,7 @@ from namesrv.config import load_config
 from namesrv.server import serve_namesrv
 from remoting.clock import TrioClock
 from remoting.connection import Connection
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.rng import SystemRng
 from remoting.settings.reader import ConfigFile

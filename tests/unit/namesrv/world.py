@@ -17,7 +17,7 @@ from namesrv.config import SCHEMA, NamesrvConfig, load_config
 from namesrv.server import serve_namesrv
 from remoting.clock import TrioClock
 from remoting.connection import Connection, ConnectionLimits
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     DataVersion,
     RegisterBrokerBody,

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from dledger.testing.memory_network import MemoryNetwork, MemoryStream
 from remoting.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 
 
 class RecordedStream(MemoryStream):

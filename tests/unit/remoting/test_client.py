@@ -13,7 +13,8 @@ from commitlog.errors import LocalProtocolError
 from remoting.client import RemotingClient, open_client, split_address
 from remoting.connection import Connection
 from remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
-from remoting.processor import DEFERRED, Limiter, ProcessorTable
+from remoting.processor import DEFERRED, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
 from remoting.protocol.signature import Credentials, is_signed_by
 from remoting.server import RemotingServer

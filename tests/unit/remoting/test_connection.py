@@ -11,9 +11,10 @@ import trio
 import trio.testing
 
 from commitlog.errors import DiskFullError, InvariantBroken
-from remoting.connection import SEND_BYTES, Connection, ConnectionLimits
+from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
-from remoting.processor import DEFERRED, Limiter, ProcessorTable
+from remoting.processor import DEFERRED, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import (
     RemotingCommand,
     SerializeType,
@@ -21,6 +22,7 @@ from remoting.protocol.command import (
     response_to,
 )
 from remoting.protocol.frame import FrameDecoder, encode_command
+from remoting.write_buffer import SEND_BYTES
 
 Linked = Callable[..., tuple[Connection, Connection]]
 ECHO = 900
@@ -141,7 +143,7 @@ async def test_answer_uses_the_header_encoding_of_its_request(
 async def test_opaque_wraps_to_negative_and_skips_what_is_open(wire: Any) -> None:
     one = wire()
     connection: Connection = one.connection
-    connection._next_opaque = 0x7FFFFFFF
+    connection._calls._next_opaque = 0x7FFFFFFF
     opaques = []
     for _ in range(3):
         command = request(1)

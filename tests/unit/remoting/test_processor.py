@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commitlog.errors import ConfigError
-from remoting.processor import Handler, Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import Handler, ProcessorTable
 from remoting.protocol.command import response_to
 
 

@@ -11,7 +11,8 @@ import trio.testing
 from remoting.client import RemotingClient
 from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import ConnectionLostError, RemotingError
-from remoting.processor import DEFERRED, Limiter, ProcessorTable
+from remoting.processor import DEFERRED, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.frame import FrameDecoder, encode_command
 from remoting.server import RemotingServer, ServerLimits

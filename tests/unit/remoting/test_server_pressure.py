@@ -13,7 +13,8 @@ from remoting.connection import Connection, ConnectionLimits
 from remoting.errors import AccessRefusedError, ConnectionLostError
 from remoting.memory_budget import BudgetLimits, MemoryBudget
 from remoting.places import GRACE_S
-from remoting.processor import DEFERRED, Limiter, ProcessorTable
+from remoting.processor import DEFERRED, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.frame import FrameDecoder, encode_command

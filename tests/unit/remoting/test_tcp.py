@@ -16,7 +16,8 @@ import trustme
 from commitlog.errors import ConfigError
 from remoting.client import RemotingClient
 from remoting.errors import ConnectFailedError, RemotingError
-from remoting.processor import Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import request, response_to
 from remoting.seams import TlsMode
 from remoting.server import RemotingServer

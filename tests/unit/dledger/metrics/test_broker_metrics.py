@@ -18,7 +18,7 @@ from namesrv.route_table import RouteInfoManager
 from namesrv.server import NamesrvMetrics
 from remoting.access.local_admin import LocalAdmin
 from remoting.metrics.server_metrics import ServerMetrics
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     ConsumerData,
     ConsumeType,

@@ -22,7 +22,8 @@ from dledger.processors.rights import SUB, Places, message_at, needs
 from dledger.processors.wiring import PROCESSORS
 from remoting.access.rules import ADMIN, SIGNED
 from remoting.connection import Connection
-from remoting.processor import Handled, Limiter, ProcessorTable
+from remoting.processor import Handled, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from tests.harness.fake_group import FakeGroup

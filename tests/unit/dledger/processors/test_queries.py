@@ -16,7 +16,7 @@ from commitlog.record import decode_record, encode_record, iter_records
 from dledger.processors import queries
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.clocks import EPOCH_MS, ManualClock
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     ConsumerData,
     HeartbeatData,

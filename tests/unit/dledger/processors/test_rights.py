@@ -25,7 +25,8 @@ from remoting.access.accounts import Permission, Right
 from remoting.access.gate import AccessGate
 from remoting.access.rules import ADMIN, SIGNED
 from remoting.errors import AccessRefusedError, BadRequestError
-from remoting.processor import Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker

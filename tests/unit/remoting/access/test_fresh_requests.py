@@ -18,7 +18,8 @@ from remoting.access.rules import SIGNED
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import ConnectFailedError
-from remoting.processor import DEFERRED, Limiter, ProcessorTable
+from remoting.processor import DEFERRED, Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.frame import FrameDecoder, encode_command

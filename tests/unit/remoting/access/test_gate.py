@@ -17,7 +17,8 @@ from remoting.access.accounts import Permission, Right
 from remoting.access.gate import AccessGate, admitted_account, limited_account
 from remoting.access.rules import ADMIN, SIGNED, Rule
 from remoting.errors import AccessRefusedError, BadRequestError
-from remoting.processor import Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.outcome import Condition, answer_error, condition_of
 from remoting.protocol.signature import Credentials

@@ -12,7 +12,8 @@ from dledger.processors.wiring import LOCAL_ADMIN as BROKER_CODES
 from namesrv.server import LOCAL_ADMIN as NAMESRV_CODES
 from remoting.access.local_admin import LocalAdmin, is_loopback
 from remoting.errors import AccessRefusedError
-from remoting.processor import Limiter, ProcessorTable
+from remoting.processor import Limiter
+from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 

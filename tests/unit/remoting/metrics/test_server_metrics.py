@@ -13,7 +13,7 @@ from dledger.testing.memory_network import MemoryNetwork
 from remoting.connection_ends import LINES_PER_WINDOW, WINDOW_S, ConnectionEnds
 from remoting.metrics.families import family_text
 from remoting.metrics.server_metrics import ServerMetrics
-from remoting.processor import ProcessorTable
+from remoting.processor_table import ProcessorTable
 from remoting.server import RemotingServer
 from tests.harness.metrics_page import MetricsPage
 
