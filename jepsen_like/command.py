@@ -65,7 +65,7 @@ def run(
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",
 ) -> int:
-    """Play one plan. Exit status 1 when a promise was broken."""
+    """Play one plan. Exit status 1 when a violation was found."""
     if (seed is None) == (plan is None):
         raise CliError("give either --seed or --plan", exit_code=ExitCode.USAGE)
     if plan is not None:
@@ -148,7 +148,7 @@ async def soak(
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",
 ) -> int:
-    """Play drawn plans for a time. Exit status 1 when a promise was broken."""
+    """Play drawn plans for a time. Exit status 1 when a violation was found."""
     if minutes <= 0 or jobs < 1:
         raise CliError("--minutes and --jobs are positive", exit_code=ExitCode.USAGE)
     totals, reports = Totals(), list[Report]()

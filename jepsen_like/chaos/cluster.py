@@ -1,8 +1,8 @@
 """The cluster under test: NameServers and brokers as processes of the runner.
 
-On loopback everybody is told the ports of the runner's proxy, never those a broker or NameServer
+On loopback all processes get the ports of the runner's proxy, never those a broker or NameServer
 has bound, so every link goes through it. In a network of the run's own every process has a
-namespace, and everybody is told real ports. Every broker has a clock the runner steers, and a data
+namespace, and all processes get real ports. Every broker has a clock the runner steers, and a data
 folder that may be a file system of its own.
 """
 
@@ -32,11 +32,11 @@ from jepsen_like.workloads.transactions import broker_settings
 
 GROUP: Final = "chaos"
 CLIENTS: Final = "clients"
-"""Under this name the proxy knows everybody who speaks to a broker as a client."""
+"""The proxy's name for all that connect to a broker as a client."""
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 EXPIRY_REGISTRATIONS: Final = 4
-"""A broker is unlisted after so many registrations that did not come; RocketMQ's ratio."""
+"""Missed registrations after which a broker is unlisted; RocketMQ's ratio."""
 
 SCAN_MS_MIN: Final = 100
 SCRUB_BYTES_PER_S: Final = 32 << 20
@@ -45,29 +45,29 @@ SCRUB_BYTES_PER_S: Final = 32 << 20
 
 @dataclass(slots=True)
 class Ports:
-    """Where one process listens, and where others are told it does.
+    """The ports of a process: those it listens on, and those that others connect to.
 
     Attributes:
         host: The machine it is on.
         client: For clients; a NameServer has this one only.
-        client_told: By name of who is told.
-        peer, peer_told: For members.
+        client_dialled: For clients, by the name of the process that connects.
+        peer, peer_dialled: For members.
     """
 
     host: Host
     client: int
-    client_told: Mapping[str, int]
+    client_dialled: Mapping[str, int]
     peer: int = 0
-    peer_told: int = 0
+    peer_dialled: int = 0
 
     def client_address(self, source: str) -> str:
-        """Return the ``host:port`` for clients that *source* is told."""
-        return f"{self.host.address}:{self.client_told[source]}"
+        """Return the ``host:port`` that *source* connects to as a client."""
+        return f"{self.host.address}:{self.client_dialled[source]}"
 
     @property
     def peer_address(self) -> str:
-        """The ``host:port`` that members are told."""
-        return f"{self.host.address}:{self.peer_told}"
+        """The ``host:port`` that members connect to."""
+        return f"{self.host.address}:{self.peer_dialled}"
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class ChaosCluster(LocalCluster):
     Attributes:
         name_servers: By name; the first is `namesrv`.
         ports: Of each broker and NameServer.
-        is_proxied: Whether the ports told are a proxy's.
+        is_proxied: Whether processes connect to ports of a proxy.
         clocks: Of each broker.
     """
 
@@ -97,22 +97,22 @@ class ChaosCluster(LocalCluster):
         return self.namesrv_addresses_for(CLIENTS)
 
     def namesrv_addresses_for(self, source: str) -> tuple[str, ...]:
-        """``host:port`` of each NameServer, as *source* is told."""
+        """``host:port`` of each NameServer, for *source*."""
         return tuple(self.ports[name].client_address(source) for name in self.name_servers)
 
     def targets(self) -> dict[int, Target]:
-        """Return what the proxy stands for: port to listen on, and who is behind it."""
+        """Return what the proxy stands for: port to listen on, and the process behind it."""
         found: dict[int, Target] = {}
         for name, ports in self.ports.items():
             host = ports.host.address
             if name in self.brokers:
-                found[ports.peer_told] = Target(name, host, ports.peer, None)
-            for source, port in ports.client_told.items():
+                found[ports.peer_dialled] = Target(name, host, ports.peer, None)
+            for source, port in ports.client_dialled.items():
                 found[port] = Target(name, host, ports.client, source)
         return found
 
     def be_ahead(self, name: str, versions: int) -> None:
-        """Let a broker speak a protocol so many versions newer from its next start on."""
+        """Let a broker speak a protocol *versions* newer from its next start on."""
         node = self.brokers[name]
         node.arguments = (*node.arguments[:-1], str(versions))
 
@@ -154,7 +154,7 @@ def lay_out(
     """Write the configuration of the cluster that *plan* asks for.
 
     Args:
-        folder: Holds configuration, logs and, unless *stores* says otherwise, data.
+        folder: Holds configuration, logs and, unless *stores* has another place, data.
         hosts: Of each process, with a namespace of its own; None: loopback, behind a proxy.
         stores: Data folder of each broker.
         settings: Over those of the plan, ``table.name`` to value.
@@ -207,8 +207,8 @@ def _ports(
         if hosts:
             found[name] = Ports(hosts[name], port, dict.fromkeys(dialled_by, port), peer, peer)
         else:
-            client_told = {source: next(free) for source in dialled_by}
-            found[name] = Ports(LOOPBACK, port, client_told, peer, next(free) if peer else 0)
+            client_dialled = {source: next(free) for source in dialled_by}
+            found[name] = Ports(LOOPBACK, port, client_dialled, peer, next(free) if peer else 0)
     return found
 
 
@@ -268,7 +268,7 @@ def _values(cluster: ChaosCluster, name: str, store: Path, plan: Plan) -> dict[s
         "broker.broker_name": GROUP,
         "broker.namesrv_addr": ";".join(cluster.namesrv_addresses_for(name)),
         "broker.broker_ip1": ports.host.address,
-        "broker.advertised_port": ports.client_told[CLIENTS],
+        "broker.advertised_port": ports.client_dialled[CLIENTS],
         "server.listen_host": _listen_host(ports.host),
         "server.listen_port": ports.client,
         # In namespaces the runner, which changes members, is another machine.

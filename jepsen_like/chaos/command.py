@@ -126,7 +126,7 @@ def run(
     links: Annotated[
         LinksBy | None,
         Parameter(
-            help="Who breaks links: the runner's proxy, or the kernel, which cuts them so that "
+            help="What breaks links: the runner's proxy, or the kernel, which cuts them so that "
             "packets vanish (root). The kernel when --faults names network."
         ),
     ] = None,
@@ -328,7 +328,7 @@ def minimize(
     ] = MINIMIZE_PLAYS,
     store: Store = DEFAULT_STORE,
 ) -> int:
-    """Look for a smaller plan that breaks the same promise, by running candidates.
+    """Search a smaller plan with the same violation, by running candidates.
 
     Exit: 0 a smaller plan was found, 1 none was.
     """
@@ -337,14 +337,14 @@ def minimize(
     broken = [v for verdict in kept_verdicts(folder) for v in verdict.violations]
     if not broken:
         raise CliError(
-            f"{folder} broke no promise",
+            f"{folder} has no violation",
             next_step="minimize a run that is invalid",
             exit_code=ExitCode.USAGE,
         )
     extras = extras_of(folder)
     if extras.namesrv:
         raise CliError(
-            f"{folder} is of somebody else's cluster, which plans cannot break",
+            f"{folder} is of a foreign cluster, which plans cannot break",
             exit_code=ExitCode.USAGE,
         )
     wanted = (broken[0].checker, broken[0].name)

@@ -1,7 +1,7 @@
 """``dledger demo``: a preset of the chaos runner that kills the leader under load.
 
 One plan, three or five brokers, one fault. The clients, the record, the checks and the report are
-those of ``dledger-chaos run``; only the words on the screen are for people who see it first.
+those of ``dledger-chaos run``; only the words on the screen are for people that see it first.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def demo(
         if not remove:
             result["report"] = str(write_result(folder, result_for_report(ran, folder)))
     except Exception:
-        # Ctrl-C is no Exception: a person who breaks off does not want the data.
+        # Ctrl-C is no Exception: a person that breaks off does not want the data.
         remove = False
         note(f"data and logs are kept in {folder}")
         raise
@@ -199,7 +199,7 @@ MEANINGS: Final = {
     "acknowledged": "messages whose send was answered with success",
     "lost": "acknowledged, and missing for consumers or on a replica; must be 0",
     "duplicated": "stored twice; must be 0",
-    "broken": "other promises that were broken; must be 0",
+    "broken": "other violations; must be 0",
     "not_stored": "sends that ended with: not stored",
     "unknown": "sends that ended with: unknown",
     "delivered": "messages read back from the replicas",
@@ -307,7 +307,7 @@ def show(facts: dict[str, Any], output: str) -> int:
     elif facts["verdict"] == "unknown":
         console.print(f"[bold red]Not known:[/bold red] {facts['reason']}. See {facts['folder']}")
     else:
-        console.print(f"[bold red]A promise was broken.[/bold red] See {facts['folder']}")
+        console.print(f"[bold red]The check found a violation.[/bold red] See {facts['folder']}")
     if "report" in facts:
         console.print(f"report: {facts['report']}", highlight=False)
     return code

@@ -3,7 +3,7 @@
 What to hit is chosen by plain functions from what is there and the run's randomness; the rest is
 one write. Nothing is touched unless the folder is a broker's and no broker runs on it.
 
-Damage like this destroys what was promised: it is for a minority of a group at a time.
+Damage like this destroys what was acknowledged: it is for a minority of a group at a time.
 
 Everything here that takes a folder blocks, for as long as reading the files takes: call it from a
 worker thread (`trio.to_thread.run_sync`).

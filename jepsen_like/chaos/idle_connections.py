@@ -1,10 +1,10 @@
-"""Thousands of connections to one listener that say nothing: many machines, or one gone wild.
+"""Thousands of connections to one listener that send nothing: many machines, or a faulty one.
 
 They are held by processes of their own, each with its own descriptors and its own address of
 loopback, so neither the runner's descriptors nor the ports of one address run out. A holder ends
 with the pipe that its parent keeps open, so it never outlives it.
 
-``python -m jepsen_like.chaos.idle_connections HOST PORT NUMBER SOURCE``: one holder. It says on
+``python -m jepsen_like.chaos.idle_connections HOST PORT NUMBER SOURCE``: one holder. It writes to
 stdout, as JSON, how many it opened, and at the end how many of them were never closed on it.
 """
 
@@ -104,7 +104,7 @@ def idle_connections(host: str, port: int, number: int) -> Iterator[Flood]:
     finally:
         for holder in holders:
             _let_go(holder)
-        with suppress(FaultError):  # one that says nothing any more has kept nothing
+        with suppress(FaultError):  # one that does not answer has kept nothing
             flood.kept = sum(_count(holder) for holder in holders)
         for holder in holders:
             _end(holder)
@@ -164,11 +164,11 @@ def _open(host: str, port: int, number: int, source: str) -> list[socket.socket]
 
 
 def kept_of(connections: Sequence[socket.socket]) -> int:
-    """Return how many of these nobody has closed on the other side."""
+    """Return how many of these the other side has not closed."""
     poll = select.poll()
     for connection in connections:
         poll.register(connection, select.POLLIN)
-    # Nobody sends anything to one that says nothing: what can be read is the end.
+    # Nothing is sent to a silent connection: what can be read is the end.
     return len(connections) - len(poll.poll(0))
 
 

@@ -65,7 +65,7 @@ def few_open_files(
 
     Args:
         pid: A process of the caller's that has not been waited for: its id is not reused then.
-        is_there: Tells, at the end, whether that is still so.
+        is_there: Returns, at the end, whether that is still so.
     Yields:
         The limit, as `RLIMIT_NOFILE` has it.
     Raises:

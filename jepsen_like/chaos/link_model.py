@@ -68,7 +68,7 @@ class Passage:
 
     @property
     def is_quick(self) -> bool:
-        """Whether bytes may be sent on at once and then merely be told to `follow`."""
+        """Whether bytes may be sent on at once and then merely be passed to `follow`."""
         return (
             self.link.is_quick and not self._edges.has_rest and not self._held.has_for(self._number)
         )
@@ -162,7 +162,7 @@ HELD_FRAMES: Final = 32
 """Frames of old connections a link keeps per channel; older ones are lost."""
 
 HELD_BYTES: Final = 8 << 20
-"""And so many bytes of them, so that frames at their cap do not fill the memory."""
+"""Bytes of held frames, at most, so that frames at their cap do not fill the memory."""
 
 
 class Held(NamedTuple):
@@ -207,7 +207,7 @@ class Link:
 
     Attributes:
         busy_until_s: When the bytes a limited link has taken are through.
-        is_quick: What comes may go on at once: it is whole, and nothing slows it or looks at it.
+        is_quick: What comes may go on at once: it is whole, and nothing slows it or inspects it.
     """
 
     __slots__ = ("_held", "busy_until_s", "fault", "is_cut", "is_quick", "source", "target")

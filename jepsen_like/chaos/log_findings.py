@@ -19,14 +19,14 @@ CONTRADICTS: Final = "peer_contradicts"
 """The event of a member that knows another's words to be wrong."""
 
 SHOWN_MAX: Final = 4
-"""Violations of one broker; the last one says how many more there are."""
+"""Violations of one broker; the last one has the number of the others."""
 
 
 def read_logs(logs: Mapping[str, Path]) -> list[Verdict]:
-    """Return the verdict over the logs of brokers; none where there is nothing to say.
+    """Return the verdict over the logs of brokers; none where there is no finding.
 
     Args:
-        logs: The log file of each broker; one that is not there has said nothing.
+        logs: The log file of each broker; a missing file has no findings.
     """
     found: list[Violation] = []
     for name, path in logs.items():
@@ -50,7 +50,7 @@ def contradictions(name: str, lines: Iterable[str]) -> list[Violation]:
 
 
 def _contradiction(line: str) -> str | None:
-    """Return what a line says of a contradiction; None: it says nothing of one."""
+    """Return the contradiction that a line reports; None: it reports none."""
     if CONTRADICTS not in line:
         return None
     try:

@@ -2,7 +2,7 @@
 
 A power cut must leave what a disk would hold at that instant, so nothing may be written on the
 way. Freezing the file system (FIFREEZE) writes out every unsynced page first and would hide the
-very losses looked for. ext4 can be told to go down at once instead, journal not flushed
+very losses looked for. ext4 can be shut down at once instead, journal not flushed
 (FS_IOC_SHUTDOWN): from that instant nothing reaches the image, and every call of processes that
 still run ends in EIO. Unmounting then throws the page cache away, mounting replays the journal.
 
@@ -46,7 +46,7 @@ LEAST_BYTES: Final = 8 << 20
 """Size of the smallest disk: a journal and little else."""
 
 COMMIT_S: Final = 300
-"""Seconds between commits of the journal nobody asked for; longer than a plan stays calm."""
+"""Seconds between commits of the journal without a request; longer than a plan stays calm."""
 
 COMMAND_TIMEOUT_S: Final = 30
 """Seconds a mount, unmount or format may take before the machine is called unfit."""
@@ -61,7 +61,7 @@ _NO_LOG_FLUSH: Final = struct.pack("I", 2)
 _WRITE_AND_WAIT: Final = 1 | 2 | 4
 _TOOLS: Final = ("mkfs.ext4", "losetup", "mount", "umount", "cp")
 _BUSY: Final = 32
-"""Exit status of `umount` when somebody has files open there, among other failures."""
+"""Exit status of `umount` when a process has files open there, among other failures."""
 
 
 @functools.cache
@@ -249,7 +249,7 @@ class LoopDisk:
         """Write everything out and take the disk away from its place.
 
         Raises:
-            FaultError: Somebody has files of it open; it stays mounted.
+            FaultError: A process has files of it open; it stays mounted.
         """
         if self.mounted and not self._unmount():
             raise FaultError(f"{self.place} is in use; end the processes that have files open")

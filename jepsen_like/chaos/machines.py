@@ -33,10 +33,10 @@ SLOW_S_MAX: Final = 120
 """A flush is slowed for no longer, whatever happens to the runner."""
 
 FULL_LEAVES_BYTES: Final = 256 << 10
-"""A full disk has room for small files, as they have in practice, and none for a segment."""
+"""A full disk has space for small files, as they have in practice, and none for a segment."""
 
 VERSIONS_AHEAD: Final = 1
-"""A broker of a later release speaks a protocol so much newer."""
+"""Versions by which the protocol of a later release is newer."""
 
 ROT_PLACES: Final = (
     file_damage.Place.SEGMENT,
@@ -108,7 +108,7 @@ class RealMember(RealMachine):
     """A broker process; see `jepsen_like.nemesis.ground.Member`.
 
     Attributes:
-        status: What it said when it was asked last; empty while it does not answer.
+        status: Its last answer; empty while it does not answer.
         seen_voters: The voters in the list it followed last.
         disk: Its own file system; None where it has an ordinary folder.
         is_newer: It was started as one of a later release.
@@ -124,7 +124,7 @@ class RealMember(RealMachine):
         self.seen_voters: tuple[str, ...] = ()
         self._seen_commit = 0
         self._lives = 0
-        """How often it was started or ended: what it said before is over."""
+        """How often it was started or ended: older answers do not count."""
         self._why_no_disk = why_no_disk
         self._rng = rng
         self._slow = ExitStack()
@@ -155,7 +155,7 @@ class RealMember(RealMachine):
         return self._node.store_path
 
     async def look(self) -> None:
-        """Ask it what it is now. What a process says that has ended since does not count."""
+        """Ask for its status now. The answer of a process that has ended since does not count."""
         status, life = None, self._lives
         if self.is_up:
             status = await raft_status(self.address, timeout_s=STATUS_TIMEOUT_S)
@@ -179,7 +179,7 @@ class RealMember(RealMachine):
         return is_clean
 
     def note(self, status: Mapping[str, Any] | None) -> None:
-        """Take what it said; None: nothing."""
+        """Keep its answer; None: it gave none."""
         self.status = status or {}
         if status:
             self._seen_commit = int(status["commit_index"])
@@ -188,7 +188,7 @@ class RealMember(RealMachine):
             )
 
     async def start(self) -> bool:
-        """Start it, once whoever works on its disk has ended."""
+        """Start it, once the work on its disk has ended."""
         return await self._start(0)
 
     async def restart_newer(self) -> None:
@@ -215,7 +215,7 @@ class RealMember(RealMachine):
         """Stop it, shut its file system down, kill it, mount what survived.
 
         It stands still before its file system goes: a flush that races with the shutdown may be
-        told that it succeeded, and nobody without power answers anything.
+        reported as done, and a machine without power answers nothing.
         """
         disk = self._own_disk()
         async with self._disk_lock:
@@ -233,7 +233,7 @@ class RealMember(RealMachine):
         if pid is None or not self._node.running:
             return
         with trio.move_on_after(STOP_WITHIN_S):
-            while not _stands_still(pid):  # noqa: ASYNC110  # the kernel tells nobody
+            while not _stands_still(pid):  # noqa: ASYNC110  # the kernel gives no event
                 await trio.sleep(0.001)
             return
         raise FaultError(f"process {pid} did not stop within {STOP_WITHIN_S} s")
@@ -293,13 +293,13 @@ class RealMember(RealMachine):
     # -- limits ----------------------------------------------------------------------------
 
     async def limit_files(self, spare: int | None) -> str:
-        """Let it open only *spare* more files; None heals, and tells how busy it was meanwhile."""
-        told = self._how_busy()
+        """Let it open only *spare* more files; None heals, and returns how busy it was."""
+        busy = self._how_busy()
         self._few_files.close()
         self._limited = None
         pid = self._node.pid
         if spare is None or pid is None or not self._node.running:
-            return told
+            return busy
         why = limits.why_not()
         if why is not None:
             raise CannotBeDone(why)
@@ -315,14 +315,14 @@ class RealMember(RealMachine):
         if self._limited is None:
             return ""
         pid, limit, since_s, cpu_s = self._limited
-        told = f"at most {limit} descriptors: "
+        prefix = f"at most {limit} descriptors: "
         if not self._runs_as(pid):
-            return f"{told}it stopped"
+            return f"{prefix}it stopped"
         spent = (limits.cpu_s(pid) - cpu_s) / max(0.1, time.monotonic() - since_s)
-        return f"{told}it went on, {spent:.0%} of a processor"
+        return f"{prefix}it went on, {spent:.0%} of a processor"
 
     async def flood(self, connections: int) -> str:
-        """Let so many idle connections stand; 0 closes them and tells what became of them."""
+        """Hold *connections* idle connections; 0 closes them and returns what became of them."""
         await _in_thread(self._flood.close)
         flooded, self._flooded = self._flooded, None
         if not connections:
@@ -497,7 +497,7 @@ async def _in_thread(act: Callable[[], Any]) -> Any:
     """Do what blocks in a worker thread; it is waited for even when cancelled.
 
     Raises:
-        FaultError: The files or devices said no.
+        FaultError: A file or device refused.
     """
     try:
         return await trio.to_thread.run_sync(act)

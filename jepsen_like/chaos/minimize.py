@@ -1,4 +1,4 @@
-"""Plays smaller plans of one run and keeps the smallest that breaks the same promise."""
+"""Plays smaller plans of one run and keeps the smallest with the same violation."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Candidates:
     """What was tried.
 
     Attributes:
-        folder: Of the run that broke a promise.
+        folder: Of the run with a violation.
         wanted: Checker and name of the violation that a smaller plan must show again.
         play: Plays a plan in a folder that holds it as `plan.json`; a `CliError` is no verdict.
-        tell: Is told a sentence after each play.
+        tell: Called with a sentence after each play.
         smallest: The smallest plan so far that showed it; None: none did.
         ran: What came of its play.
         tried: Plays so far.

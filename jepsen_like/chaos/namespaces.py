@@ -8,7 +8,7 @@
 
 Nothing of it is in the machine's own network. At its first address a process serves, at the second
 the runner watches it, whatever is cut. A cut is a rule of the router, one way between two first
-addresses: packets vanish there and nobody is told, so connections are left half open.
+addresses: packets vanish there without notice, so connections are left half open.
 
 Names of namespaces say which process made them. What a runner that died has left is removed by the
 next one; the processes in it have died with their runner.
@@ -44,7 +44,7 @@ FOLDER: Final = Path("/run/netns")
 """Where `ip netns` keeps namespaces that have a name."""
 
 HOSTS_MAX: Final = 250
-"""One number of an address tells hosts apart."""
+"""One number of an address distinguishes hosts."""
 
 RULE_PRIORITY: Final = 10
 """Rules that cut come before the router's ordinary tables."""
@@ -59,7 +59,7 @@ _count = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where one process lives.
+    """The machine of one process.
 
     Attributes:
         address: Where it serves.
@@ -96,7 +96,7 @@ def why_not() -> str | None:
     return None
 
 
-# -- what is said to `ip`, without saying it ----------------------------------------------------
+# -- the commands of `ip`, as text --------------------------------------------------------------
 
 
 def rule_lines(

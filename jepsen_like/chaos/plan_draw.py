@@ -12,7 +12,7 @@ from jepsen_like.plans.plan import Kind, Plan, Settings, Step
 from jepsen_like.workloads.presets import workload_for
 
 FASTER: Final = 4.0
-"""Plans are drawn for the slow timers of the simulator; real elections are so much faster."""
+"""Plans are drawn for the slow timers of the simulator; real elections are faster by this."""
 
 SETTINGS: Final = Settings(
     heartbeat_ms=100,
@@ -72,7 +72,7 @@ def drawn_plan(
 
 
 def _a_little_ahead(step: Step) -> Step:
-    """A timer that was taken at a date ahead of the time is due so much later, in real time."""
+    """A timer that was taken at a date ahead of the time is due later by it, in real time."""
     if step.kind is not Kind.CLOCK_JUMP:
         return step
     return msgspec.structs.replace(step, arg=min(step.arg, JUMP_AHEAD_MAX_MS))

@@ -1,16 +1,16 @@
 """A proxy between real processes: links that are cut, slow, broken, or do wrong to frames.
 
-A process is told the proxy's port where it would be told another's; so every connection lies on
-two links, one each way, which behave as `LinkFault` says and as they do in the simulator. Members
-say in the first frame of a connection who they are; in front of ports for clients all who dial
-have one name.
+A process gets the proxy's port in place of another's; so every connection lies on two links, one
+each way, which behave as `LinkFault` describes and as they do in the simulator. Members name
+themselves in the first frame of a connection; in front of ports for clients all connections have
+one name.
 
 ========================  ================================================================
 cut                       nothing arrives; what is sent waits, `WINDOW_BYTES` of it, then the
                           sender does; new connections are not answered until both ways are
                           whole
 reset                     both sides of a connection see RST
-target gone               the accepted connection sees RST
+target ended              the accepted connection sees RST
 ========================  ================================================================
 
 Connections end as they do without a proxy: the end of one side arrives behind its bytes, a reset
@@ -58,7 +58,7 @@ HELLO_BYTES_MAX: Final = 1 << 20
 """Longest first frame of a member, bytes; a longer one is refused."""
 
 DIAL_TIMEOUT_S: Final = 2.0
-"""A target that does not take a connection for so long is as good as gone."""
+"""A target that takes no connection for this long counts as ended."""
 
 ACCEPT_PAUSE_S: Final = 0.1
 """Before another accept when descriptors have run out."""
@@ -68,12 +68,12 @@ _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who stands behind a port of the proxy.
+    """The process behind a port of the proxy.
 
     Attributes:
         name: As members call it in their hello.
         host, port: Where it really listens.
-        source: Name of all who dial this port; None: members, who say theirs.
+        source: Name of all that dial this port; None: members, which send theirs.
     """
 
     name: str
@@ -83,10 +83,10 @@ class Target:
 
 
 class Connection:
-    """One accepted connection, from before it is known who dialled to its end.
+    """One accepted connection, from before its dialler is known to its end.
 
     Attributes:
-        source: Who dialled; None until that is known.
+        source: Name of the dialler; None until that is known.
     """
 
     def __init__(self, number: int, dialler: socket.socket, target: Target) -> None:
@@ -139,7 +139,7 @@ class Connection:
 class LinkProxy:
     """Listens for all targets and owns the links between all names.
 
-    Faults may be set before and while it serves, and for names that nobody has said yet.
+    Faults may be set before and while it serves, and for names that have not dialled yet.
 
     Attributes:
         sometimes: What happened how often: connections, resets (by the proxy's own doing),
@@ -354,7 +354,7 @@ class LinkProxy:
 
 
 def _caller_of(early: bytearray) -> tuple[str, str] | None:
-    """Return name and channel of who says what *early* begins with; None while it is not all there.
+    """Return name and channel of the sender of *early*; None while its first frame is not complete.
 
     Whether the versions of two members fit is theirs to find out.
     """
@@ -389,7 +389,7 @@ async def _receive(dialler: socket.socket, early: bytearray) -> bool:
 
 
 async def _until_gone(dialler: socket.socket, early: bytearray, scope: trio.CancelScope) -> None:
-    """Cancel *scope* when the dialler goes away; keep what it says until then, within bounds."""
+    """Cancel *scope* when the dialler goes away; keep its bytes until then, within bounds."""
     while len(early) < WINDOW_BYTES:
         if not await _receive(dialler, early):
             scope.cancel()

@@ -24,7 +24,7 @@ One piece is always taken whole: a frame at its cap may stand above it.
 """
 
 SLICE_S: Final = 0.05
-"""A slow link is fed so much at once, so that its bytes trickle."""
+"""Seconds of traffic that a slow link gets at once, so that its bytes trickle."""
 
 SLICE_BYTES_MIN: Final = 512
 """But not less than this."""
@@ -67,7 +67,7 @@ class Carrier:
 
     Attributes:
         opposite: The carrier of the other direction.
-        is_done: The end has gone out.
+        is_done: The end was sent.
     """
 
     opposite: Carrier
@@ -170,7 +170,7 @@ class Carrier:
             self._reset()
 
     def _send_now(self, data: memoryview) -> memoryview:
-        """Return what the sink has no room for."""
+        """Return what the sink has no space for."""
         try:
             return data[self._sink.send(data) :]
         except BlockingIOError:
@@ -199,7 +199,7 @@ class Carrier:
         """Let out what waits, each when it is due and the link is whole.
 
         Returns when the connection is over: reset, or both directions done. After its own end
-        this direction still has to tell its sink when the source turns out to be gone.
+        this direction still has to tell its sink when the source turns out to have ended.
         """
         while True:
             what = await self._next()
@@ -249,7 +249,7 @@ class Carrier:
             self._sink_broke()
 
     def _sink_broke(self) -> None:
-        """Nobody is there to send to; the other side hears of it over the other direction."""
+        """The sink has ended; the other side learns it over the other direction."""
         if not self._is_sink_gone:
             self._is_sink_gone = True
             self.opposite.source_broke()

@@ -32,7 +32,7 @@ class RealGround:
     Args:
         begin_ns: `time.monotonic_ns` at the begin of the run: the zero of its clock.
         on_event: Given a row for every change of role and every end of a process.
-        on_sample: Given what each broker said, as a map, a few times a second.
+        on_sample: Called with each broker's answer, as a map, a few times a second.
         why_no_links: Why links cannot be broken as it was asked for; None when they can.
     """
 
@@ -184,12 +184,12 @@ class RealGround:
         return self._members[self._leading]
 
     def leading(self) -> str | None:
-        """Who leads now, or led last."""
+        """Name of the member that leads now, or led last."""
         self._leader()
         return self._leading
 
     def leads_now(self) -> bool:
-        """Whether somebody leads."""
+        """Whether a member leads."""
         return self._leader() is not None
 
     def voters(self) -> Sequence[tuple[str, ...]]:
@@ -197,7 +197,7 @@ class RealGround:
         return sorted({member.seen_voters for member in self._members.values()} - {()})
 
     def soundness(self, name: str) -> Soundness:
-        """What a broker says of itself; damage that nobody has found yet is the scrub's to find."""
+        """The condition a broker reports; damage that is not found yet is the scrub's to find."""
         member, leader = self._members[name], self._leader()
         status = member.status
         if not member.is_up or not status:
@@ -214,7 +214,7 @@ class RealGround:
         return Soundness(True, firm, caught_up, intact)
 
     def log_end(self, name: str) -> LogEnd | None:
-        """How far a broker's log reaches, as it said last; None while it is silent."""
+        """How far a broker's log reaches, by its last answer; None while it is silent."""
         member = self._members[name]
         status = member.status
         if not member.is_up or not status:
@@ -228,7 +228,7 @@ class RealGround:
         """Send the leader the order that ``dledger raft`` would."""
         leader = self._leader()
         if leader is None:
-            raise CannotBeDone("nobody leads")
+            raise CannotBeDone("no member leads")
         op = {
             Kind.TRANSFER: "transfer",
             Kind.MEMBER_REMOVE: "remove",

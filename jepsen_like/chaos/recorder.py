@@ -38,7 +38,7 @@ class Recorder:
         self._pending[id(row)] = row
 
     def sample(self, sample: Mapping[str, Any]) -> None:
-        """Take what a broker said of itself."""
+        """Add a broker's report of itself."""
         self._pending_samples.append(cbor2.dumps(dict(sample)))
 
     async def run(self) -> None:

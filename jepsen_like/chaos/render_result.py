@@ -133,11 +133,11 @@ def progress_line(phase: str, elapsed_s: float, counts: Counter[str], done: Coun
 
 
 class Progress:
-    """A context: says what will be done, then shows one line that changes, on standard error.
+    """A context: prints what will be done, then shows one line that changes, on standard error.
 
     Args:
         plan: What is played.
-        is_live: Somebody looks; else only the first line is written.
+        is_live: A person watches; else only the first line is written.
     """
 
     def __init__(self, plan: Plan, *, is_live: bool) -> None:

@@ -53,7 +53,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def no_verdict(folder: Path) -> Iterator[None]:
-    """Turn what kept a run from its end into *not known*; it is no broken promise."""
+    """Turn what kept a run from its end into *not known*; it is no violation."""
     try:
         yield
     except (MQError, OSError, BaseExceptionGroup) as error:
@@ -68,7 +68,7 @@ def no_verdict(folder: Path) -> Iterator[None]:
 
 
 def play(plan: Plan, folder: Path, extras: Extras, *, is_live: bool) -> Ran:
-    """Play *plan* in *folder*; *is_live*: somebody looks at the terminal.
+    """Play *plan* in *folder*; *is_live*: a person watches the terminal.
 
     Raises:
         MQError: The cluster did not even start; also within a group.
@@ -113,7 +113,7 @@ class RealTime:
 async def run_against(
     name_servers: tuple[str, ...], plan: Plan, folder: Path, options: Options
 ) -> Ran:
-    """Load a running cluster for as long as *plan* says, read all queues, and judge.
+    """Load a running cluster for the duration of *plan*, read all queues, and judge.
 
     A topic of its own is made and stays there.
     """

@@ -61,7 +61,7 @@ class RealLinks:
             self._links.mend(source, target, reset=reset)
 
     def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
-        """Spoil what passes."""
+        """Damage what passes."""
         if fault != HEALTHY:
             self._must_be_possible()
         if self._known(source, target):

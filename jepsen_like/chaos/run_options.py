@@ -11,13 +11,13 @@ from jepsen_like.chaos.runner import LinksBy
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """How a run differs from what its plan says; without it, it cannot be repeated.
+    """How a run differs from its plan; without it, it cannot be repeated.
 
     Attributes:
         set: Broker settings over those of the plan, each ``table.name=value``.
         broker_tree: Source tree that the brokers run; empty: the one of the runner.
-        namesrv: NameServers of somebody else's cluster; empty: the runner's own.
-        links: Who breaks links.
+        namesrv: NameServers of a foreign cluster; empty: the runner's own.
+        links: What breaks links.
     """
 
     set: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ def percentile(values: Sequence[float], per_cent: float) -> float | None:
 def result_of(
     history: History, verdicts: Sequence[Verdict], verdict: Verdict, faults: Counter[str]
 ) -> dict[str, Any]:
-    """Return what `result.json` says, but for what only the runner knows."""
+    """Return the content of `result.json`, but for what only the runner knows."""
     counts = counts_by_outcome(history.operations)
     times = failover_ms(history)
     done = {

@@ -74,11 +74,11 @@ DISK_KINDS: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.DISK_FUL
 
 
 LinksBy = Literal["proxy", "kernel"]
-"""Who breaks links: the runner's own proxy, or the kernel in a network of the run's own."""
+"""What breaks links: the runner's own proxy, or the kernel in a network of the run's own."""
 
 
 class DidNotSettle(Exception):  # noqa: N818  # a finding about the cluster, not an error here
-    """The healed cluster does not do what it must; the text says what."""
+    """The healed cluster does not do what it must; the text names it."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Options:
     Attributes:
         settings: Of every broker, over those of the plan.
         tree: Source tree that the brokers run; None: the one of this process.
-        links: Who breaks links. Where the kernel cannot, steps that want it are skipped.
+        links: What breaks links. Where the kernel cannot, steps that want it are skipped.
         on_progress: Called a few times a second with the phase, rows by kind and outcome, and
             faults by kind.
         on_event: Called with every fault when it begins and, with true, when it has ended, and
@@ -290,7 +290,7 @@ class _Run:
             await writing.kill()
         if clients.unclassified:
             texts = clients.unclassified[:8]
-            violations = tuple(Violation("outcome nobody knows", "client", t) for t in texts)
+            violations = tuple(Violation("unclassified outcome", "client", t) for t in texts)
             self.found.append(Verdict("outcomes", "invalid", violations))
 
     async def _tell(self, clients: WorkloadClients, nemesis: Nemesis) -> None:
@@ -404,7 +404,7 @@ def _links(cluster: ChaosCluster, network: RunNetwork | None, plan: Plan) -> Run
 
 
 async def _stop_in_order(ground: RealGround) -> None:
-    """Stop followers first: nobody stands for election then, and no log gets another entry."""
+    """Stop followers first: none stands for election then, and no log gets another entry."""
     leading = ground.leading()
     async with trio.open_nursery() as nursery:
         for name, member in ground.brokers.items():

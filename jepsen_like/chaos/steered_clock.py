@@ -1,4 +1,4 @@
-"""A broker's clock that somebody else steers, through a few bytes of shared memory.
+"""A broker's clock that another process steers, through a few bytes of shared memory.
 
 The runner writes how far the date is off and how fast the clocks run; the broker under test reads
 them whenever it asks for the time. Deadlines inside trio are not steered.
@@ -50,7 +50,7 @@ class ClockFile:
 
 
 class SteeredClock:
-    """A `remoting.seams.Clock` over another one, as a `ClockFile` says."""
+    """A `remoting.seams.Clock` over another one, steered by a `ClockFile`."""
 
     def __init__(self, clock: Clock, path: Path) -> None:
         with path.open("rb") as file:
@@ -76,7 +76,7 @@ class SteeredClock:
         return self._clock.wall_ms() + int(offset_ms) + round(self._gathered_s * 1000)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for *seconds* of this clock."""
+        """Wait for *seconds* of this clock."""
         await self._clock.sleep(self._real(seconds))
 
     def time_out(self, seconds: float) -> AbstractContextManager[trio.CancelScope]:

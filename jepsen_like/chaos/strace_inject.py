@@ -113,7 +113,7 @@ def slow_flushes(
 
     Args:
         pid: A child of the caller's; its id is not reused before it is waited for.
-        log: File for what strace says; written anew, and kept as evidence.
+        log: File for the output of strace; overwritten, and kept as evidence.
         within_s: Seconds after which it ends even inside the block.
     Raises:
         FaultError: The process cannot be attached to; nothing was done to it.
@@ -130,16 +130,16 @@ def slow_flushes(
 class _Tracer:
     """One strace under its `timeout`."""
 
-    def __init__(self, process: subprocess.Popen[str], said: IO[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], lines: IO[str]) -> None:
         self._process = process
-        self._said = said
+        self._lines = lines
 
     def lines(self) -> Iterator[str]:
-        """Yield what it says until it has ended."""
-        yield from self._said
+        """Yield its lines until it has ended."""
+        yield from self._lines
 
     def stop(self) -> None:
-        """Ask it to let go; it says more until it has. Idempotent."""
+        """Ask it to detach; more lines come until it has. Idempotent."""
         self._process.send_signal(signal.SIGINT)
 
 

@@ -1,1 +1,1 @@
-"""Decide from a history alone whether a promise was broken. Pure functions over arrays."""
+"""Decide from a history alone whether a guarantee was violated. Pure functions over arrays."""

@@ -1,1 +1,1 @@
-"""Does to a cluster what a plan says, simulated or real, and undoes it."""
+"""Injects the faults of a plan into a cluster, simulated or real, and heals them."""

@@ -22,7 +22,7 @@ from jepsen_like.plans.plan import Kind
 
 
 class CannotBeDone(Exception):  # noqa: N818  # no error: this machine has not what it takes
-    """A fault that cannot be injected here; the text says what is missing."""
+    """A fault that cannot be injected here; the text names what is missing."""
 
 
 @unique
@@ -83,7 +83,7 @@ class Member(Machine, Protocol):
         """End the process inside one of the next acts of its disk.
 
         Args:
-            skip: So many acts are let pass.
+            skip: Acts that pass before.
             power: What was not flushed is lost, too.
         Returns:
             Where it ended; empty when the disk did too little for that.
@@ -96,7 +96,7 @@ class Member(Machine, Protocol):
         """Flip bits of what is on the disk of a machine that is down; tell where."""
 
     async def spoil_sectors(self, sectors: int) -> str:
-        """Let reads of so many sectors of its files fail until they are written; tell where.
+        """Let reads of *sectors* sectors of its files fail until they are written; return where.
 
         Raises:
             CannotBeDone: Its disk is a real one.
@@ -116,7 +116,7 @@ class Member(Machine, Protocol):
         """
 
     async def flood(self, connections: int) -> str:
-        """Open so many connections that say nothing; 0 closes them. Tell what became of them."""
+        """Open idle connections; 0 closes them. Return what became of them."""
 
     async def fill_disk(self, left_bytes: int | None) -> None:
         """Let the disk have only *left_bytes* more; None heals."""
@@ -163,7 +163,7 @@ class Links(Protocol):
         """Let everything through again; connections with bytes waiting may be reset."""
 
     def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
-        """Spoil what passes."""
+        """Damage what passes."""
 
     def reset_between(self, one: str, other: str) -> object:
         """Reset all connections between the two."""
@@ -199,7 +199,7 @@ class Ground(Protocol):
         """Let a process that is no member be after the group's broker name, at every NameServer.
 
         Args:
-            identity: The group it says it is; empty: it names none.
+            identity: The group it names; empty: none.
         Returns:
             What became of it.
         """
@@ -225,10 +225,10 @@ class Ground(Protocol):
         """Let time pass up to *elapsed_s* after the begin."""
 
     def leading(self) -> str | None:
-        """Name of who leads and serves now, else of who led last; None when nobody ever did."""
+        """Name of the member that leads and serves now, else led last; None when none ever led."""
 
     def leads_now(self) -> bool:
-        """Whether somebody leads and serves now."""
+        """Whether a member leads and serves now."""
 
     def voters(self) -> Sequence[tuple[str, ...]]:
         """The lists of voters that members follow, or followed when they ended."""
@@ -237,7 +237,7 @@ class Ground(Protocol):
         """What is known of a broker."""
 
     async def look(self) -> None:
-        """Ask every broker how it is; what is said below is not older than this call."""
+        """Ask every broker for its status; the answers below are not older than this call."""
 
     def log_end(self, name: str) -> LogEnd | None:
         """How far a broker's log reaches; None when it does not answer."""
@@ -249,17 +249,17 @@ class Ground(Protocol):
             kind: `TRANSFER`, `MEMBER_ADD`, `MEMBER_REMOVE` or `MEMBER_REPLACE`.
         Raises:
             MQError: It was refused, or its end is unknown.
-            CannotBeDone: Nobody leads.
+            CannotBeDone: No member leads.
         """
 
     def missing_members(self) -> Sequence[str] | None:
-        """Brokers that are no members, as the leader sees it; None when nobody leads."""
+        """Brokers that are no members, as the leader sees it; None when none leads."""
 
 
 class FaultError(MQError):
-    """A fault could not be injected or healed; the message says what stands as it was left.
+    """A fault could not be injected or healed; the message names what is left as it was.
 
-    It says nothing about the cluster under test: the run proves nothing from here on.
+    It proves nothing about the cluster under test: the run proves nothing from here on.
     """
 
 

@@ -1,6 +1,6 @@
-"""Changes of the members while a minority of them is away, and who can lead without it. Pure.
+"""Changes of the members while a minority is away, and the leaders possible without it. Pure.
 
-A majority of the voters must be able to change the members and to elect, whoever else is away: the
+A majority of the voters must be able to change the members and to elect without the others: the
 members that a change leaves behind, the leader that made it, or one that lost its power.
 """
 
@@ -27,11 +27,11 @@ class Change(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Who is away and what is asked.
+    """The absent members and the change asked for.
 
     Attributes:
         away: Voters that go before the change is asked for.
-        removed: Whom the change removes; empty: it adds who is missing.
+        removed: Member that the change removes; empty: it adds the missing one.
         leader_goes: Whether the leader goes, too, as soon as the change was asked for.
     """
 
@@ -48,10 +48,10 @@ def majority(voters: int) -> int:
 def choose(
     change: Change, leader: str, voters: Collection[str], order: Callable[[list[str]], None]
 ) -> Chosen | None:
-    """Return who goes away, so that a majority of the voters before and after a change is left.
+    """Return the members that go away: a majority of the voters before and after a change stays.
 
     Args:
-        leader: Who leads; it is not removed.
+        leader: The member that leads; it is not removed.
         voters: The list in force.
         order: Shuffles names in place.
     Returns:
@@ -78,14 +78,14 @@ def choose(
 def can_do_without(
     away: Collection[str], lists: Iterable[Sequence[str]], firm: Collection[str]
 ) -> bool:
-    """Tell whether members that are there and sure of their promises decide in every list.
+    """Return whether members that run and hold all they acknowledged decide in every list.
 
-    Then whoever of them has the longest log can be elected in the list it follows: all of them
+    Then the one of them with the longest log can be elected in the list it follows: all of them
     give it their votes.
 
     Args:
         lists: The voters, as each member that is there last had them.
-        firm: Members that run, vote and doubt nothing.
+        firm: Members that run, vote and hold all they acknowledged.
     """
     there = set(firm) - set(away)
     every = list(lists)

@@ -1,8 +1,8 @@
 """A process that is no member and wants a broker name: at the NameServers, and towards clients.
 
-It registers as the leader with the highest state version there is, takes the members out, and tells
-clients that it has stored what they send; it stores nothing. Through seams alone, so it does the
-same in a simulated world and against real processes.
+It registers as the leader with the highest state version there is, takes the members out, and
+answers clients that it has stored what they send; it stores nothing. Through seams alone, so it
+does the same in a simulated world and against real processes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Wanted:
     """What it wants to be taken for.
 
     Attributes:
-        identity: The group it says it is; empty: it names none, as a broker of RocketMQ.
+        identity: The group it names; empty: none, as a broker of RocketMQ.
         topics: Served under the name.
     """
 
@@ -93,7 +93,7 @@ class NameThief:
     Attributes:
         seen: What became of it: ``registered``, ``register_refused``, ``unregistered``,
             ``unregister_refused``, ``topic_entered``, ``topic_refused``, ``unreachable``, and
-            ``taken``, the sends that it said it has stored.
+            ``taken``, the sends that it answered as stored.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Does to a world what a plan says, and undoes it: one task per step.
+"""Injects the faults of a plan into a world and heals them: one task per step.
 
 Faults overlap, so what they touch is counted: a link is cut while any step wants it cut, a node is
 down while any step wants it down. A node that ended by itself is started again by a supervisor, as
@@ -25,7 +25,7 @@ from jepsen_like.plans.plan import Kind, Plan, Step
 from jepsen_like.seeded_rng import rng_stream
 
 SUPERVISOR_S: Final = 2.0
-"""How often a supervisor looks for processes that ended by themselves."""
+"""Seconds between two searches of a supervisor for processes that ended by themselves."""
 
 CATCH_UP_S: Final = 60.0
 """How long a rolling restart waits for a node before it goes on."""
@@ -37,7 +37,7 @@ ORDER_S: Final = 60.0
 """How long an order to the group is waited for."""
 
 CATCH_UP_TRIES: Final = 40
-"""So often others are asked whether they hold all that a torn log may have promised."""
+"""Times other members are asked whether they hold all that a torn log may have acknowledged."""
 
 CATCH_UP_LOOK_S: Final = 0.5
 """Pause between two of these questions."""
@@ -46,10 +46,10 @@ MOMENT_S: Final = 10.0
 """How long a kill waits for clients to be where it is to hit them."""
 
 CONNECTIONS: Final = 10_000
-"""A flood has so many unless the step says otherwise."""
+"""Connections of a flood unless the step has a number."""
 
 YEARS_OFF: Final = 2
-"""A date is so many years off unless the step says otherwise."""
+"""Years that a date is off unless the step has a number."""
 
 YEAR_MS: Final = 365 * 86_400_000
 
@@ -60,10 +60,10 @@ ADD_LOOK_S: Final = 2.0
 """Pause between two of these orders."""
 
 LEADER_GOES_S: Final = (0.0, 0.001, 0.002, 0.005, 0.01, 0.05)
-"""A leader that goes away with a change has so long to write it and send it to somebody."""
+"""Seconds a leader that goes away with a change has to write it and send it to a member."""
 
 STEP_POINTS: Final = 40
-"""A kill at a named point waits for at most so many acts of the disk."""
+"""Operations of the disk that a kill at a named point waits for, at most."""
 
 
 class Nemesis:
@@ -305,7 +305,7 @@ class Nemesis:
         await self._down([node], step.for_ms)
 
     async def _skew_version(self, step: Step, event: Event) -> None:
-        """Nobody else starts it meanwhile, so it cannot come back as itself too early."""
+        """Nothing else starts it meanwhile, so it cannot come back as itself too early."""
         node = self._one(step, event)
         if not node.is_up:
             event.detail = "skipped: it is not up"
@@ -336,7 +336,7 @@ class Nemesis:
         await self._down([node], step.for_ms)
 
     async def _kill_client_at(self, step: Step, event: Event) -> None:
-        """Kill whoever sends and consumes when one of them is where it is to be hit."""
+        """Kill the clients that send and consume when one of them reaches the named point."""
         sending = step.kind is Kind.MID_SEND_KILL
         workload = self._ground.workload
         node = next(iter(self._ground.clients.values()))
@@ -549,7 +549,7 @@ class Nemesis:
             await self._down([node], step.for_ms)
 
     async def _tear_tail(self, step: Step, event: Event) -> None:
-        """Tear what no start can tell was promised, once all of that is safe without it."""
+        """Tear what no start can prove was acknowledged, once others hold all of it."""
         node = self._one(step, event)
         if not self._may_hurt(step.kind, node, event):
             return
@@ -562,13 +562,13 @@ class Nemesis:
                     where = await node.tear_tail(max(1, step.arg))
                     event.detail = where or "skipped: nothing stands above the commit mark"
                 else:
-                    event.detail = "skipped: others do not hold all it may have promised"
+                    event.detail = "skipped: others do not hold all it may have acknowledged"
         finally:
             self._held_down[node.name] -= 1
         await self._down([node], step.for_ms)
 
     async def _is_spare(self, node: Member) -> bool:
-        """Wait until the others hold all that *node*, which has ended, may have promised."""
+        """Wait until the others hold all that *node*, which has ended, may have acknowledged."""
         ground = self._ground
         others = others_of(node.name, ground.voters(), ground.brokers)
         await ground.look()
@@ -645,7 +645,7 @@ class Nemesis:
     async def _transfer(self, step: Step, event: Event) -> None:
         node = self._one(step, event)
         if node.name == self._ground.leading():
-            event.detail = "skipped: nobody to move it"
+            event.detail = "skipped: no other member can move it"
             return
         await self._order(event, step.kind, node.name)
 
@@ -680,7 +680,7 @@ class Nemesis:
         await self.add_missing(event)
 
     async def _change_without_minority(self, step: Step, event: Event) -> None:
-        """Ask for a change while a minority is away, whoever else is down; nobody is healed."""
+        """Ask for a change while a minority is away and others may be down; no fault is healed."""
         leader, change = self._ground.leading(), Change(step.arg // 2 % len(Change))
         voters = next((v for v in self._ground.voters() if leader in v), ())
         order = self._rng.shuffle
@@ -718,7 +718,7 @@ class Nemesis:
                 self._ground.sometimes["change_without_minority"] += 1
 
     async def _add_again(self) -> None:
-        """Add who was removed, as soon as somebody leads: else there are too few to go away."""
+        """Add the removed member as soon as a member leads: else too few are left."""
         for _ in range(ADD_TRIES):
             with suppress(CannotBeDone):
                 if await self.add_missing():
@@ -755,7 +755,7 @@ class Nemesis:
     async def _order(self, event: Event, kind: Kind, name: str) -> None:
         """Give an order to the leader; that it is refused, or its end unknown, is no failure."""
         if not self._ground.leads_now():
-            event.detail = "skipped: nobody leads"
+            event.detail = "skipped: no member leads"
             return
         with trio.move_on_after(ORDER_S):
             self._budget.orders += 1

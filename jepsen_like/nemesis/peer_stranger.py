@@ -1,8 +1,8 @@
 """A process that is no member, at the ports where the members of a group talk to each other.
 
-It says hello under a name of its own and under those of members, claims to lead, asks for votes in
+It sends hellos under its own name and under those of members, claims to lead, asks for votes in
 terms near and far, asks for entries, sends some that it made, leaves hellos unfinished, and listens
-where it says it can be called back. Through seams alone.
+at the address that it gives. Through seams alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAUSE_S: Final = 0.5
 """Between two attempts at all members."""
 
 LISTENS_S: Final = 0.5
-"""How long it waits on each connection for what it is told."""
+"""Seconds it waits on each connection for answers."""
 
 TIMEOUT_S: Final = 2.0
 
@@ -42,7 +42,7 @@ NAME: Final = "evil"
 EPOCH: Final = 5
 
 HOSTS: Final = ("127.0.0.1:" + "9" * 19, "a..b:1", "x" * 300 + ":1", "\ud7ff:1", "127.0.0.1:0")
-"""Where nobody can be called."""
+"""Addresses that cannot be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class PeerStranger:
         except RemoteProtocolError:
             self.seen["told"] += 1  # more than a hello
 
-    # -- what it says ----------------------------------------------------------------------
+    # -- what it sends ---------------------------------------------------------------------
 
     def _words(self, member: str) -> Sequence[bytes]:
         others = sorted(self._group.members.keys() - {member})
@@ -186,7 +186,7 @@ def _frame(kind: Kind, term: int, sequence: int, fields: tuple[Any, ...], payloa
 
 
 def _is_telling(frame: PeerFrame) -> bool:
-    """Whether a frame says more than that its sender does not know this process."""
+    """Whether a frame holds more than that its sender does not know this process."""
     said = frame.fields[0] if frame.kind is Kind.HELLO_ACK else None
     return not isinstance(said, dict) or "name" in said
 

@@ -282,7 +282,7 @@ class _Run:
         ]
         if clients is not None and clients.unclassified:
             violations = tuple(
-                Violation("outcome nobody knows", "client", text)
+                Violation("unclassified outcome", "client", text)
                 for text in clients.unclassified[:8]
             )
             verdicts.append(Verdict("outcomes", "invalid", violations))

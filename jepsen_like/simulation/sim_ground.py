@@ -332,7 +332,7 @@ class SimGround:
         """Give the leader an order, from inside its process."""
         leader, node = self._world.leader(), self._world.brokers[name]
         if leader is None or leader.group is None or leader.process is None:
-            raise CannotBeDone("nobody leads")
+            raise CannotBeDone("no member leads")
         orders = MembershipChanges(leader.group, leader.process.clock)
         match kind:
             case Kind.TRANSFER:

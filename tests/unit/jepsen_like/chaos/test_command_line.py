@@ -73,13 +73,13 @@ def test_only_a_broken_promise_of_our_own_brokers_can_be_minimized(
     (tmp_path / "plan.json").write_text(encode_plan(Plan(1, 1000)))
     result = tmp_path / "result.json"
     result.write_text(json.dumps({"verdicts": [{"checker": "x", "validity": "valid"}]}))
-    assert "broke no promise; minimize a run that is invalid" in refused(
+    assert "has no violation; minimize a run that is invalid" in refused(
         capsys, "minimize", str(tmp_path)
     )
     violations = [{"name": "lost", "subject": "t/0", "detail": "…"}]
     verdicts = [{"checker": "x", "validity": "invalid", "violations": violations}]
     result.write_text(json.dumps({"verdicts": verdicts, "extras": {"namesrv": "h:1"}}))
-    assert "somebody else's cluster" in refused(capsys, "minimize", str(tmp_path))
+    assert "a foreign cluster" in refused(capsys, "minimize", str(tmp_path))
     assert "--plays" in refused(capsys, "minimize", str(tmp_path), "--plays", "0")
 
 

@@ -105,7 +105,7 @@ def test_show_tells_people_and_the_exit_status(capsys: pytest.CaptureFixture[str
     found = (Violation("acknowledged message lost", "orders/0", "value 7 is nowhere"),)
     assert show(facts_of(ran(*SOUND, Verdict("x", "invalid", found))), "table") == 1
     printed = capsys.readouterr().out
-    assert "A promise was broken." in printed
+    assert "The check found a violation." in printed
     assert "value 7 is nowhere" in printed
 
 
