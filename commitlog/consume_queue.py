@@ -1,7 +1,8 @@
 """Consume queues: for each queue its 20-byte units, which point into the commit log.
 
 A queue has files of its own, or its newest units stand with those of others in a shared file
-(`commitlog.shared_units`): they do while as many files are open as may be.
+(`commitlog.shared_units`): they do until a flush has made a file for them, and while as many files
+are open as may be. Making a file takes a millisecond, which a put does not spend.
 
 Units are derived from committed entries only and can be written again at any time. How many units
 count is not recorded here: the state tables own each queue's min and max offset, so bytes at or
@@ -45,8 +46,8 @@ SHARED_BYTES_MAX: Final = 32 << 20
 SHARED_QUEUE_BYTES: Final = 32 << 10
 """Shared units of one queue; with more of them it gets files of its own at the next flush."""
 
-MOVED_TOGETHER: Final = 512
-"""Queues that one flush gives files of their own: about half a second of a worker."""
+MOVED_TOGETHER: Final = 256
+"""Queues that one flush gives files of their own: about a quarter of a second of a worker."""
 
 _NAME_DIGITS: Final = 20
 
@@ -118,6 +119,7 @@ class ConsumeQueueStore:
         self._moving: list[ConsumeQueue] = []
         # Topics that were deleted while a flush made files of theirs: nothing else makes any.
         self._late_folders: set[str] = set()
+        disk.make_dir(root)  # durably: folders of topics are not made so
         self._topics_with_files = set(disk.list_dir(root))
         self._find()
 
@@ -220,8 +222,11 @@ class ConsumeQueueStore:
     def _begin_moves(self) -> list[Move]:
         """Choose queues that get files of their own, as many as one flush is to make."""
         chosen = list(islice(self._long, MOVED_TOGETHER))
-        if self._shared_bytes > SHARED_BYTES_MAX // 2:
-            wanted = MOVED_TOGETHER - len(chosen)
+        wanted = MOVED_TOGETHER - len(chosen)
+        if self._shared_bytes <= SHARED_BYTES_MAX // 2:
+            # A store of few queues gives each its files, as RocketMQ has them.
+            wanted = min(wanted, self._files.most - len(self._topics_with_files))
+        if wanted > 0:
             chosen += [queue for queue in islice(self._sharing, wanted) if queue not in self._long]
         self._moving = chosen
         return [queue._begin_move() for queue in chosen]
@@ -236,11 +241,10 @@ class ConsumeQueueStore:
         """Size of the units that are in no file of their queue."""
         return self._shared_bytes
 
-    def _may_share(self, size: int) -> bool:
-        """Whether units of a file that is not open may be shared ones."""
-        return (
-            len(self._files) >= self._files.most and self._shared_bytes + size <= SHARED_BYTES_MAX
-        )
+    def _may_share(self, size: int, *, lacks_file: bool) -> bool:
+        """Whether units may be shared ones: of a file that is not there, or is not open."""
+        is_wanted = lacks_file or len(self._files) >= self._files.most
+        return is_wanted and self._shared_bytes + size <= SHARED_BYTES_MAX
 
     def flush(self) -> None:
         """Make all units put so far durable.
@@ -256,8 +260,11 @@ class ConsumeQueueStore:
         self._files.close()
 
     def _note_folder(self, folder: str) -> None:
-        """Note a folder in which a file was made: its names are to be flushed, too."""
-        self._dirty_folders.add(folder)
+        """Note a folder in which a file was made: its names are to be flushed, too.
+
+        It may be new, and so may be the one of its topic.
+        """
+        self._dirty_folders.update((folder, folder.rpartition("/")[0], self._root))
 
     def _drop(self, path: str) -> None:
         self._dirty.discard(path)
@@ -322,7 +329,7 @@ class ConsumeQueue:
         }
         if begins:
             # A process that was killed may have left names that no flush has reached.
-            store._dirty_folders.add(folder)
+            store._note_folder(folder)
         return begins
 
     # -- shared units ----------------------------------------------------------------------
@@ -357,17 +364,21 @@ class ConsumeQueue:
         """Let units be shared ones, if that is how they are to be stored."""
         store, tail, size = self._store, self._tail, len(units) * UNIT_BYTES
         if tail is None:
-            if self.topic not in store._late_folders and (
-                not store._may_share(size) or self._path(self._locate(first)[0]) in store._files
-            ):
-                return False
+            if self.topic not in store._late_folders:
+                lacks_file = self._lacks_file(first, len(units))
+                if not lacks_file and self._path(self._locate(first)[0]) in store._files:
+                    return False
+                if not store._may_share(size, lacks_file=lacks_file):
+                    return False
             tail = Tail()
         elif self._moving is not None or self.topic in store._late_folders:
             if not tail.takes(first):
                 # Those of a topic of this name that was deleted since: the others may be moved.
                 self._count(-len(tail.units))
                 tail = Tail()
-        elif not tail.takes(first) or not store._may_share(size):
+        elif not tail.takes(first) or not store._may_share(
+            size, lacks_file=self._lacks_file(tail.first, first + len(units) - tail.first)
+        ):
             self._write_shared()
             return False
         before = len(tail.units)
@@ -377,6 +388,10 @@ class ConsumeQueue:
         self._count(len(tail.units) - before)
         store._changes.append(Row(RowKind.UNITS, self.topic, self.queue_id, first, data))
         return True
+
+    def _lacks_file(self, first: int, count: int) -> bool:
+        """Whether a file would have to be made for *count* units from *first* on."""
+        return any(begin not in self._begins for _, begin, _, _ in self._pieces(first, count))
 
     def _write_shared(self) -> None:
         """Write all shared units into files, here and now."""

@@ -67,8 +67,12 @@ class QueueFiles:
         Raises:
             DiskFullError: No space for it.
         """
+        folder = path.rpartition("/")[0]
+        # Not durably: that would stop the event loop twice for each queue. The next flush sees
+        # to the names of all of them.
+        self._disk.make_dir(folder, durably=False)
         file, _ = self._with_descriptor(lambda: made(self._disk, path, self._file_bytes))
-        self._on_made(path.rpartition("/")[0])
+        self._on_made(folder)
         self._keep(path, file)
         return file
 

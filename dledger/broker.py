@@ -60,6 +60,7 @@ from remoting.access.account_store import AccountStore
 from remoting.client import RemotingClient
 from remoting.metrics.families import load_library
 from remoting.metrics.server_metrics import ServerMetrics
+from remoting.process import GarbageCollection
 from remoting.seams import Clock, Executor, Network, Rng
 from remoting.server import RemotingServer
 
@@ -119,6 +120,7 @@ async def serve_broker(
     measure_loop: bool = False,
     utc_offset: UtcOffset = utc,
     queue_files_max: int = MAX_OPEN_FILES,
+    garbage: GarbageCollection | None = None,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until *stop* is set, then end it cleanly.
@@ -129,6 +131,7 @@ async def serve_broker(
         utc_offset: Local time, for hours of the day.
         queue_files_max: Consume queue files that may be open.
         measure_loop: The event loop is a real one: the length of its turns is shown.
+        garbage: Collects this process's; it asks how much memory the tables explain.
     Raises:
         ConfigError, ForeignStoreError, StoreLockedError, OSError: It could not start; the data
             folder is as it was.
@@ -155,6 +158,8 @@ async def serve_broker(
         store_settings(config, pid, queue_files_max, utc_offset),
         partial(empty_tables, config),
     )
+    if garbage is not None:
+        garbage.rows = lambda: store.tables.row_count
     closed = False
     try:
         group = _make_group(config, store, world, store_host)

@@ -18,17 +18,13 @@ from dledger.state.cut import Cut, cut_everything, take_cut
 from dledger.state.image import Image
 from dledger.state.tables import StateTables
 
-SNAPSHOT_KIND: Final = "checkpoint"
-LARGE_SNAPSHOT_KIND: Final = "large checkpoint"
-"""Names under which the executor measures checkpoints: small ones may run on the event loop, and
-what was learned of them must not bring a large one there."""
+CHECKPOINT: Final = "checkpoint"
+"""Name under which the executor measures checkpoints."""
 
-LARGE_SNAPSHOT_BYTES: Final = 256 << 10
+CUT_ROWS: Final = 512
+"""Changed rows that are copied in one go. Topics with five queues take about four milliseconds."""
 
-CUT_ROWS: Final = 2_048
-"""Changed rows that are copied in one go: about two milliseconds between two heartbeats."""
-
-CUTS_MAX: Final = 64
+CUTS_MAX: Final = 256
 """Copies that wait for a checkpoint. Beyond it rows that change are only marked."""
 
 
@@ -66,13 +62,6 @@ class TableImage:
         """Copy the rows that have changed."""
         self._cuts.append(take_cut(self._tables))
 
-    @property
-    def is_large(self) -> bool:
-        """Whether encoding and writing the tables now may take more than a moment."""
-        rows = sum(map(len, self._cuts))
-        size = 0 if self.saved is None else len(self.saved[1])
-        return rows > CUT_ROWS or size > LARGE_SNAPSHOT_BYTES
-
     def encode(self, index: int) -> bytes:
         """Return the tables as they were at *index*, where they were copied. In the worker."""
         while self._cuts and self._cuts[0].applied_index <= index:
@@ -101,11 +90,6 @@ class Checkpointing:
     checkpoint: Checkpoint
     has_derived: bool = False
     """Whether it has queues and keys that were lost before this start."""
-
-    @property
-    def kind(self) -> str:
-        """Under which name the executor measures it."""
-        return LARGE_SNAPSHOT_KIND if self.image.is_large else SNAPSHOT_KIND
 
     def write(self) -> None:
         """Write it. Blocking, safe in a worker thread, one at a time.

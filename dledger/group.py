@@ -19,6 +19,7 @@ from commitlog.consume_queue import ConsumeQueueStore
 from commitlog.entry_log import EntryLog
 from commitlog.key_index import KeyIndex
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
+from dledger.checkpointing import CHECKPOINT
 from dledger.broker_errors import NotLeaderError
 from dledger.group_api import OnBarrier, Proposed
 from dledger.maintenance import Maintenance, members_of
@@ -372,7 +373,7 @@ class Group(Proposals):
         self._applier.apply(self.node.commit_index)
         checkpoint = self.store.begin_checkpoint(self.node.commit_index)
         if checkpoint is not None:
-            await self._executor.run(checkpoint.write, kind=checkpoint.kind)
+            await self._executor.run(checkpoint.write, kind=CHECKPOINT)
         self.store.close(clean=True)
 
     async def _leadership_loop(self) -> None:

@@ -13,6 +13,7 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from commitlog.mark import Anchor
 from dledger.applier import SPACE_RETRY_S
+from dledger.checkpointing import CHECKPOINT
 from dledger.proposals import GroupSettings
 from dledger.raft.journal import members_in
 from dledger.raft.member import RaftNode
@@ -117,7 +118,7 @@ class Maintenance:
                 if checkpoint is None:
                     continue
                 try:
-                    await self._executor.run(checkpoint.write, kind=checkpoint.kind)
+                    await self._executor.run(checkpoint.write, kind=CHECKPOINT)
                 except DiskFullError as error:
                     log.error("no_space_for_checkpoint", error=str(error))
                     continue

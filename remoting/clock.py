@@ -12,6 +12,11 @@ def local_offset_ms(wall_ms: int) -> int:
     return time.localtime(wall_ms / 1000).tm_gmtoff * 1000
 
 
+def thread_cpu_s() -> float:
+    """Return the processor time of this thread, in seconds."""
+    return time.thread_time()
+
+
 class TrioClock:
     """The machine's clock; durations on trio's clock, so that tests may replace that alone."""
 

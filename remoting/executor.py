@@ -29,7 +29,14 @@ TRIAL_LIMIT_S: Final = 0.02
 RUNS_BETWEEN_TRIALS: Final = 32
 """So that trials of work that stays slow cost the event loop about 3 % of its flushes."""
 
-STALL_S: Final = 0.02
+INLINE_INTERVAL_S: Final = 0.005
+"""Work that comes less often goes to a thread: at two hundred hand-overs a second they take 2 % of
+a processor, and a disk that other processes use stops nothing else here."""
+
+INTERVAL_MAX_S: Final = 4 * INLINE_INTERVAL_S
+"""Longer pauses count as this one, so that a few runs after them show what comes now."""
+
+STALL_S: Final = 0.01
 """Inline work that takes longer has held up everything else: a file system that is busy with other
 files makes a flush of this one wait."""
 
@@ -46,11 +53,12 @@ class AdaptiveExecutor:
 
     A flush that takes 0.1 ms is cheaper inline than through a thread; one that takes 5 ms would
     stop every other connection. The decision is made per kind from a moving average of measured
-    durations. In a thread a duration contains the wait for the interpreter, which under load is
-    much longer than the work: so from time to time work that does not look very slow is tried
-    inline, and a disk that has become fast is noticed. The first run of a kind goes to a thread:
-    nothing is known yet. After one that has held up the loop the next ones do, too, and so does
-    all work while other work is in a thread: a flush waits for the disk that a checkpoint uses.
+    durations, and work that comes seldom goes to a thread. In a thread a duration contains the wait
+    for the interpreter, which under load is much longer than the work: so from time to time work
+    that does not look very slow is tried inline, and a disk that has become fast is noticed. The
+    first run of a kind goes to a thread: nothing is known yet. After one that has held up the loop
+    the next ones do, too, and so does all work while other work is in a thread: a flush waits for
+    the disk that a checkpoint uses.
     """
 
     def __init__(self, *, inline_limit_s: float = INLINE_LIMIT_S) -> None:
@@ -76,6 +84,8 @@ class AdaptiveExecutor:
             return False
         if measured.runs_in_threads:
             return False
+        if measured.interval_at(time.perf_counter()) > INLINE_INTERVAL_S:
+            return False
         if measured.inline_s is not None and measured.inline_s < self._inline_limit_s:
             return True
         return measured.threaded_s < TRIAL_LIMIT_S and (
@@ -86,6 +96,7 @@ class AdaptiveExecutor:
         """Run *work* here and now and measure it."""
         measured = self._known(kind)
         started = time.perf_counter()
+        measured.note_begin(started)
         try:
             return work()
         finally:
@@ -107,6 +118,7 @@ class AdaptiveExecutor:
 
         def timed() -> T:
             started = time.perf_counter()
+            known.note_begin(started)
             try:
                 return work()
             finally:
@@ -156,6 +168,20 @@ class _Measured:
     runs_since_inline: int = 0
     # Runs that go to a thread whatever they take.
     runs_in_threads: int = 0
+    begun_s: float | None = None
+    # Moving average of what passes between the begins of two runs; None before the second.
+    interval_s: float | None = None
+
+    def interval_at(self, now_s: float) -> float:
+        """Return that average if the next run begins now."""
+        if self.begun_s is None:
+            return INTERVAL_MAX_S
+        return _moved(self.interval_s, min(now_s - self.begun_s, INTERVAL_MAX_S))
+
+    def note_begin(self, now_s: float) -> None:
+        if self.begun_s is not None:
+            self.interval_s = self.interval_at(now_s)
+        self.begun_s = now_s
 
     def note_inline(self, took_s: float, inline_limit_s: float) -> None:
         self.runs_since_inline = 0

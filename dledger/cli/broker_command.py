@@ -162,6 +162,7 @@ async def serve_process(
                 measure_loop=True,
                 utc_offset=local_offset_ms,
                 queue_files_max=shares.queue_files,
+                garbage=garbage,
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")

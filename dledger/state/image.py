@@ -135,8 +135,9 @@ class _EncodedMap:
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
-        # By length, then by bytes: the canonical order. May hold keys that were removed.
-        self._keys: list[tuple[int, bytes]] = []
+        # In canonical order, by length and then by bytes: the head of a key begins with its length.
+        # Behind them those that are new; some may have been removed.
+        self._keys: list[bytes] = []
         self._is_sorted = True
         self._joined: bytes | None = None
 
@@ -152,7 +153,7 @@ class _EncodedMap:
                 self._is_sorted = False
             return
         if key not in self._values:
-            self._keys.append((len(key), key))
+            self._keys.append(key)
             self._is_sorted = False
         self._values[key] = value
 
@@ -160,11 +161,13 @@ class _EncodedMap:
         if self._joined is None:
             values = self._values
             if not self._is_sorted:
-                # Keys that were removed go, and those that came again stand once.
-                self._keys = sorted({item for item in self._keys if item[1] in values})
+                # Keys that were removed go, and those that came again stand once. What is sorted
+                # stays so: a sort from nothing keeps the interpreter from the event loop.
+                self._keys = [key for key in dict.fromkeys(self._keys) if key in values]
+                self._keys.sort()
                 self._is_sorted = True
             parts = [_head(_MAP, len(values))]
-            for _, key in self._keys:
+            for key in self._keys:
                 parts.append(key)
                 parts.append(values[key])
             self._joined = b"".join(parts)

@@ -253,6 +253,16 @@ class StateTables:
         """How many topics there are, built-in ones included."""
         return len(self.topics) + sum(name not in self.topics for name in self.builtin_topics)
 
+    @property
+    def row_count(self) -> int:
+        """How many rows there are of what there may be a hundred thousand of."""
+        return (
+            len(self.topics)
+            + len(self.queues)
+            + len(self.subscription_groups)
+            + len(self.consumer_offsets)
+        )
+
     def subscription_group(self, group: str) -> SubscriptionGroupConfig | None:
         """Return a consumer group's configuration, or None when it is unknown."""
         return self.subscription_groups.get(group) or self.builtin_groups.get(group)

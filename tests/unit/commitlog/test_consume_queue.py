@@ -22,6 +22,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "consumequeue"
 
 
+@pytest.fixture
+def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let units go into files at once, as they do when there are too many shared ones."""
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
+
+
 def open_store(root: Path, units_per_file: int = 10) -> ConsumeQueueStore:
     return ConsumeQueueStore(OsDisk(), str(root), units_per_file)
 
@@ -54,6 +60,7 @@ def test_units_have_the_golden_bytes_in_rocketmqs_file(root: Path) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_units_are_read_as_put_across_files(root: Path) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
@@ -84,6 +91,7 @@ def test_putting_again_changes_nothing(root: Path) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_a_queue_that_starts_inside_a_file_is_padded_with_fillers(root: Path) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
@@ -117,6 +125,7 @@ def test_reading_where_no_file_is_says_so(root: Path, first: int, count: int) ->
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_truncating_removes_the_files_behind_and_units_can_be_put_anew(root: Path) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
@@ -131,6 +140,7 @@ def test_truncating_removes_the_files_behind_and_units_can_be_put_anew(root: Pat
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_deleting_before_keeps_the_file_with_the_min_offset(root: Path) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
@@ -143,6 +153,7 @@ def test_deleting_before_keeps_the_file_with_the_min_offset(root: Path) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_a_deleted_topic_is_gone_and_others_stay(root: Path) -> None:
     store = open_store(root)
     for topic in ("T1", "T10"):
@@ -158,6 +169,7 @@ def test_a_deleted_topic_is_gone_and_others_stay(root: Path) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_only_so_many_files_are_open_and_all_stay_readable(root: Path) -> None:
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=3)
     for queue_id in range(8):
@@ -193,13 +205,14 @@ def test_a_flush_covers_every_file_written_since_the_last_one(
     monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
     disk = RecordingDisk()
     store = ConsumeQueueStore(disk, str(root), 10, max_open_files=1)
+    disk.folders.clear()
     for queue_id in range(3):
         store.queue("T1", queue_id).put(0, units(0, 2))
-    disk.folders.clear()
+    assert disk.folders == [], "a put waits for no folder"
     disk.opened.clear()
     store.flush()
     assert disk.opened == [f"T1/{queue_id}/{0:020d}" for queue_id in range(3)]
-    assert disk.folders == ["T1/0", "T1/1", "T1/2"]
+    assert disk.folders == [str(root), "T1", "T1/0", "T1/1", "T1/2"]
     store.queue("T1", 2).put(2, units(2, 1))
     disk.opened.clear()
     disk.folders.clear()
@@ -233,7 +246,7 @@ def test_units_are_shared_while_as_many_files_are_open_as_may_be(root: Path, flu
     store.close()
     again = ConsumeQueueStore(OsDisk(), str(root), 10).queue("T2", 5)
     assert again.read(7, 7).tolist() == units(7, 7).tolist()
-    assert files(root) == [f"T1/0/{0:020d}"]
+    assert not any(name.startswith("T2") for name in files(root))
 
 
 @pytest.mark.parametrize("together", [0, 100])
@@ -257,6 +270,44 @@ def test_many_queues_moved_into_files_survive_a_power_cut(
     assert left.queue("T1", 5).read(11, 1).tolist() == units(3, 1).tolist()
 
 
+def test_a_put_makes_no_file_and_the_flush_does(root: Path) -> None:
+    disk = RecordingDisk()
+    store = ConsumeQueueStore(disk, str(root), 10, max_open_files=9)
+    queue, made = store.queue("T1", 0), f"T1/0/{0:020d}"
+    disk.folders.clear()
+    queue.put(0, units(0, 8))
+    assert (files(root), disk.folders) == ([], [])
+    job = store.begin_flush()
+    queue.put(8, units(8, 1))
+    job.run()
+    assert files(root) == [made]
+    store.flush()
+    store.flush()
+    assert store.shared_bytes == 0, "few queues have files of their own"
+
+    queue.put(9, units(9, 1))
+    assert (store.shared_bytes, files(root)) == (0, [made]), "what has a file goes there"
+    queue.put(10, units(10, 2))
+    assert (store.shared_bytes, files(root)) == (2 * UNIT_BYTES, [made]), "the next one has none"
+    assert queue.read(0, 12).tolist() == units(0, 12).tolist()
+    store.flush()
+    assert files(root) == [made, f"T1/0/{10 * UNIT_BYTES:020d}"]
+    store.close()
+    again = ConsumeQueueStore(OsDisk(), str(root), 10).queue("T1", 0)
+    assert again.read(0, 12).tolist() == units(0, 12).tolist()
+
+
+def test_of_many_queues_only_as_many_get_files_as_may_be_open(root: Path) -> None:
+    store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=2)
+    for number in range(9):
+        store.queue(f"T{number}", 0).put(0, units(number, 1))
+    for _ in range(4):
+        store.flush()
+    assert files(root) == [f"T{number}/0/{0:020d}" for number in range(2)]
+    assert store.shared_bytes == 7 * UNIT_BYTES
+    store.close()
+
+
 def test_a_flush_that_failed_leaves_its_units_to_the_next_one(root: Path) -> None:
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
     store.queue("T1", 0).put(0, units(0, 1))
@@ -273,14 +324,14 @@ def test_a_flush_that_failed_leaves_its_units_to_the_next_one(root: Path) -> Non
 def test_shared_units_are_bounded_and_written_over_at_will(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 3 * UNIT_BYTES)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 4 * UNIT_BYTES)
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
     store.queue("T1", 0).put(0, units(0, 1))
     late = store.queue("T2", 0)
     late.put(0, units(0, 3))
-    assert files(root) == [f"T1/0/{0:020d}"]
+    assert files(root) == []
     late.put(3, units(3, 1))
-    assert files(root) == [f"T1/0/{0:020d}", f"T2/0/{0:020d}"]
+    assert files(root) == [f"T2/0/{0:020d}"]
     late.put(1, units(50, 2))
     expected = [*units(0, 1).tolist(), *units(50, 2).tolist(), *units(3, 1).tolist()]
     assert late.read(0, 4).tolist() == expected
@@ -303,6 +354,7 @@ def test_a_topic_deleted_while_its_units_are_written_leaves_none(root: Path) -> 
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_with_many_queues_a_start_looks_for_none_but_those_it_is_asked_for(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +374,7 @@ def test_with_many_queues_a_start_looks_for_none_but_those_it_is_asked_for(
     again.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_a_flush_under_way_does_not_mind_a_file_removed_meanwhile(root: Path) -> None:
     store = open_store(root)
     store.queue("T1", 0).put(0, units(0, 2))
@@ -332,6 +385,7 @@ def test_a_flush_under_way_does_not_mind_a_file_removed_meanwhile(root: Path) ->
     store.close()
 
 
+@pytest.mark.usefixtures("unshared")
 def test_files_of_another_size_belong_to_another_store(root: Path) -> None:
     store = open_store(root)
     store.queue("T1", 0).put(0, units(0, 2))
@@ -367,6 +421,20 @@ def test_a_file_made_by_a_process_that_was_killed_survives_the_power_after_a_flu
     store.flush()
     left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
     assert left.queue("T1", 0).read(0, 5).tolist() == units(0, 5).tolist()
+
+
+def test_a_new_file_survives_the_power_after_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/data/queues", 10)
+    store.queue("T1", 0).put(0, units(0, 3))
+    store.flush()
+    store.queue("T1", 0).put(3, units(3, 9))
+    store.queue("T2", 1).put(0, units(0, 1))
+    store.flush()
+    left = ConsumeQueueStore(disk.power_cut(lambda: False), "/data/queues", 10)
+    assert left.queue("T1", 0).read(0, 12).tolist() == units(0, 12).tolist()
+    assert left.queue("T2", 1).read(0, 1).tolist() == units(0, 1).tolist()
 
 
 class FewDescriptors(OsDisk):
@@ -419,6 +487,7 @@ def test_more_queues_than_descriptors_are_written_and_read(tmp_path: Path) -> No
     assert not disk.open_now
 
 
+@pytest.mark.usefixtures("unshared")
 def test_no_descriptor_at_all_is_an_error_and_not_a_loop(tmp_path: Path) -> None:
     store = ConsumeQueueStore(FewDescriptors(0), str(tmp_path), units_per_file=100)
     with pytest.raises(OSError, match="Too many open files"):

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from remoting.executor import RUNS_AFTER_STALL, AdaptiveExecutor
+from remoting.executor import INLINE_INTERVAL_S, RUNS_AFTER_STALL, AdaptiveExecutor
 
 
 class Measured:
@@ -99,6 +99,27 @@ async def test_work_that_held_up_the_loop_stays_in_threads_for_a_while(
         await executor.run(work.taking(0), kind="flush")
     inline = [ident == here for ident in work.where[3:]]
     assert inline == [False] * RUNS_AFTER_STALL + [True]
+
+
+async def test_work_that_comes_seldom_stays_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hand-over costs nothing to speak of, and a disk may be busy for others at any time."""
+    work = Measured(monkeypatch)
+    executor = AdaptiveExecutor()
+    here = threading.get_ident()
+
+    async def runs(count: int, pause_s: float) -> list[bool]:
+        work.where.clear()
+        for _ in range(count):
+            work.now += pause_s
+            await executor.run(work.taking(0.0001), kind="flush")
+        return [ident == here for ident in work.where]
+
+    assert await runs(20, 2 * INLINE_INTERVAL_S) == [False] * 20
+    assert (await runs(20, INLINE_INTERVAL_S / 4))[-5:] == [True] * 5
+    # A pause is no trend: what comes after it comes as often as before.
+    await runs(1, 3600.0)
+    assert (await runs(20, INLINE_INTERVAL_S / 4))[-5:] == [True] * 5
+    assert not executor.runs_inline("checkpoint")
 
 
 async def test_nothing_runs_inline_beside_work_in_a_thread(

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 
-from remoting import process
 from remoting.process import (
+    BLOCKS_PER_ROW,
+    COLLECTIONS_MAX,
+    COLLECTIONS_MIN,
     FULL_INTERVAL_S,
     MIN_LOG_DESCRIPTORS,
     OWN_DESCRIPTORS,
@@ -133,9 +135,22 @@ def watched(node: Node) -> Callable[[], bool]:
     return lambda: reference() is None
 
 
+class Blocks:
+    """Memory of the process, as the test has it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
 @pytest.fixture
-def collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[GarbageCollection]:
-    monkeypatch.setattr(process, "OBJECTS_MIN", 1)
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
+    blocks = Blocks(2_000_000)
+    monkeypatch.setattr("remoting.process.sys.getallocatedblocks", lambda: blocks.count)
+    return blocks
+
+
+@pytest.fixture
+def collection(blocks: Blocks) -> Iterator[GarbageCollection]:
     gc.collect()
     collection = GarbageCollection(Clock())  # type: ignore[arg-type]  # two methods will do
     with collection.in_charge():
@@ -149,40 +164,67 @@ def survivors(collections: int) -> None:
         gc.collect(1)
 
 
-def test_garbage_skips_frozen_objects_until_they_double(
-    collection: GarbageCollection,
+def look(collection: GarbageCollection, seconds: float = 0.0) -> None:
+    collection._clock.now += seconds  # type: ignore[attr-defined]  # the clock above
+    survivors(COLLECTIONS_MIN)
+    collection.look()
+
+
+def test_garbage_stays_frozen_until_memory_has_doubled(
+    collection: GarbageCollection, blocks: Blocks
 ) -> None:
     old = cycle()
     is_gone = watched(old)
-    survivors(30)
+    survivors(COLLECTIONS_MAX + 1)
     collection.look()
-    frozen = gc.get_freeze_count()
-    assert frozen > 1000
     del old
-    survivors(5)
-    collection.look()
+    look(collection, FULL_INTERVAL_S)
     assert not is_gone(), "it was frozen, and is not looked at"
-
-    gc.disable()  # they come slowly: not as many of them between two looks
-    kept = [[number] for number in range(2 * frozen)]
-    gc.enable()
-    survivors(5)
-    collection.look()
-    assert not is_gone(), "they have doubled, but the last full look was just now"
-    collection._clock.now += FULL_INTERVAL_S  # type: ignore[attr-defined]  # the clock above
-    survivors(5)
-    collection.look()
+    collection._clock.now = 0.0  # type: ignore[attr-defined]  # the clock above
+    blocks.count = 4_000_001
+    look(collection)
+    assert not is_gone(), "memory has doubled, but the last full look was just now"
+    look(collection, FULL_INTERVAL_S)
     assert is_gone()
-    assert len(kept) == 2 * frozen
+
+
+def test_garbage_is_not_looked_for_where_tables_grow(
+    collection: GarbageCollection, blocks: Blocks
+) -> None:
+    collection.rows = lambda: 100_000
+    old = cycle()
+    is_gone = watched(old)
+    look(collection)
+    del old
+    blocks.count = 4_000_000 + 100_000 * BLOCKS_PER_ROW
+    look(collection, FULL_INTERVAL_S)
+    assert not is_gone(), "rows take so much"
+    blocks.count += 1
+    look(collection)
+    assert is_gone()
+
+
+def test_a_look_counts_no_frozen_objects(
+    collection: GarbageCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count() -> int:
+        raise AssertionError("this goes through every object there is")
+
+    monkeypatch.setattr("remoting.process.gc.get_freeze_count", count)
+    look(collection)
+    survivors(COLLECTIONS_MAX + 1)
+    collection.look()
+    look(collection, FULL_INTERVAL_S)
 
 
 def test_garbage_among_new_objects_is_collected(collection: GarbageCollection) -> None:
+    frozen = gc.get_freeze_count()
     new = cycle()
     is_gone = watched(new)
-    survivors(4)
+    survivors(COLLECTIONS_MIN - 1)
     collection.look()
     del new
-    assert gc.get_freeze_count() == 0, "too few to look at"
+    assert gc.get_freeze_count() <= frozen, "too few to look at"
     survivors(1)
     collection.look()
     assert is_gone()
@@ -192,7 +234,7 @@ async def test_garbage_collection_runs_every_second(collection: GarbageCollectio
     new = cycle()
     is_gone = watched(new)
     del new
-    survivors(5)
+    survivors(COLLECTIONS_MIN)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collection.run)
         await collection._clock.sleeps.wait()  # type: ignore[attr-defined]  # the clock above
