@@ -19,8 +19,8 @@ from commitlog.consume_queue import ConsumeQueueStore
 from commitlog.entry_log import EntryLog
 from commitlog.key_index import KeyIndex
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
-from dledger.checkpointing import CHECKPOINT
 from dledger.broker_errors import NotLeaderError
+from dledger.checkpointing import CHECKPOINT
 from dledger.group_api import OnBarrier, Proposed
 from dledger.maintenance import Maintenance, members_of
 from dledger.metrics.loop_stall import LoopStall

@@ -39,7 +39,7 @@ class _Slot(NamedTuple):
 
 
 class LoopStall(trio.abc.Instrument):
-    """Measures the turns of the event loop it is put into: three looks at clocks a turn.
+    """Measures the turns of the event loop it is put into: it reads clocks three times a turn.
 
     A turn takes longer than its processor time when it waits for a disk, for another thread of the
     process, or for a processor of the machine.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,11 +84,11 @@ async def serve_until_the_apply_fails() -> None:
         await leader.group.submit(batch(b"before"))
 
         def fault(kind: str, path: str) -> None:
-            if kind == "write" and "consumequeue" in path:
-                raise OSError(5, "input/output error")
+            if kind == "write" and "/index/" in path:
+                raise OSError(errno.EROFS, "read-only file system")
 
         crash_disk(groups, leader.name).fault = fault
-        await leader.group.submit(batch(b"lost"))
+        await leader.group.submit(batch(b"lost", properties=b"KEYS\x01k\x02"))
 
 
 async def test_an_error_under_the_apply_stops_a_replica_that_serves_a_connection() -> None:
@@ -369,8 +370,11 @@ async def test_nobody_leads_before_the_own_no_op_is_applied(
 
 
 @pytest.mark.parametrize("derived", ["consumequeue", "index"])
-async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(derived: str) -> None:
+async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
+    derived: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On all three replicas at once, as happens to equal disks."""
+    monkeypatch.setattr("commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = (await groups.leader()).group
         keyed = b"KEYS\x01k\x02"
