@@ -71,8 +71,9 @@ class QueueColumns:
     Sends: `send_off` is `NOTHING` for an unknown offset and `send_ret` `NEVER` for an unknown
     outcome; `send_failed` marks certain failures. Reads: `found_off`/`found_count` say which
     offsets were found (count 0: none), `end` is the offset proved to be the length of the list at
-    some instant of the read, or `NOTHING`. `seen_*` has one row per message found: which read,
-    where, which value; a read that proves no times (a follower's) has rows here only.
+    some instant of the read, or `NOTHING`; `low` the first offset kept, likewise. `seen_*` has one
+    row per message found: which read, where, which value; a read that proves no times (a
+    follower's) has rows here only.
     """
 
     send_id: I64
@@ -87,6 +88,7 @@ class QueueColumns:
     found_off: I64
     found_count: I64
     end: I64
+    low: I64
     seen_id: I64
     seen_off: I64
     seen_value: I64
@@ -228,6 +230,7 @@ def _columns(
         found_off=ops["off"][reads],
         found_count=np.where(ops["f"][reads] == F.PULL, ops["cnt"][reads], 0),
         end=ops["max_off"][reads],
+        low=ops["min_off"][reads],
         seen_id=obs["op_id"][seen],
         seen_off=obs["off"][seen],
         seen_value=obs["value"][seen],
@@ -322,13 +325,15 @@ def time_violation(subject: str, low: Bound, high: Bound) -> Violation:
 
 
 def contradiction(subject: str, bounds: tuple[int, int, int], op_id: int, at_ns: int) -> Violation:
-    """Return that a read found an offset at or beyond its own end, or a negative one.
+    """Return that a read found an offset at or beyond its own end, a negative one, or none.
 
     Args:
         bounds: The first offset found, the one after the last, the end that the answer names.
     """
     first, after, end = bounds
-    text = f"found offsets {first} … {after - 1} and says the queue ends at {end}"
+    text = f"found offsets {first} … {after - 1} and names {end} as the end of the queue"
+    if first == after:
+        text = f"found nothing at offset {first} and names {end} as the end of the queue"
     return Violation(SELF_CONTRADICTION, subject, text, (op_id,), at_ns=at_ns)
 
 
@@ -351,11 +356,16 @@ def aborted_read(subject: str, off: int, value: int, ids: tuple[int, ...]) -> Vi
 
 
 def check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
-    """Return reads with a found offset at or beyond the read's own end; a negative offset."""
+    """Return reads with a found offset at or beyond the read's own end; a negative offset.
+
+    A pull that found nothing where its own end and first offset kept say that there is a message.
+    """
     last = columns.found_off + columns.found_count
     wrong = (columns.end != NOTHING) & (columns.found_count > 0) & (last > columns.end)
     wrong |= (columns.found_count > 0) & (columns.found_off < 0)
     wrong |= columns.end < NOTHING
+    nothing = (columns.found_count == 0) & (columns.found_off != NOTHING)
+    wrong |= nothing & (columns.low <= columns.found_off) & (columns.found_off < columns.end)
     return [
         contradiction(
             subject,
@@ -368,7 +378,10 @@ def check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
 
 
 def check_values(columns: QueueColumns, subject: str) -> list[Violation]:
-    """Return contradictions: an offset has one value, a value one offset, for sends and reads."""
+    """Return contradictions: an offset has one value, for sends and reads.
+
+    A value has as many offsets at most as sends of it may have succeeded.
+    """
     acked = columns.send_off != NOTHING
     off = np.concatenate((columns.send_off[acked], columns.seen_off))
     value = np.concatenate((columns.send_value[acked], columns.seen_value))
@@ -377,11 +390,14 @@ def check_values(columns: QueueColumns, subject: str) -> list[Violation]:
         two_values(subject, off[a], (value[a], value[b]), (int(who[a]), int(who[b])))
         for a, b in _disagreements(off, value)
     ]
+    live = columns.send_value[~columns.send_failed]
     found += [
         two_places(subject, value[a], (off[a], off[b]), (int(who[a]), int(who[b])))
         for a, b in _disagreements(value, off)
+        if len(np.unique(off[value == value[a]])) > np.count_nonzero(live == value[a])
     ]
-    order = np.argsort(columns.send_value, kind="stable")
+    # One that was refused and then sent again was sent: that attempt comes first.
+    order = np.lexsort((columns.send_failed, columns.send_value))
     sent = columns.send_value[order]
     place = np.searchsorted(sent, columns.seen_value)
     known = np.zeros(len(columns.seen_value), dtype=np.bool_)
@@ -448,6 +464,10 @@ def verdict_of(judged: Iterable[Judged], violations: Iterable[Violation]) -> Ver
     }
     facts = sum(judged.acked + judged.reads for judged in every)
     verdict = judge(NAME, violations, counts, looked_at=facts)
+    undecided = sum(not judged.is_valid for judged in every)
+    if verdict.is_valid and undecided:
+        reason = f"{undecided} queues hold values of several sends: their times are not judged"
+        return Verdict(NAME, "unknown", (), counts, reason)
     unproved = sum(judged.unproved for judged in every)
     if verdict.is_valid and unproved:
         return Verdict(

@@ -1,9 +1,9 @@
 """Multiset algebra over everything sent and everything there: the cheap first look at a run.
 
 lost = acknowledged and not there; unexpected = there and never attempted; duplicated = there more
-than once; recovered = there although the acknowledgement never came. A committed half message was
-sent by its commit. Queues that the broker writes by itself are left out. What is held at its own
-offset is only counted, in `kernel.home`; values of the rest are compared across queues.
+often than it was sent; recovered = there although the acknowledgement never came. A committed half
+message was sent by its commit. Queues that the broker writes by itself are left out. What is held
+at its own offset is only counted, in `kernel.home`; values of the rest are compared across queues.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from jepsen_like.checkers.half_messages import SYSTEM_TOPICS
-from jepsen_like.checkers.kernel.facts import I64
-from jepsen_like.checkers.kernel.home import Home
+from jepsen_like.checkers.kernel.facts import I64, Flags
+from jepsen_like.checkers.kernel.home import MUST_BE_THERE, Home
 from jepsen_like.checkers.kernel.source import Queue
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import Operation, Outcome
@@ -50,18 +50,22 @@ def add_up(homes: Iterable[tuple[Queue, Home]]) -> Algebra:
     away, strange, echo = joined("away"), joined("strange"), joined("echo")
     spare, outcome = joined("spare"), joined("spare_outcome", np.int8)
     strangers, times = np.unique(strange, return_counts=True)
-    lost = np.setdiff1d(away, strangers)
+    required = spare[outcome == MUST_BE_THERE]
+    lost = np.setdiff1d(np.concatenate((away, required)), strangers)
     sent_away = np.intersect1d(strangers, np.concatenate((away, echo)))
     unexpected = np.setdiff1d(np.setdiff1d(strangers, spare), sent_away)
-    doubled = np.union1d(strangers[times > 1], np.intersect1d(strangers, echo))
-    failed = np.intersect1d(strangers, spare[outcome == Outcome.FAIL])
+    live = np.sort(spare[outcome != Outcome.FAIL])
+    attempts = np.searchsorted(live, strangers, "right") - np.searchsorted(live, strangers)
+    is_double: Flags = (times > 1) | np.isin(strangers, echo)
+    doubled = strangers[is_double & (times > attempts)]
+    failed = np.setdiff1d(np.intersect1d(strangers, spare[outcome == Outcome.FAIL]), live)
     unknown = np.unique(spare[outcome == Outcome.INFO])
     recovered = len(np.intersect1d(unknown, strangers))
     spare_ok = int(np.count_nonzero(outcome == Outcome.OK))
     sent = sum(home.sent for _, home in every)
     counts = {
         "attempted": sent + len(spare),
-        "acknowledged": sent + spare_ok,
+        "acknowledged": sent + spare_ok + len(required),
         "removed": sum(home.removed for _, home in every) + spare_ok,
         "unknown": len(unknown),
         "recovered": recovered,

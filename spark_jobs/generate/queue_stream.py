@@ -197,6 +197,7 @@ class QueueStream:
         count, length = len(rows), block.length[rows]
         off = np.maximum(length - rng.integers(0, LAG_MAX + 1, count), 0)
         found = np.minimum(length - off, rng.integers(0, PULLED_MAX + 1, count))
+        off = np.where(found == 0, length, off)
         ops["off"][rows], ops["cnt"][rows] = off, found
         tells = (found == 0) | (rng.integers(0, 2, count) == 0)
         ops["max_off"][rows] = np.where(tells, length, NOTHING)

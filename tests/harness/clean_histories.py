@@ -213,7 +213,7 @@ class World:
             op.level = Level.LOCAL  # a follower that is behind
             op.values = op.values[: self.rng.randint(0, len(op.values))]
             op.cnt, op.max_off = len(op.values), op.off + len(op.values)
-        elif not op.values or self.rng.random() < 0.5:
+        elif op.off == len(log) or (op.values and self.rng.random() < 0.5):
             op.max_off, op.min_off = len(log), low
 
     def ask_end(self) -> None:

@@ -33,7 +33,7 @@ FILLER: Final = 1 << 38
 """First value and operation of the sends between windows."""
 UNLIMITED: Final = 1 << 40
 _OWN: Final = tuple(
-    name for name in OPS_COLUMNS if name not in ("op_id", "cnt", "range_hash", "min_off")
+    name for name in OPS_COLUMNS if name not in ("op_id", "cnt", "range_hash", "min_off", "due_ns")
 )
 
 
@@ -115,7 +115,8 @@ class _Joined:
         ops["value"] += number * OFFSETS - FIRST_VALUE
         ops["op_id"] = self._op_id[rows] + number * OFFSETS
         ops["cnt"] = self._cnt[rows]
-        return ops | {"range_hash": np.zeros_like(rows), "min_off": np.full_like(rows, NOTHING)}
+        none = np.full_like(rows, NOTHING)
+        return ops | {"range_hash": np.zeros_like(rows), "min_off": none, "due_ns": none}
 
     def _own_obs(self, place: I64) -> Columns:
         number, op_id, off, value = self._seen[:, place[self._seen[0]] != NOTHING]
@@ -131,7 +132,7 @@ class _Joined:
 def _sends(numbers: I64) -> dict[str, I64]:
     """Return sends that ended well at once, at no offset."""
     columns = {name: np.zeros_like(numbers) for name in OPS_COLUMNS}
-    for name in ("off", "max_off", "min_off"):
+    for name in ("off", "max_off", "min_off", "due_ns"):
         columns[name] += NOTHING
     return columns | {"op_id": numbers, "value": numbers}
 
@@ -154,6 +155,7 @@ def wrong_ones(histories: Sequence[Sequence[Operation]]) -> set[int]:
         times = joined.judged(left)
     assert not [*times.offs, *times.values, *times.reads_wrong]
     assert times.length <= times.attempts
-    windows = {(pair.low // OFFSETS, pair.high // OFFSETS) for pair in times.pairs}
-    assert all(low == high for low, high in windows), "bounds of two histories met"
-    return wrong | {int(left[low]) for low, _ in windows}
+    absent = {pair.high_op // OFFSETS for pair in times.pairs if pair.high == times.length}
+    pairs = [pair for pair in times.pairs if pair.high < times.length]
+    assert all(pair.low // OFFSETS == pair.high // OFFSETS for pair in pairs), "bounds met"
+    return wrong | absent | {int(left[pair.low // OFFSETS]) for pair in pairs}

@@ -44,6 +44,19 @@ Kind = tuple[str, str]
 """Checker and name of the anomaly."""
 
 
+NO_PLACE: frozenset[Kind] = frozenset(
+    (queue_log.NAME, name)
+    for name in (
+        queue_log.STALE_READ,
+        queue_log.SEND_INVERTED,
+        queue_log.NON_MONOTONIC,
+        queue_log.FROM_THE_FUTURE,
+        queue_log.BY_NOBODY,
+    )
+)
+"""What an acknowledged commit says of a queue that has no place for it."""
+
+
 class InapplicableError(Exception):
     """This history has nothing the anomaly could be planted in."""
 
@@ -744,7 +757,8 @@ def decided_twice(scene: Scene) -> Planted:
     end = scene.add_last(F.END_TRANSACTION, (one.half.topic, one.half.queue))
     end.value, end.txn = one.value, one.half.txn
     end.decision = Decision.ROLLBACK if decision is Decision.COMMIT else Decision.COMMIT
-    return Planted((_ended(one, decision)[0].op_id, end.op_id))
+    also = NO_PLACE | {(total_queue.NAME, total_queue.LOST)}
+    return Planted((_ended(one, decision)[0].op_id, end.op_id), also)
 
 
 def committed_twice(scene: Scene) -> Planted:
@@ -758,7 +772,7 @@ def other_queue(scene: Scene) -> Planted:
     one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
     assert one.half is not None
     one.half.queue = 1 - one.half.queue
-    also = {(queue_log.NAME, queue_log.PHANTOM)}
+    also = {(queue_log.NAME, queue_log.PHANTOM), *NO_PLACE}
     return Planted((one.half.op_id, scene.seen()[one.value].op_id), frozenset(also))
 
 
@@ -772,7 +786,8 @@ def commit_lost(scene: Scene) -> Planted:
     if (one.half.topic, one.half.queue) in cut:
         raise InapplicableError
     one.ends[0].decision = Decision.COMMIT
-    return Planted((one.half.op_id, one.ends[0].op_id))
+    also = NO_PLACE | {(total_queue.NAME, total_queue.LOST)}
+    return Planted((one.half.op_id, one.ends[0].op_id), also)
 
 
 def shared_offset(scene: Scene) -> Planted:

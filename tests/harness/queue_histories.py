@@ -9,8 +9,14 @@ from jepsen_like.history.operation import NEVER, F, Operation, Outcome
 TOPIC = "t"
 
 
-def random_history(rng: random.Random, size_max: int) -> list[Operation]:
-    """Return a history that really happened to a list, or nearly: a few fields may be off."""
+def random_history(
+    rng: random.Random, size_max: int, *, all_offsets: bool = False
+) -> list[Operation]:
+    """Return a history that really happened to a list, or nearly: a few fields may be off.
+
+    Args:
+        all_offsets: Every acknowledgement names an offset.
+    """
     operations: list[Operation] = []
     log: list[int] = []
     span = rng.choice((4, 8, 14))
@@ -25,14 +31,18 @@ def random_history(rng: random.Random, size_max: int) -> list[Operation]:
             op = _operation(op_id, F.SEND, outcome, call, ret)
             op.value = op_id + 100
             if outcome is Outcome.OK or (outcome is Outcome.INFO and rng.random() < 0.5):
-                op.off = len(log) if outcome is Outcome.OK else -1
+                may_lack = not all_offsets and rng.random() < 0.15
+                has_offset = outcome is Outcome.OK and not may_lack
+                op.off = len(log) if has_offset else -1
                 log.append(op.value)
         elif kind < 0.85:
             op = _operation(op_id, F.PULL, Outcome.OK, call, ret)
             op.off = rng.randint(0, len(log))
             op.values = tuple(log[op.off : op.off + rng.randint(0, 3)])
             op.cnt = len(op.values)
-            op.max_off = len(log) if rng.random() < 0.8 else -1
+            # Where there are messages, an answer without one of them names no end.
+            is_whole = bool(op.values) or op.off == len(log)
+            op.max_off = len(log) if is_whole and rng.random() < 0.8 else -1
         else:
             op = _operation(op_id, F.MAX_OFFSET, Outcome.OK, call, ret)
             op.max_off = len(log)
@@ -58,9 +68,11 @@ def _spoil(rng: random.Random, op: Operation, span: int) -> None:
         op.max_off = max(0, op.max_off + rng.choice((-1, 1)))
     elif kind < 0.8 and op.values:
         op.values = (*op.values[:-1], 100 + rng.randint(0, 8))
-    elif kind < 0.9 and op.f == F.PULL:
+    elif kind < 0.85 and op.f == F.PULL:
         op.off += rng.choice((0, 1))
-    elif op.f == F.SEND and op.outcome == Outcome.OK:
+    elif kind < 0.9 and op.f == F.PULL:
+        op.values, op.cnt = (), 0
+    elif op.f == F.SEND and op.outcome == Outcome.OK and op.off >= 0:
         op.off = max(0, op.off + rng.choice((-1, 1)))
 
 
@@ -90,12 +102,14 @@ def is_linearizable(operations: list[Operation]) -> bool:
             if done >> at & 1 or op.call_ns > horizon:
                 continue
             if op.f == F.SEND:
-                if op.outcome == Outcome.INFO or op.off == len(log):
+                if op.off in (-1, len(log)):
                     stack.append((done | 1 << at, (*log, op.value)))
                 continue
             if op.max_off >= 0 and op.max_off != len(log):
                 continue
             if op.values and log[op.off : op.off + len(op.values)] != op.values:
                 continue
+            if not op.values and -1 < op.off < op.max_off:
+                continue  # nothing was there, and its end says that something was
             stack.append((done | 1 << at, log))
     return False

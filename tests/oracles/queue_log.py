@@ -21,9 +21,11 @@ from jepsen_like.checkers.queue_log import (
     NON_MONOTONIC,
     SEND_INVERTED,
     STALE_READ,
+    Bound,
     QueueColumns,
     check_reads,
     check_values,
+    time_violation,
 )
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
@@ -51,7 +53,7 @@ def _by_queue(operations: Iterable[Operation]) -> dict[tuple[str, int], list[Ope
 
 def _columns(operations: Iterable[Operation]) -> QueueColumns:
     sends: list[tuple[int, int, int, int, int, bool]] = []
-    reads: list[tuple[int, int, int, int, int, int]] = []
+    reads: list[tuple[int, int, int, int, int, int, int]] = []
     seen: list[tuple[int, int, int]] = []
     for op in operations:
         if op.f == F.SEND:
@@ -59,7 +61,9 @@ def _columns(operations: Iterable[Operation]) -> QueueColumns:
                 row = (op.op_id, op.call_ns, op.ret_ns, op.off, op.value, False)
             else:
                 failed = op.outcome == Outcome.FAIL
-                row = (op.op_id, op.call_ns, NEVER, NOTHING, op.value, failed)
+                is_there = op.outcome == Outcome.OK and op.due_ns == NOTHING
+                ret_ns = op.ret_ns if is_there else NEVER
+                row = (op.op_id, op.call_ns, ret_ns, NOTHING, op.value, failed)
             sends.append(row)
         elif op.f == F.END_TRANSACTION:
             failed = op.outcome == Outcome.FAIL
@@ -69,9 +73,10 @@ def _columns(operations: Iterable[Operation]) -> QueueColumns:
             for place, value in enumerate(op.values):
                 seen.append((op.op_id, op.off + place, value))
             if op.level == Level.LINEARIZABLE:
-                reads.append((op.op_id, op.call_ns, op.ret_ns, op.off, count, op.max_off))
+                bounds = (op.off, count, op.max_off, op.min_off)
+                reads.append((op.op_id, op.call_ns, op.ret_ns, *bounds))
     send = np.array(sends, dtype=np.int64).reshape(-1, 6)
-    read = np.array(reads, dtype=np.int64).reshape(-1, 6)
+    read = np.array(reads, dtype=np.int64).reshape(-1, 7)
     look = np.array(seen, dtype=np.int64).reshape(-1, 3)
     return QueueColumns(
         send_id=send[:, 0],
@@ -86,6 +91,7 @@ def _columns(operations: Iterable[Operation]) -> QueueColumns:
         found_off=read[:, 3],
         found_count=read[:, 4],
         end=read[:, 5],
+        low=read[:, 6],
         seen_id=look[:, 0],
         seen_off=look[:, 1],
         seen_value=look[:, 2],
@@ -167,14 +173,18 @@ def _check_times(columns: QueueColumns, subject: str) -> list[Violation]:
     filled[send_off[bound]] = True
     gaps = np.flatnonzero(~filled)
     spare = np.flatnonzero(unbound)
-    spare = spare[np.argsort(columns.send_call[spare], kind="stable")][: len(gaps)]
+    spare = spare[np.argsort(columns.send_call[spare], kind="stable")]
+    absent: list[int] = []
+    if (columns.send_ret[spare] != NEVER).any():
+        spare, absent = _fill(columns, spare, gaps, lo, hi)
+    spare = spare[: len(gaps)]
     np.maximum.at(lo, gaps, columns.send_call[spare])
 
     earliest = np.maximum.accumulate(lo)
     latest = np.minimum.accumulate(hi[::-1])[::-1]
     bad = np.flatnonzero(earliest > latest)
     found: list[Violation] = []
-    filler = dict(zip(gaps.tolist(), spare.tolist(), strict=True))
+    filler = dict(zip(gaps.tolist(), spare.tolist(), strict=False))
     explained = NOTHING
     for at in bad.tolist():
         if at <= explained:
@@ -185,7 +195,49 @@ def _check_times(columns: QueueColumns, subject: str) -> list[Violation]:
         explained = j
         if len(found) == REPORTED_MAX:
             break
+    i = int(np.argmax(lo))
+    is_late = [at for at in absent if columns.send_ret[at] < lo[i]]
+    for at in sorted(is_late, key=lambda at: (columns.send_ret[at], columns.send_id[at])):
+        if len(found) < REPORTED_MAX:
+            low, low_is_send = _low_of(columns, send_off, filler, i, int(lo[i]))
+            lower = Bound(int(lo[i]), i, low, low_is_send)
+            upper = Bound(int(columns.send_ret[at]), length, int(columns.send_id[at]), True)
+            found.append(time_violation(subject, lower, upper))
     return found
+
+
+def _fill(columns: QueueColumns, spare: I64, gaps: I64, lo: I64, hi: I64) -> tuple[I64, list[int]]:
+    """Return which send fills each gap, and acknowledged ones that none was left for, or too late.
+
+    Of those that were called before a gap must have been filled the one that returned first.
+    """
+    earliest = np.maximum.accumulate(lo)
+    latest = np.minimum.accumulate(hi[::-1])[::-1]
+    left, chosen, absent = spare.tolist(), list[int](), list[int]()
+    reached = _MINUS
+    for gap in gaps.tolist():
+        ready = [at for at in left if columns.send_call[at] <= latest[gap]] or left[:1]
+        best = min(ready, key=lambda at: (columns.send_ret[at], columns.send_call[at], at))
+        left.remove(best)
+        chosen.append(best)
+        reached = max(reached, int(earliest[gap]), int(columns.send_call[best]))
+        if columns.send_ret[best] < reached:
+            absent.append(best)
+    absent += [at for at in left if columns.send_ret[at] != NEVER]
+    return np.array(chosen, dtype=np.int64), absent
+
+
+def _low_of(
+    columns: QueueColumns, send_off: I64, filler: dict[int, int], i: int, lo: int
+) -> tuple[int, bool]:
+    """Return the operation that set lo[i], and whether it is a send."""
+    low_send = np.flatnonzero((send_off == i) & (columns.send_call == lo))
+    if len(low_send):
+        return int(columns.send_id[low_send[0]]), True
+    if i in filler and int(columns.send_call[filler[i]]) == lo:
+        return int(columns.send_id[filler[i]]), True
+    missed = np.flatnonzero((columns.end == i) & (columns.read_call == lo))
+    return int(columns.read_id[missed[0]]), False
 
 
 def _witness(
@@ -199,15 +251,7 @@ def _witness(
     subject: str,
 ) -> Violation:
     """Name the two operations that set lo[i] and hi[j], and with them the anomaly."""
-    low_send = np.flatnonzero((send_off == i) & (columns.send_call == lo))
-    low_is_send = len(low_send) > 0 or (i in filler and int(columns.send_call[filler[i]]) == lo)
-    if len(low_send):
-        low = int(columns.send_id[low_send[0]])
-    elif low_is_send:
-        low = int(columns.send_id[filler[i]])
-    else:
-        missed = np.flatnonzero((columns.end == i) & (columns.read_call == lo))
-        low = int(columns.read_id[missed[0]])
+    low, low_is_send = _low_of(columns, send_off, filler, i, lo)
     high_send = np.flatnonzero((send_off == j) & (columns.send_ret == hi))
     if len(high_send):
         high = int(columns.send_id[high_send[0]])

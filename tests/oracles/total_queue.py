@@ -14,9 +14,20 @@ from jepsen_like.checkers.total_queue import (
     UNEXPECTED,
 )
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, History, Outcome
+from jepsen_like.history.operation import NEVER, NOTHING, History, Operation, Outcome
 
 __all__ = ["NAME", "check_history"]
+
+
+def _may_be_away(op: Operation, first_kept: dict[tuple[str, int], int]) -> bool:
+    """Whether retention took it, or may have, or it has its own time.
+
+    Without an offset it may be anywhere in a queue that lost its beginning, or was not read.
+    """
+    first = first_kept.get((op.topic, op.queue))
+    if op.off != NOTHING:
+        return op.off < (first or 0)
+    return first != 0 or op.due_ns != NOTHING or op.ret_ns == NEVER
 
 
 def check_history(history: History, *, node: str | None = None) -> Verdict:
@@ -34,21 +45,22 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
         if read.node == chosen and read.topic not in SYSTEM_TOPICS:
             there.update(value for value in read.values if value != NOTHING)
     first_kept = {(r.topic, r.queue): r.min_off for r in reads if r.node == chosen}
-    sends = {op.value: op for op in sends_of(history.operations)}
+    attempts = sends_of(history.operations)
+    live = Counter(op.value for op in attempts if op.outcome != Outcome.FAIL)
+    # Of several attempts the one that says most counts.
+    attempts.sort(
+        key=lambda op: (Outcome.FAIL, Outcome.INFO, Outcome.OK).index(Outcome(op.outcome))
+    )
+    sends = {op.value: op for op in attempts}
     acked = {value for value, op in sends.items() if op.outcome == Outcome.OK}
-    # What retention removed is not lost; a send without an offset proves nothing.
-    removed = {
-        value
-        for value in acked
-        if sends[value].off < first_kept.get((sends[value].topic, sends[value].queue), 0)
-    }
+    removed = {value for value in acked if _may_be_away(sends[value], first_kept)}
     unknown = {value for value, op in sends.items() if op.outcome == Outcome.INFO}
     kinds = (
         (LOST, sorted(acked - removed - there.keys()), "was acknowledged and is not there"),
         (UNEXPECTED, sorted(there.keys() - sends.keys()), "is there and was never sent"),
         (
             DUPLICATED,
-            sorted(value for value, count in there.items() if count > 1),
+            sorted(value for value, count in there.items() if count > max(live[value], 1)),
             "is there more than once",
         ),
         (
@@ -72,7 +84,7 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
                 )
             )
     counts = {
-        "attempted": len(sends),
+        "attempted": len(attempts),
         "acknowledged": len(acked),
         "removed": len(removed),
         "unknown": len(unknown),

@@ -196,6 +196,7 @@ def reads_wrong(ops: DataFrame) -> DataFrame:
     wrong = _reads(ops).where(
         "(max_off != -1 and count > 0 and off + count > max_off)"
         " or (count > 0 and off < 0) or max_off < -1"
+        " or (count = 0 and off != -1 and min_off <= off and off < max_off)"
     )
     return wrong.select(*_QUEUE, "op_id")
 

@@ -128,6 +128,7 @@ def hot_tables(block: Block) -> tuple[Columns, Columns]:
     """Return the rows of a block, the final read of its log included, in a random order."""
     size, kept = len(block.at_ns), len(block.log)
     ops = {**block.ops, "level": np.zeros(size, dtype=np.int64)}
+    ops["due_ns"] = np.full(size, NOTHING, dtype=np.int64)
     order = np.random.default_rng(3).permutation(size)
     held = {"op_id": np.full(kept, NOTHING), "off": np.arange(kept), "value": block.log}
     obs = {name: np.concatenate((block.obs[name], told)) for name, told in held.items()}

@@ -170,7 +170,7 @@ def test_facts_merge_in_the_middle_of_a_queue_that_outgrows_its_room() -> None:
     ops = {
         "op_id": order, "f": zero, "outcome": zero, "level": zero, "call_ns": order * 10,
         "ret_ns": order * 10 + 25, "off": order, "cnt": zero, "max_off": zero - 1,
-        "min_off": zero - 1, "value": order + 7, "range_hash": zero,
+        "min_off": zero - 1, "value": order + 7, "range_hash": zero, "due_ns": zero - 1,
     }  # fmt: skip
     parts = [
         {name: column[at : at + 999] for name, column in ops.items()} for at in range(0, count, 999)

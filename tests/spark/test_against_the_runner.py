@@ -101,7 +101,7 @@ def merged(count: int) -> list[list[Operation]]:
     """Return random histories, each as a queue of its own."""
     every: list[list[Operation]] = []
     for seed in range(count):
-        rows = random_history(random.Random(seed), SMALL)
+        rows = random_history(random.Random(seed), SMALL, all_offsets=True)
         for op in rows:
             op.queue, op.op_id = seed, op.op_id + seed * 100
         every.append(rows)

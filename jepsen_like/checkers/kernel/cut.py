@@ -31,10 +31,10 @@ from jepsen_like.checkers.kernel.facts import (
     Spares,
     anchors,
 )
-from jepsen_like.checkers.kernel.home import Home, echo_of, home_of, join_homes
+from jepsen_like.checkers.kernel.home import Home, echo_of, home_of, join_homes, spare_outcomes
 from jepsen_like.checkers.kernel.judge import Judged, attempts_of, judge_chunks, judge_queue
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
-from jepsen_like.history.operation import F, Level, Outcome
+from jepsen_like.history.operation import NOTHING, F, Level, Outcome
 
 CHUNK_OFFSETS: Final = 1 << 22
 """Offsets of a chunk: 100 MB of facts."""
@@ -135,11 +135,12 @@ def _first(passes: Passes, limit: int | None, added: Spares | None) -> list[Chun
 
 
 def _home(reports: Sequence[ChunkReport], replicas: Replicas, queue: Queue) -> Home:
-    order = [replica for replica, _ in replicas.begins.get(queue, ())]
-    home = join_homes([report.home for report in reports], order)
+    begins = replicas.begins.get(queue, ())
+    home = join_homes([report.home for report in reports], [replica for replica, _ in begins])
     spares = spares_in([report.chunk for report in reports])
     home.spare = spares.value.tobytes()
-    home.spare_outcome = spares.outcome.astype(np.int8).tobytes()
+    begin = dict(begins).get(replicas.chosen, NOTHING)
+    home.spare_outcome = spare_outcomes(spares, begin, spares.value[:0])
     return home
 
 

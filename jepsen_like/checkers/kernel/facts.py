@@ -26,7 +26,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 OPS_COLUMNS: Final = (
     "op_id", "f", "outcome", "level", "call_ns", "ret_ns", "off", "cnt", "max_off", "min_off",
-    "value", "range_hash",
+    "value", "range_hash", "due_ns",
 )  # fmt: skip
 """What `add_ops` reads."""
 OBS_COLUMNS: Final = ("op_id", "replica", "off", "value")
@@ -49,7 +49,10 @@ the process has; on a virtual machine new memory costs more than the work done i
 
 
 class Spares(NamedTuple):
-    """Sends that no acknowledgement gives an offset, in the order of their calls."""
+    """Sends that no acknowledgement gives an offset, in the order of their calls.
+
+    One that ended well and has a return must have been appended by then; a delayed one has none.
+    """
 
     op_id: I64
     call: I64
@@ -62,6 +65,12 @@ class Spares(NamedTuple):
         """Those that certainly did not happen."""
         failed: Flags = self.outcome == Outcome.FAIL
         return failed
+
+    @property
+    def required(self) -> Flags:
+        """Those that certainly happened, between their call and their return."""
+        required: Flags = (self.outcome == Outcome.OK) & (self.ret != NEVER)
+        return required
 
 
 class Pulls(NamedTuple):
@@ -135,10 +144,10 @@ class QueueFacts:
         self._take_acked(ops, np.flatnonzero(send & ok & (ops["off"] != NOTHING)))
         left = np.flatnonzero(send & ~(ok & (ops["off"] != NOTHING)))
         if len(left):
-            never = np.full(len(left), NEVER, dtype=np.int64)
-            names = ("op_id", "call_ns", "value", "outcome")
-            op_id, call, value, how = (_words(ops[name], left) for name in names)
-            self.add_spares(Spares(op_id, call, never, value, how))
+            spare = ("op_id", "call_ns", "ret_ns", "value", "outcome", "due_ns")
+            op_id, call, ret, value, how, due = (_words(ops[name], left) for name in spare)
+            ret = np.where((how == Outcome.OK) & (due == NOTHING), ret, NEVER)
+            self.add_spares(Spares(op_id, call, ret, value, how))
         current = ok if not ops["level"].any() else ok & (ops["level"] == Level.LINEARIZABLE)
         is_pull = f == F.PULL
         reads = np.flatnonzero(current & (is_pull | (f == F.MAX_OFFSET)))
@@ -206,10 +215,11 @@ class QueueFacts:
             return
         call, ret, end = (_words(ops[name], rows) for name in ("call_ns", "ret_ns", "max_off"))
         count = np.where(ops["f"][rows] == F.PULL, ops["cnt"][rows], 0)
-        off = _words(ops["off"], rows)
+        off, low = _words(ops["off"], rows), _words(ops["min_off"], rows)
         found = count > 0
         last = off + count
         wrong = (found & ((end != NOTHING) & (last > end) | (off < 0))) | (end < NOTHING)
+        wrong |= ~found & (off >= low) & (off != NOTHING) & (off < end)
         if wrong.any():
             self.contradictions.append(_words(ops["op_id"], rows[wrong]))
         at = _chosen(found & (off >= 0))

@@ -8,12 +8,16 @@ there, is few, and is compared across queues by its values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.facts import I64, SUSPECTS_MAX, Flags, QueueFacts
-from jepsen_like.history.operation import NOTHING
+from jepsen_like.checkers.kernel.facts import I64, SUSPECTS_MAX, Flags, QueueFacts, Spares
+from jepsen_like.history.operation import NOTHING, Outcome
+
+MUST_BE_THERE: Final = len(Outcome)
+"""Beside the outcomes: it was acknowledged, and its queue has been read from the beginning."""
 
 
 class Home(msgspec.Struct):
@@ -26,7 +30,8 @@ class Home(msgspec.Struct):
         away: Acknowledged values, kept, and not at home.
         strange: Held values that no acknowledgement put there.
         spare: Values of sends without an offset.
-        spare_outcome: How those ended, a byte each.
+        spare_outcome: How those ended, a byte each; `MUST_BE_THERE` for those that were appended
+            and that nothing can have removed.
         echo: Values that are at home, and strange somewhere in this queue, too.
         lost: Values acknowledged that some replica does not hold at their offset: offset, value,
             replica, what it holds there.
@@ -66,7 +71,7 @@ def home_of(
     home = Home(
         sent=facts.acked,
         spare=spares.value.tobytes(),
-        spare_outcome=spares.outcome.astype(np.int8).tobytes(),
+        spare_outcome=spare_outcomes(spares, begins.get(chosen, NOTHING) + first, log),
     )
     if chosen != NOTHING:
         off, value = held.get(chosen, none)
@@ -89,6 +94,20 @@ def home_of(
     )
     home.differ = tuple((off + first, *row) for off, row in _differ(held, order))
     return home
+
+
+def spare_outcomes(spares: Spares, begin: int, log: I64) -> bytes:
+    """Return how sends without an offset ended, a byte each.
+
+    Args:
+        begin: First offset that the chosen replica has of their queue.
+        log: Values of the queue; what is among them was acknowledged at an offset as well.
+    """
+    outcome = spares.outcome.astype(np.int8)
+    required = np.flatnonzero(spares.required)
+    if begin == 0 and len(required):
+        outcome[required[~np.isin(spares.value[required], log)]] = MUST_BE_THERE
+    return outcome.tobytes()
 
 
 def echo_of(facts: QueueFacts, chosen: int, among: I64) -> I64:

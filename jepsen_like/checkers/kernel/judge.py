@@ -7,6 +7,7 @@ chosen by their offset or value alone, so they are the same however the rows cam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 
 import msgspec
@@ -112,8 +113,8 @@ class Judged(msgspec.Struct):
 def judge_queue(facts: QueueFacts) -> Judged:
     """Judge the facts of a whole queue. They are used up by it."""
     facts.settle()
-    values = np.concatenate((_acknowledged(facts), facts.spares().value))
-    again = repeated(values)
+    spares = facts.spares()
+    again = repeated(np.concatenate((_acknowledged(facts), spares.value[~spares.failed])))
     return judge_chunks([chunk_of(facts)], again, lambda asks: [look_again(facts, asks[0])])
 
 
@@ -198,10 +199,11 @@ def _agree(chunks: Sequence[Chunk], spares: Spares, again: I64, judged: Judged) 
     bound[hit] = off[place[hit]]
     explained = np.zeros(len(value), dtype=np.bool_)
     explained[place[hit]] = True
+    refused = spares.value[hit & spares.failed]
     values = _least(
         (
             few((again, value[1:][value[1:] == value[:-1]])),
-            few((spares.value[hit & spares.failed], value[~explained])),
+            few((np.setdiff1d(refused, spares.value[hit & ~spares.failed]), value[~explained])),
             *(chunk.values for chunk in chunks),
         )
     )
@@ -262,15 +264,77 @@ class _Times:
         free = unpack(Free, [chunk.free for chunk in self.chunks])
         is_bound = bound != NOTHING
         self.gaps = np.setdiff1d(free.off, bound[is_bound])
-        self.fillers = np.flatnonzero(~is_bound & ~spares.failed)[: len(self.gaps)]
-        call, ret = spares.call, spares.ret
-        off = np.concatenate((self.gaps, bound[is_bound]))
-        lo = np.concatenate((call[self.fillers], call[is_bound]))
-        hi = np.concatenate((np.full(len(self.gaps), NEVER, dtype=np.int64), ret[is_bound]))
+        unseen = np.flatnonzero(~is_bound & ~spares.failed)
+        self.fillers = unseen[: len(self.gaps)]
+        late: list[int] = []
+        if spares.required[unseen].any():
+            self._bind(self.gaps[:0], self.fillers[:0])
+            self.fillers, late = self._filled(unseen, free)
+        self._bind(self.gaps, self.fillers)
+        self.late = self._late(late, length)
+        self.is_wrong = bool(self.late) or self._is_wrong(free)
+
+    def _bind(self, gaps: I64, fillers: I64) -> None:
+        """Take the bounds that sends without an acknowledged offset set, and carry all of them."""
+        is_bound = self.bound != NOTHING
+        call, ret = self.spares.call, self.spares.ret
+        off = np.concatenate((gaps, self.bound[is_bound]))
+        lo = np.concatenate((call[fillers], call[is_bound]))
+        hi = np.concatenate((np.full(len(gaps), NEVER, dtype=np.int64), ret[is_bound]))
         order = np.argsort(off, kind="stable")
         self.extra = Extra(off[order], lo[order], hi[order])
         self.before, self.after = self._carried()
-        self.is_wrong = self._is_wrong(free)
+
+    def _windows(self, free: Free) -> tuple[I64, I64]:
+        """Return the bounds of each gap, those of all other offsets taken into account."""
+        begins = np.array([chunk.begin for chunk in self.chunks], dtype=np.int64)
+        at = np.searchsorted(begins, free.off, "right") - 1
+        lo = np.maximum(free.lo, np.array([ns for ns, _ in self.before], dtype=np.int64)[at])
+        hi = np.minimum(free.hi, np.array([ns for ns, _ in self.after], dtype=np.int64)[at])
+        np.maximum.at(lo, np.searchsorted(free.off, self.extra.off), self.extra.lo)
+        np.minimum.at(hi, np.searchsorted(free.off, self.extra.off), self.extra.hi)
+        earliest, latest = np.maximum.accumulate(lo), np.minimum.accumulate(hi[::-1])[::-1]
+        place = np.searchsorted(free.off, self.gaps)
+        return earliest[place], latest[place]
+
+    def _filled(self, unseen: I64, free: Free) -> tuple[I64, list[int]]:
+        """Return which send fills each gap, and those that fit nowhere or only at the end.
+
+        Gaps in their order; of the sends that were called in time the one that had to be there
+        first. What a later gap could take, it can still take: so no other choice is better.
+        """
+        call, ret = self.spares.call, self.spares.ret
+        waiting: list[tuple[int, int]] = []
+        fillers: list[int] = []
+        late: list[int] = []
+        reached, at = NOT_YET, 0
+        for low, high in zip(*(column.tolist() for column in self._windows(free)), strict=True):
+            while at < len(unseen) and (call[unseen[at]] <= high or not waiting):
+                heappush(waiting, (int(ret[unseen[at]]), int(unseen[at])))
+                at += 1
+            its_ret, one = heappop(waiting)
+            reached = max(reached, low, int(call[one]))
+            if its_ret < reached:
+                late.append(one)
+            fillers.append(one)
+        left = [one for _, one in waiting] + unseen[at:].tolist()
+        late += [one for one in left if ret[one] != NEVER]
+        return np.array(fillers, dtype=np.int64), late
+
+    def _late(self, late: list[int], length: int) -> list[TimePair]:
+        """Return what proves that sends that had returned without an offset are absent."""
+        bounds = [chunk.highest_lo for chunk in self.chunks]
+        bounds += zip(self.extra.lo.tolist(), self.extra.off.tolist(), strict=True)
+        low_ns, low = max(bounds, key=lambda bound: (bound[0], -bound[1]), default=(NOT_YET, 0))
+        pairs = [
+            TimePair(low, length, low_ns, int(self.spares.ret[one]), high_op=self._op(one))
+            for one in late
+            if self.spares.ret[one] < low_ns
+        ]
+        return sorted(pairs, key=lambda pair: (pair.high_ns, pair.high_op))[:REPORTED_MAX]
+
+    def _op(self, spare: int) -> int:
+        return int(self.spares.op_id[spare])
 
     def _slices(self) -> list[slice]:
         """Return which extra bounds concern the offsets from the begin of each chunk on."""
@@ -333,11 +397,11 @@ class _Times:
         # The offset after the last of a chunk may be in a silent one, too: more comes to that.
         for clash in sorted(clashes, key=lambda clash: (clash.at, -clash.low_ns)):
             first.setdefault(clash.high, clash)
-        return tuple(self._named(clash) for clash in list(first.values())[:REPORTED_MAX])
+        pairs = [TimePair(one.low, one.high, one.low_ns, one.high_ns) for one in first.values()]
+        return tuple(self._named(pair) for pair in [*pairs, *self.late][:REPORTED_MAX])
 
-    def _named(self, clash: Clash) -> TimePair:
+    def _named(self, pair: TimePair) -> TimePair:
         """Name the sends without an acknowledged offset that set a bound."""
-        pair = TimePair(clash.low, clash.high, clash.low_ns, clash.high_ns)
         spares, bound = self.spares, self.bound
         low = np.flatnonzero((bound == pair.low) & (spares.call == pair.low_ns))
         high = np.flatnonzero((bound == pair.high) & (spares.ret == pair.high_ns))

@@ -7,11 +7,22 @@ import random
 import pytest
 
 from jepsen_like.checkers import queue_log
+from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.kernel.facts import REPORTED_MAX
 from jepsen_like.checkers.queue_log import check_tables
 from jepsen_like.checkers.verdict import Verdict, checked, merge
 from jepsen_like.history.columns import obs_table, ops_table
-from jepsen_like.history.operation import NEVER, F, Level, Operation, Outcome
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    Decision,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+    RunHeader,
+)
 from tests.harness.judged import judged
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
 from tests.oracles.queue_log import check_queue, columns_of
@@ -118,6 +129,98 @@ def test_a_planted_anomaly_is_found_by_its_name_with_its_witnesses(name: str) ->
     assert [(violation.name, violation.operations) for violation in verdict.violations] == [
         (name, witnesses)
     ]
+
+
+def without_offset(op_id: int, call: int, ret: int) -> Operation:
+    op = send(op_id, 0, call, ret)
+    op.off = NOTHING
+    return op
+
+
+def transaction(value: int, end_ret: int) -> list[Operation]:
+    half = Operation(10, 10, 1, -1, F.HALF, Outcome.OK, 0, 10, TOPIC, 0, value=value, txn=1)
+    end = Operation(
+        11, 11, 1, -1, F.END_TRANSACTION, Outcome.OK, 20, end_ret, TOPIC, 0, value=value, txn=1,
+        decision=Decision.COMMIT,
+    )  # fmt: skip
+    return [half, end]
+
+
+ABSENT = {
+    "a queue without anything": ([without_offset(0, 0, 10), max_offset(1, 0, 20, 30)], (1, 0)),
+    "another at its place": (
+        [without_offset(0, 0, 10), send(1, 0, 20, 30), max_offset(2, 1, 40, 50)],
+        (2, 0),
+    ),
+    "one place for two": (
+        [without_offset(0, 0, 10), without_offset(1, 0, 15), max_offset(2, 1, 40, 50)],
+        (2, 1),
+    ),
+    "a transaction": ([*transaction(100, 30), max_offset(2, 0, 40, 50)], (2, 11)),
+    "a transaction and a send": (
+        [*transaction(99, 30), send(0, 0, 40, 50), max_offset(2, 1, 60, 70)],
+        (2, 11),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_an_acknowledged_send_that_a_read_proves_absent(name: str) -> None:
+    operations, witnesses = ABSENT[name]
+    verdict = check_history(operations)
+    assert [(v.name, v.operations) for v in verdict.violations] == [
+        (queue_log.STALE_READ, witnesses)
+    ]
+
+
+def test_an_acknowledged_send_without_offset_may_come_last() -> None:
+    assert check_history([without_offset(0, 0, 10), max_offset(1, 1, 20, 30)]).is_valid
+    assert check_history([without_offset(0, 0, 25), max_offset(1, 0, 20, 30)]).is_valid
+    delayed = without_offset(0, 0, 10)
+    delayed.due_ns = 1_000
+    rows = [delayed, send(1, 0, 0, 10), max_offset(2, 1, 20, 30)]
+    assert check_history(rows).is_valid
+
+
+def test_a_send_that_was_refused_and_then_stored_is_no_aborted_read() -> None:
+    refused, stored = send(0, 0, 0, 10, outcome=FAIL), send(1, 0, 20, 30)
+    stored.value = refused.value
+    read = pull(2, 0, (refused.value,), 1, 40, 50)
+    assert check_history([refused, stored, read]).is_valid
+    unknown = send(1, 0, 20, 30, outcome=INFO)
+    unknown.value = refused.value
+    assert check_history([refused, unknown, read]).is_valid
+    stale = max_offset(3, 0, 60, 70)
+    assert check_history([refused, stored, read, stale]).validity == "invalid"
+
+
+def test_a_value_sent_twice_may_be_there_twice() -> None:
+    rows = [send(0, 0, 0, 10), send(1, 1, 20, 30), pull(2, 0, (100, 100), 2, 40, 50)]
+    rows[1].value = 100
+    (verdict,) = [v for v in check_everything(of_rows(rows)) if v.checker == queue_log.NAME]
+    assert verdict.validity == "unknown"
+    assert "several sends" in verdict.reason
+    rows[2].values = (100, 100, 100)
+    rows[2].cnt = rows[2].max_off = 3
+    rows.append(send(5, 0, 0, 10, outcome=INFO))
+    (verdict,) = [v for v in check_everything(of_rows(rows)) if v.checker == queue_log.NAME]
+    assert {v.name for v in verdict.violations} == {queue_log.DUPLICATE}
+
+
+def of_rows(rows: list[Operation]) -> History:
+    return History(RunHeader("r"), rows)
+
+
+def test_an_empty_pull_below_its_own_end_contradicts_itself() -> None:
+    rows = [send(0, 0, 0, 10), pull(1, 0, (), 1, 20, 30)]
+    verdict = check_history(rows)
+    assert [(v.name, v.operations) for v in verdict.violations] == [
+        (queue_log.SELF_CONTRADICTION, (1,))
+    ]
+    rows[1].min_off = 1  # it was removed
+    assert check_history(rows).is_valid
+    rows[1].min_off, rows[1].off = 0, 1
+    assert check_history(rows).is_valid
 
 
 def test_a_min_offset_that_goes_back_is_found() -> None:

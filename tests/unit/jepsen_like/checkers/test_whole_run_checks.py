@@ -219,3 +219,16 @@ def test_what_retention_removed_is_not_lost() -> None:
     assert delayed.check_history(history).is_valid
     assert judged(total_queue.NAME, history).is_valid
     assert judged(total_queue.NAME, history).counts["removed"] == 2
+
+
+def test_total_queue_wants_an_acknowledged_send_without_an_offset() -> None:
+    history = clean_history()
+    history.operations[0].off = -1
+    assert judged(total_queue.NAME, history).is_valid
+    for read in history.replica_reads[::2]:
+        read.values = ()
+    verdict = judged(total_queue.NAME, history)
+    assert total_queue.LOST in names(verdict)
+    for read in history.replica_reads[::2]:
+        read.min_off = 2  # the beginning of the queue is not there: the send may have been in it
+    assert judged(total_queue.NAME, history).is_valid
