@@ -202,6 +202,44 @@ def derive_bulk(
         return _empty()
     starts = _checked_starts(view, header)
     sizes = record_sizes(view, header).astype(np.int64)
+    return _derive_columns(view, starts, sizes, header, delay_ms)
+
+
+def derive_together(
+    frames: Buffer,
+    headers: Sequence[EntryHeader],
+    *,
+    delay_ms: Mapping[int, int] = DEFAULT_DELAY_MS,
+) -> Derived:
+    """Return what `derive` returns, for all records of entries that follow each other.
+
+    Args:
+        frames: The entries, whole and back to back, each verified when it was appended.
+        headers: Theirs, in order, at least one; all of kind `KIND_RECORDS`.
+    Raises:
+        CorruptEntryError: A size table or a record is damaged; it may name another one of the
+            entries than the damaged one.
+    """
+    view = memoryview(frames).cast("B")
+    starts, sizes = [], []
+    begin = 0
+    for header in headers:
+        frame = view[begin : begin + header.size]
+        starts.append(_checked_starts(frame, header) + begin)
+        sizes.append(record_sizes(frame, header))
+        begin += header.size
+    return _derive_columns(
+        view, np.concatenate(starts), np.concatenate(sizes).astype(np.int64), headers[0], delay_ms
+    )
+
+
+def _derive_columns(
+    view: memoryview,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    header: EntryHeader,
+    delay_ms: Mapping[int, int],
+) -> Derived:
     try:
         columns = record_columns(view, starts, sizes)
     except CorruptRecordError as error:

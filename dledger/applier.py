@@ -32,6 +32,9 @@ SPACE_RETRY_S: Final = 1.0
 APPLY_AFTER_TURNS: Final = 2
 """Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
 
+APPLY_INTERVAL_S: Final = 0.1
+"""Pause after an apply that nothing waited for: many entries together cost little more than one."""
+
 
 class Applier:
     """Applies the entries of one replica.
@@ -39,7 +42,8 @@ class Applier:
     Attributes:
         on_applied: Called after each applied entry with the queues that it touched.
         on_units: Called with the units themselves; for listeners that need sizes.
-        wake: Set it when there may be something to apply.
+        waiting_reads: Each returns how many reads wait for an entry; see `apply_soon`.
+        wake: Set it when there may be something to apply; see `apply_soon`.
     """
 
     def __init__(
@@ -52,12 +56,14 @@ class Applier:
     ) -> None:
         self.on_applied: list[AppliedListener] = []
         self.on_units: list[Callable[[Sequence[QueueUnits]], None]] = []
+        self.waiting_reads: list[Callable[[], int]] = []
         self.wake = Wakeup()
         self._store = store
         self._node = node
         self._proposals = proposals
         self._suspect = suspect
         self._clock = clock
+        self._hurry = Wakeup()
         self._lacks_space = False
 
     def apply(self, limit: int) -> None:
@@ -76,16 +82,16 @@ class Applier:
         queues_left = APPLY_AT_ONCE_QUEUES
         while store.derived_index < stop and queues_left > 0:
             # Read each time: a listener called below may have made this node apply more.
-            index = store.derived_index + 1
             try:
-                applied = store.apply(index)
+                applied = store.apply_next(stop)
             except (CorruptEntryError, CorruptRecordError):
-                if not self._suspect(index):
+                if not self._suspect(store.derived_index + 1):
                     raise
                 return
             except DiskFullError as error:
-                self._wait_for_space(index, error)
+                self._wait_for_space(store.derived_index + 1, error)
                 return
+            index = applied.index
             if self._lacks_space:
                 self._lacks_space = False
                 log.info("apply_goes_on", index=index)
@@ -100,6 +106,22 @@ class Applier:
                 self._proposals.call(units_listener, applied.units)
         if store.derived_index < commit:
             self.wake.set()
+            self._hurry.set()
+
+    def apply_soon(self) -> None:
+        """Let `run` apply what is committed; at once if a read waits or there is much of it."""
+        self.wake.set()
+        if not self.may_lag or any(count() for count in self.waiting_reads):
+            self._hurry.set()
+
+    @property
+    def may_lag(self) -> bool:
+        """Whether what is committed may be applied later: little of it waits, and nothing hinders.
+
+        So `apply` of `APPLY_AT_ONCE_ENTRIES` brings a leader as far as it has answered.
+        """
+        behind = self._node.commit_index - self._store.derived_index
+        return behind < APPLY_AT_ONCE_ENTRIES and not self._lacks_space
 
     def _wait_for_space(self, index: int, error: DiskFullError) -> None:
         """Apply nothing for now: what is applied can be read, and sends wait or are refused."""
@@ -109,7 +131,10 @@ class Applier:
         self.wake.set()
 
     async def run(self) -> None:
-        """Apply what is committed, a few entries at a time, until cancelled."""
+        """Apply what is committed, a few entries at a time, until cancelled.
+
+        The first entry after a pause is applied at once, those behind it together.
+        """
         while True:
             await self.wake.wait()
             # A follower's flush and acknowledgement go first: the leader waits for them.
@@ -119,3 +144,5 @@ class Applier:
             self._node.settle()
             if self._lacks_space:
                 await self._clock.sleep(SPACE_RETRY_S)
+            else:
+                await self._hurry.wait_or(self._clock, APPLY_INTERVAL_S)

@@ -123,6 +123,7 @@ class Group(Proposals):
         self._applier = Applier(store, self.node, self, self.scrub.suspect, clock)
         self.on_applied = self._applier.on_applied
         self.on_units = self._applier.on_units
+        self.waiting_reads = self._applier.waiting_reads
         self._key_index_repair = KeyIndexRepair(
             store,
             clock=clock,
@@ -237,6 +238,7 @@ class Group(Proposals):
         """
         if self.leadership is None:
             raise NotLeaderError(self.leader_address, self.node.term)
+        self.catch_up()
         node = self.node
         index = node.commit_index
         if not self.settings.sync_replication:
@@ -267,12 +269,11 @@ class Group(Proposals):
             self.store.end_doubt()
         self._note_leadership()
         if self.node.is_leader:
-            # Pending answers wait for this.
-            self._applier.apply(APPLY_AT_ONCE_ENTRIES)
+            self._apply_as_leader()
             self._note_leadership()
             self._answer_reads()
         elif self.store.derived_index < self.store.applicable(self.node.commit_index):
-            self._applier.wake.set()
+            self._applier.apply_soon()
         if not self.settings.sync_replication:
             self._answer_stable()
         if self._transfer_over is not None and not self.node.transfers.is_under_way:
@@ -282,6 +283,23 @@ class Group(Proposals):
             self._seal_all()
         if self.store.log.allocator.needs_reserve:
             self.maintenance.reserve_wake.set()
+
+    def _apply_as_leader(self) -> None:
+        """Answer what needs no more than to be committed; apply now what others wait for."""
+        if (
+            self.leadership is None
+            or len(self.node.leader.reads)
+            or not self._applier.may_lag
+            or not self._answer_committed()
+        ):
+            self._applier.apply(APPLY_AT_ONCE_ENTRIES)
+        elif self.store.derived_index < self.store.applicable(self.node.commit_index):
+            self._applier.apply_soon()
+
+    def catch_up(self) -> None:
+        """Apply all that is committed here: a read sees every message that was answered."""
+        if self.store.derived_index < self.node.commit_index:
+            self._applier.apply(APPLY_AT_ONCE_ENTRIES)
 
     def _note_leadership(self) -> None:
         node = self.node

@@ -128,14 +128,23 @@ class BrokerGroup(Protocol):
             NotLeaderError: Not leading; *on_done* is not called.
         """
 
-    def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
+    @property
+    def waiting_reads(self) -> list[Callable[[], int]]:
+        """Each returns how many reads wait for an entry: then entries are applied without delay."""
+
+    def catch_up(self) -> None:
+        """Apply all that is committed here: a read sees every message that was answered."""
+
+    def propose(self, batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
 
         It is sealed when the connection's whole received chunk has been handled; outside of a
-        handler call `kick`. *on_done* is called exactly once, later, never from
-        inside this call; a stored batch is applied by then, except with ``ASYNC_MASTER``: compare
-        `Proposed.index` with the applied index.
+        handler call `kick`. *on_done* is called exactly once, later, never from inside this call.
 
+        Args:
+            is_applied: A stored batch is applied when *on_done* is called, except with
+                ``ASYNC_MASTER``: compare `Proposed.index` with the applied index. Off: it is
+                committed then, and applied a little later.
         Raises:
             NotLeaderError: Not leading; nothing was stored.
             PendingFullError: Too much in flight; nothing was stored.

@@ -77,6 +77,8 @@ class _Pending:
     batch: RecordBatch
     on_done: OnDone
     size: int
+    is_applied: bool
+    """Whether it is answered when it is applied, and not before."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,8 @@ class _InFlight:
     store_time_ms: int
     deadline_s: float
     waiting: list[tuple[_Pending, tuple[int, ...], int]]
+    is_applied: bool
+    """Whether one of them is answered when it is applied, and not before."""
     late_bytes: int = 0
     """Answered as unknown, and still on their way."""
 
@@ -153,6 +157,8 @@ class Proposals:
         self._pending_bytes = 0
         self._late_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
+        # Entries at its begin that are committed and answered, and still to be applied.
+        self._answered = 0
         self._offsets = PendingQueueOffsets(store.tables)
         self._draining = False
         self._drained = Wakeup()
@@ -170,10 +176,13 @@ class Proposals:
             return self.node.settings.client_address
         return self.node.transfers.leader_client_address()
 
-    def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
+    def propose(self, batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
         """Queue *batch* for the next entry; all of it goes into one.
 
         *on_done* is called exactly once, later, never from inside this call.
+
+        Args:
+            is_applied: Whether a stored batch is applied by then; off: it is committed.
 
         Raises:
             NotLeaderError, ShuttingDownError, PendingFullError: Nothing was stored.
@@ -198,7 +207,7 @@ class Proposals:
                 " member that is away); nothing was stored"
             )
         self._pending_bytes += size
-        self._pending.append(_Pending(batch, on_done, size))
+        self._pending.append(_Pending(batch, on_done, size, is_applied))
         self._expire_wake.set()
 
     async def submit(self, batch: RecordBatch) -> Proposed:
@@ -283,6 +292,7 @@ class Proposals:
             store_time_ms=entry_log.last_store_time_ms,
             deadline_s=self._clock.monotonic() + self.settings.quorum_timeout_s,
             waiting=waiting,
+            is_applied=any(pending.is_applied for pending in taken),
         )
 
     def _finish(self, pending: _Pending, proposed: Proposed) -> None:
@@ -314,8 +324,26 @@ class Proposals:
 
     def _next_in_flight(self) -> _InFlight:
         entry = self._in_flight.popleft()
+        self._answered = max(0, self._answered - 1)
         self._late_bytes -= entry.late_bytes
         return entry
+
+    def _answer_committed(self) -> bool:
+        """Answer what is committed and need not be applied for that.
+
+        Returns:
+            Whether all that is committed is answered.
+        """
+        commit_index, term = self.node.commit_index, self.node.term
+        while self._answered < len(self._in_flight):
+            entry = self._in_flight[self._answered]
+            if entry.index > commit_index or entry.term != term:
+                return True
+            if entry.is_applied:
+                return False
+            self._answered += 1
+            self._answer(entry, "stored")
+        return True
 
     def _answer_stable(self) -> None:
         stable = self.node.journal.stable_index

@@ -157,12 +157,14 @@ class Destinations:
         *,
         noted: StateRecord | None = None,
         ahead: StateRecord | None = None,
+        is_applied: bool = True,
     ) -> int:
         """Propose *records*, all for *target*, behind the topic *create* if there is one to make.
 
         Args:
             noted: Stands right before *records*.
             ahead: Stands before *noted*.
+            is_applied: As `BrokerGroup.propose`; with a topic to make it always is.
         Returns:
             How many bytes of the proposal come before the first of *records*.
         Raises:
@@ -171,7 +173,7 @@ class Destinations:
         if create is None and noted is None and ahead is None:
             sizes = np.array([len(record) for record in records], np.uint32)
             batch = RecordBatch(records=b"".join(records), sizes=sizes, runs=(target,))
-            self._group.propose(batch, on_done)
+            self._group.propose(batch, on_done, is_applied=is_applied)
             return 0
         made: OnDone | None = None
 
@@ -188,7 +190,7 @@ class Destinations:
             sizes=np.array([len(record) for record in every], np.uint32),
             runs=(*(head.run for head in heads), target),
         )
-        self._group.propose(batch, done)
+        self._group.propose(batch, done, is_applied=is_applied or create is not None)
         if create is not None:
             made = self._topics.pending.put(create.topic, create)
         return sum(len(head.record) for head in heads)

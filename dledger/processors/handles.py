@@ -71,6 +71,8 @@ class Declaration:
             refilled, because the tables are ahead of the log then.
         local: It erases data, or changes members or settings of durability and retention. Without
             access control it comes from the broker's own machine, unless `server.open_admin` is on.
+        appends: It is decided on what is applied and what is in flight, and reads no message. All
+            others see what was committed before they came.
     """
 
     codes: tuple[RequestCode, ...]
@@ -78,6 +80,7 @@ class Declaration:
     rule: RuleOf
     reads: bool
     local: bool
+    appends: bool
 
 
 def handles(
@@ -86,9 +89,10 @@ def handles(
     rule: RuleOf,
     reads: bool = False,
     local: bool = False,
+    appends: bool = False,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
-    declaration = Declaration(codes, limit, rule, reads, local)
+    declaration = Declaration(codes, limit, rule, reads, local, appends)
 
     def declare(method: HandlerT) -> HandlerT:
         setattr(method, _DECLARATION, declaration)
@@ -144,6 +148,8 @@ def handlers_of(
     for processor in processors:
         for name, declaration in declared([type(processor)]):
             handler: Handler = getattr(processor, name)
+            if not declaration.appends:
+                handler = _when_applied(group, handler)
             if declaration.reads:
                 handler = _when_readable(group, handler)
             for code in declaration.codes:
@@ -159,6 +165,16 @@ def register(
     """Put *handlers* into *table*."""
     for code, (handler, limiter) in handlers.items():
         table.register(code, handler, limiter)
+
+
+def _when_applied(group: BrokerGroup, handler: Handler) -> Handler:
+    """Apply first what is committed: the answer reflects every message that was answered."""
+
+    def handle(connection: Connection, command: RemotingCommand) -> Handled:
+        group.catch_up()
+        return handler(connection, command)
+
+    return handle
 
 
 def _when_readable(group: BrokerGroup, handler: Handler) -> Handler:

@@ -128,6 +128,7 @@ class SendProcessor:
         RequestCode.SEND_BATCH_MESSAGE,
         limit=Limit.SEND,
         rule=SENDS,
+        appends=True,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 10, 310 and 320: refusals at once, everything else when its outcome is known."""
@@ -401,6 +402,8 @@ class SendProcessor:
         ahead: StateRecord | None = None
         if timed is not None and timed.recalls is not None:
             answer, ahead = self._timers.recalling(timed.recalls, answer)
+        # Services, and a transaction's end, look for what is stored elsewhere than it was sent to.
+        is_applied = target.topic != destination.topic or ahead is not None
         if stamp is None:
             before = 0
 
@@ -408,7 +411,7 @@ class SendProcessor:
                 answer(behind(proposed, len(proposed.first_offsets) - 1, before))
 
             before = self._destinations.propose(
-                destination.create, records, target, done, ahead=ahead
+                destination.create, records, target, done, ahead=ahead, is_applied=is_applied
             )
             return
         flight = SendInFlight(b"".join(records), (), [answer])
@@ -419,7 +422,13 @@ class SendProcessor:
             self._sends.answered(stamp, flight, placed)
 
         before = self._destinations.propose(
-            destination.create, records, target, stamped_done, noted=noted, ahead=ahead
+            destination.create,
+            records,
+            target,
+            stamped_done,
+            noted=noted,
+            ahead=ahead,
+            is_applied=is_applied,
         )
         self._sends.add(stamp, flight)
 

@@ -108,7 +108,7 @@ class SendRecordsProcessor:
         self._destinations = destinations
         self._sends = sends
 
-    @handles(RequestCode.SEND_RECORDS, limit=Limit.SEND, rule=SENDS_RECORDS)
+    @handles(RequestCode.SEND_RECORDS, limit=Limit.SEND, rule=SENDS_RECORDS, appends=True)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51101: refusals at once, everything else when its outcome is known."""
         group = self._group
@@ -270,7 +270,8 @@ class SendRecordsProcessor:
             else:
                 answer(placed)
 
-        self._group.propose(RecordBatch(records, sizes, batch_runs, born_host), done)
+        batch = RecordBatch(records, sizes, batch_runs, born_host)
+        self._group.propose(batch, done, is_applied=bool(create))
         made.extend(self._topics.pending.put(name, config) for name, config in create.items())
         if stamp is not None and flight is not None:
             self._sends.add(stamp, flight)

@@ -217,6 +217,7 @@ class BrokerProcessors:
         group.on_applied.append(shared.throughput.on_applied)
         group.on_applied.append(pull.on_applied)
         group.on_applied.append(open_producer.on_applied)
+        group.waiting_reads.append(lambda: pull.held_count)
         group.on_applied.append(shared.locks.on_applied)
         return cls(
             clock=seams.clock,

@@ -7,7 +7,8 @@ the node stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,20 +84,9 @@ def apply_entry(
             next of its queue, or a state record contradicts the tables. The tables may be half
             changed: stop the node.
     """
-    if header.index != tables.applied_index + 1:
-        raise InvariantBroken(
-            f"entry {header.index} applied on top of entry {tables.applied_index}"
-        )
-    if header.position < tables.applied_end_position:
-        raise InvariantBroken(
-            f"entry {header.index} at {header.position} starts before the applied end "
-            f"{tables.applied_end_position}"
-        )
-    if header.store_time_ms < tables.last_store_time_ms:
-        raise InvariantBroken(
-            f"store time of entry {header.index} goes back from {tables.last_store_time_ms} "
-            f"to {header.store_time_ms}"
-        )
+    _check_follows(
+        header, tables.applied_index, tables.applied_end_position, tables.last_store_time_ms
+    )
     units: list[QueueUnits] = []
     changes: list[StateChange] = []
     if header.kind == KIND_RECORDS:
@@ -106,11 +96,7 @@ def apply_entry(
     elif header.kind == KIND_CONFIG:
         tables.members_index = header.index
         tables.members_body = config_body(frame, header)
-    tables.applied_index = header.index
-    tables.applied_term = header.term
-    tables.applied_chain = header.chain
-    tables.applied_end_position = header.position + header.size
-    tables.last_store_time_ms = header.store_time_ms
+    _note_applied(tables, header)
     topic_changes = [change for change in changes if isinstance(change, TopicsChange)]
     return Applied(
         index=header.index,
@@ -120,6 +106,94 @@ def apply_entry(
         deleted_topics=tuple(name for change in topic_changes for name in change.delete),
         floor_moved=any(isinstance(change, FloorChange) for change in changes),
     )
+
+
+@dataclass(slots=True)
+class EntriesTogether:
+    """Entries that follow each other and may be applied at once; made by `entries_together`."""
+
+    headers: Sequence[EntryHeader]
+    derived: Derived
+    changes: list[tuple[StateChange, EntryHeader, int]]
+    """In record order, each with its entry and the position just after its record."""
+
+
+def entries_together(
+    frames: Buffer, headers: Sequence[EntryHeader], derived: Derived
+) -> EntriesTogether | int:
+    """Return what `apply_together` applies, or the index of an entry that is applied alone.
+
+    At once is for messages, for notes of stamped sends and for committed offsets: these say nothing
+    about a queue, so it makes no difference that all messages of the entries come before them.
+
+    Args:
+        frames: The entries, whole and back to back, all of kind `KIND_RECORDS`.
+        derived: `commitlog.derive.derive_together` of them.
+    Raises:
+        CorruptRecordError: A state record does not fit its checksum.
+    """
+    begins = [header.position for header in headers]
+    positions: list[tuple[int, int]] = []
+    for topic, queue_id, where in derived.groups:
+        if topic in (HALF_TOPIC, TIMER_TOPIC):
+            first = int(derived.phy_offset[where][0])
+            return headers[bisect_right(begins, first) - 1].index
+        if topic == STATE_TOPIC:
+            positions.extend((at, queue_id) for at in derived.phy_offset[where].tolist())
+    positions.sort()
+    changes: list[tuple[StateChange, EntryHeader, int]] = []
+    for position, queue_id in positions:
+        header = headers[bisect_right(begins, position) - 1]
+        body, size = checked_body(frames, position - begins[0])
+        change = decode_change(queue_id, body)
+        if not isinstance(change, ProducerSendChange | ConsumerOffsetsChange):
+            return header.index
+        changes.append((change, header, position + size))
+    return EntriesTogether(headers, derived, changes)
+
+
+def apply_together(tables: StateTables, entries: EntriesTogether) -> Applied:
+    """Do what `apply_entry` does for one entry after the other; the tables are the same then.
+
+    Raises:
+        InvariantBroken: As `apply_entry`.
+    """
+    before = (tables.applied_index, tables.applied_end_position, tables.last_store_time_ms)
+    for header in entries.headers:
+        _check_follows(header, *before)
+        before = (header.index, header.position + header.size, header.store_time_ms)
+    last = entries.headers[-1]
+    units, _ = _apply_queues(tables, entries.derived, last.store_time_ms)
+    for change, header, end_position in entries.changes:
+        _apply_change(tables, change, header, end_position)
+    _note_applied(tables, last)
+    changes = [change for change, _, _ in entries.changes]
+    return Applied(last.index, units, changes, topics_changed=False, deleted_topics=())
+
+
+def _check_follows(
+    header: EntryHeader, applied_index: int, end_position: int, store_time_ms: int
+) -> None:
+    if header.index != applied_index + 1:
+        raise InvariantBroken(f"entry {header.index} applied on top of entry {applied_index}")
+    if header.position < end_position:
+        raise InvariantBroken(
+            f"entry {header.index} at {header.position} starts before the applied end "
+            f"{end_position}"
+        )
+    if header.store_time_ms < store_time_ms:
+        raise InvariantBroken(
+            f"store time of entry {header.index} goes back from {store_time_ms} "
+            f"to {header.store_time_ms}"
+        )
+
+
+def _note_applied(tables: StateTables, header: EntryHeader) -> None:
+    tables.applied_index = header.index
+    tables.applied_term = header.term
+    tables.applied_chain = header.chain
+    tables.applied_end_position = header.position + header.size
+    tables.last_store_time_ms = header.store_time_ms
 
 
 def raise_min_offsets(

@@ -104,6 +104,7 @@ class FakeGroup:
         self.service_counts = ServiceCounts()
         self.has_other_members = True
         self.on_applied: list[AppliedListener] = []
+        self.waiting_reads: list[Callable[[], int]] = []
         self.refuse: MQError | None = None
         self.commit_latency_s = 0.001
         # As with ASYNC_MASTER: answers come when appended, applying is left to the test.
@@ -128,7 +129,10 @@ class FakeGroup:
         """How many proposals nobody has appended yet."""
         return len(self._waiting)
 
-    def propose(self, batch: RecordBatch, on_done: OnDone) -> None:
+    def catch_up(self) -> None:
+        """Nothing: applying is left to the test."""
+
+    def propose(self, batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
         if self.leadership is None:
             raise NotLeaderError(self.leader_address, self.term)
         if self.refuse is not None:

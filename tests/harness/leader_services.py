@@ -136,8 +136,8 @@ class LeaderServices(ServedGroup):
         propose = self.group.propose
         proposed = trio.Event()
 
-        def noted(batch: RecordBatch, on_done: OnDone) -> None:
-            propose(batch, on_done)
+        def noted(batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
+            propose(batch, on_done, is_applied=is_applied)
             proposed.set()
 
         self.group.propose = noted  # type: ignore[method-assign]  # counts calls

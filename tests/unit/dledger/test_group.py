@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from commitlog.record import decode_record
+from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S
 from dledger.broker_errors import (
     ChangeRefusedError,
     NotLeaderError,
@@ -51,6 +52,66 @@ async def test_what_arrives_during_one_flush_becomes_one_entry(tmp_path: Path) -
             await trio.sleep(0.01)
         assert {result.index for result in results} == {before + 1}
         assert [result.first_offsets[0] for result in results] == [n // 4 for n in range(50)]
+
+
+async def test_a_send_is_answered_when_it_is_committed(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = (await groups.leader()).group
+        await leader.submit(batch(b"first"))
+        results: list[tuple[Proposed, int]] = []
+
+        def on_done(proposed: Proposed) -> None:
+            results.append((proposed, leader.state.applied_index))
+
+        for number in range(3):
+            leader.propose(batch(str(number).encode()), on_done, is_applied=False)
+            leader.kick()
+            with trio.fail_after(5):
+                while len(results) <= number:
+                    await trio.sleep(0.001)
+        assert [result.first_offsets for result, _ in results] == [(1,), (2,), (3,)]
+        assert all(applied < result.index for result, applied in results)
+        assert leader.node.commit_index >= results[-1][0].index > leader.state.applied_index
+        leader.catch_up()
+        assert leader.state.applied_index == results[-1][0].index
+        assert bodies(leader) == [b"first", b"0", b"1", b"2"]
+
+
+async def test_a_barrier_shows_what_was_answered_early(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = (await groups.leader()).group
+        seen: list[int] = []
+
+        def on_done(proposed: Proposed) -> None:
+            index = proposed.index
+            leader.read_barrier(lambda _: seen.append(leader.state.applied_index - index))
+
+        leader.propose(batch(b"early"), on_done, is_applied=False)
+        leader.kick()
+        with trio.fail_after(5):
+            while not seen:
+                await trio.sleep(0.001)
+        assert seen[0] >= 0
+
+
+async def test_sends_answered_early_are_applied_in_time(tmp_path: Path) -> None:
+    """Little of it may wait: a leader is never far behind what it has answered."""
+    async with running_groups(tmp_path) as groups:
+        leader = (await groups.leader()).group
+        lags: list[int] = []
+
+        def on_done(proposed: Proposed) -> None:
+            lags.append(proposed.index - leader.state.applied_index)
+
+        for number in range(300):
+            leader.propose(batch(str(number).encode()), on_done, is_applied=False)
+            leader.kick()
+            with trio.fail_after(5):
+                while len(lags) <= number:
+                    await trio.sleep(0.0001)
+        assert 1 < max(lags) <= APPLY_AT_ONCE_ENTRIES
+        await trio.sleep(2 * APPLY_INTERVAL_S)
+        assert len(bodies(leader)) == 300
 
 
 async def test_offsets_go_on_where_the_dead_leader_left_them(tmp_path: Path) -> None:

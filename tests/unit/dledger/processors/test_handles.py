@@ -36,7 +36,7 @@ PLACES = Places({7: "T"}.get, "Default_REPLY_TOPIC")
 class Example:
     """Declares a handler of each kind."""
 
-    @handles(CODE.SEND_MESSAGE, CODE.SEND_MESSAGE_V2, limit=Limit.SEND, rule=SIGNED)
+    @handles(CODE.SEND_MESSAGE, CODE.SEND_MESSAGE_V2, limit=Limit.SEND, rule=SIGNED, appends=True)
     def send(self, _connection: Connection, command: RemotingCommand) -> Handled:
         return response_to(command)
 
@@ -100,6 +100,31 @@ def test_handlers_of_refuses_reads_while_a_snapshot_is_refilled(
     with pytest.raises(NotLeaderError):
         handlers[CODE.PULL_MESSAGE][0](connection, request(CODE.PULL_MESSAGE))
     assert handlers[CODE.SEND_MESSAGE][0](connection, request(CODE.SEND_MESSAGE)) is not None
+
+
+def test_handlers_of_applies_before_all_but_sends(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = handlers_of([Example()], LIMITERS, group)
+    caught_up: list[int] = []
+    monkeypatch.setattr(group, "catch_up", lambda: caught_up.append(1))
+    connection: Any = None
+    handlers[CODE.SEND_MESSAGE][0](connection, request(CODE.SEND_MESSAGE))
+    assert caught_up == []
+    for code in (CODE.PULL_MESSAGE, CODE.VIEW_MESSAGE_BY_ID, CODE.DELETE_TOPIC_IN_BROKER):
+        handlers[code][0](connection, request(code))
+    assert len(caught_up) == 3
+
+
+def test_sends_of_a_broker_are_these() -> None:
+    """Only what reads no message and is answered early may see less than all that is answered."""
+    sends = {code for _, found in declared(PROCESSORS) if found.appends for code in found.codes}
+    assert {code.name for code in sends} == {
+        "SEND_MESSAGE",
+        "SEND_MESSAGE_V2",
+        "SEND_BATCH_MESSAGE",
+        "SEND_RECORDS",
+    }
 
 
 def test_rules_of_makes_rules_for_the_broker() -> None:
