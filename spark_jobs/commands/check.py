@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter, validators
 
-from dledger.output import ExitCode, Output, note, print_json, print_table
-from jepsen_like.checkers.verdict import Violation
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
+from jepsen_like.checkers.verdict import Violation, digest_of
+from jepsen_like.foreign import judged
 from spark_jobs import live
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder
 from spark_jobs.commands.progress import progress, task_lines
@@ -43,10 +44,21 @@ def check(
             validator=validators.Number(gte=0),
         ),
     ] = None,
+    workload: Annotated[
+        judged.Chosen | None,
+        Parameter(help="Of a history of Jepsen's; not given: it shows by its operations."),
+    ] = None,
     store: Store = STORE,
     output: Output = "table",
 ) -> int:
-    """Judge the history of a run, or of a folder of tables. Exit: 0 valid, 1 invalid, 2 unknown."""
+    """Judge the history of a run, of a folder of tables, or one that Jepsen wrote.
+
+    Jepsen's are files of EDN or JSON, or the folder of a stored test. Exit: 0 valid, 1 invalid, 2
+    unknown.
+    """
+    foreign = judged.history_file(Path(name))
+    if foreign is not None or workload is not None:
+        return check_foreign(foreign or Path(name), workload, output)
     folder = run_folder(name, store)
     if follow:
         follow_run(folder, engine, master)
@@ -66,6 +78,31 @@ def check(
             on_spark=on_spark or _silent,
             late_max_ns=None if late_max_ms is None else late_max_ms * 1_000_000,
         )
+    show(outcome, output)
+    return EXIT.get(outcome.verdict, UNKNOWN_EXIT)
+
+
+def check_foreign(path: Path, workload: judged.Chosen | None, output: Output) -> int:
+    """Judge a history that Jepsen wrote, and print the answer.
+
+    Raises:
+        CliError: It cannot be read; a usage error.
+    """
+    begin_s = time.monotonic()
+    try:
+        found = judged.judge_file(path, workload)
+    except OSError as error:
+        raise CliError(f"{path}: {error.strerror}", exit_code=ExitCode.USAGE) from None
+    verdict = found.verdict
+    outcome = Outcome(
+        verdict.validity,
+        verdict.reason,
+        found.operations,
+        [msgspec.to_builtins(one) for one in verdict.violations],
+        round(time.monotonic() - begin_s, 3),
+        digest_of([verdict]),
+        [verdict],
+    )
     show(outcome, output)
     return EXIT.get(outcome.verdict, UNKNOWN_EXIT)
 

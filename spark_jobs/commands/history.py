@@ -19,6 +19,8 @@ app = App(
 )
 
 STORE: Final = Path("runs")
+EXPORTED_MAX: Final = 3_000_000
+"""Rows of a history in EDN: about 3 GB as objects; the tools that read it take fewer."""
 Store = Annotated[Path, Parameter(help="Folder with a folder for each run.")]
 RunName = Annotated[str, Parameter(help="A path, or a name under --store.")]
 
@@ -86,6 +88,31 @@ def generate(
         print_table(
             "History", ["what", "value"], [[key, str(value)] for key, value in told.items()]
         )
+    return ExitCode.OK
+
+
+@app.command
+def export(
+    name: RunName,
+    /,
+    *,
+    out: Annotated[Path, Parameter(help="File to write, history.edn for example.")],
+    store: Store = STORE,
+) -> int:
+    """Write the sends and pulls of a run as a history of Jepsen's kafka workload, in EDN."""
+    from jepsen_like.checkers.kernel.source import Want
+    from jepsen_like.foreign.export import lines
+    from jepsen_like.history.columns import operations_of
+    from spark_jobs.engines.local import LocalSource
+    from spark_jobs.run import tables_of
+
+    folder = tables_of(run_folder(name, store), note)
+    source = LocalSource(folder)
+    rows = Want(other_than=(("op_id", -2),))
+    operations = operations_of(source.ops(rows, EXPORTED_MAX), source.obs(rows, EXPORTED_MAX))
+    text = "".join(f"{line}\n" for line in lines(operations))
+    out.write_text(text)
+    note(f"{text.count(chr(10)):,} rows in {out}")
     return ExitCode.OK
 
 

@@ -22,7 +22,7 @@ CLEAN: Final = (
     *("docs/internals/protocol", "docs/internals/proofs", "docs/internals/simulation/found.md"),
     *("docs/internals/architecture.md", "docs/internals/consensus.md", "docs/internals/state.md"),
     *("client", "commitlog", "remoting", "namesrv", "spark_jobs"),
-    *("jepsen_like/chaos", "jepsen_like/nemesis", "jepsen_like/command.py"),
+    *("jepsen_like/chaos", "jepsen_like/foreign", "jepsen_like/nemesis", "jepsen_like/command.py"),
     *("dledger/cli", "dledger/filters", "dledger/metrics", "dledger/processors"),
     *("dledger/raft", "dledger/services", "dledger/state", "dledger/testing"),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("dledger/*.py")),

@@ -1,0 +1,1 @@
+"""Histories that Jepsen recorded: read, judged under the names of Jepsen and Elle, written."""

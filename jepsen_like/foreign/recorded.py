@@ -1,0 +1,245 @@
+"""A history as Jepsen records it: invocations and completions, paired to attempts.
+
+EDN or JSON: a map per line, or one vector of maps. Keywords and strings are read alike. Only what
+clients did counts; the rows of the nemesis are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import msgspec
+
+from commitlog.errors import MQError
+from jepsen_like.foreign import edn
+from jepsen_like.history.operation import NEVER
+
+Kind = Literal["ok", "info", "fail"]
+Workload = Literal["kafka", "register", "set", "list-append"]
+
+_TYPES: Final = ("invoke", "ok", "info", "fail")
+
+
+class RecordError(MQError):
+    """A row is no operation of a history: the sentence names it."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One operation of a client, from its invocation to its completion.
+
+    Attributes:
+        index: Of the completion in the history; of the invocation where there is none.
+        process: Of the client.
+        f: What was asked for.
+        kind: ok, fail (it certainly did not happen), info (it may have).
+        call: When it was invoked, in nanoseconds; 0 where the history has no invocation.
+        ret: When it had completed; `NEVER` for info.
+        asked: The value of the invocation.
+        value: The value of the completion, of the invocation where that has none.
+    """
+
+    index: int
+    process: Any
+    f: str
+    kind: Kind
+    call: int
+    ret: int
+    asked: Any
+    value: Any
+    row: dict[str, Any] = {}
+
+
+def word(value: Any) -> Any:
+    """Return the name of a keyword, symbol or string, a leading colon left out; else *value*."""
+    match value:
+        case edn.Keyword(name) | edn.Symbol(name):
+            return name
+        case str():
+            return value.removeprefix(":")
+        case _:
+            return value
+
+
+def read_text(text: str) -> list[Attempt]:
+    """Return the attempts of a history in EDN or JSON, in the order of their invocations.
+
+    Raises:
+        EdnError: The text is neither.
+        RecordError: A row is no operation, or a process has two operations at once.
+    """
+    rows = [_row(value, at) for at, value in enumerate(_maps(text))]
+    return attempts_of(rows)
+
+
+def _maps(text: str) -> list[Any]:
+    found = _json(text)
+    if found is None:
+        found = list(edn.values(text))
+    while len(found) == 1 and not isinstance(_bare(found[0]), dict):
+        inner = _bare(found[0])
+        if not isinstance(inner, tuple | list):
+            break
+        found = list(inner)
+    return found
+
+
+def _json(text: str) -> list[Any] | None:
+    """Return the values of JSON, one or one a line; None: it is none."""
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _bare(value: Any) -> Any:
+    while isinstance(value, edn.Tagged):
+        value = value.value
+    return value
+
+
+def _row(value: Any, at: int) -> dict[str, Any]:
+    told = _bare(value)
+    if not isinstance(told, dict):
+        raise RecordError(f"row {at} is no map")
+    row = {word(key): inner for key, inner in told.items() if isinstance(word(key), str)}
+    kind = word(row.get("type"))
+    if kind not in _TYPES:
+        raise RecordError(f"row {at} has the type {kind!r}, none of {', '.join(_TYPES)}")
+    index, time = row.get("index", at), row.get("time", -1)
+    if not _is_integer(index) or not _is_integer(time):
+        raise RecordError(f"row {at} has an index or a time that is no integer")
+    return {**row, "type": kind, "f": word(row.get("f")), "index": index, "time": time}
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -NEVER < value < NEVER
+
+
+def attempts_of(rows: Iterable[dict[str, Any]]) -> list[Attempt]:
+    """Return the attempts of rows; stamps rise strictly, so that the order of rows decides.
+
+    Raises:
+        RecordError: A process has two operations at once.
+    """
+    found: list[Attempt] = []
+    begun: dict[Any, tuple[dict[str, Any], int]] = {}
+    now = 0
+    for row in rows:
+        process = _frozen(row.get("process"))
+        if isinstance(word(process), str):  # the nemesis
+            continue
+        now = max(now + 1, row["time"] + 1)
+        if row["type"] == "invoke":
+            if process in begun:
+                raise RecordError(
+                    f"process {process} invokes row {row['index']} before its row "
+                    f"{begun[process][0]['index']} has completed"
+                )
+            begun[process] = (row, now)
+        else:
+            found.append(_attempt(*begun.pop(process, (row, 0)), row, now))
+    found += [_attempt(row, call, {**row, "type": "info"}, NEVER) for row, call in begun.values()]
+    return sorted(found, key=lambda one: (one.call, one.index))
+
+
+def _frozen(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        raise RecordError("a process is neither a number nor a name") from None
+    return value
+
+
+def _attempt(begin: dict[str, Any], call: int, end: dict[str, Any], ret: int) -> Attempt:
+    asked = begin.get("value")
+    value = end.get("value")
+    return Attempt(
+        end["index"],
+        begin.get("process"),
+        str(begin["f"]),
+        end["type"],
+        call,
+        NEVER if end["type"] == "info" else ret,
+        asked,
+        asked if value is None else value,
+        end,
+    )
+
+
+def micro_operations(attempt: Attempt, value: Any) -> list[tuple[Any, ...]]:
+    """Return the parts of a transaction, each with a plain name in front.
+
+    Raises:
+        RecordError: It has none.
+    """
+    if not isinstance(value, tuple | list):
+        raise RecordError(f"row {attempt.index} holds no list of micro-operations")
+    found: list[tuple[Any, ...]] = []
+    for part in value:
+        if not isinstance(part, tuple | list) or not part or not isinstance(word(part[0]), str):
+            raise RecordError(f"row {attempt.index} holds a micro-operation without a name")
+        found.append((word(part[0]), *part[1:]))
+    return found
+
+
+def key_of(value: Any) -> str:
+    """Return a key as text: that of a map in JSON is a string where others are numbers."""
+    plain = word(value)
+    return plain if isinstance(plain, str) else edn_text(plain)
+
+
+def edn_text(value: Any) -> str:
+    """Return a value as a person reads it."""
+    try:
+        return edn.text_of(value)
+    except (TypeError, RecursionError):
+        return str(type(value).__name__)
+
+
+_BY_F: Final[tuple[tuple[Workload, frozenset[str]], ...]] = (
+    (
+        "kafka",
+        frozenset({"send", "poll", "subscribe", "assign", "crash", "debug-topic-partitions"}),
+    ),
+    ("register", frozenset({"read", "write", "cas"})),
+    ("set", frozenset({"add", "read"})),
+)
+
+
+def workload_of(attempts: list[Attempt]) -> Workload:
+    """Return which workload made a history.
+
+    Raises:
+        RecordError: No workload that can be judged did.
+    """
+    parts = {name for one in attempts for name in _names(one)}
+    if parts & {"append", "r"} and not parts & {"send", "poll"}:
+        return "list-append"
+    if parts & {"send", "poll"}:
+        return "kafka"
+    fs = {one.f for one in attempts}
+    if "add" in fs:
+        return "set"
+    if fs & {"write", "cas"}:
+        return "register"
+    for workload, names in _BY_F:
+        if fs and fs <= names:
+            return workload
+    raise RecordError(
+        f"operations are {', '.join(sorted(fs)) or 'none'}: no kafka, register, set or list-append"
+    )
+
+
+def _names(attempt: Attempt) -> set[str]:
+    if attempt.f not in ("txn", "send", "poll", "None"):
+        return set()
+    try:
+        return {part[0] for part in micro_operations(attempt, attempt.asked)}
+    except RecordError:
+        return set()
