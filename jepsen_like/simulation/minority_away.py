@@ -103,26 +103,30 @@ def _leads(world: World, away: Collection[str]) -> BrokerNode | None:
 
 def _could(world: World, away: Collection[str]) -> bool:
     there = [node.group for node in _there(world, away) if node.is_up and node.group is not None]
-    lists = [
-        [str(member.key) for member in group.node.roster.members.members if member.is_voter]
-        for group in there
-        if group.node.roster.members is not None
-    ]
-    return can_do_without((), lists, [_key(group) for group in there if _is_firm(group)])
+    lists = [voters for group in there if (voters := voter_keys(group)) is not None]
+    return can_do_without((), lists, [member_key(group) for group in there if is_firm(group)])
 
 
 def _there(world: World, away: Collection[str]) -> list[BrokerNode]:
     return [node for name, node in world.brokers.items() if name not in away]
 
 
-def _key(group: Group) -> str:
+def voter_keys(group: Group) -> list[str] | None:
+    """Return the voters of the list that a member follows; None before there is one."""
+    members = group.node.roster.members
+    if members is None:
+        return None
+    return [str(member.key) for member in members.members if member.is_voter]
+
+
+def member_key(group: Group) -> str:
     """Return the member that a broker is, as lists name it: a wiped one is another."""
     node = group.node
     return str((node.settings.self_id, node.identity.incarnation))
 
 
-def _is_firm(group: Group) -> bool:
-    """Whether a member keeps its promises, in its own list or not.
+def is_firm(group: Group) -> bool:
+    """Return whether a member keeps its promises, in its own list or not.
 
     One that follows a list without itself counts in the lists of others: it must not have that
     list before the others can go on with it.

@@ -25,6 +25,7 @@ from jepsen_like.plans.promised import SIMULATED_SLACK_NS, clock_error_ns, merge
 from jepsen_like.simulation.minority_away import go_on_without
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
+from jepsen_like.simulation.stall import StallWatch
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, WorldSettings, run_world
 from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
@@ -55,6 +56,9 @@ SCRUB_BYTES_PER_S: Final = 64 << 10
 """Every log is read through within a minute or so, so that rot is found before the final read."""
 
 Program = Callable[[ClientNode], Awaitable[None]]
+
+PRODUCERS: Final = "c0"
+"""The machine of producers, consumers and the like; readers have another."""
 
 INVARIANTS: Final = "invariants"
 LIVENESS: Final = "liveness"
@@ -162,10 +166,13 @@ class _Run:
         if any(step.kind is Kind.CLOCK_YEARS for step in self.plan.steps):
             world.store_time.allow(self._clock_error_ns())
         await world.wait_for_leader()
-        clients = self.clients = WorkloadClients(world, self.plan, self.history)
-        machine = world.client("c0")
+        stall = StallWatch(world, PRODUCERS)
+        clients = self.clients = WorkloadClients(world, self.plan, self.history, record=stall.note)
+        machine = world.client(PRODUCERS)
         await machine.run(clients.run)
         await clients.ready.wait()
+        if self.plan.workload.producers:
+            stall.begin()
         await world.client("c1").run(clients.run_readers)
         if self.plan.workload.push_members:
             self.push_group = PushGroup(clients, self.plan, _installed_in(world))
@@ -175,6 +182,7 @@ class _Run:
         clients.release_consumers()
         if away := sorted(+nemesis.away):
             await go_on_without(world, nemesis, away, self._election_s)
+        stall.end()
         self._event("healed")
         await world.heal(clients=True)
         await self._demand_progress(world, clients, machine)
