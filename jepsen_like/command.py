@@ -15,10 +15,11 @@ from commitlog.errors import ConfigError
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.sequence import encode_history
+from jepsen_like.plans.novelty import Novelty
 from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
 from jepsen_like.plans.shrink import shrink
 from jepsen_like.soak import SOMETIMES, Gate, Totals, gate, run_worker
-from jepsen_like.worker import Order, Report, plan_of, report_of
+from jepsen_like.worker import Order, Report, kinds_of, plan_of, report_of, with_preset
 from jepsen_like.workloads.presets import PRESETS
 
 app = App(
@@ -32,6 +33,11 @@ app = App(
 SHRINK_PLAYS: Final = 120
 SHRINK_S: Final = 150.0
 """A plan of half an hour takes seconds to play; people wait three minutes at most."""
+SOAK_DURATION_S: Final = 1800.0
+GUIDED_DURATION_S: Final = 300.0
+"""Short plans bring more together: a state, once there, stays for the rest of a plan."""
+
+NEVER_MET_SHOWN: Final = 12
 FAILURES_SHOWN: Final = 3
 REFRESH_S: Final = 0.5
 PROGRESS_S: Final = 10.0
@@ -137,10 +143,16 @@ async def soak(
     minutes: Annotated[float, Parameter(help="How long no new plan is begun after.")] = 10.0,
     jobs: Annotated[int, Parameter(help="Worker processes, one per core.")] = 2,
     seed: Annotated[int, Parameter(help="First seed.")] = 1,
-    duration: Annotated[float, Parameter(help="Simulated seconds of faults per plan.")] = 1800.0,
+    duration: Annotated[
+        float, Parameter(help="Simulated seconds of faults per plan; 0: 1800, with --guided 300.")
+    ] = 0.0,
     at_least: Annotated[
         int, Parameter(help="Fail when one of the sometimes counters stays below this.")
     ] = 0,
+    guided: Annotated[
+        bool,
+        Parameter(help="Prefer plans, of any workload, that bring together what has not met."),
+    ] = False,
     faults: Annotated[
         str,
         Parameter(help="Draw from these faults only, A,B,C; see dledger-chaos list-faults."),
@@ -151,10 +163,13 @@ async def soak(
     """Play drawn plans for a time. Exit status 1 when a violation was found."""
     if minutes <= 0 or jobs < 1:
         raise CliError("--minutes and --jobs are positive", exit_code=ExitCode.USAGE)
-    totals, reports = Totals(), list[Report]()
-    order = Order(duration_s=duration, seconds=minutes * 60, is_soak=True, faults=faults)
+    totals, novelty = Totals(), Novelty()
+    duration = duration or (GUIDED_DURATION_S if guided else SOAK_DURATION_S)
+    order = Order(
+        duration_s=duration, seconds=minutes * 60, is_soak=True, faults=faults, guided=guided
+    )
     try:
-        plan_of(seed, order)
+        kinds = kinds_of(order)
     except ConfigError as error:
         raise CliError(str(error), exit_code=ExitCode.USAGE) from None
     orders = [Order(**{**_fields(order), "first": seed + job, "step": jobs}) for job in range(jobs)]
@@ -162,16 +177,24 @@ async def soak(
     with _live(output, totals) as refresh:
         async for report in _reports(orders):
             totals.add(report)
-            reports.append(report)
+            novelty.note(plan_of(report.seed, with_preset(order, report.preset)), report)
             refresh()
     missing = totals.missing(at_least)
+    never = sorted(f"{fault} with {service}" for fault, service in novelty.never_met(kinds))
     if output == "json":
         wall_s = round(time.monotonic() - begin_s, 1)
-        print_json({**totals.as_json(), "wall_s": wall_s, "missing": missing})
+        reached = {"combinations": len(novelty.reached), "never_met": never}
+        print_json({**totals.as_json(), **reached, "wall_s": wall_s, "missing": missing})
     else:
         show_totals(totals, totals.failed)
+        note(
+            f"{len(novelty.reached):,} combinations of state, fault and service reached; "
+            f"{len(never)} of fault and service never met: "
+            + ", ".join(never[:NEVER_MET_SHOWN])
+            + (" …" if len(never) > NEVER_MET_SHOWN else "")
+        )
     for report in totals.failed[:FAILURES_SHOWN]:
-        await _keep_apart(report.seed, duration, faults, keep)
+        await _keep_apart(report, duration, faults, keep)
     if missing:
         note(f"seen less than {at_least} times: {missing}")
     if totals.failed or missing or totals.undecided:
@@ -325,10 +348,11 @@ def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> Non
     note(f"replay: dledger sim replay {file}")
 
 
-async def _keep_apart(seed: int, duration_s: float, faults: str, folder: Path) -> None:
+async def _keep_apart(report: Report, duration_s: float, faults: str, folder: Path) -> None:
     """Keep the failure of a seed, in an interpreter of its own: plays do not nest in trio."""
-    command = [sys.executable, "-m", "dledger.cli.main", "sim", "run", "--soak-plan"]
-    command += ["--seed", str(seed), "--duration", str(duration_s), "--keep", str(folder)]
+    command = [sys.executable, "-m", "dledger.cli.main", "sim", "run"]
+    command += ["--workload", report.preset] if report.preset else ["--soak-plan"]
+    command += ["--seed", str(report.seed), "--duration", str(duration_s), "--keep", str(folder)]
     command += ["--faults", faults] if faults else []
     await trio.run_process(command, check=False, stdout=sys.stderr)
 

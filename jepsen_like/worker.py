@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from random import Random
+from typing import Final
 
 import msgspec
 
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.plans.draw import SIMULATED, draw_plan
+from jepsen_like.plans.novelty import Novelty
 from jepsen_like.plans.packages import kinds_named
 from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
 from jepsen_like.simulation.play import Played, play
@@ -52,6 +54,8 @@ class Order(msgspec.Struct):
         calm: Play without faults, and let nobody of a push group come or go.
         preset: Play the workload of this name; empty: the one that is drawn.
         faults: Names of faults to draw from, with commas between; empty: what is drawn otherwise.
+        guided: Play what brings together what has not met, of several workloads and seeds, and not
+            one seed after the other.
     """
 
     first: int = 0
@@ -65,10 +69,15 @@ class Order(msgspec.Struct):
     calm: bool = False
     preset: str = ""
     faults: str = ""
+    guided: bool = False
 
 
 class Report(msgspec.Struct):
-    """What came of one seed."""
+    """What came of one seed.
+
+    Attributes:
+        preset: The workload that was played; empty: the one of the order.
+    """
 
     seed: int
     simulated_s: float
@@ -80,6 +89,7 @@ class Report(msgspec.Struct):
     faults: dict[str, int]
     sometimes: dict[str, int]
     reason: str = ""
+    preset: str = ""
 
 
 def plan_of(seed: int, order: Order) -> Plan:
@@ -115,6 +125,15 @@ def plan_of(seed: int, order: Order) -> Plan:
     return msgspec.structs.replace(plan, steps=(), workload=still)
 
 
+def kinds_of(order: Order) -> frozenset[Kind]:
+    """Return the faults that an order draws from, where its workload has none of its own.
+
+    Raises:
+        ConfigError: There is no fault of a name.
+    """
+    return _kinds_of(order, SIMULATED)
+
+
 def _kinds_of(order: Order, otherwise: frozenset[Kind]) -> frozenset[Kind]:
     if not order.faults:
         return otherwise
@@ -137,10 +156,62 @@ def report_of(seed: int, played: Played, cpu_s: float) -> Report:
     )
 
 
+GUIDED_PRESETS: Final = ("", *(name for name in PRESETS if name not in ("demo", "drain")))
+"""Workloads that a guided order chooses from; the first is its own."""
+
+GUIDED_SPREAD: Final = 2
+"""A workload has no more plans than this above the one that has least: how a service is used for
+long shows more than the pairs it is in."""
+
+GUIDED_SEEDS: Final = 3
+"""Seeds that each workload is looked at with, before a plan is chosen."""
+
+
+def with_preset(order: Order, preset: str) -> Order:
+    """Return the order that plays the workload *preset*, its own where that is empty."""
+    return msgspec.structs.replace(order, preset=preset, is_soak=False) if preset else order
+
+
+class _Guide:
+    """Chooses the next plan of a guided order.
+
+    Attributes:
+        novelty: What plans have brought together so far.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self.novelty = Novelty()
+        self._next = dict.fromkeys(GUIDED_PRESETS, order.first)
+        self._played = dict.fromkeys(GUIDED_PRESETS, 0)
+        self._open: dict[tuple[str, int], Plan] = {}
+
+    def choose(self) -> tuple[int, Order]:
+        """Return the seed and the order of the plan that is worth most."""
+        for preset in GUIDED_PRESETS:
+            while sum(name == preset for name, _ in self._open) < GUIDED_SEEDS:
+                seed = self._next[preset]
+                self._next[preset] += self._order.step
+                self._open[preset, seed] = plan_of(seed, with_preset(self._order, preset))
+        least = min(self._played.values())
+        preset, seed = max(
+            (key for key in self._open if self._played[key[0]] < least + GUIDED_SPREAD),
+            key=lambda key: self.novelty.worth(self._open[key]),
+        )
+        return seed, with_preset(self._order, preset)
+
+    def note(self, report: Report) -> None:
+        """Count what came of the plan that was chosen."""
+        plan = self._open.pop((report.preset, report.seed))
+        self._played[report.preset] += 1
+        self.novelty.note(plan, report)
+
+
 def reports(order: Order) -> Iterator[Report]:
     """Play the seeds of an order, until its time is over."""
     gc.freeze()  # modules, mostly: no run needs to look for garbage among them
     begin_s, begin_cpu_s = time.monotonic(), time.process_time()
+    guide = _Guide(order) if order.guided else None
     seed, played_seeds = order.first, 0
     while not order.count or played_seeds < order.count:
         cpu_s = time.process_time()
@@ -148,7 +219,13 @@ def reports(order: Order) -> Iterator[Report]:
             return
         if order.cpu_seconds and cpu_s - begin_cpu_s > order.cpu_seconds:
             return
-        report = _report(seed, order, cpu_s)
+        if guide is None:
+            report = _report(seed, order, cpu_s)
+        else:
+            seed, chosen = guide.choose()
+            report = _report(seed, chosen, cpu_s)
+            report.preset = "" if chosen is order else chosen.preset
+            guide.note(report)
         yield report
         if order.stop_at_violation and report.validity == "invalid":
             return

@@ -5,6 +5,7 @@
     list                      every planted bug
     hunt [--fast]             drawn plans in simulated time, blind
     score                     how many are found, by which judge, with which workload
+    compare                   CPU seconds until found, with plain seeds and with guided ones
     brokers                   drawn plans against real processes
     unseen                    which bugs do unit tests find?
     plant NUMBER FOLDER       a source tree with one bug, for ``dledger-chaos run --broker-tree``
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,7 +34,14 @@ from tests.mutants import unseen as unseen_bugs
 from tests.mutants.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from tests.mutants.patches import REAL_BROKERS, Patch, read_patches
 from tests.mutants.real_brokers import Looked, look_for
-from tests.mutants.score import facts_of, make_scores, read_scores, rows_of
+from tests.mutants.score import (
+    compared,
+    facts_of,
+    make_scores,
+    read_scores,
+    rows_of,
+    slowest,
+)
 from tests.mutants.trees import plant_tree, planted_tree
 
 app = App(
@@ -44,6 +53,7 @@ app = App(
 
 Only = Annotated[tuple[int, ...], Parameter(help="Numbers of single bugs.")]
 
+SCORES: Final = Path("mutants-score.jsonl")
 FAULTS: Final = "kill,isolate,transfer,clean_restart"
 INTERVAL_S: Final = 0.8
 """Most planted bugs need a change of leader: leaders change quickly here."""
@@ -174,7 +184,7 @@ def show_score(
     units: Annotated[bool, Parameter(help="Run unit tests against each bug, too.")] = False,
     record: Annotated[
         Path, Parameter(help="Results are kept here, a line each; those there are not made again.")
-    ] = Path("mutants-score.jsonl"),
+    ] = SCORES,
     render: Annotated[bool, Parameter(help="Hunt nothing: show what the record has.")] = False,
     output: Output = "table",
 ) -> int:
@@ -192,6 +202,42 @@ def show_score(
     if rows:
         print_table("", list(rows[0]), [list(row.values()) for row in rows])
     print_table("Score", ["what", "count"], [[key, str(value)] for key, value in facts.items()])
+    return ExitCode.OK
+
+
+@app.command
+def compare(
+    *,
+    only: Only = (),
+    count: Annotated[
+        int, Parameter(help="Without --only: so many of the record that a soak found last.")
+    ] = 10,
+    budget: Annotated[float, Parameter(help="CPU seconds per bug and order.")] = BUDGET_CPU_S,
+    jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,
+    seed: Annotated[int, Parameter(help="First seed of every hunt.")] = 1,
+    record: Annotated[Path, Parameter(help="What `score` has kept.")] = SCORES,
+    output: Output = "table",
+) -> int:
+    """Hunt bugs as a soak does, with seeds in order and with guided ones; show the CPU seconds.
+
+    A bug that was not found counts with all that its hunt has taken.
+    """
+    numbers = list(_chosen(only)) if only else slowest(read_scores(record), count)
+    if not numbers:
+        raise CliError(f"{record} has no scores; name bugs with --only", exit_code=ExitCode.USAGE)
+    rows = []
+    for guided in (False, True):
+        hunts = partial(hunt, numbers, jobs=jobs, budget_cpu_s=budget, first_seed=seed)
+        rows.append(trio.run(partial(hunts, is_soak=True, guided=guided)))
+    facts = compared(*rows)
+    if output == "json":
+        print_json(facts)
+    else:
+        print_table("", list(facts["mutants"][0]), [list(r.values()) for r in facts["mutants"]])
+        note(
+            f"plain: {facts['plain_found']} found in {facts['plain_cpu_s']} CPU s; "
+            f"guided: {facts['guided_found']} in {facts['guided_cpu_s']}"
+        )
     return ExitCode.OK
 
 

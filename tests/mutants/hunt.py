@@ -19,7 +19,7 @@ import trio
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.simulation.play import INVARIANTS, LIVENESS
 from jepsen_like.soak import run_worker
-from jepsen_like.worker import Order, Report
+from jepsen_like.worker import Order, Report, with_preset
 from tests.mutants.patches import Patch, read_patches
 from tests.mutants.trees import planted_text, planted_tree
 
@@ -69,6 +69,7 @@ class Hunted(msgspec.Struct):
         violation: What it showed first.
         judges: Kinds of judges that found it in that plan. An invariant ends the run, and checkers
             see the history up to there.
+        preset: The workload that a guided hunt found it with.
     """
 
     number: int
@@ -80,6 +81,7 @@ class Hunted(msgspec.Struct):
     seed: int = -1
     violation: str = ""
     judges: tuple[str, ...] = ()
+    preset: str = ""
 
 
 async def hunt(
@@ -89,12 +91,14 @@ async def hunt(
     budget_cpu_s: float,
     first_seed: int = 1,
     is_soak: bool = False,
+    guided: bool = False,
     on_done: Callable[[Hunted], None] = lambda _: None,
 ) -> list[Hunted]:
     """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*.
 
     Args:
         is_soak: With the workload of a soak, and not with that of the bug.
+        guided: As a guided soak does, with plans of any workload.
 
     Raises:
         KeyError: There is no bug of a number.
@@ -110,7 +114,7 @@ async def hunt(
         async with limiter:
             with planted_tree(number) as tree:
                 results[number] = await _hunt_one(
-                    patches[number], tree, budget_cpu_s, first_seed, is_soak=is_soak
+                    patches[number], tree, budget_cpu_s, first_seed, is_soak=is_soak, guided=guided
                 )
             on_done(results[number])
 
@@ -121,7 +125,13 @@ async def hunt(
 
 
 async def _hunt_one(
-    patch: Patch, tree: Path | None, budget_cpu_s: float, first_seed: int, *, is_soak: bool
+    patch: Patch,
+    tree: Path | None,
+    budget_cpu_s: float,
+    first_seed: int,
+    *,
+    is_soak: bool,
+    guided: bool,
 ) -> Hunted:
     hunted = Hunted(patch.number)
     preset, faults = ("", "") if is_soak else (patch.preset, patch.faults)
@@ -131,20 +141,21 @@ async def _hunt_one(
         hunted.calm = len(reports) < CALM_PLANS or any(r.validity == "invalid" for r in reports)
     order = Order(
         first=first_seed,
-        duration_s=SOAK_DURATION_S if is_soak else DURATION_S,
+        duration_s=SOAK_DURATION_S if is_soak and not guided else DURATION_S,
         seconds=20 * budget_cpu_s,
         cpu_seconds=budget_cpu_s,
         stop_at_violation=True,
         is_soak=is_soak,
         preset=preset,
         faults=faults,
+        guided=guided,
     )
     for report in await _collect(order, tree):
         hunted.seeds += 1
         hunted.cpu_s += report.cpu_s
         if report.validity == "invalid":
             hunted.found = True
-            hunted.seed = report.seed
+            hunted.seed, hunted.preset = report.seed, report.preset
             first = report.violations[0]
             hunted.violation = f"{first.checker}: {first.name}"
             kinds = set(map(judge_of, report.violations))
@@ -155,7 +166,13 @@ async def _hunt_one(
 
 
 async def _play_without(hunted: Hunted, order: Order) -> None:
-    once = msgspec.structs.replace(order, first=hunted.seed, count=1, cpu_seconds=0.0)
+    once = msgspec.structs.replace(
+        with_preset(order, hunted.preset),
+        first=hunted.seed,
+        count=1,
+        cpu_seconds=0.0,
+        guided=False,
+    )
     (report,) = await _collect(once)
     if report.validity != "valid":
         hunted.counts = False

@@ -127,6 +127,33 @@ def facts_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> dict[
     }
 
 
+def slowest(scores: Mapping[int, Score], count: int) -> list[int]:
+    """Return the bugs that the workload of a soak found last, or not at all."""
+    in_order = sorted(
+        scores.values(), key=lambda score: (_is_find(score.soak), -score.soak.cpu_s, score.number)
+    )
+    return [score.number for score in in_order[:count]]
+
+
+def compared(plain: Sequence[Hunted], guided: Sequence[Hunted]) -> dict[str, Any]:
+    """Return the CPU seconds that hunts of the same bugs took in two orders of plans."""
+    found: dict[str, Any] = {}
+    for name, hunts in (("plain", plain), ("guided", guided)):
+        found[f"{name}_found"] = sum(map(_is_find, hunts))
+        found[f"{name}_cpu_s"] = round(sum(hunted.cpu_s for hunted in hunts), 1)
+    found["mutants"] = [
+        {
+            "number": one.number,
+            "plain": _shown(one),
+            "plain_cpu_s": round(one.cpu_s, 1),
+            "guided": f"{_shown(other)} {other.preset}".rstrip(),
+            "guided_cpu_s": round(other.cpu_s, 1),
+        }
+        for one, other in zip(plain, guided, strict=True)
+    ]
+    return found
+
+
 def rows_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> list[dict[str, Any]]:
     """Return a row for each bug of a score."""
     return [

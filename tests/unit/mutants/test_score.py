@@ -10,7 +10,15 @@ import pytest
 from jepsen_like.checkers.verdict import Violation
 from tests.mutants.hunt import ASSERTION, HISTORY, INVARIANT, Hunted, judge_of
 from tests.mutants.patches import Patch, read_patches
-from tests.mutants.score import UNIT_TEST, Score, facts_of, read_scores, rows_of
+from tests.mutants.score import (
+    UNIT_TEST,
+    Score,
+    compared,
+    facts_of,
+    read_scores,
+    rows_of,
+    slowest,
+)
 
 PATCHES: dict[int, Patch] = {number: read_patches()[number] for number in (21, 22, 23)}
 
@@ -60,3 +68,21 @@ def test_a_record_gives_the_newest_result_of_each_bug(tmp_path: Path) -> None:
     lines = [Score(21, hunted(21), hunted(21)), Score(21, hunted(21, HISTORY), hunted(21))]
     record.write_text("".join(msgspec.json.encode(line).decode() + "\n" for line in lines))
     assert read_scores(record)[21].judges == {HISTORY}
+
+
+def test_slowest_are_those_not_found_then_those_found_last() -> None:
+    def score(number: int, cpu_s: float, *judges: str) -> Score:
+        soak = msgspec.structs.replace(hunted(number, *judges), cpu_s=cpu_s)
+        return Score(number, hunted(number), soak)
+
+    scores = {
+        each.number: each for each in (score(1, 9, HISTORY), score(2, 8), score(3, 7, HISTORY))
+    }
+    assert slowest(scores, 2) == [2, 1]
+
+
+def test_compared_sums_the_cpu_seconds_of_each_order() -> None:
+    facts = compared([hunted(21), hunted(22, HISTORY)], [hunted(21, HISTORY), hunted(22, HISTORY)])
+    assert (facts["plain_found"], facts["guided_found"]) == (1, 2)
+    assert facts["plain_cpu_s"] == facts["guided_cpu_s"] == 5.0
+    assert [row["number"] for row in facts["mutants"]] == [21, 22]
