@@ -92,6 +92,8 @@ async def hunt(
     first_seed: int = 1,
     is_soak: bool = False,
     guided: bool = False,
+    calm: bool = True,
+    sound: dict[bytes, bool] | None = None,
     on_done: Callable[[Hunted], None] = lambda _: None,
 ) -> list[Hunted]:
     """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*.
@@ -99,6 +101,8 @@ async def hunt(
     Args:
         is_soak: With the workload of a soak, and not with that of the bug.
         guided: As a guided soak does, with plans of any workload.
+        calm: Play plans without faults first.
+        sound: Which orders of one plan are valid without a bug; filled. None: each is played.
 
     Raises:
         KeyError: There is no bug of a number.
@@ -114,7 +118,18 @@ async def hunt(
         async with limiter:
             with planted_tree(number) as tree:
                 results[number] = await _hunt_one(
-                    patches[number], tree, budget_cpu_s, first_seed, is_soak=is_soak, guided=guided
+                    patches[number],
+                    tree,
+                    Order(
+                        first=first_seed,
+                        seconds=20 * budget_cpu_s,
+                        cpu_seconds=budget_cpu_s,
+                        stop_at_violation=True,
+                        is_soak=is_soak,
+                        guided=guided,
+                    ),
+                    {} if sound is None else sound,
+                    calm=calm,
                 )
             on_done(results[number])
 
@@ -125,31 +140,16 @@ async def hunt(
 
 
 async def _hunt_one(
-    patch: Patch,
-    tree: Path | None,
-    budget_cpu_s: float,
-    first_seed: int,
-    *,
-    is_soak: bool,
-    guided: bool,
+    patch: Patch, tree: Path | None, order: Order, sound: dict[bytes, bool], *, calm: bool
 ) -> Hunted:
     hunted = Hunted(patch.number)
-    preset, faults = ("", "") if is_soak else (patch.preset, patch.faults)
-    if not is_soak:
-        calm = Order(count=CALM_PLANS, calm=True, duration_s=60.0, preset=preset)
-        reports = await _collect(calm, tree)
-        hunted.calm = len(reports) < CALM_PLANS or any(r.validity == "invalid" for r in reports)
-    order = Order(
-        first=first_seed,
-        duration_s=SOAK_DURATION_S if is_soak and not guided else DURATION_S,
-        seconds=20 * budget_cpu_s,
-        cpu_seconds=budget_cpu_s,
-        stop_at_violation=True,
-        is_soak=is_soak,
-        preset=preset,
-        faults=faults,
-        guided=guided,
-    )
+    if not order.is_soak:
+        order = msgspec.structs.replace(order, preset=patch.preset, faults=patch.faults)
+        if calm:
+            still = Order(count=CALM_PLANS, calm=True, duration_s=60.0, preset=patch.preset)
+            played = await _collect(still, tree)
+            hunted.calm = len(played) < CALM_PLANS or any(r.validity == "invalid" for r in played)
+    order.duration_s = SOAK_DURATION_S if order.is_soak and not order.guided else DURATION_S
     for report in await _collect(order, tree):
         hunted.seeds += 1
         hunted.cpu_s += report.cpu_s
@@ -160,12 +160,14 @@ async def _hunt_one(
             hunted.violation = f"{first.checker}: {first.name}"
             kinds = set(map(judge_of, report.violations))
             hunted.judges = tuple(judge for judge in JUDGES if judge in kinds)
-    if hunted.found:
-        await _play_without(hunted, order)
+    if hunted.found and not await _is_sound(hunted, order, sound):
+        hunted.counts = False
+        hunted.violation += ", without it, too"
     return hunted
 
 
-async def _play_without(hunted: Hunted, order: Order) -> None:
+async def _is_sound(hunted: Hunted, order: Order, sound: dict[bytes, bool]) -> bool:
+    """Return whether the plan that showed a bug is valid without it."""
     once = msgspec.structs.replace(
         with_preset(order, hunted.preset),
         first=hunted.seed,
@@ -173,10 +175,11 @@ async def _play_without(hunted: Hunted, order: Order) -> None:
         cpu_seconds=0.0,
         guided=False,
     )
-    (report,) = await _collect(once)
-    if report.validity != "valid":
-        hunted.counts = False
-        hunted.violation += ", without it, too"
+    key = msgspec.json.encode(once)
+    if key not in sound:
+        (report,) = await _collect(once)
+        sound[key] = report.validity == "valid"
+    return sound[key]
 
 
 async def _collect(order: Order, tree: Path | None = None) -> list[Report]:
