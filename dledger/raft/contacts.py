@@ -80,7 +80,7 @@ class Contacts:
             core.connected(peer, True)
         elif core.is_leader and peer in self.replicator.peers:
             self.replicator.link_reset(peer)
-            peer_state.data_wake.set()
+            peer_state.send_data()
 
     def link_down(self, peer: str, channel: str) -> None:
         """Record that a connection of ours to *peer* broke."""

@@ -212,6 +212,8 @@ class CommitLogJournal(Journal):
         """Return the byte position just after the entry at *index*, the anchor included."""
         if index < self.log.first_index:
             return self.log.first_position
+        if index == self._last[1]:
+            return self.log.end_position
         return self.log.position_at(index) + self.log.size_at(index)
 
     def item(self, index: int) -> Item:

@@ -269,8 +269,12 @@ class Leader:
         """Wake the data links that have something to send."""
         self.contacts.hold_back()
         for name in self.replicator.peers:
-            if self.replicator.has_work(name):
-                self.state.peers[name].data_wake.set()
+            self.wake_link(name)
+
+    def wake_link(self, name: str) -> None:
+        """Wake the data link to *name* if it has something to send."""
+        if name in self.replicator.peers and self.replicator.has_work(name):
+            self.state.peers[name].send_data()
 
     # -- heartbeats ------------------------------------------------------------------------
 

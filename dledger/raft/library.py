@@ -76,7 +76,8 @@ class Role(Enum):
     LEADER = "leader"
 
 
-_ROLES: Final = {0: Role.FOLLOWER, 1: Role.CANDIDATE, 2: Role.LEADER}
+_LEADER: Final = 2
+_ROLES: Final = {0: Role.FOLLOWER, 1: Role.CANDIDATE, _LEADER: Role.LEADER}
 
 
 @dataclass(slots=True)
@@ -122,8 +123,12 @@ class _Member(Node):
     hash seed of the interpreter.
     """
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._hash = zlib.crc32(name.encode())
+
     def __hash__(self) -> int:
-        return zlib.crc32(self.id.encode())
+        return self._hash
 
 
 class _NullPoller:
@@ -248,6 +253,8 @@ class RaftCore:
             self._library = kind(
                 _Member(self_id), self._nodes.values(), conf=conf, transport=self._outbox
             )
+            # Read at each event, and more than once: as values, not by calls of the library.
+            self._fields = vars(self._library)
             self._library._poller = _NullPoller()
             self._library._SyncObj__raftLastApplied = journal.commit_index
             if guards.durable_before_promise:
@@ -261,17 +268,18 @@ class RaftCore:
     @property
     def role(self) -> Role:
         """What this member is now."""
-        return _ROLES[vars(self._library)["_SyncObj__raftState"]]
+        return _ROLES[self._fields["_SyncObj__raftState"]]
 
     @property
     def is_leader(self) -> bool:
         """Whether this member believes it leads."""
-        return self._library._isLeader()
+        return bool(self._fields["_SyncObj__raftState"] == _LEADER)
 
     @property
     def term(self) -> int:
         """The newest term this member has seen."""
-        return self._library._getTerm()
+        term: int = self._fields["_SyncObj__raftCurrentTerm"]
+        return term
 
     @property
     def leader_id(self) -> str | None:
@@ -287,7 +295,8 @@ class RaftCore:
     @property
     def known_commit_index(self) -> int:
         """Newest index known to be committed; may be above what is stable here."""
-        return self._library.raftCommitIndex
+        known: int = self._fields["_SyncObj__raftCommitIndex"]
+        return known
 
     # -- what the node does ----------------------------------------------------------------
 

@@ -24,6 +24,7 @@ import structlog
 import trio
 
 from commitlog.errors import InvariantBroken, RemoteProtocolError, StoreError
+from dledger.raft.data_link import DataLink
 from dledger.raft.identity import Hello
 from dledger.raft.introduction import CHANNELS, RECEIVE_BYTES, Caller, Introduction, frame_of
 from dledger.raft.member import RaftNode
@@ -447,18 +448,7 @@ class Links:
                 await stream.send_all(b"".join(parts))
 
     async def _send_data(self, stream: Stream, peer: str, epoch: int) -> None:
-        node, state, sequence = self._node, self._node.peers[peer], 0
-        while True:
-            sent = False
-            while state.replies:
-                sequence, sent = sequence + 1, True
-                await stream.send_all(frame_of(state.replies.popleft(), epoch, sequence))
-            if (append := node.next_frame(peer)) is not None:
-                sequence, sent = sequence + 1, True
-                outgoing, views = append
-                await stream.send_all(frame_of(outgoing, epoch, sequence, views))
-            if not sent:
-                await state.data_wake.wait()
+        await DataLink(self._node, stream, peer, epoch).run()
 
 
 def _tls_failure(error: BaseException) -> str | None:

@@ -368,6 +368,10 @@ class RaftNode:
             raise self.state.failure.of_disk(error) from error
 
     def _receive(self, peer: str, frame: PeerFrame) -> bool:
+        if frame.kind is Kind.APPEND_REPLY and self._is_late(frame):
+            self._step(peer, frame)
+            self.leader.wake_link(peer)
+            return False
         if frame.kind not in HEARTBEATS:
             if self._step(peer, frame):
                 self.settle()
@@ -375,6 +379,16 @@ class RaftNode:
         before = self._role()
         self._step(peer, frame)
         return bool(self.leader.reads) or self.eligibility.doubtful or self._role() != before
+
+    def _is_late(self, frame: PeerFrame) -> bool:
+        """Whether a reply acknowledges what is committed: as a rule that of the slower follower."""
+        return (
+            self.is_leader
+            and frame.term == self.term
+            and bool(frame.fields[0])
+            and frame.fields[1] <= self.commit_index
+            and not self.transfers.is_under_way
+        )
 
     def _role(self) -> tuple[object, ...]:
         core = self.core

@@ -19,7 +19,7 @@ Links send the frames that wait here (`dledger.raft.links`); nothing here waits.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -63,6 +63,16 @@ class PeerState:
     close_commit_index: int = 0
     """What was committed when that began."""
 
+    push: Callable[[], None] | None = None
+    """Sends data at once; set while the data link waits for some, and its stream can do so."""
+
+    def send_data(self) -> None:
+        """Let the data link send what there is: now if it can, else in a turn of its own."""
+        if self.push is None:
+            self.data_wake.set()
+        else:
+            self.push()
+
     @property
     def is_connected(self) -> bool:
         """Whether heartbeats and votes reach it, as far as known."""
@@ -98,7 +108,7 @@ class Peers(dict[str, PeerState]):
         """Send a frame over the data link, ahead of entries."""
         state = self.of(name)
         state.replies.append(Outgoing(kind, self._core.term, fields))
-        state.data_wake.set()
+        state.send_data()
 
 
 NAMES_MAX: Final = 64

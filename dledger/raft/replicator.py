@@ -167,9 +167,9 @@ class Replicator:
         if progress.probe_out or progress.next_index <= self.log.anchor_index:
             return None
         prev = progress.next_index - 1
-        room = self._room(progress)
         last = self._last_for(progress)
-        has_entries = progress.next_index <= last and room > 0
+        room = self._room(progress) if progress.next_index <= last else 0
+        has_entries = room > 0
         if not (has_entries or progress.probing):
             return None
         progress.probe_out = progress.probing
@@ -210,14 +210,16 @@ class Replicator:
         progress.bytes_sent += size_bytes
 
     def _room(self, progress: Progress) -> int:
-        # The window is what is on its way: bytes after the follower's match, before its next.
-        match = max(progress.match_index, self.log.anchor_index)
-        on_its_way = self.log.end_position_of(progress.next_index - 1) - self.log.end_position_of(
-            min(match, progress.next_index - 1)
-        )
         if progress.probing or progress.match_index == 0:
             return self.append_bytes
-        return self.window_bytes - on_its_way
+        # The window is what is on its way: bytes after the follower's match, before its next.
+        match = max(progress.match_index, self.log.anchor_index)
+        sent = progress.next_index - 1
+        if match >= sent:
+            return self.window_bytes
+        return self.window_bytes - (
+            self.log.end_position_of(sent) - self.log.end_position_of(match)
+        )
 
     def matched(self, peer: str, index: int, now_s: float) -> None:
         """Record that *peer* has everything up to *index*, durably."""
@@ -387,7 +389,7 @@ class Sender:
         """Send *peer* the sound ones of the entries that it requests, before anything else."""
         peer_state = self.state.peers.of(peer)
         peer_state.wanted = (first, last)
-        peer_state.data_wake.set()
+        peer_state.send_data()
 
     def _copy(self, peer_state: PeerState) -> FrameWithBytes:
         core, entry_log = self.state.core, self.state.journal.log
