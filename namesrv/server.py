@@ -96,6 +96,7 @@ async def serve_namesrv(
     tls: ServerTls | None = None,
     executor: Executor | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    name_server: NameServer | None = None,
     task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a NameServer until cancelled. `nursery.start` gets the address it listens on.
@@ -104,6 +105,7 @@ async def serve_namesrv(
         rng: Makes the challenges that signed requests answer.
         tls: TLS of the listener, loaded from the files that *config* names.
         memory_bytes: That the process may use; connections may hold a part of it.
+        name_server: The tables to serve, made from *config*; None: they are made here.
         executor: Reads the account file again; without one it counts as it was at the start.
     Raises:
         ConfigError: The key-value file is damaged, or the account file is; nothing was started.
@@ -113,7 +115,8 @@ async def serve_namesrv(
     """
     if config.server.metrics_listen_port:
         load_library()
-    name_server = NameServer(config, disk)
+    if name_server is None:
+        name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
     accounts = AccountStore(disk, config.server.acl_file) if config.server.acl_enable else None
     processors, guard = _processor_table(accounts, clock, rng, open_admin=config.server.open_admin)

@@ -25,7 +25,6 @@ store time           `StoreTime`: not far ahead of the time, where at most one d
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from commitlog.entry import KIND_CONFIG, parse_header
@@ -36,11 +35,12 @@ from dledger.services.topic_retention import retention_ms
 from dledger.state.apply import Applied
 from dledger.state.floor_reason import FORCED, entitlement_error
 from dledger.state.names import TIMER_TOPIC
-from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
+from dledger.state.tables import StateTables
 from jepsen_like.simulation.event_trace import Event
 from jepsen_like.simulation.promises import check_commit, check_recovered, check_stable
 from jepsen_like.simulation.sim_clock import EPOCH_MS
+from jepsen_like.simulation.state_digest import digests_by_field
 
 if TYPE_CHECKING:
     from jepsen_like.simulation.node import BrokerNode
@@ -65,7 +65,7 @@ class Checks:
         self._every = compare_state_every
         self.leaders: dict[int, str] = {}
         self.committed: dict[int, int] = {}
-        self.states: dict[int, tuple[str, bytes]] = {}
+        self.states: dict[int, tuple[str, dict[str, bytes]]] = {}
         self.last_committed = 0
         self.led_commit = 0
         """Newest index that a leader has shown as committed."""
@@ -95,8 +95,8 @@ class Checks:
         if node.is_trusted and not group.store.damaged:
             check_recovered(world, node, group)
         world.promises.watch(node, group)
-        world.floors.watch(node, group)
-        world.store_time.watch(node, group)
+        world.floors.watch(group)
+        world.reference.watch(node, group)
         node.seen_commit = raft.commit_index
         self.led_commit = max(self.led_commit, raft.commit_index)
         node.seen_truncations = journal.truncations
@@ -110,6 +110,17 @@ class Checks:
                 self.after_step(node, group)
 
         raft.owner.on_settled = on_settled
+        apply = group.store.apply
+
+        def apply_and_look(index: int) -> Applied:
+            result = apply(index)
+            if node.group is group:
+                world.floors.applied(node, group, result)
+                world.store_time.applied(node, group, result)
+                world.reference.feed(node, group)
+            return result
+
+        group.store.apply = apply_and_look  # type: ignore[method-assign]
         group.on_role_change.append(lambda: self.role_changed(node, group))
         group.on_applied.append(lambda _touched: self.applied(node, group))
 
@@ -218,6 +229,7 @@ class Checks:
         if group.node.is_leader or self._led_to(node, group, commit):
             if commit > self.led_commit:  # else it learnt of it as a follower
                 self._counted_right(node, group, commit)
+                world.copies.counted(node, group, seen, commit)
             self.led_commit = max(self.led_commit, commit)
         elif commit > self.led_commit:
             world.violate(
@@ -286,11 +298,16 @@ class Checks:
     def compare_state(self, node: BrokerNode, index: int, tables: Any) -> None:
         """Compare a replica's tables with what others had at the same index."""
         self._world.floors.check_tables(node, index, tables)
-        digest = blake2b(snapshot(tables), digest_size=16).digest()
-        name, first = self.states.setdefault(index, (node.name, digest))
-        if first != digest:
+        self.compare_digests(node.name, index, tables)
+
+    def compare_digests(self, name: str, index: int, tables: StateTables) -> None:
+        """Compare tables, of whatever has them, with the first ones seen at the same index."""
+        digests = digests_by_field(tables)
+        other, first = self.states.setdefault(index, (name, digests))
+        if first != digests:
+            differ = ", ".join(field for field in digests if first.get(field) != digests[field])
             self._world.violate(
-                "state_machines", f"{node.name} and {name} differ in their tables at {index}"
+                "state_machines", f"{name} and {other} differ at {index} in their {differ}"
             )
 
 
@@ -307,19 +324,10 @@ class Floors:
         self.floors: set[int] = set()
         self.queues: set[str] = set()
 
-    def watch(self, node: BrokerNode, group: Group) -> None:
-        """Look at everything that a replica applies from now on."""
-        # What it applied when it was opened: the others have the same record before them.
+    def watch(self, group: Group) -> None:
+        """Take what a process applied when it started."""
+        # The others have the same record before them.
         self.floors.add(group.state.floor.first_index)
-        apply = group.store.apply
-
-        def applied(index: int) -> Applied:
-            result = apply(index)
-            if node.group is group:
-                self.applied(node, group, result)
-            return result
-
-        group.store.apply = applied  # type: ignore[method-assign]
 
     def applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
         """Look at the changes of one entry, and at where the log begins after it."""
@@ -387,19 +395,8 @@ class StoreTime:
         """Look from now on, where the dates of most brokers are off by *moved_ns* at most."""
         self.ahead_max_ms = SKEW_MAX_MS + moved_ns / 1e6
 
-    def watch(self, node: BrokerNode, group: Group) -> None:
-        """Look at everything that a replica applies from now on."""
-        apply = group.store.apply
-
-        def applied(index: int) -> Applied:
-            result = apply(index)
-            if node.group is group:
-                self._applied(node, group, result)
-            return result
-
-        group.store.apply = applied  # type: ignore[method-assign]
-
-    def _applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
+    def applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
+        """Look at the store time of one entry."""
         world = self._world
         if result.index > self._rolled_index:
             self._rolled_index = result.index

@@ -7,6 +7,7 @@ machine with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from enum import Enum
@@ -35,6 +36,8 @@ from jepsen_like.simulation.sim_disk import Mount, SimDisk
 from jepsen_like.simulation.sim_executor import SimExecutor
 from jepsen_like.simulation.sim_network import NodeNetwork
 from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
+from namesrv.name_server import NameServer
+from namesrv.route_table import RouteInfoManager
 from namesrv.server import serve_namesrv
 
 if TYPE_CHECKING:
@@ -119,6 +122,7 @@ class Node:
         disk_watchers: Told kind and path of everything its disk is about to do.
         is_trusted: Its disk has broken no promise since it was last wiped or new.
         spoiled: The process whose disk got bad sectors last, and its passes through the log then.
+        harmed_s: When something was last taken from its disk, time of the run.
     """
 
     kind: ClassVar[str] = "node"
@@ -138,6 +142,7 @@ class Node:
         self.error: BaseException | None = None
         self.is_trusted = True
         self.spoiled = (0, 0)
+        self.harmed_s = -math.inf
         self.ran_since_s = 0.0
         self.disk_watchers: list[Callable[[str, str], None]] = []
         self.process: Process | None = None
@@ -287,6 +292,7 @@ class Node:
         self._note(Event.WIPE, self.incarnation)
         self.disk.wipe()
         self.is_trusted = True
+        self.harmed_s = self.world.elapsed_s
 
     # -- faults ----------------------------------------------------------------------------
 
@@ -329,6 +335,7 @@ class Node:
         found = self.disk.tear_tail("/commitlog/", size_bytes, self._marked_end())
         if found is not None:
             self.is_trusted = False
+            self.harmed_s = self.world.elapsed_s
             self.world.sometimes["tail_torn"] += 1
         self._note(Event.DISK_FAULT, 6, 0 if found is None else found[1])
         return found
@@ -344,6 +351,7 @@ class Node:
         found = self.disk.rot("/commitlog/", bits, self._marked_end())
         if found:
             self.is_trusted = False
+            self.harmed_s = self.world.elapsed_s
         self._note(Event.DISK_FAULT, 4, len(found))
         return found
 
@@ -352,6 +360,7 @@ class Node:
         found = self.disk.spoil_sectors(sectors, self._marked_end())
         if any("/commitlog/" in path for path, _ in found):
             self.is_trusted = False
+            self.harmed_s = self.world.elapsed_s
         self.world.sometimes["sectors_bad"] += len(found)
         self._note(Event.DISK_FAULT, 7, len(found))
         return found
@@ -380,9 +389,17 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 class NameServerNode(Node):
-    """A machine with the product's NameServer on it."""
+    """A machine with the product's NameServer on it.
+
+    Attributes:
+        routes: The route tables of the running process; None while there is none.
+    """
 
     kind = "name_server"
+
+    def __init__(self, world: World, name: str, number: int, address: str) -> None:
+        super().__init__(world, name, number, address)
+        self.routes: RouteInfoManager | None = None
 
     @property
     def endpoint(self) -> str:
@@ -405,14 +422,22 @@ class NameServerNode(Node):
         *,
         task_status: trio.TaskStatus[tuple[str, int]],
     ) -> None:
+        name_server = NameServer(config, process.mount)
+        if self.process is process:
+            self.routes = name_server.routes
         await serve_namesrv(
             config,
+            name_server=name_server,
             clock=process.clock,
             rng=process.rng,
             network=process.network,
             disk=process.mount,
             task_status=task_status,
         )
+
+    def _take_process_away(self, *, silent: bool) -> None:
+        self.routes = None
+        super()._take_process_away(silent=silent)
 
 
 class BrokerNode(Node):

@@ -32,7 +32,12 @@ from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
 from jepsen_like.workloads.due import LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
-from jepsen_like.workloads.transactions import PATIENCE_S, broker_settings
+from jepsen_like.workloads.transactions import (
+    INTERVAL_MS,
+    PATIENCE_S,
+    TIMEOUT_MS,
+    broker_settings,
+)
 
 LEADER_WITHIN_ELECTIONS: Final = 3
 """After the faults a leader must lead within so many of the longest election timeouts."""
@@ -165,6 +170,11 @@ class _Run:
             self.prepare(world)
         if any(step.kind is Kind.CLOCK_YEARS for step in self.plan.steps):
             world.store_time.allow(self._clock_error_ns())
+        workload = self.plan.workload
+        if workload.transactions_per_mille and not workload.hostile_per_mille:
+            world.due.check_after_ms = (TIMEOUT_MS, INTERVAL_MS)
+        strangers = {Kind.NAME_THIEF, Kind.PEER_STRANGER}
+        world.routes.has_strangers = any(step.kind in strangers for step in self.plan.steps)
         await world.wait_for_leader()
         stall = StallWatch(world, PRODUCERS)
         clients = self.clients = WorkloadClients(world, self.plan, self.history, record=stall.note)

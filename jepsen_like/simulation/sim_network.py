@@ -65,10 +65,23 @@ def _with_latency(fault: LinkFault) -> LinkFault:
     return replace(fault, delay_s=fault.delay_s + LATENCY_S, jitter_s=fault.jitter_s + JITTER_S)
 
 
+UNHARMED: Final = _with_latency(HEALTHY)
+"""What a link without a fault does."""
+
+
 class Link:
     """One direction between two hosts."""
 
-    __slots__ = ("busy_until_s", "fault", "held", "is_cut", "is_plain", "late", "source", "target")
+    __slots__ = (
+        "busy_until_s",
+        "fault",
+        "held",
+        "is_cut",
+        "is_plain",
+        "late",
+        "source",
+        "target",
+    )
 
     def __init__(self, source: Host, target: Host) -> None:
         self.source = source
@@ -80,6 +93,11 @@ class Link:
         self.held: deque[tuple[int, bytes]] = deque(maxlen=HELD_FRAMES)
         self.late: deque[tuple[Timer, SimStream, bytes | None, float]] = deque()
         """What it was given while it was slow, and when what came before it arrives."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether everything passes, in time."""
+        return not self.is_cut and self.is_plain and self.fault == UNHARMED
 
     def set(self, fault: LinkFault) -> None:
         """Behave like *fault* from now on."""

@@ -30,6 +30,8 @@ import trio
 from dledger.config import BrokerConfig, load_config
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.checks import Checks, Floors, StoreTime
+from jepsen_like.simulation.disk_copies import DiskCopies
+from jepsen_like.simulation.due_heads import DueHeads
 from jepsen_like.simulation.event_trace import Trace
 from jepsen_like.simulation.node import (
     BrokerNode,
@@ -40,7 +42,10 @@ from jepsen_like.simulation.node import (
     current_node,
 )
 from jepsen_like.simulation.promises import Promises
+from jepsen_like.simulation.reference_replica import ReferenceReplica
+from jepsen_like.simulation.route_watch import RouteWatch
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
+from jepsen_like.simulation.steadiness import LOOK_S, Steadiness
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
 
 T = TypeVar("T")
@@ -143,6 +148,11 @@ class World:
         self.promises = Promises(self)
         self.floors = Floors(self)
         self.store_time = StoreTime(self)
+        self.reference = ReferenceReplica(self)
+        self.copies = DiskCopies(self)
+        self.steadiness = Steadiness(self)
+        self.due = DueHeads(self)
+        self.routes = RouteWatch(self)
         self.network.on_members_send = self.promises.frames_left
         self.logs: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LOG_LINES)
         self.brokers: dict[str, BrokerNode] = {}
@@ -325,7 +335,11 @@ class World:
         for node in self.brokers.values():
             group = node.group
             assert group is not None
+            self.reference.feed(node, group)
             self.checks.compare_state(node, group.state.applied_index, group.state)
+            self.reference.compare_queues(node, group)
+            self.reference.compare_keys(node, group)
+            self.reference.compare_times(node, group)
 
     async def wait_for_scrub(self, timeout_s: float = 180.0, look_s: float = 1.0) -> None:
         """Wait until every log that rotted was read through once since, and is whole.
@@ -400,6 +414,13 @@ class World:
             why = facts.get("error") or facts.get("exc_info")
             self.violate("contradiction", f"{current_node.get()}: {name}: {why}")
 
+    def _look(self, _: object) -> None:
+        if not self.is_over and self.violation is None:
+            leader = self.steadiness.look()
+            self.due.look(leader)
+            self.routes.look(leader)
+            self.time.call_later(LOOK_S, self._look, None)
+
     def _collect(self, _: object) -> None:
         # Only what was made since: what has lasted once mostly lasts as long as the world.
         gc.collect(0)
@@ -446,6 +467,7 @@ def run_world(
                 world = World(seed, settings or WorldSettings(), time, nursery)
                 worlds.append(world)
                 time.call_later(COLLECT_S, world._collect, None)
+                time.call_later(LOOK_S, world._look, None)
                 await world.start()
                 results.append(await main(world))
                 world.end()

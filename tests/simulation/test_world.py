@@ -163,7 +163,7 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
             log_there: Any = leader.group.node.journal.log
             log_there.chain_at = lambda _index: 1
         case "state_machines":
-            checks.states = {64: ("somebody else", b"")}
+            checks.states = {64: ("another replica", {})}
 
 
 @pytest.mark.parametrize(

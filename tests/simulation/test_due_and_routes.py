@@ -1,0 +1,76 @@
+"""Nothing due waits while a leader serves, routes name who is there; what fails that is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from dledger.registration import Registration
+from dledger.services.schedule import ScheduleMessageService
+from dledger.services.timer import TimerMessageService
+from dledger.services.transaction_check import TransactionCheckService
+from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.simulation.play import Played, play
+from namesrv.route_table import RouteInfoManager
+
+LOAD = Workload(
+    interval_ms=500, delayed_per_mille=300, timer_per_mille=300, transactions_per_mille=200
+)
+PLAN = Plan(
+    seed=7,
+    duration_ms=120_000,
+    steps=(Step(10_000, Kind.KILL, "leader", 5_000), Step(40_000, Kind.NAMESRV_KILL, "all", 5_000)),
+    workload=LOAD,
+)
+
+
+def broken(played: Played) -> set[str]:
+    return {violation.name for violation in played.violations}
+
+
+def test_a_cluster_without_a_bug_keeps_all_bounds() -> None:
+    played = play(PLAN)
+    assert played.is_valid, played.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "what"),
+    [
+        (ScheduleMessageService, "_deliver_level", "delay level"),
+        (TimerMessageService, "_deliver", "timer"),
+        (TransactionCheckService, "_check", "half message"),
+    ],
+)
+def test_a_service_that_stands_still_is_found(
+    monkeypatch: pytest.MonkeyPatch, service: type, method: str, what: str
+) -> None:
+    async def stands_still(*_: Any) -> bool:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(service, method, stands_still)
+    played = play(PLAN)
+    assert broken(played) == {"overdue"}
+    assert f"waits {what}" in played.violations[0].detail
+
+
+def test_a_member_that_a_route_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    register = RouteInfoManager.register_broker
+
+    def leaves_out(routes: RouteInfoManager, registration: Any, now_ms: int) -> Any:
+        result = register(routes, registration, now_ms)
+        if registration.broker_id == 2 and not result.superseded:
+            routes._remove([registration.key])
+        return result
+
+    monkeypatch.setattr(RouteInfoManager, "register_broker", leaves_out)
+    played = play(PLAN)
+    assert broken(played) == {"route"}
+
+
+def test_a_change_of_role_that_is_not_sent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registration, "role_changed", lambda _: None)
+    played = play(PLAN)
+    assert broken(played) == {"route"}
+    assert "the leader" in played.violations[0].detail
