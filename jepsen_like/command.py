@@ -43,6 +43,11 @@ REFRESH_S: Final = 0.5
 PROGRESS_S: Final = 10.0
 
 Keep = Annotated[Path, Parameter(help="Folder for plans, histories and diagrams of failures.")]
+Modes = Annotated[
+    bool,
+    Parameter(negative="", help="Draw modes of long runs, too: more that clients and disks do."),
+]
+
 DEFAULT_KEEP: Final = Path("sim-failures")
 
 
@@ -53,6 +58,7 @@ def run(
     plan: Annotated[Path | None, Parameter(help="Play the plan in this file.")] = None,
     duration: Annotated[float, Parameter(help="Seconds of faults, for a drawn plan.")] = 120.0,
     soak_plan: Annotated[bool, Parameter(help="Draw the plan as soak does.")] = False,
+    modes: Modes = False,
     preset: Annotated[
         str,
         Parameter(
@@ -80,7 +86,9 @@ def run(
         assert seed is not None
         if preset and preset not in PRESETS:
             raise CliError(f"there is no workload {preset!r}", exit_code=ExitCode.USAGE)
-        order = Order(duration_s=duration, is_soak=soak_plan, preset=preset, faults=faults)
+        order = Order(
+            duration_s=duration, is_soak=soak_plan, preset=preset, faults=faults, modes=modes
+        )
         try:
             chosen, name = plan_of(seed, order), f"seed-{seed}"
         except ConfigError as error:
@@ -157,6 +165,7 @@ async def soak(
         str,
         Parameter(help="Draw from these faults only, A,B,C; see dledger-chaos list-faults."),
     ] = "",
+    modes: Modes = False,
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",
 ) -> int:
@@ -166,7 +175,12 @@ async def soak(
     totals, novelty = Totals(), Novelty()
     duration = duration or (GUIDED_DURATION_S if guided else SOAK_DURATION_S)
     order = Order(
-        duration_s=duration, seconds=minutes * 60, is_soak=True, faults=faults, guided=guided
+        duration_s=duration,
+        seconds=minutes * 60,
+        is_soak=True,
+        faults=faults,
+        guided=guided,
+        modes=modes,
     )
     try:
         kinds = kinds_of(order)
@@ -194,7 +208,7 @@ async def soak(
             + (" …" if len(never) > NEVER_MET_SHOWN else "")
         )
     for report in totals.failed[:FAILURES_SHOWN]:
-        await _keep_apart(report, duration, faults, keep)
+        await _keep_apart(report, order, keep)
     if missing:
         note(f"seen less than {at_least} times: {missing}")
     if totals.failed or missing or totals.undecided:
@@ -348,12 +362,14 @@ def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> Non
     note(f"replay: dledger sim replay {file}")
 
 
-async def _keep_apart(report: Report, duration_s: float, faults: str, folder: Path) -> None:
+async def _keep_apart(report: Report, order: Order, folder: Path) -> None:
     """Keep the failure of a seed, in an interpreter of its own: plays do not nest in trio."""
     command = [sys.executable, "-m", "dledger.cli.main", "sim", "run"]
     command += ["--workload", report.preset] if report.preset else ["--soak-plan"]
-    command += ["--seed", str(report.seed), "--duration", str(duration_s), "--keep", str(folder)]
-    command += ["--faults", faults] if faults else []
+    command += ["--seed", str(report.seed), "--duration", str(order.duration_s)]
+    command += ["--keep", str(folder)]
+    command += ["--faults", order.faults] if order.faults else []
+    command += ["--modes"] if order.modes else []
     await trio.run_process(command, check=False, stdout=sys.stderr)
 
 

@@ -21,6 +21,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from jepsen_like.plans.draw import SIMULATED
+from jepsen_like.plans.modes import COUNTERS, STEP_MODES
 from jepsen_like.worker import Order, Report
 
 SOMETIMES: Final = (
@@ -80,6 +82,12 @@ class Totals:
         """Return what happened less often than *at_least*, with how often."""
         return {name: self.sometimes[name] for name in SOMETIMES if self.sometimes[name] < at_least}
 
+    def never_drawn(self) -> list[str]:
+        """Return faults and modes of long runs that no plan has had so far."""
+        kinds = SIMULATED.union(*STEP_MODES.values())
+        names = [kind.value for kind in kinds if not self.faults[kind.value]]
+        return sorted([*names, *(name for name in COUNTERS if not self.sometimes[name])])
+
     def as_json(self) -> dict[str, Any]:
         """Return what programs are told."""
         violations: list[dict[str, Any]] = []
@@ -99,6 +107,7 @@ class Totals:
             },
             "operations": dict(sorted(self.operations.items())),
             "faults": dict(sorted(self.faults.items())),
+            "never_drawn": self.never_drawn(),
         }
 
 

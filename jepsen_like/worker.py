@@ -53,6 +53,7 @@ class Order(msgspec.Struct):
         is_soak: Play the workload of long runs.
         calm: Play without faults, and let nobody of a push group come or go.
         preset: Play the workload of this name; empty: the one that is drawn.
+        modes: Draw modes, too, in long runs; see `jepsen_like.plans.modes`.
         faults: Names of faults to draw from, with commas between; empty: what is drawn otherwise.
         guided: Play what brings together what has not met, of several workloads and seeds, and not
             one seed after the other.
@@ -68,6 +69,7 @@ class Order(msgspec.Struct):
     is_soak: bool = False
     calm: bool = False
     preset: str = ""
+    modes: bool = False
     faults: str = ""
     guided: bool = False
 
@@ -102,6 +104,7 @@ def plan_of(seed: int, order: Order) -> Plan:
             workload=SOAK_WORKLOAD,
             members=3,
             fault_interval_s=SOAK_FAULT_INTERVAL_S,
+            modes=order.modes,
         )
     if order.preset:
         workload = simulated_workload(order.preset)

@@ -278,6 +278,18 @@ class RealMember(RealMachine):
         """Say why not."""
         raise CannotBeDone("the sectors of this machine's disks are good")
 
+    async def lie_about_flushes(self, *, lies: bool) -> None:
+        """State why not."""
+        raise CannotBeDone("the disks of this machine do what they report")
+
+    async def undo_lied_flushes(self) -> str:
+        """State why not."""
+        raise CannotBeDone("the disks of this machine do what they report")
+
+    async def begin_work_late(self, by_s: float) -> None:
+        """State why not."""
+        raise CannotBeDone("when blocking work begins is decided by this machine")
+
     async def tear_tail(self, size_bytes: int) -> str:
         """Write over its newest bytes above the commit mark; it must have ended."""
         filling = FILLINGS[self._rng.randrange(len(FILLINGS))]

@@ -108,6 +108,27 @@ class Member(Machine, Protocol):
         What the commit mark covers stays. Empty when there is nothing else.
         """
 
+    async def lie_about_flushes(self, *, lies: bool) -> None:
+        """Let flushes of the log return and make nothing durable; false ends that.
+
+        Raises:
+            CannotBeDone: Its disk is a real one.
+        """
+
+    async def undo_lied_flushes(self) -> str:
+        """Let a machine that is down lose, by chance, what these flushes wrote; return how much.
+
+        Raises:
+            CannotBeDone: Its disk is a real one.
+        """
+
+    async def begin_work_late(self, by_s: float) -> None:
+        """Let blocking work begin up to *by_s* late; 0 heals.
+
+        Raises:
+            CannotBeDone: It is a real process.
+        """
+
     async def limit_files(self, spare: int | None) -> str:
         """Let the process open *spare* more files and connections; None heals.
 

@@ -62,6 +62,9 @@ ADD_LOOK_S: Final = 2.0
 LEADER_GOES_S: Final = (0.0, 0.001, 0.002, 0.005, 0.01, 0.05)
 """Seconds a leader that goes away with a change has to write it and send it to a member."""
 
+LEAST_STALL_S: Final = 0.01
+"""Of a stall, and of the time between two."""
+
 STEP_POINTS: Final = 40
 """Operations of the disk that a kill at a named point waits for, at most."""
 
@@ -128,6 +131,9 @@ class Nemesis:
             Kind.BIT_ROT: self._rot,
             Kind.TORN_TAIL: self._tear_tail,
             Kind.BAD_SECTOR: self._spoil_sectors,
+            Kind.LYING_FLUSH: self._lie_about_flushes,
+            Kind.STALL: self._stall,
+            Kind.NAMESRV_LOSS: self._lose_at_name_servers,
             Kind.CLOCK_JUMP: self._jump_clock,
             Kind.CLOCK_DRIFT: self._drift_clock,
             Kind.CLOCK_YEARS: self._lose_date,
@@ -477,6 +483,17 @@ class Nemesis:
                 for pair in ((name, other), (other, name))
             }
         )
+        await self._change_links(pairs, change, step)
+
+    async def _lose_at_name_servers(self, step: Step, event: Event) -> None:
+        ground = self._ground
+        event.node = ",".join(ground.name_servers)
+        pairs = _both_ways(ground.name_servers, [*ground.brokers, *ground.clients])
+        await self._change_links(pairs, {"loss": step.arg / 1000}, step)
+
+    async def _change_links(
+        self, pairs: list[tuple[str, str]], change: dict[str, Any], step: Step
+    ) -> None:
         for pair in pairs:
             self._qualities.setdefault(pair, []).append(change)
             self._set_quality(pair)
@@ -566,6 +583,47 @@ class Nemesis:
         finally:
             self._held_down[node.name] -= 1
         await self._down([node], step.for_ms)
+
+    async def _lie_about_flushes(self, step: Step, event: Event) -> None:
+        """Record what flushes do not make durable; lose it once it is safe without it."""
+        node = self._one(step, event)
+        if not node.is_up or not self._may_hurt(step.kind, node, event):
+            event.detail = event.detail or "skipped: it is not up"
+            return
+        self._budget.note_hurt(step.kind, node.name)
+        await node.lie_about_flushes(lies=True)
+        self._held_down[node.name] += 1
+        try:
+            with self._budget.destroying(node.name):
+                await self._ground.sleep(step.for_ms / 1000)
+                await node.kill()
+                if await self._is_spare(node):
+                    await node.power_cut()
+                    event.detail = await node.undo_lied_flushes()
+                else:
+                    event.detail = "skipped: others do not hold all it may have acknowledged"
+        finally:
+            self._held_down[node.name] -= 1
+            await node.lie_about_flushes(lies=False)
+        await self._down([node], 0)
+
+    async def _stall(self, step: Step, event: Event) -> None:
+        """Let work take time: the loop stands still, or blocking work begins late."""
+        node, most_s = self._one(step, event), step.arg / 1000
+        if step.arg % 2:
+            await node.begin_work_late(most_s)
+            await self._ground.sleep(step.for_ms / 1000)
+            await node.begin_work_late(0.0)
+            return
+        end_s = self._ground.elapsed_s + step.for_ms / 1000
+        while self._ground.elapsed_s < end_s:
+            was_up = node.is_up
+            if was_up:
+                node.pause()
+            await self._ground.sleep(max(LEAST_STALL_S, most_s * self._rng.random()))
+            if was_up:
+                node.resume()
+            await self._ground.sleep(max(LEAST_STALL_S, most_s * self._rng.random()))
 
     async def _is_spare(self, node: Member) -> bool:
         """Wait until the others hold all that *node*, which has ended, may have acknowledged."""

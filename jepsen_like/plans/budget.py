@@ -27,13 +27,15 @@ from typing import Final
 
 from jepsen_like.plans.plan import Kind
 
-HURTING: Final = frozenset({Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL, Kind.BAD_SECTOR})
+HURTING: Final = frozenset(
+    {Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL, Kind.BAD_SECTOR, Kind.LYING_FLUSH}
+)
 """Kinds after which a node does lack what it had promised."""
 
 DESTRUCTIVE: Final = HURTING | {Kind.FSYNC_ERROR}
 """Kinds after which a node may lack what it had promised."""
 
-TEARING: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR})
+TEARING: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR, Kind.LYING_FLUSH})
 """Kinds after which a node may not be able to tell whether it lacks something."""
 
 

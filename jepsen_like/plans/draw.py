@@ -18,6 +18,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from jepsen_like.plans.modes import with_modes
 from jepsen_like.plans.plan import (
     ASKED_FOR,
     REAL_ONLY,
@@ -262,6 +263,9 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.CLOCK_YEARS: _Shape(20, (1_000, 60_000), (-2, 2)),
     Kind.CHANGE_WITHOUT_MINORITY: _Shape(20, (5_000, 90_000), (0, 7), _NO_TARGET),
     Kind.BAD_SECTOR: _Shape(6, (0, 10_000), (0, 7)),
+    Kind.LYING_FLUSH: _Shape(3, (500, 10_000), roles=("follower", "leader", "most_ahead", "#")),
+    Kind.STALL: _Shape(6, (2_000, 20_000), (50, 1_500)),
+    Kind.NAMESRV_LOSS: _Shape(4, (5_000, 60_000), (50, 600), _NO_TARGET),
 }
 """Every kind has a shape; a test holds the two tables together."""
 
@@ -296,6 +300,7 @@ def draw_plan(
     workload: Workload | None = None,
     settings: Settings | None = None,
     even: bool = False,
+    modes: bool = False,
 ) -> Plan:
     """Return the plan of *seed*.
 
@@ -308,6 +313,7 @@ def draw_plan(
         workload: What clients do; None: drawn.
         settings: Of the brokers; None: drawn.
         even: Draw from all *kinds* in every plan, and never concentrate on a few.
+        modes: Draw modes, too; see `jepsen_like.plans.modes`.
     """
     rng = Random(f"plan {seed}")
     if members is None:
@@ -335,7 +341,8 @@ def draw_plan(
         steps += _draw_late_scenes(late, allowed, duration_s)
     if Kind.CHANGE_WITHOUT_MINORITY in kinds:
         steps.append(_draw_last_change(Random(f"last change {seed}"), plan.duration_ms))
-    return plan.with_steps(tuple(sorted(steps, key=lambda step: step.at_ms)))
+    plan = plan.with_steps(tuple(sorted(steps, key=lambda step: step.at_ms)))
+    return with_modes(plan, seed, draw_step=_draw_step) if modes else plan
 
 
 def _draw_steps(

@@ -110,8 +110,20 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         "sectors of the log and of files made from it that cannot be read",
         frozenset({Kind.BAD_SECTOR}),
     ),
+    "stalls": (
+        "a process that stands still again and again, or whose blocking work begins late",
+        frozenset({Kind.STALL}),
+    ),
+    "lying-flushes": (
+        "flushes of the log that return and make nothing durable, before power fails",
+        frozenset({Kind.LYING_FLUSH}),
+    ),
+    "name-losses": (
+        "frames between NameServers and all others are lost",
+        frozenset({Kind.NAMESRV_LOSS}),
+    ),
     "all": (
-        "everything above but strangers, years, minority and bad sectors",
+        "everything above but what only the simulator does, years and minority",
         frozenset(Kind) - ASKED_FOR,
     ),
 }

@@ -94,6 +94,12 @@ class Kind(StrEnum):
     """`arg` / 2 sectors of the log, the entry index or the key index, and one more, cannot be read
     until they are written; with an odd `arg` the node is killed first and starts again after
     `for_ms`, so that it meets them at its start. The simulator only."""
+    LYING_FLUSH = "lying_flush"
+    """Flushes of the log return for `for_ms` and make nothing durable; then power fails, once the
+    other voters hold all that the log may have acknowledged. The simulator only."""
+    STALL = "stall"
+    """For `for_ms` the process stands still again and again, for up to `arg` ms; with an odd `arg`
+    its blocking work begins up to `arg` ms late instead. The simulator only."""
     # Clocks.
     CLOCK_JUMP = "clock_jump"
     """The date moves by `arg` ms, for good; durations do not."""
@@ -115,6 +121,8 @@ class Kind(StrEnum):
     # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"
     """Target is a number, or ``all``."""
+    NAMESRV_LOSS = "namesrv_loss"
+    """Frames between the NameServers and all others are lost, `arg` per mille of them."""
     CLIENT_KILL = "client_kill"
     """All producers and consumers, or all readers, in the middle of what they do."""
     MID_SEND_KILL = "mid_send_kill"
@@ -145,6 +153,9 @@ ASKED_FOR: Final = frozenset(
         Kind.CLOCK_YEARS,
         Kind.CHANGE_WITHOUT_MINORITY,
         Kind.BAD_SECTOR,
+        Kind.LYING_FLUSH,
+        Kind.STALL,
+        Kind.NAMESRV_LOSS,
     }
 )
 """Kinds that are drawn only where they are asked for by name: the plans of seeds stay as they
@@ -291,6 +302,7 @@ class Plan(msgspec.Struct, frozen=True):
         name_servers: NameServers.
         workload: What clients do.
         settings: How brokers are configured.
+        modes: Names of `jepsen_like.plans.modes`.
         note: For people: what it once showed.
         version: Of this format.
     """
@@ -304,6 +316,7 @@ class Plan(msgspec.Struct, frozen=True):
     settings: Settings = Settings()
     note: str = ""
     version: int = PLAN_VERSION
+    modes: tuple[str, ...] = ()
 
     def with_steps(self, steps: tuple[Step, ...]) -> Plan:
         """Return the plan with other steps."""
@@ -328,6 +341,8 @@ def encode_plan(plan: Plan) -> str:
     steps = ",\n    ".join(msgspec.json.encode(step).decode() for step in plan.steps)
     rest: dict[str, Any] = msgspec.to_builtins(plan)
     del rest["steps"]
+    if not plan.modes:
+        del rest["modes"]
     for name in LATER_FIELDS:
         if not rest["workload"][name]:
             del rest["workload"][name]

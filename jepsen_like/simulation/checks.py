@@ -110,17 +110,17 @@ class Checks:
                 self.after_step(node, group)
 
         raft.owner.on_settled = on_settled
-        apply = group.store.apply
+        apply_next = group.store.apply_next
 
-        def apply_and_look(index: int) -> Applied:
-            result = apply(index)
+        def apply_and_look(last: int) -> Applied:
+            result = apply_next(last)
             if node.group is group:
                 world.floors.applied(node, group, result)
                 world.store_time.applied(node, group, result)
                 world.reference.feed(node, group)
             return result
 
-        group.store.apply = apply_and_look  # type: ignore[method-assign]
+        group.store.apply_next = apply_and_look  # type: ignore[method-assign]
         group.on_role_change.append(lambda: self.role_changed(node, group))
         group.on_applied.append(lambda _touched: self.applied(node, group))
 

@@ -355,6 +355,25 @@ class Node:
         self._note(Event.DISK_FAULT, 4, len(found))
         return found
 
+    def lie_about_flushes(self, *, lies: bool) -> None:
+        """Let a power cut undo the flushes of the log from now on; false ends that."""
+        self.disk.lie(lies=lies)
+        self._note(Event.DISK_FAULT, 8, int(lies))
+
+    def undo_lied_flushes(self) -> int:
+        """Lose by chance what these flushes wrote; the machine is down. Return sectors."""
+        undone = self.disk.undo_lies()
+        self.is_trusted = False
+        self.harmed_s = self.world.elapsed_s
+        self.world.sometimes["flushes_undone"] += undone
+        self._note(Event.DISK_FAULT, 10, undone)
+        return undone
+
+    def begin_work_late(self, by_s: float) -> None:
+        """Let blocking work begin up to *by_s* late; 0 heals."""
+        self.disk.late_s = by_s
+        self._note(Event.DISK_FAULT, 9, int(by_s * 1000))
+
     def spoil_sectors(self, sectors: int) -> list[tuple[str, int]]:
         """Let reads of sectors of the log, or of what is made from it, fail; return where."""
         found = self.disk.spoil_sectors(sectors, self._marked_end())
@@ -536,6 +555,11 @@ class BrokerNode(Node):
         if group is not None:
             self.spoiled = (self.incarnation, group.scrub.passes)
         return super().spoil_sectors(sectors)
+
+    def undo_lied_flushes(self) -> int:
+        """Lose by chance what these flushes wrote; the machine is down. Return sectors."""
+        self.shown_commit = 0
+        return super().undo_lied_flushes()
 
     def tear_tail(self, size_bytes: int) -> tuple[str, int] | None:
         """Write over the log's newest bytes above the commit mark; return where."""

@@ -20,10 +20,13 @@ from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
+from jepsen_like.plans.modes import SETTING_MODES
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.plans.promised import SIMULATED_SLACK_NS, clock_error_ns, merge_for, promised
 from jepsen_like.simulation.minority_away import go_on_without
 from jepsen_like.simulation.node import ClientNode
+from jepsen_like.simulation.side_work import NAME as SIDE_MACHINE
+from jepsen_like.simulation.side_work import SideWork
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
 from jepsen_like.simulation.stall import StallWatch
 from jepsen_like.simulation.world import Violation as Broken
@@ -187,6 +190,11 @@ class _Run:
         if self.plan.workload.push_members:
             self.push_group = PushGroup(clients, self.plan, _installed_in(world))
             world.nursery.start_soon(self.push_group.run)
+        side = SideWork(world, self.plan)
+        if side.is_needed:
+            await world.client(SIDE_MACHINE).run(side.run)
+        for mode in SETTING_MODES:
+            world.sometimes[f"mode_{mode}"] += mode in self.plan.modes
         nemesis = self.nemesis = Nemesis(SimGround(world, clients), self.plan, self._note_act)
         await nemesis.run()
         clients.release_consumers()
@@ -211,6 +219,8 @@ class _Run:
             while not await self.nemesis.add_missing():
                 await world.sleep(1.0)
         with trio.move_on_after(SETTLED_WITHIN_S):
+            if SIDE_MACHINE in world.clients:
+                world.clients[SIDE_MACHINE].kill()
             await clients.finish()
             await self._wait_for_delayed(world)
             await self._wait_for_transactions(world)

@@ -56,6 +56,7 @@ class SimDisk:
     Attributes:
         capacity_bytes: None means no limit.
         delay_s: What every flush takes on top.
+        late_s: How late work begins at most.
         flush_failures: How many of the next flushes fail and lose their pages.
         observe: Told of every act with its kind, path, offset and size, before it has an effect; a
             write after it. The node may be killed from there.
@@ -72,6 +73,8 @@ class SimDisk:
         self.capacity_bytes: int | None = None
         self.used_bytes = 0
         self.delay_s = 0.0
+        self.late_s = 0.0
+        self._lied: dict[Inode, dict[int, bytes]] | None = None
         self.flush_failures = 0
         self.observe: Callable[[str, str, int, int], None] = _nobody
         self.torn_sectors = 0
@@ -122,6 +125,26 @@ class SimDisk:
         inode.undo.clear()
         inode.lost.clear()
         return gone_for_good
+
+    def lie(self, *, lies: bool) -> None:
+        """Remember, or forget, what flushes of the log have replaced on the platter."""
+        self._lied = {} if lies else None
+
+    def undo_lies(self) -> int:
+        """Put back, by chance, sectors whose flush was none; return how many."""
+        undone = 0
+        for inode, sectors in (self._lied or {}).items():
+            keep = self.rng.random()
+            gone = {at: old for at, old in sectors.items() if self.rng.random() >= keep}
+            inode.put_back(gone)
+            undone += len(gone)
+        self._lied = None
+        return undone
+
+    def note_flushed(self, path: str, inode: Inode) -> None:
+        """Remember what a flush of a segment replaces while the disk lies."""
+        if self._lied is not None and SEGMENTS in path:
+            self._lied[inode] = {**inode.undo, **self._lied.get(inode, {})}
 
     def wipe(self) -> None:
         """Lose everything, as with a new disk."""
@@ -391,6 +414,11 @@ class Mount:
         """What a flush takes on top at this moment."""
         return self.disk.delay_s
 
+    @property
+    def late_s(self) -> float:
+        """How late work begins at most."""
+        return self.disk.late_s
+
     # -- work that takes time --------------------------------------------------------------
 
     def take_off(self) -> Flight:
@@ -429,6 +457,7 @@ class Mount:
         disk.observe("flush", path, 0, len(undo))
         if self.is_gone:
             return
+        disk.note_flushed(path, inode)
         for sector in undo if inode.lost else ():
             inode.lost.pop(sector, None)  # written again, and now whole
         self._under_way(FlushedFile(inode, undo))

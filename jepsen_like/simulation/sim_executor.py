@@ -39,6 +39,8 @@ class SimExecutor:
     async def run(self, work: Callable[[], T], *, kind: str) -> T:
         """Run *work*, let the disk's time pass, and return its result; errors pass through."""
         mount = self._mount
+        if mount.late_s:
+            await self._clock.wait(mount.late_s * self._rng.random())
         if kind in SEEN_EARLY:
             await self._disk_time()
             return work()
@@ -59,7 +61,8 @@ class SimExecutor:
 
     def runs_inline(self, kind: str) -> bool:
         """Toss a coin while the disk is healthy; a slow one is never waited for inline."""
-        return not self._mount.delay_s and self._rng.random() < INLINE_CHANCE
+        mount = self._mount
+        return not (mount.delay_s or mount.late_s) and self._rng.random() < INLINE_CHANCE
 
     def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
         """Run *work* in no time at all."""

@@ -146,6 +146,18 @@ class SimMember(SimMachine):
         found = self._broker.tear_tail(size_bytes)
         return "" if found is None else f"{posixpath.basename(found[0])}@{found[1]}"
 
+    async def lie_about_flushes(self, *, lies: bool) -> None:
+        """Let flushes of the log make nothing durable."""
+        self._broker.lie_about_flushes(lies=lies)
+
+    async def undo_lied_flushes(self) -> str:
+        """Lose what such flushes wrote."""
+        return f"{self._broker.undo_lied_flushes()} sectors"
+
+    async def begin_work_late(self, by_s: float) -> None:
+        """Let blocking work begin late."""
+        self._broker.begin_work_late(by_s)
+
     async def limit_files(self, spare: int | None) -> str:
         """There are no descriptors here."""
         raise CannotBeDone(NO_DESCRIPTORS)

@@ -93,4 +93,5 @@ class Steadiness:
 
 def _has_a_good_disk(node: Node) -> bool:
     disk = node.disk
-    return not disk.delay_s and disk.capacity_bytes is None and not disk.flush_failures
+    harmed = disk.delay_s or disk.late_s or disk.flush_failures
+    return not harmed and disk.capacity_bytes is None

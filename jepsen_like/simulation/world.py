@@ -308,6 +308,7 @@ class World:
                     self.network.cut(other, name)
         for node in self.nodes.values():
             node.slow_disk(0.0)
+            node.begin_work_late(0.0)
             node.fail_flushes(0)
             node.fill_disk(None)
             node.resume()

@@ -1,0 +1,241 @@
+"""Work beside the workload, on topics of its own: what its answers hold is compared at once.
+
+One machine does all of it. The topics are no part of the history; what was acknowledged there is
+kept here, and an answer that contradicts it, or the reference replica, ends the run with the
+violation ``side_work``. What fails under faults is tried again by the next turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from client.admin.admin import Admin
+from client.admin.messages import MessageQueries
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError, OffsetIllegalError
+from client.core.message import Message
+from client.core.message_ext import MessageExt
+from client.core.route import MessageQueue
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
+from commitlog.errors import MQError
+from jepsen_like.plans.modes import SIDE_MODES
+from jepsen_like.plans.plan import Plan
+from jepsen_like.seeded_rng import rng_stream
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.headers import UpdateConsumerOffsetHeader
+
+if TYPE_CHECKING:
+    from jepsen_like.simulation.node import ClientNode
+    from jepsen_like.simulation.world import World
+
+NAME: Final = "side"
+"""Of the machine, its producers and its consumer group."""
+
+TOPIC: Final = "side"
+DELETED_TOPIC: Final = "side-deleted"
+BROKER: Final = "sim"
+
+PAUSE_S: Final = 15.0
+"""Mean pause between two turns."""
+
+KEPT_MAX: Final = 200
+"""Newest acknowledged messages that are asked for."""
+
+COMPRESS_OVER_BYTES: Final = 256
+BODY_BYTES: Final = (8, 300, 4_000, 12_000)
+TURN_S: Final = 10.0
+
+LIVE_SETTINGS: Final = (
+    ("longPollingEnable", ("true", "false")),
+    ("shortPollingTimeMills", ("10", "1000", "5000")),
+    ("flushConsumerOffsetInterval", ("10", "1000", "5000")),
+    ("slaveReadEnable", ("true",)),
+    ("transactionCheckInterval", ()),
+)
+"""Keys and values that no law of a workload depends on; without a value the key is only read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A message of `TOPIC` that is stored."""
+
+    key: str
+    queue: MessageQueue
+    offset: int
+    body: bytes
+
+
+class SideWork:
+    """The work of the side modes of one plan."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world = world
+        self._modes = [name for name in SIDE_MODES if name in plan.modes]
+        self._rng = rng_stream(plan.seed, "side work")
+        self._kept: list[Acknowledged] = []
+        self._committed: dict[int, set[int]] = {}
+        self._sent = 0
+        self._generation = 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the plan has a mode of this kind."""
+        return bool(self._modes)
+
+    async def run(self, node: ClientNode) -> None:
+        """Work until the machine ends; the program of a client machine."""
+        instance = node.instance
+        assert instance is not None
+        compress = COMPRESS_OVER_BYTES if "compression" in self._modes else None
+        config = ProducerConfig(send_timeout_s=TURN_S, compress_over_bytes=compress)
+        members = "follower_reads" in self._modes
+        async with (
+            Producer(instance, NAME, config) as producer,
+            PullConsumer(instance, NAME, follower_reads=members) as consumer,
+        ):
+            while True:
+                await self._world.sleep(self._rng.expovariate(1.0 / PAUSE_S))
+                mode = self._rng.choice(self._modes)
+                try:
+                    await self._send(producer)
+                    if await self._turn(mode, instance, producer, consumer):
+                        self._world.sometimes[f"mode_{mode}"] += 1
+                except (ClientError, MQError):
+                    self._world.sometimes["side_work_failed"] += 1
+
+    async def _turn(
+        self,
+        mode: str,
+        instance: ClientInstance,
+        producer: Producer,
+        consumer: PullConsumer,
+    ) -> bool:
+        """Do one turn of a mode; return whether it was done to its end."""
+        if mode == "live_settings":
+            return await self._change_settings(instance)
+        if mode == "topic_deletion":
+            return await self._delete_topic(instance, producer, consumer)
+        if not self._kept:
+            return False
+        wanted = self._kept[self._rng.randrange(len(self._kept))]
+        if mode == "key_queries":
+            return await self._query(instance, wanted)
+        if mode == "old_commits":
+            return await self._commit(instance, consumer, wanted)
+        if mode == "searches":
+            return await self._search(consumer, wanted)
+        return await self._read(consumer, wanted)
+
+    async def _send(self, producer: Producer) -> None:
+        self._sent += 1
+        key = f"side-{self._sent}"
+        body = key.encode().ljust(self._rng.choice(BODY_BYTES), b"z")
+        result = await producer.send(Message(TOPIC, body, keys=key))
+        self._kept.append(Acknowledged(key, result.message_queue, result.queue_offset, body))
+        del self._kept[:-KEPT_MAX]
+
+    def _is_kept(self, wanted: Acknowledged) -> bool:
+        """Whether retention has left a message, in the newest tables there are."""
+        tables = self._world.reference.tables
+        bounds = None if tables is None else tables.queues.get((TOPIC, wanted.queue.queue_id))
+        return bounds is not None and bounds.min_offset <= wanted.offset
+
+    async def _read(self, consumer: PullConsumer, wanted: Acknowledged) -> bool:
+        try:
+            result = await consumer.pull(wanted.queue, wanted.offset, timeout_s=0.0)
+        except OffsetIllegalError:
+            if self._is_kept(wanted):
+                self._contradicts(f"{wanted.key} is acknowledged, and its offset is refused")
+            return False
+        if not result.messages:
+            if self._is_kept(wanted):
+                self._contradicts(f"{wanted.key} is acknowledged, and nothing is there")
+            return False
+        self._compare(wanted, result.messages[0])
+        units = self._world.reference.units(TOPIC, wanted.queue.queue_id)
+        for message in result.messages:
+            if message.phy_offset != int(units[message.queue_offset]["phy_offset"]):
+                self._contradicts(f"{message.queue_offset} of {wanted.queue} is another message")
+        return True
+
+    async def _query(self, instance: ClientInstance, wanted: Acknowledged) -> bool:
+        found = await MessageQueries(instance).query_messages(TOPIC, wanted.key)
+        at = [message for message in found if message.queue_offset == wanted.offset]
+        behind = any(
+            node.group is None or node.group.key_index.is_behind
+            for node in self._world.brokers.values()
+        )
+        if not at and self._is_kept(wanted) and not behind:
+            self._contradicts(f"{wanted.key} is acknowledged, and its key is not found")
+        for message in at:
+            self._compare(wanted, message)
+        return bool(at)
+
+    async def _search(self, consumer: PullConsumer, wanted: Acknowledged) -> bool:
+        result = await consumer.pull(wanted.queue, wanted.offset, timeout_s=0.0)
+        if not result.messages:
+            return False
+        at_ms = result.messages[0].store_timestamp_ms
+        first = await consumer.search_offset(wanted.queue, at_ms)
+        last = await consumer.search_offset(wanted.queue, at_ms, upper=True)
+        if self._is_kept(wanted) and not first <= wanted.offset <= last:
+            self._contradicts(f"{wanted.key} at {at_ms} is searched between {first} and {last}")
+        return True
+
+    async def _commit(
+        self, instance: ClientInstance, consumer: PullConsumer, wanted: Acknowledged
+    ) -> bool:
+        """Commit as old clients do; what is stored later is one of what was committed."""
+        queue, leader = wanted.queue, instance.leaders.address(BROKER)
+        if leader is None:
+            return False
+        tried = self._committed.setdefault(queue.queue_id, set())
+        tried.add(wanted.offset)
+        header = UpdateConsumerOffsetHeader(NAME, TOPIC, queue.queue_id, wanted.offset)
+        await instance.ask(
+            leader, RequestCode.UPDATE_CONSUMER_OFFSET, dict(header.encode()), timeout_s=TURN_S
+        )
+        stored = await consumer.committed_offset(queue)
+        if stored is not None and stored not in tried:
+            self._contradicts(f"{queue} has {stored} committed, which no client committed")
+        return True
+
+    async def _change_settings(self, instance: ClientInstance) -> bool:
+        key, values = self._rng.choice(LIVE_SETTINGS)
+        addresses = [node.endpoint for node in self._world.brokers.values() if node.is_up]
+        address = self._rng.choice(addresses) if addresses else None
+        if address is None:
+            return False
+        if values:
+            body = f"{key}={self._rng.choice(values)}\n".encode()
+            await instance.ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
+        answer = await instance.ask(address, RequestCode.GET_BROKER_CONFIG)
+        if answer.code == 0 and key not in bytes(answer.body).decode():
+            self._contradicts(f"{address} has no {key}")
+        return answer.code == 0
+
+    async def _delete_topic(
+        self, instance: ClientInstance, producer: Producer, consumer: PullConsumer
+    ) -> bool:
+        """Delete a topic, create it again, and read what is sent to the new one."""
+        admin = Admin(instance)
+        if self._generation:
+            await admin.delete_topic(DELETED_TOPIC)
+        await admin.create_topic(DELETED_TOPIC, queue_nums=2)
+        self._generation += 1
+        body = f"generation {self._generation}".encode()
+        result = await producer.send(Message(DELETED_TOPIC, body))
+        read = await consumer.pull(result.message_queue, result.queue_offset, timeout_s=0.0)
+        if read.messages and read.messages[0].body != body:
+            self._contradicts(f"{result} holds {read.messages[0].body[:40]!r}, not {body!r}")
+        return bool(read.messages)
+
+    def _compare(self, wanted: Acknowledged, message: MessageExt) -> None:
+        if message.body != wanted.body or message.keys != wanted.key:
+            self._contradicts(f"{wanted.key} has {len(wanted.body)} bytes; read was {message}")
+
+    def _contradicts(self, text: str) -> None:
+        self._world.violate("side_work", text)
