@@ -51,13 +51,13 @@ def test_a_body_that_is_not_what_was_sent_is_found(monkeypatch: pytest.MonkeyPat
     assert broken(played) == {"side_work"}
 
 
-def test_a_search_that_ends_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_goes_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     search = offsets.search_offset
 
-    def too_early(*place: Any, upper: bool) -> int:
-        return 0 if upper else search(*place, upper=upper)
+    def too_far(*place: Any, upper: bool) -> int:
+        return search(*place, upper=upper) + 1
 
-    monkeypatch.setattr(offsets, "search_offset", too_early)
+    monkeypatch.setattr(offsets, "search_offset", too_far)
     assert broken(play(_only("searches"))) == {"side_work"}
 
 
