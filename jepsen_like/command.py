@@ -169,7 +169,10 @@ async def soak(
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",
 ) -> int:
-    """Play drawn plans for a time. Exit status 1 when a violation was found."""
+    """Play drawn plans for a time.
+
+    Exit status 1 when a violation was found, or a checker had nothing to judge.
+    """
     if minutes <= 0 or jobs < 1:
         raise CliError("--minutes and --jobs are positive", exit_code=ExitCode.USAGE)
     totals, novelty = Totals(), Novelty()
@@ -211,7 +214,9 @@ async def soak(
         await _keep_apart(report, order, keep)
     if missing:
         note(f"seen less than {at_least} times: {missing}")
-    if totals.failed or missing or totals.undecided:
+    if totals.without_verdict:
+        note(f"without a verdict: {', '.join(totals.without_verdict)}")
+    if totals.failed or missing or totals.undecided or totals.without_verdict:
         return ExitCode.FAILED
     return ExitCode.OK
 

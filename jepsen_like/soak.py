@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from jepsen_like.checkers import consumer_offsets, polls, queue_log, replicas, total_queue
 from jepsen_like.plans.draw import SIMULATED
 from jepsen_like.plans.modes import COUNTERS, STEP_MODES
 from jepsen_like.worker import Order, Report
@@ -38,6 +39,15 @@ SOMETIMES: Final = (
 )
 """What must really have happened in a long run, or it has proved little."""
 
+SOAK_CHECKERS: Final = (
+    queue_log.NAME,
+    consumer_offsets.NAME,
+    polls.NAME,
+    replicas.NAME,
+    total_queue.NAME,
+)
+"""Checkers that have something to judge in a soak: without a verdict of each it failed."""
+
 LINE_BYTES_MAX: Final = 1 << 20
 """One report; longer ones are a fault of the worker."""
 
@@ -48,6 +58,7 @@ class Totals:
 
     Attributes:
         seeds: Plans played.
+        verdicts: By checker, in how many plans it was valid or invalid.
         failed: Reports of seeds that showed a violation.
     """
 
@@ -57,6 +68,7 @@ class Totals:
     operations: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     sometimes: Counter[str] = field(default_factory=Counter)
+    verdicts: Counter[str] = field(default_factory=Counter)
     failed: list[Report] = field(default_factory=list)
     undecided: int = 0
 
@@ -68,6 +80,7 @@ class Totals:
         self.operations.update(report.operations)
         self.faults.update(report.faults)
         self.sometimes.update(report.sometimes)
+        self.verdicts.update(set(report.checked))
         if report.validity == "invalid":
             self.failed.append(report)
         elif report.validity != "valid":
@@ -88,6 +101,11 @@ class Totals:
         names = [kind.value for kind in kinds if not self.faults[kind.value]]
         return sorted([*names, *(name for name in COUNTERS if not self.sometimes[name])])
 
+    @property
+    def without_verdict(self) -> list[str]:
+        """The checkers of a soak that have judged nothing."""
+        return [name for name in SOAK_CHECKERS if not self.verdicts[name]]
+
     def as_json(self) -> dict[str, Any]:
         """Return what programs are told."""
         violations: list[dict[str, Any]] = []
@@ -105,6 +123,7 @@ class Totals:
                 **dict.fromkeys(SOMETIMES, 0),
                 **dict(sorted(self.sometimes.items())),
             },
+            "verdicts": {**dict.fromkeys(SOAK_CHECKERS, 0), **dict(sorted(self.verdicts.items()))},
             "operations": dict(sorted(self.operations.items())),
             "faults": dict(sorted(self.faults.items())),
             "never_drawn": self.never_drawn(),

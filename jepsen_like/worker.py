@@ -79,6 +79,7 @@ class Report(msgspec.Struct):
 
     Attributes:
         preset: The workload that was played; empty: the one of the order.
+        checked: Checkers that gave a verdict.
     """
 
     seed: int
@@ -92,6 +93,7 @@ class Report(msgspec.Struct):
     sometimes: dict[str, int]
     reason: str = ""
     preset: str = ""
+    checked: list[str] = []
 
 
 def plan_of(seed: int, order: Order) -> Plan:
@@ -156,6 +158,7 @@ def report_of(seed: int, played: Played, cpu_s: float) -> Report:
         dict(played.faults),
         dict(played.sometimes),
         played.verdict.reason,
+        checked=[one.checker for one in played.verdicts if one.validity != "unknown"],
     )
 
 

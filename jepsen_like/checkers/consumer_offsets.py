@@ -4,9 +4,11 @@ A commit overwrites: RocketMQ's operators reset offsets, so an older offset may 
 With every committed value unique the register is decided by zones: a zone reaches from the
 earliest return to the latest call among a commit and the reads that saw it. Linearizable iff no
 read precedes its commit, no two forward zones overlap, and no backward zone lies inside a forward
-one.
+one. Where an offset was committed twice, every order is tried, call by call and return by return;
+more of them than `ORDERS_MAX` leave the slot undecided.
 
-Equal stamps overlap. One-way commits have no reply: they are unknown, always.
+Equal stamps overlap. One-way commits have no reply: they are unknown, always; a return of an
+unknown commit proves nothing.
 
 Columns decide which slots are registers; a slot that is none is judged again, row by row, by what
 names the violation.
@@ -35,7 +37,9 @@ NEVER_COMMITTED: Final = "offset nobody committed"
 ABORTED_COMMIT: Final = "aborted commit read"
 BEFORE_COMMIT: Final = "offset read before its commit"
 WENT_BACK: Final = "committed offset went back"
-NOT_UNIQUE: Final = "offset committed twice"
+
+ORDERS_MAX: Final = 20_000
+"""Orders of overlapping operations that one slot is looked through for, at any instant."""
 
 _MINUS: Final = -(1 << 63)
 INITIAL: Final = NOTHING
@@ -79,13 +83,14 @@ def check_table(rows: Any) -> Verdict:
     ]
     again = np.concatenate([np.zeros(0, dtype=np.int64), *wrong])
     named = check_history(operations_of(rows.take(pa.array(again)), OBS.empty_table()))
+    undecided = named.validity == "unknown" and named.counts["reads"] > 0
     read = (columns["f"] == F.FETCH_COMMIT) & (columns["outcome"] == Outcome.OK)
     counts = {
         "slots": len(parts),
         "commits": int(np.count_nonzero(columns["f"] == F.COMMIT)),
         "reads": int(np.count_nonzero(read)),
     }
-    if named.violations or not counts["reads"]:
+    if named.violations or undecided or not counts["reads"]:
         return msgspec.structs.replace(named, counts=counts)
     return Verdict(NAME, "valid", (), counts)
 
@@ -108,7 +113,8 @@ def is_register(slot: Columns) -> bool:
     first = np.array([INITIAL])
     value = np.concatenate((first, off[commits]))
     call = np.concatenate((np.array([_MINUS]), slot["call_ns"][commits]))
-    ret = np.concatenate((np.array([_MINUS]), slot["ret_ns"][commits]))
+    returned = np.where(outcome[commits] == Outcome.OK, slot["ret_ns"][commits], NEVER)
+    ret = np.concatenate((np.array([_MINUS]), returned))
     if (value[1:] <= value[:-1]).any():
         return False
     current = (outcome == Outcome.OK) & (slot["level"] == Level.LINEARIZABLE)
@@ -151,20 +157,46 @@ def check_history(operations: Iterable[Operation]) -> Verdict:
     """Return the verdict over every (group, queue) of a history."""
     violations: list[Violation] = []
     reads = commits = 0
+    undecided: list[str] = []
     slots = by_slot(operations)
     for (group, topic, queue), rows in sorted(slots.items()):
         reads += sum(op.f == F.FETCH_COMMIT and op.outcome == Outcome.OK for op in rows)
         commits += sum(op.f == F.COMMIT for op in rows)
-        violations += check_register(rows, f"{group}@{topic}/{queue}")
+        subject = f"{group}@{topic}/{queue}"
+        try:
+            violations += check_register(rows, subject)
+        except TooManyOrdersError:
+            undecided.append(subject)
     counts = {"slots": len(slots), "commits": commits, "reads": reads}
-    return judge(NAME, violations, counts, looked_at=reads)
+    verdict = judge(NAME, violations, counts, looked_at=reads)
+    if verdict.is_valid and undecided:
+        reason = f"{len(undecided)} slots have too many commits of one offset, {undecided[0]} first"
+        return Verdict(NAME, "unknown", (), counts, reason)
+    return verdict
+
+
+class TooManyOrdersError(Exception):
+    """Too many operations of one slot overlap for all their orders to be tried."""
 
 
 def check_register(operations: Iterable[Operation], subject: str = "") -> list[Violation]:
-    """Return the violations of one register; values of commits must be unique."""
-    clusters, found = _clusters(operations, subject)
+    """Return the violations of one register.
+
+    Raises:
+        TooManyOrdersError: An offset was committed twice, and too much overlaps.
+    """
+    rows = [
+        msgspec.structs.replace(op, ret_ns=NEVER)
+        if op.f == F.COMMIT and op.outcome == Outcome.INFO and op.ret_ns != NEVER
+        else op
+        for op in operations
+    ]
+    clusters, found = _clusters(rows, subject)
     if found:
         return found
+    commits = [op.off for op in rows if op.f == F.COMMIT and op.outcome != Outcome.FAIL]
+    if len({INITIAL, *commits}) <= len(commits):
+        return _check_orders(rows, subject)
     forward: list[_Cluster] = []
     backward: list[_Cluster] = []
     for cluster in clusters.values():
@@ -188,6 +220,69 @@ def check_register(operations: Iterable[Operation], subject: str = "") -> list[V
     return _check_zones(forward, backward, subject)
 
 
+def _check_orders(rows: list[Operation], subject: str) -> list[Violation]:
+    """Return the first read or commit that no order of what overlaps explains.
+
+    Kept are the pairs of what may be done and the offset that may be committed then. A return
+    leaves those that have done the operation; each is done as late as possible.
+    """
+    live = [
+        op
+        for op in rows
+        if (op.outcome == Outcome.OK and (op.f == F.COMMIT or op.level == Level.LINEARIZABLE))
+        or (op.f == F.COMMIT and op.outcome == Outcome.INFO)
+    ]
+    instants = [(op.call_ns, 0, at) for at, op in enumerate(live)]
+    instants += [(op.ret_ns, 1, at) for at, op in enumerate(live) if op.outcome == Outcome.OK]
+    states: set[tuple[frozenset[int], int]] = {(frozenset(), INITIAL)}
+    is_open: dict[int, Operation] = {}
+    last: dict[int, int] = {}
+    for _, is_return, at in sorted(instants):
+        op = live[at]
+        if not is_return:
+            is_open[at] = op
+            continue
+        states = _after(states, is_open, at)
+        if not states:
+            witnesses = tuple(dict.fromkeys((*(last.values()), op.op_id)))[-3:]
+            text = f"no order explains offset {_shown(op.off)}: it follows {_shown_all(last)}"
+            return [Violation(WENT_BACK, subject, text, witnesses, at_ns=op.ret_ns)]
+        del is_open[at]
+        states = {(done - {at}, value) for done, value in states}
+        last = {value: last.get(value, op.op_id) for _, value in sorted(states, key=_value)}
+    return []
+
+
+def _value(state: tuple[frozenset[int], int]) -> int:
+    return state[1]
+
+
+def _shown_all(values: Iterable[int]) -> str:
+    return " or ".join(_shown(value) for value in sorted(values)) or "nothing"
+
+
+def _after(
+    states: set[tuple[frozenset[int], int]], is_open: dict[int, Operation], wanted: int
+) -> set[tuple[frozenset[int], int]]:
+    """Return the states in which *wanted* is done."""
+    met, left, found = set(states), list(states), set[tuple[frozenset[int], int]]()
+    while left:
+        done, value = left.pop()
+        if wanted in done:
+            found.add((done, value))
+            continue
+        for at, op in is_open.items():
+            if at in done or (op.f == F.FETCH_COMMIT and op.off != value):
+                continue
+            state = (done | {at}, op.off)
+            if state not in met:
+                met.add(state)
+                left.append(state)
+        if len(met) > ORDERS_MAX:
+            raise TooManyOrdersError
+    return found
+
+
 def _clusters(
     operations: Iterable[Operation], subject: str
 ) -> tuple[dict[int, _Cluster], list[Violation]]:
@@ -203,12 +298,7 @@ def _clusters(
             failed[op.off] = op
             continue
         if op.off in clusters:
-            before = clusters[op.off].commit
-            witnesses = (op.op_id,) if before is None else (before.op_id, op.op_id)
-            found.append(
-                Violation(NOT_UNIQUE, subject, f"offset {op.off} cannot be told apart", witnesses)
-            )
-            continue
+            continue  # two that are alike: every order is tried
         cluster = clusters[op.off] = _Cluster(op.off, op)
         cluster.take(op)
     for op in rows:

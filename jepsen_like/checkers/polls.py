@@ -2,7 +2,8 @@
 
 A `PULL` with a group is a poll of an assigned consumer; pulls at freely chosen offsets have none.
 Each poll begins where the process's poll before ended, or at an offset it has fetched since. A
-consumer that has fetched nothing, or found nothing committed, may begin anywhere. A poll that found
+consumer that has not polled yet may begin anywhere, unless it fetched an offset to go on there (the
+row of such a fetch has a `cnt` of 1) and found one. A poll that found
 its offset out of range goes on at the bound in the answer. Polls of one process that overlap have
 no order and prove nothing, neither do unknown ones: a process that saw one is retired.
 
@@ -59,7 +60,10 @@ def check_history(operations: Iterable[Operation]) -> Verdict:
             at.busy_until_ns = max(at.busy_until_ns, op.ret_ns)
             continue
         if op.f == F.FETCH_COMMIT:
-            at.offsets = at.offsets | {op.off} if op.off != NOTHING else set()
+            if op.off == NOTHING:
+                at.offsets = set()
+            elif at.offsets or op.cnt:
+                at.offsets = at.offsets | {op.off}
         else:
             if at.offsets and op.off not in at.offsets:
                 is_skip = op.off > max(at.offsets)

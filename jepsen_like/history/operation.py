@@ -91,7 +91,7 @@ class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
         topic: Topic, or an empty string.
         queue: Queue id.
         off: Offset returned by a send, asked for by a pull, committed or fetched.
-        cnt: Messages a pull found.
+        cnt: Messages a pull found; 1 of a fetched offset at which its consumer goes on.
         max_off: One past the last offset, as the answer says it.
         min_off: First offset kept, as the answer says it.
         value: What a send sent; in all rows of a transaction, what its half message holds.

@@ -379,10 +379,15 @@ class WorkloadClients:
         queue: MessageQueue,
         offset: int,
         wait_s: float = 0.0,
+        group: str = "",
     ) -> tuple[Operation, int]:
-        """Pull at an offset; return the row and where to go on."""
+        """Pull at an offset; return the row and where to go on.
+
+        Args:
+            group: Of a consumer that goes on where it was; none of one that pulls anywhere.
+        """
         op = self.begin(process, F.PULL, queue)
-        op.off = offset
+        op.off, op.group = offset, group
         try:
             result = await consumer.pull(
                 queue, offset, max_messages=PULL_MESSAGES, timeout_s=wait_s

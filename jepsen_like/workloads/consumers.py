@@ -166,12 +166,16 @@ class Consumers:
         if chance < 0.35:
             op = await clients.fetch_commit(consumer, process, queue)
             if op.outcome == Outcome.OK and rng.random() < 0.2:
-                offsets[queue] = max(op.off, 0)  # begins again where it committed
+                op.cnt, offsets[queue] = 1, max(op.off, 0)  # begins again where it committed
             return op
         wait_s = rng.choice((0.0, 0.0, 2.0))
-        op, then = await clients.pull(consumer, process, queue, offsets[queue], wait_s)
+        op, then = await clients.pull(
+            consumer, process, queue, offsets[queue], wait_s, consumer.group
+        )
         if op.cnt > 1 and then > tried[queue] and clients.is_awaited(Moment.HALF_A_BATCH):
-            then = offsets[queue] + op.cnt // 2
+            op.cnt //= 2
+            op.values = op.values[: op.cnt]  # the rest it never saw
+            then = offsets[queue] + op.cnt
             clients.arrive(Moment.HALF_A_BATCH)
         offsets[queue] = then
         return op

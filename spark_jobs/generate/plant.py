@@ -226,14 +226,6 @@ def _committed_back(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
     return (int(ops["op_id"][fetch]),)
 
 
-def _not_unique(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
-    commits, unread = block.rows(F.COMMIT), _unread_commits(block)
-    other = _pick(rng, unread, "commit that was not read")
-    one = _pick(rng, commits[commits != other], "second commit")
-    block.ops["off"][other] = block.ops["off"][one]
-    return int(block.ops["op_id"][one]), int(block.ops["op_id"][other])
-
-
 PLANTERS: Final[dict[str, Planter]] = {
     queue_log.STALE_READ: Planter(queue_log.NAME, _miss(after_send=True)),
     queue_log.NON_MONOTONIC: Planter(queue_log.NAME, _miss(after_send=False)),
@@ -251,7 +243,6 @@ PLANTERS: Final[dict[str, Planter]] = {
     consumer_offsets.ABORTED_COMMIT: Planter(consumer_offsets.NAME, _aborted_commit),
     consumer_offsets.BEFORE_COMMIT: Planter(consumer_offsets.NAME, _before_commit),
     consumer_offsets.WENT_BACK: Planter(consumer_offsets.NAME, _committed_back),
-    consumer_offsets.NOT_UNIQUE: Planter(consumer_offsets.NAME, _not_unique),
 }
 
 

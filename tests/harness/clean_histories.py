@@ -265,6 +265,7 @@ class World:
             op = self.row(F.FETCH_COMMIT, Outcome.OK, after=poller.idle_ns + 1, queue=queue)
             op.off = poller.committed
             if poller.position == NOTHING or (op.off != NOTHING and chance < 0.1):
+                op.cnt = 1
                 poller.position = op.off if op.off != NOTHING else self.low[queue]
         elif poller.position > poller.committed and chance < 0.4:
             op = self.row(F.COMMIT, Outcome.OK, after=poller.idle_ns + 1, queue=queue)

@@ -7,8 +7,14 @@ import random
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
 
 
-def random_history(rng: random.Random, size_max: int) -> list[Operation]:
-    """Return a history that really happened to a register, or nearly."""
+def random_history(
+    rng: random.Random, size_max: int, *, offsets: int | None = None
+) -> list[Operation]:
+    """Return a history that really happened to a register, or nearly.
+
+    Args:
+        offsets: Commits take one of this many; None: each one of its own.
+    """
     operations: list[Operation] = []
     now, span, lag = -1, rng.choice((4, 8, 14)), rng.choice((0, 1, 3, 6))
     size = rng.randint(2, size_max)
@@ -17,10 +23,11 @@ def random_history(rng: random.Random, size_max: int) -> list[Operation]:
         call, ret = at - rng.randint(0, lag), at + rng.randint(0, lag)
         if rng.random() < 0.5:
             outcome = rng.choices((Outcome.OK, Outcome.INFO, Outcome.FAIL), (6, 3, 1))[0]
-            off = op_id + 10
+            off = op_id + 10 if offsets is None else 10 + rng.randrange(offsets)
             if outcome is Outcome.OK or (outcome is Outcome.INFO and rng.random() < 0.5):
                 now = off
-            ret = NEVER if outcome is Outcome.INFO else ret
+            # A return of an unknown commit proves nothing: some histories name one.
+            ret = NEVER if outcome is Outcome.INFO and op_id % 2 else ret
             f = F.COMMIT
         else:
             f, outcome, off = F.FETCH_COMMIT, Outcome.OK, now

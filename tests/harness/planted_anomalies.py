@@ -374,13 +374,6 @@ def went_back(scene: Scene) -> Planted:
     return Planted((fetch.op_id,))
 
 
-def not_unique(scene: Scene) -> Planted:
-    old = scene.pick(scene.rows(F.COMMIT))
-    commit = scene.add_last(F.COMMIT, (old.topic, old.queue))
-    commit.group, commit.off = old.group, old.off
-    return Planted((old.op_id, commit.op_id))
-
-
 # -- delayed -----------------------------------------------------------------------------------
 
 
@@ -600,7 +593,7 @@ def _two_polls(scene: Scene) -> tuple[Operation, Operation]:
     return scene.pick(
         (first, second)
         for first, second in pairwise(rows)
-        if first.process == second.process and first.cnt and second.f == F.PULL
+        if first.process == second.process and first.f == second.f == F.PULL and first.cnt
         if not (first.off == 0 and first.cnt == 1)
     )
 
@@ -897,7 +890,6 @@ PLANTERS: dict[Kind, Planter] = {
     (consumer_offsets.NAME, consumer_offsets.ABORTED_COMMIT): aborted_commit,
     (consumer_offsets.NAME, consumer_offsets.BEFORE_COMMIT): before_commit,
     (consumer_offsets.NAME, consumer_offsets.WENT_BACK): went_back,
-    (consumer_offsets.NAME, consumer_offsets.NOT_UNIQUE): not_unique,
     (delayed.NAME, delayed.EARLY): early,
     (delayed.NAME, delayed.LATE): late,
     (delayed.NAME, delayed.TWICE): delivered_twice,

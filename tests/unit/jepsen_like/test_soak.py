@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jepsen_like.soak import Gate
+from jepsen_like.soak import Gate, Totals
 from jepsen_like.worker import Report
 
 REPORT = Report(
@@ -55,3 +55,12 @@ def test_a_broken_promise_is_told() -> None:
     gate, bad = Gate(), msgspec.structs.replace(REPORT, validity="invalid")
     gate.compare(bad, bad)
     assert (gate.invalid, gate.counted) == ([7], 0)
+
+
+def test_totals_name_checkers_that_judged_nothing() -> None:
+    totals = Totals()
+    totals.add(msgspec.structs.replace(REPORT, checked=["queue_log", "replicas", "polls"]))
+    assert totals.without_verdict == ["consumer_offsets", "total_queue"]
+    totals.add(msgspec.structs.replace(REPORT, checked=["total_queue", "consumer_offsets"]))
+    assert totals.without_verdict == []
+    assert totals.as_json()["verdicts"]["polls"] == 1

@@ -53,7 +53,7 @@ def test_a_clean_history_is_valid_and_exits_with_0(
     assert len(told["digest"]) == 64
 
 
-@pytest.mark.parametrize("kind", ["stale-read", "offset-committed-twice"])
+@pytest.mark.parametrize("kind", ["stale-read", "offset-read-before-its-commit"])
 def test_an_anomaly_is_invalid_exits_with_1_and_names_its_witnesses(
     kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -9,17 +9,18 @@ import pytest
 from jepsen_like.checkers import consumer_offsets
 from jepsen_like.checkers.consumer_offsets import check_history, check_register
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from tests.harness.judged import judged
 from tests.harness.offset_histories import is_linearizable, random_history
 
 FAST_BLOCK = 6_000
 SLOW_BLOCK = 50_000
 
 
-def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
+def compare(seed: int, count: int, size_max: int, offsets: int | None = None) -> tuple[int, int]:
     rng = random.Random(seed)
     verdicts = [0, 0]
     for number in range(count):
-        operations = random_history(rng, size_max)
+        operations = random_history(rng, size_max, offsets=offsets)
         violations = check_register(operations)
         truth = is_linearizable(operations)
         assert (not violations) == truth, (
@@ -35,6 +36,13 @@ def test_agrees_with_exhaustive_search(seed: int) -> None:
     good, bad = compare(seed, FAST_BLOCK, 7)
     assert good > FAST_BLOCK // 10
     assert bad > FAST_BLOCK // 10
+
+
+@pytest.mark.parametrize("offsets", [1, 2, 4])
+def test_agrees_where_offsets_are_committed_twice(offsets: int) -> None:
+    good, bad = compare(offsets, FAST_BLOCK // 2, 7, offsets)
+    assert good > FAST_BLOCK // 10
+    assert bad > FAST_BLOCK // 40
 
 
 @pytest.mark.slow
@@ -66,7 +74,6 @@ PLANTED = {
         [commit(0, 5, 0, 10), commit(1, 7, 20, 30), fetch(2, 5, 40, 50)],
         (0, 1, 2),
     ),
-    consumer_offsets.NOT_UNIQUE: ([commit(0, 5, 0, 10), commit(1, 5, 20, 30)], (0, 1)),
 }
 
 
@@ -91,3 +98,25 @@ def test_register_allows_a_reset_to_an_older_offset() -> None:
 
 def test_no_read_proves_nothing() -> None:
     assert check_history([commit(0, 5, 0, 10)]).validity == "unknown"
+
+
+def test_an_offset_committed_twice_is_no_anomaly() -> None:
+    rows = [commit(0, 5, 0, 10), commit(1, 5, 20, 30), fetch(2, 5, 40, 50)]
+    assert judged(consumer_offsets.NAME, rows).is_valid
+    rows += [commit(3, 7, 60, 70), fetch(4, 5, 80, 90)]
+    verdict = judged(consumer_offsets.NAME, rows)
+    assert [violation.name for violation in verdict.violations] == [consumer_offsets.WENT_BACK]
+    assert verdict.violations[0].operations[-1] == 4
+
+
+def test_the_return_of_an_unknown_commit_proves_nothing() -> None:
+    unknown = commit(0, 5, 0, 10, Outcome.INFO)
+    unknown.ret_ns = 10
+    assert judged(consumer_offsets.NAME, [unknown, fetch(1, -1, 20, 30)]).is_valid
+
+
+def test_too_many_equal_commits_at_once_are_undecided() -> None:
+    rows = [commit(at, at % 20, 0, 1_000) for at in range(40)]
+    verdict = judged(consumer_offsets.NAME, [*rows, fetch(90, 3, 500, 600)])
+    assert verdict.validity == "unknown"
+    assert "too many commits of one offset" in verdict.reason

@@ -19,7 +19,19 @@ def poll(
 
 def fetch(op_id: int, off: int) -> Operation:
     return Operation(
-        op_id, op_id, 1, -1, F.FETCH_COMMIT, OK, op_id * 10, op_id * 10 + 5, "t", 0, off, group="g"
+        op_id,
+        op_id,
+        1,
+        -1,
+        F.FETCH_COMMIT,
+        OK,
+        op_id * 10,
+        op_id * 10 + 5,
+        "t",
+        0,
+        off,
+        1,
+        group="g",
     )
 
 
@@ -85,3 +97,10 @@ def test_late_counts_from_the_return_of_the_send_to_the_call_of_the_read() -> No
     assert late(None) == []
     missed.level = Level.LOCAL
     assert late(99) == []
+
+
+def test_a_fetch_that_only_asks_says_nothing_of_where_a_consumer_is() -> None:
+    asked = fetch(0, 3)
+    asked.cnt = 0
+    assert found(asked, poll(1, 7, 2)) == []
+    assert found(asked, poll(1, 7, 2), poll(2, 12, 1)) == [(polls.SKIPPED, (1, 2))]

@@ -56,7 +56,7 @@ class Clients:
         return self._row(F.FETCH_COMMIT, self.commits[-1][1] if self.commits else -1)
 
     async def pull(
-        self, consumer: Any, process: int, queue: object, offset: int, wait_s: float
+        self, consumer: Any, process: int, queue: object, offset: int, wait_s: float, group: str
     ) -> tuple[Operation, int]:
         return self._row(F.PULL, offset, MESSAGES - offset), MESSAGES
 
