@@ -1,18 +1,18 @@
 """What a correct cluster must survive, and therefore what may be done to it.
 
-Durability is promised while a majority of voters keeps its disks. So data is destroyed (a wipe, bit
-rot, bad sectors) on one voter at a time, while the others keep what they promised, however far
-behind they are; and on the next only when the former is sound again: it votes, holds everything
+Durability is guaranteed while a majority of voters keeps its disks. So data is destroyed (a wipe,
+bit rot, bad sectors) on one voter at a time, while the others keep what they acknowledged, however
+far behind they are; and on the next only when the former is sound again: it votes, holds everything
 committed, and its files are what its peers' are. A majority of every list of voters counts that a
 member follows now: a list is in force as soon as it is written, long before it is committed, so an
 order that is under way forbids it, too.
 
-A torn tail (`Kind.TORN_TAIL`) is a broken promise that nobody can tell from a write that a crash
-has torn: its owner comes back without a doubt and with a vote. So it is allowed only where that
-vote can elect nobody who lacks anything: see `tail_is_spare`.
+A torn tail (`Kind.TORN_TAIL`) is a loss that no member can distinguish from a write that a crash
+has torn: its owner comes back eligible, with a vote. So it is allowed only where that
+vote can elect no member that lacks anything: see `tail_is_spare`.
 
-A power failure may leave a log torn before entries that survived, and what cannot be told from a
-broken promise takes a member's vote (docs/operate/operations.md). A list of even length has no
+A power failure may leave a log torn before entries that survived, and what cannot be distinguished
+from a loss takes a member's vote (docs/operate/operations.md). A list of even length has no
 vote to spare for that: its members are killed instead. Everything else (kills, cuts, pauses, newer
 versions, power failures of all nodes, full disks, clocks) may happen at any time.
 """
@@ -30,10 +30,10 @@ from jepsen_like.plans.plan import Kind
 HURTING: Final = frozenset(
     {Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL, Kind.BAD_SECTOR, Kind.LYING_FLUSH}
 )
-"""Kinds after which a node does lack what it had promised."""
+"""Kinds after which a node does lack what it had acknowledged."""
 
 DESTRUCTIVE: Final = HURTING | {Kind.FSYNC_ERROR}
-"""Kinds after which a node may lack what it had promised."""
+"""Kinds after which a node may lack what it had acknowledged."""
 
 TEARING: Final = frozenset({Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR, Kind.LYING_FLUSH})
 """Kinds after which a node may not be able to tell whether it lacks something."""
@@ -45,7 +45,7 @@ class Soundness:
 
     Attributes:
         is_up: Its process runs and is not paused.
-        keeps_promises: It is free of doubt and of damage it knows of, and votes.
+        keeps_promises: It is eligible, knows of no damage, and votes.
         is_caught_up: It has applied all that is committed, too.
         is_intact: And its log bytes are those of its peers, as far as both reach.
     """
@@ -87,10 +87,10 @@ def newest_of(logs: Sequence[LogEnd | None]) -> int | None:
 
 
 def tail_is_spare(newest_index: int, logs: Sequence[LogEnd | None]) -> bool:
-    """Tell whether a voter's newest bytes are needed by nobody.
+    """Return whether no member needs a voter's newest bytes.
 
-    Whatever it promised and that counted for a commit is in another voter's log, as this one
-    promises nothing any more. With all of that on every other disk its vote is harmless.
+    Whatever it acknowledged and that counted for a commit is in another voter's log, as this one
+    acknowledges nothing any more. With all of that on every other disk its vote is harmless.
 
     Args:
         newest_index: `newest_of` the others' logs when this voter had ended already.
@@ -107,7 +107,7 @@ class Budget:
         hurt: By what.
         orders: Changes of the members that are under way.
         under_way: Whose data is being destroyed at this moment, and by how many steps: what it
-            says of itself is over any moment now.
+            shows of itself is over any moment now.
     """
 
     hurt: dict[str, Kind] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Budget:
         self.note_sound(name for name, known in nodes.items() if known.is_sound)
         others = [name for name in nodes if name != node]
         if kind is Kind.FSYNC_ERROR:
-            # It loses only what it had not promised yet; but not beside a hurt one.
+            # It loses only what it had not acknowledged yet; but not beside a hurt one.
             return not any(name in self.hurt or self.under_way[name] for name in others)
         if self.hurt or self.orders or self.under_way.total():
             return False
@@ -160,7 +160,7 @@ class Budget:
 
     @contextmanager
     def destroying(self, node: str) -> Iterator[None]:
-        """Take *node* for hurt, whatever it says, while the block destroys its data."""
+        """Take *node* for hurt, whatever it shows, while the block destroys its data."""
         self.under_way[node] += 1
         try:
             yield

@@ -5,8 +5,9 @@ The same seed and arguments give the same plan on every machine. Faults come abo
 kinds, because combinations that need the same fault again and again are rare in an even mixture.
 
 Some steps bring a scene: a few steps that are worth more together than one by one, at moments at
-which promises are young. A leader does not know yet that it leads no member; flushes are under way;
-an election has just begun; followers hold different parts of a tail. No scene knows of a bug.
+which acknowledgements are young. A leader does not know yet that it leads no member; flushes are
+under way; an election has just begun; followers hold different parts of a tail. No scene is made
+for a bug.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _flushes_and_power(rng: Random, at_ms: int) -> list[Step]:
 
 
 def _death_in_an_election(rng: Random, at_ms: int) -> list[Step]:
-    """An election at once, and somebody dies at one of the next things its disk does."""
+    """An election at once, and a member is killed at one of the next things its disk does."""
     steps = [Step(at_ms, Kind.ISOLATE, "leader", rng.randint(2_000, 15_000), 1)]
     if rng.random() < 0.5:
         slow_ms = rng.randint(300, 3_000)
@@ -82,7 +83,7 @@ def _death_in_an_election(rng: Random, at_ms: int) -> list[Step]:
 
 
 def _tail_to_lose(rng: Random, at_ms: int) -> list[Step]:
-    """Who comes back from isolation has a tail to lose, while disks are slow; then power goes."""
+    """A member that was isolated has a tail to lose, while disks are slow; then power goes."""
     cut_ms = rng.randint(4_000, 12_000)
     slow_ms = rng.randint(300, 4_000)
     return [
@@ -104,7 +105,7 @@ def _tail_to_lose(rng: Random, at_ms: int) -> list[Step]:
 
 
 def _order_to_who_is_alone(rng: Random, at_ms: int) -> list[Step]:
-    """A leader that is alone and does not know it yet is told to change the members."""
+    """A leader that is alone and does not know it yet is asked to change the members."""
     change = rng.choice((Kind.MEMBER_REMOVE, Kind.MEMBER_REMOVE, Kind.MEMBER_ADD))
     return [
         Step(at_ms, Kind.ISOLATE, "leader", rng.randint(4_000, 12_000), 0),
@@ -160,7 +161,7 @@ def _uneven_tails(rng: Random, at_ms: int) -> list[Step]:
 
 
 def _second_blow(rng: Random, at_ms: int) -> list[Step]:
-    """Who has lost something loses power while that is being made whole."""
+    """A member that has lost something loses power while that is being made whole."""
     victim = str(rng.randrange(16))
     first = rng.choice((Kind.BIT_ROT, Kind.BIT_ROT, Kind.TORN_TAIL, Kind.POWER_CUT))
     return [
@@ -276,13 +277,13 @@ LATE_SHARE: Final = 0.25
 """Seeds that have late scenes."""
 
 LATE_EVERY_S: Final = 40.0
-"""One of these scenes for so many seconds."""
+"""One of these scenes for this number of seconds."""
 
 LAST_CHANGE_MS: Final = (3_000, 40_000)
 """A minority goes away so long before the end of a plan, and stays away."""
 
 LAST_CHANGES: Final = (0, 1, 4, 5, 6, 7)
-"""Changes of which somebody stays away, also from a group of three."""
+"""Changes of which a member stays away, also from a group of three."""
 
 LINK_QUALITIES: Final = frozenset(
     {Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT, Kind.SLOW_LINK}

@@ -50,7 +50,7 @@ SHARE: Final = 0.2
 """Of plans that have a mode, mode by mode."""
 
 STEP_EVERY_S: Final = 90.0
-"""One step of a mode for so many seconds."""
+"""One step of a mode for this number of seconds."""
 
 POWERLESS: Final = frozenset(
     {Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR, Kind.BUGGIFY_KILL, Kind.LYING_FLUSH}

@@ -110,7 +110,7 @@ def _rate(workload: Workload) -> float:
 
 
 class Counts(Protocol):
-    """What a report says of a play."""
+    """What a report has of a play."""
 
     faults: dict[str, int]
     """Steps done, by kind."""

@@ -9,7 +9,7 @@ from commitlog.errors import ConfigError
 from jepsen_like.plans.plan import ASKED_FOR, Kind
 
 NETWORK: Final = "network"
-"""The package whose kinds `proxy` has, too; it says who carries them out."""
+"""The package whose kinds `proxy` has, too; it names what carries them out."""
 
 CUTS: Final = frozenset(
     {
@@ -24,7 +24,7 @@ CUTS: Final = frozenset(
         Kind.CLIENT_CUT,
     }
 )
-"""Links that carry nothing, whoever cuts them."""
+"""Links that carry nothing, whatever cuts them."""
 
 PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
     "none": ("nothing at all", frozenset()),

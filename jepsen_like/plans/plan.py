@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
     # Nodes. The node comes back after `for_ms`.
     KILL = "kill"
-    """SIGKILL: memory is gone, the page cache stays."""
+    """SIGKILL: memory is lost, the page cache stays."""
     CLEAN_RESTART = "clean_restart"
     """SIGTERM, wait for the end, start again after `for_ms`."""
     ROLLING_RESTART = "rolling_restart"
@@ -51,15 +51,15 @@ class Kind(StrEnum):
     An odd `arg` resets their connections first, where that can be done, so that the others
     notice at once."""
     SPLIT = "split"
-    """Brokers, NameServers and clients fall into two rooms; `arg` is the bit mask of one."""
+    """Brokers, NameServers and clients fall into two parts; `arg` is the bit mask of one."""
     MUTE = "mute"
-    """Nobody hears the target; it hears all."""
+    """Nothing from the target arrives; it receives from all."""
     DEAF = "deaf"
-    """The target hears nobody; all hear it."""
+    """Nothing arrives at the target; all receive from it."""
     PARTIAL = "partial"
     """The target and the broker `arg` behind it do not hear each other; others hear both."""
     RING = "ring"
-    """Every broker hears its two neighbours only."""
+    """Every broker receives from its two neighbours only."""
     BRIDGE = "bridge"
     """Two halves that only the target connects."""
     SWIZZLE = "swizzle"
@@ -68,7 +68,7 @@ class Kind(StrEnum):
     """Clients and NameServers, and the target, do not hear each other."""
     RESET = "reset"
     """Every connection of the target is reset."""
-    # What links do to frames; `arg` in per mille unless it says otherwise.
+    # What links do to frames; `arg` in per mille unless something else is written.
     LOSS = "loss"
     DELAY = "delay"
     """`arg` ms more, one way, with as much jitter."""
@@ -116,8 +116,8 @@ class Kind(StrEnum):
     MEMBER_REPLACE = "member_replace"
     CHANGE_WITHOUT_MINORITY = "change_without_minority"
     """The members are changed while a minority of them is away for `for_ms`: killed, with an odd
-    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.minority`. Who is away
-    when the plan ends stays away until the others have elected and changed the members again."""
+    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.minority`. Those away
+    when the plan ends stay away until the others have elected and changed the members again."""
     # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"
     """Target is a number, or ``all``."""
@@ -213,11 +213,11 @@ class Workload(msgspec.Struct, frozen=True):
         filterers: Logical clients that pull with an expression; messages carry tags and properties
             then.
         push_members: Machines of a push group whose members come and go; 0: there is none.
-        push_change_s: Mean pause between two of them; 0: nobody comes or goes.
+        push_change_s: Mean pause between two of them; 0: they stay.
         push_orderly: The group consumes each queue in its order.
         hostile_per_mille: Messages with properties that try the broker's services.
-        timer_roll_s: Messages with a time of their own are stored anew after so many seconds, and
-            wait for up to `ROLLS_MAX` times as long; 0: the window of two days, which no plan
+        timer_roll_s: Messages with a time of their own are stored again after this many seconds,
+            and wait for up to `ROLLS_MAX` times as long; 0: the window of two days, which no plan
             reaches.
     """
 
@@ -250,7 +250,7 @@ LATER_FIELDS: Final = ("timer_roll_s",)
 stay as they were when one is added."""
 
 ROLLS_MAX: Final = 3
-"""A message with a time of its own is stored anew so often, where that is asked for."""
+"""A message with a time of its own is stored again this often, where that is asked for."""
 
 REST_FACTOR: Final = 5
 """How much longer a rest is than a pause."""
@@ -267,7 +267,7 @@ class Settings(msgspec.Struct, frozen=True):
         checkpoint_ms: Between local snapshots.
         register_ms: Between registrations with NameServers.
         delay_levels: As ``messageDelayLevel``.
-        sync_flush: Flush before an acknowledgement; the promise of the checks depends on it.
+        sync_flush: Flush before an acknowledgement; the guarantee that is checked depends on it.
         keep_segments: Older ones go, once a checkpoint covers them; 0: all are kept.
         append_bytes: Of one append to a follower; small, so that catching up takes several.
         lock_lease_ms: How long a queue stays locked for a client that does not renew it.

@@ -1,4 +1,4 @@
-"""What a plan lets checkers hold a run to: its promises, and how far clocks may be apart."""
+"""What a plan lets checkers hold a run to: its guarantees, and how far clocks may be apart."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Promised(TypedDict):
 
 
 def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
-    """Return what is promised where *plan* is played.
+    """Return what is guaranteed where *plan* is played.
 
     Args:
-        is_foreign: By somebody else's brokers, which have settings of their own: RocketMQ's.
+        is_foreign: By the brokers of another project, which have settings of their own: RocketMQ's.
     """
     return Promised(
         clock_error_ns=clock_error_ns(plan),

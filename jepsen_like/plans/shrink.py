@@ -24,7 +24,7 @@ TAIL_MS: Final = 5_000
 
 
 LAST_STEPS: Final = (4, 16, 64)
-"""So many steps before the failure are tried alone."""
+"""This number of steps before the failure are tried alone."""
 
 FIRST_STEP_MS: Final = 5_000
 """When the first of them begins, and the least time between two steps whose gap is closed."""
@@ -61,7 +61,7 @@ def shrink(
 
     Args:
         plan: Fails.
-        fails: Plays a candidate and tells whether it shows the same violation.
+        fails: Plays a candidate and returns whether it shows the same violation.
         plays_max: Budget.
         failed_at_ms: When it failed; what comes later is tried without first.
         is_over: Asked before every play; true ends the search with the best so far.
@@ -104,7 +104,7 @@ def _keep_last(plan: Plan, search: _Search) -> Plan:
 
 
 def _keep_first(plan: Plan, search: _Search) -> Plan:
-    """Try the first eighth, quarter and half of a run that nothing says the failure's time of."""
+    """Try the first eighth, quarter and half of a run whose failure has no known time."""
     for part in (8, 4, 2):
         end_ms = plan.duration_ms // part
         steps = tuple(step for step in plan.steps if step.at_ms < end_ms)

@@ -11,7 +11,7 @@ commit               never goes back while a process runs, never beyond the log;
                      leader has
 members              the list in force was brought by an entry that is in the log
 durability           a process that starts again still has what it had shown as committed,
-                     unless its disk broke a promise
+                     unless its disk has lost what it had flushed
 state machines       equal tables at equal applied index
 floor                `Floors`: the log begins later only by a record whose cause covers all that
                      goes, with the settings of the plan: `keep_bytes` and no less, no force
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 
 GIVE_UP_ELECTIONS: Final = 3
-"""An old leader that runs must have noticed within so many election timeouts."""
+"""An old leader that runs must have noticed within this number of election timeouts."""
 
 
 class Checks:
     """The invariants of one broker group.
 
     Attributes:
-        leaders: Term to the name of who was seen to lead it.
+        leaders: Term to the name of the member that was seen to lead it.
         committed: Index to the chain of the entry first seen committed there.
         states: Applied index to the digest of the tables there.
     """
@@ -269,7 +269,7 @@ class Checks:
             )
 
     def role_changed(self, node: BrokerNode, group: Group) -> None:
-        """A replica believes something new about who leads."""
+        """A replica believes something new about which member leads."""
         if node.group is not group:
             return
         world, raft = self._world, group.node
@@ -347,7 +347,7 @@ class Floors:
         error = entitlement_error(change.floor, reason)
         if error is None and reason is not None:
             if reason.cause == FORCED and not store.clean_file_forcibly_enable:
-                error = "by force, which nobody asked for"
+                error = "by force, which no setting asks for"
             elif reason.keep_bytes != store.keep_bytes:
                 error = f"keep_bytes is {store.keep_bytes}, the record has {reason.keep_bytes}"
             elif reason.reserved_hours != store.file_reserved_time:
@@ -382,7 +382,7 @@ class StoreTime:
     """The store times of one broker group.
 
     Attributes:
-        ahead_max_ms: How far store time may be ahead of the world's; None: nobody looks. It never
+        ahead_max_ms: How far store time may be ahead of the world's; None: no limit. It never
             goes back, so a group that is ahead expires messages that are not old.
     """
 
@@ -413,7 +413,7 @@ class StoreTime:
 
 
 def rolled(result: Applied) -> int:
-    """Return how many messages with a time of their own an entry stores anew. Pure."""
+    """Return how many messages with a time of their own an entry stores again. Pure."""
     if not any(isinstance(change, TimersChange) and change.done for change in result.changes):
         return 0
     return sum(len(item.units) for item in result.units if item.topic == TIMER_TOPIC)

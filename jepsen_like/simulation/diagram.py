@@ -16,10 +16,10 @@ from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 from jepsen_like.simulation.play import Played
 
 WINDOW_S: Final = 10.0
-"""So much before the first and after the last witness is shown."""
+"""This much before the first and after the last witness is shown."""
 
 ROWS_MAX: Final = 120
-"""A diagram longer than this helps nobody; the rows nearest to the violation are kept."""
+"""A diagram longer than this helps no reader; the rows nearest to the violation are kept."""
 
 LANE_CHARS: Final = 34
 CLIENTS: Final = "clients"
@@ -106,7 +106,7 @@ def _operation_rows(op: Operation, is_witness: bool) -> Iterable[Row]:
 
 
 def lanes_of(played: Played, rows: Sequence[Row]) -> list[str]:
-    """Return the lifelines: clients, brokers, and whoever else has something to say."""
+    """Return the lifelines: clients, brokers, and all others with events."""
     names = [CLIENTS]
     if played.world is not None:
         names += list(played.world.brokers)

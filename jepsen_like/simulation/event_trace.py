@@ -75,7 +75,7 @@ class Trace:
         Args:
             event: Its kind.
             node: Number of the node it happened at; 0 for the world.
-            first, second: What is to be said of it in numbers.
+            first, second: What describes it in numbers.
         """
         now_s = self._time.now_s
         self.counts[event] += 1

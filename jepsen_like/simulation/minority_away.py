@@ -1,7 +1,7 @@
 """After the faults: a leader and a change of the members are demanded before a minority is back.
 
-With everybody healed first a group that cannot go on without its minority looks like one that can.
-Nothing is demanded where too few are there, or sure of what they promised, for any leader to be
+Healed as a whole first, a group that cannot go on without its minority appears as one that can.
+Nothing is demanded where too few are there, or sure of what they acknowledged, for any leader to be
 elected: then it is as after any plan, and all come back.
 """
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 ELECTIONS_MAX: Final = 8
 """Of the longest election timeouts: more than for a whole group, for one vote less may be missed,
-and who was removed and was never told stands, too, until a leader is heard."""
+and one that was removed and not informed stands, too, until it receives from a leader."""
 
 CHANGED_WITHIN_S: Final = 120.0
-"""A change waits for a committed entry of the reign, and for those who are to vote for it."""
+"""A change waits for a committed entry of the term, and for those that are to vote for it."""
 
 LOOK_S: Final = 0.25
 
@@ -90,7 +90,7 @@ async def _demanded(
 
 
 def _leads(world: World, away: Collection[str]) -> BrokerNode | None:
-    """Return who leads and serves among those that are there."""
+    """Return which broker leads and serves among those that are there."""
     return next(
         (
             node
@@ -126,7 +126,7 @@ def member_key(group: Group) -> str:
 
 
 def is_firm(group: Group) -> bool:
-    """Return whether a member keeps its promises, in its own list or not.
+    """Return whether a member keeps what it acknowledged, in its own list or not.
 
     One that follows a list without itself counts in the lists of others: it must not have that
     list before the others can go on with it.

@@ -54,13 +54,13 @@ EXPECTED_ENDS: Final = (
 """With these a process may end by itself when its disk is bad; with any other it must not."""
 
 VOTE_ROT_CHANCE: Final = 0.25
-"""How often rot hits the vote and not the log. No promise may suffer: there are two copies."""
+"""How often rot hits the vote and not the log. No vote may suffer: there are two copies."""
 
 VOTE_BYTES: Final = 24
 """Of a slot of the vote: its head and the beginning of its record."""
 
 current_node: ContextVar[str] = ContextVar("current_node", default="world")
-"""Name of the node whose code is running; tells log lines apart."""
+"""Name of the node whose code is running; distinguishes log lines."""
 
 
 class State(Enum):
@@ -119,8 +119,8 @@ class Node:
         incarnation: How many processes have been started on it.
         error: What its last process ended with, when it ended by itself.
         ran_since_s: When it last started or went on after a pause, virtual time.
-        disk_watchers: Told kind and path of everything its disk is about to do.
-        is_trusted: Its disk has broken no promise since it was last wiped or new.
+        disk_watchers: Called with kind and path of everything its disk is about to do.
+        is_trusted: Its disk has lost nothing that was flushed since it was last wiped or new.
         spoiled: The process whose disk got bad sectors last, and its passes through the log then.
         harmed_s: When something was last taken from its disk, time of the run.
     """
@@ -152,7 +152,7 @@ class Node:
             "replace": Event.REPLACE,
         }
 
-    # -- life ------------------------------------------------------------------------------
+    # -- start and end ---------------------------------------------------------------------
 
     async def start(self) -> bool:
         """Start a process; return when it serves, or has ended: then False.
@@ -242,7 +242,7 @@ class Node:
         self.world.network.kill(self.host, silent=silent)
         self.disk.kill(process.mount)
         process.scope.cancel()
-        # Its tasks may sleep behind a closed gate; they are let out to be cancelled.
+        # Its tasks may wait behind a closed gate; they are let out to be cancelled.
         process.clock.gate.open()
         process.ready.set()
 
@@ -469,7 +469,7 @@ class BrokerNode(Node):
             earlier without a sign of that.
         seen_voters: Names of the voters in the list it followed last.
         seen_durable_end: Position up to which its log was seen to be on its disk.
-        promised_vote: Newest term it has told a candidate that it votes in, and for whom.
+        promised_vote: Newest term in which a vote of it has left, and the candidate.
         promised_entry: Index and chain of the newest entry it has acknowledged.
     """
 

@@ -1,6 +1,6 @@
 """Play a plan in a world: set up, load and faults, heal, demand progress, read, judge.
 
-A correct cluster gives a valid verdict for every plan, whatever it says. The run is a function of
+A correct cluster gives a valid verdict for every plan, whatever is in it. The run is a function of
 the plan alone: the same plan gives the same history, byte for byte.
 """
 
@@ -43,7 +43,7 @@ from jepsen_like.workloads.transactions import (
 )
 
 LEADER_WITHIN_ELECTIONS: Final = 3
-"""After the faults a leader must lead within so many of the longest election timeouts."""
+"""After the faults a leader must lead within this number of the longest election timeouts."""
 
 AGREE_WITHIN_S: Final = 180.0
 """And all replicas must hold the same within this."""
@@ -102,7 +102,7 @@ class Played:
 
     @property
     def is_valid(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether every guarantee was kept."""
         return self.verdict.is_valid
 
     @property
@@ -246,7 +246,7 @@ class _Run:
         raise Broken(LIVENESS, f"the run did not end: {world.status()}", world)
 
     async def _wait_for_delayed(self, world: World) -> None:
-        """Everything delayed is due after the longest delay; then the backlog must be gone."""
+        """Everything delayed is due after the longest delay; then the backlog must be empty."""
         longest_s = max(parse_delay_levels(self.plan.settings.delay_levels)) / 1000
         due_s = due_within_s(self.plan, self._clock_error_ns())
         await world.sleep(max(longest_s + LEVEL_SLACK_S, due_s))
@@ -255,7 +255,7 @@ class _Run:
         return clock_error_ns(self.plan, SIMULATED_SLACK_NS)
 
     async def _wait_for_transactions(self, world: World) -> None:
-        """Check-back decides what nobody did."""
+        """Check-back decides what no producer did."""
         if not self.plan.workload.transactions_per_mille:
             return
         end_s = world.elapsed_s + TRANSACTIONS_WITHIN_S

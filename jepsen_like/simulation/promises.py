@@ -1,9 +1,9 @@
-"""What members promise on the wire and take for durable, against their disks and frames.
+"""What members acknowledge on the wire and take for durable, against their disks and frames.
 
 A crash shows a broken claim only when it comes at the wrong instant; the disk of the simulation
 can be asked at any: which bytes could a power cut still change, because they are written and not
 flushed, flushed by work that is not over, or lost by a flush that failed? A vote and an
-acknowledgement are promises (Raft, figure 2: "updated on stable storage before responding"). They
+acknowledgement are guarantees (Raft, figure 2: "updated on stable storage before responding"). They
 are read off the frames as they leave, not off what the product believes of itself.
 
 ===================  =======================================================================
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 CLAIMS: Final = frozenset({"recovered", "claim", "commit_not_stable", "promise_before_disk"})
-"""Names of what is found here: it needs no fault, and nobody but the simulator can see it."""
+"""Names of what is found here: it needs no fault, and only the simulator can see it."""
 
 RECOVERED_ENTRIES: Final = 64
 """Of a log that was kept at a start; what a crash tears is at its end."""
@@ -61,7 +61,7 @@ _NO_VOTE: Final = (0, "")
 
 
 def check_recovered(world: World, node: BrokerNode, group: Group) -> None:
-    """Look at the end of the log a process has started with; its disk has broken no promise."""
+    """Look at the end of the log of a start on a disk that has lost nothing that was flushed."""
     log = group.store.log
     first = max(log.first_index, log.last_index - RECOVERED_ENTRIES + 1)
     for index in range(first, log.last_index + 1):
@@ -233,7 +233,7 @@ class Promises:
     def _acknowledged(self, node: BrokerNode, group: Group, term: int, index: int) -> None:
         journal = group.node.journal
         if term != group.node.term or index > journal.last_index:
-            return  # made in an earlier term: what it was about may be gone by right
+            return  # made in an earlier term: what it was about may be removed by right
         try:
             chain = journal.log.chain_at(index)
         except MQError:
@@ -313,7 +313,7 @@ class Promises:
 
 
 def _promises_in(data: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Yield kind and head of the frames in *data* that promise something."""
+    """Yield kind and head of the votes and acknowledgements in *data*."""
     at, end = 0, len(data)
     while at + _KIND_AT < end:
         if data[at + _KIND_AT] in _PROMISING:

@@ -160,7 +160,7 @@ class ReferenceReplica:
         """Compare the consume queues of a replica, unit by unit.
 
         Args:
-            last: Only so many units at the end of each queue.
+            last: Only this number of units at the end of each queue.
         """
         store, state = group.store, group.state
         behind = state.applied_index != self.applied_index

@@ -1,8 +1,8 @@
-"""What NameServers answer, against who is there and who led.
+"""What NameServers answer, against the members that are there and those that led.
 
 ===================  =======================================================================
-registered           a member that a NameServer has long heard stands in its route
-leader               where the leader has been heard for a while, the route names it
+registered           a member that a NameServer is long connected with stands in its route
+leader               where the leader has been connected for a while, the route names it
 old leader           a route names no broker as leader that has not led for long
 ===================  =======================================================================
 """
@@ -86,13 +86,14 @@ class RouteWatch:
             within_s = (settings.register_interval_ms + settings.register_timeout_ms) / 1000
             if heard_s > within_s + SPARE_S and node.endpoint not in addresses.values():
                 world.violate(
-                    "route", f"{server.name} has heard {name} for {heard_s:.0f} s: {addresses}"
+                    "route",
+                    f"{server.name} is connected with {name} for {heard_s:.0f} s: {addresses}",
                 )
             served_s = world.elapsed_s - (world.steadiness.served_since_s or world.elapsed_s)
             known_s = min(heard_s, served_s)
             if leads and known_s > LEADER_KNOWN_S and addresses.get(MASTER_ID) != node.endpoint:
                 world.violate(
                     "route",
-                    f"{server.name} has heard the leader {name} for {known_s:.0f} s and "
+                    f"{server.name} is connected with the leader {name} for {known_s:.0f} s and "
                     f"has {addresses}",
                 )

@@ -1,6 +1,6 @@
 """A node's clocks: its own pace, its own idea of the date, and a gate that stops it.
 
-A paused node does not wake: its sleeps, its network and its disk are held behind the gate until
+A paused node does not wake: its waits, its network and its disk are held behind the gate until
 it is resumed. Tasks that could run at the moment of the pause run up to their next wait. What is
 not stopped are trio's own deadlines (``move_on_after`` around a request): they pass while the node
 stands still, where in a stopped process they would pass at the moment it goes on.
@@ -20,7 +20,7 @@ EPOCH_MS: Final = 1_700_000_000_000
 """What the date is when virtual time begins, for a clock without offset."""
 
 SPREAD_S: Final = 1e-7
-"""Sleeps of one node end so much apart, so that no two of them share an instant by design."""
+"""Waits of one node end this much apart, so that no two of them share an instant by design."""
 
 SPREAD_STEPS: Final = 7
 """How many different ends there are before they repeat; all below a microsecond."""
@@ -62,7 +62,7 @@ class SimClock:
     """`remoting.seams.Clock` of one node.
 
     Args:
-        number: Number of the node; makes the ends of its sleeps its own.
+        number: Number of the node; makes the ends of its waits its own.
         offset_ms: How far its date is ahead of the world's.
         drift_ppm: How much faster it runs, in millionths; both of its clocks.
     """
@@ -92,7 +92,7 @@ class SimClock:
         return self._then_s + (self._time.now_s - self._since_s) * self._rate
 
     def wall_ms(self) -> int:
-        """Return this node's date in milliseconds; jumps when told."""
+        """Return this node's date in milliseconds; jumps on request."""
         return int(self._wall_ms + (self._time.now_s - self._since_s) * self._rate * 1000.0)
 
     def jump(self, by_ms: int) -> None:
@@ -106,7 +106,7 @@ class SimClock:
         self._rate = 1.0 + ppm / 1e6
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for *seconds* of this node's time, and while it is paused."""
+        """Wait for *seconds* of this node's time, and while it is paused."""
         await self.wait(self._delay_s(seconds))
 
     @contextmanager
@@ -137,7 +137,7 @@ class SimClock:
 
 
 class _Sleeper:
-    """A task that sleeps. No closures that know each other: those are left to the collector."""
+    """A task that waits. No closures that know each other: those are left to the collector."""
 
     __slots__ = ("_gate", "_task", "timer")
 

@@ -41,7 +41,7 @@ PAGE_BYTES: Final = 4096
 """What a sparse file takes space by."""
 
 ROT_TAIL_BYTES: Final = 2048
-"""The end of a file, where what was promised last stands."""
+"""The end of a file, where what was acknowledged last stands."""
 
 SPOILED: Final = (SEGMENTS, SEGMENTS, "/entryindex/", "/index/")
 """Where sectors go bad: in the log and in files that are read, not mapped, and made from it."""
@@ -58,8 +58,8 @@ class SimDisk:
         delay_s: What every flush takes on top.
         late_s: How late work begins at most.
         flush_failures: How many of the next flushes fail and lose their pages.
-        observe: Told of every act with its kind, path, offset and size, before it has an effect; a
-            write after it. The node may be killed from there.
+        observe: Called for every act with its kind, path, offset and size, before it has an effect;
+            a write after it. The node may be killed from there.
     """
 
     def __init__(self, rng: SimRng) -> None:
@@ -202,7 +202,7 @@ class SimDisk:
         self.names[path].unreadable.append((start, end))
 
     def spoil_sectors(self, sectors: int, log_end: int) -> list[tuple[str, int]]:
-        """Let reads of so many flushed sectors fail, each of a file of one of `SPOILED` kinds.
+        """Let reads of some flushed sectors fail, each of a file of one of the `SPOILED` kinds.
 
         Args:
             log_end: Bytes of segments from this one on are left alone.
@@ -422,7 +422,7 @@ class Mount:
     # -- work that takes time --------------------------------------------------------------
 
     def take_off(self) -> Flight:
-        """Begin work whose flushes stay doubtful until `land`; it must not await meanwhile."""
+        """Begin work whose flushes stay uncertain until `land`; it must not await meanwhile."""
         flight = self._flight = Flight()
         self.disk.flights.append(flight)
         return flight
@@ -445,7 +445,7 @@ class Mount:
         self._flight = None
 
     def flush_inode(self, path: str, inode: Inode) -> None:
-        """Make a file's bytes durable, or doubtful while work is under way."""
+        """Make a file's bytes durable, or uncertain while work is under way."""
         disk, undo = self.disk, inode.undo
         if disk.flush_failures > 0:
             disk.flush_failures -= 1
@@ -464,7 +464,7 @@ class Mount:
         inode.undo = {}
 
     def _under_way(self, step: FlushedFile | FlushedNames) -> None:
-        """Doubt a flush until its work is over; one outside of work has waited for all others."""
+        """Keep a flush uncertain until its work ends; outside of work none is under way."""
         if self._flight is not None:
             self._flight.steps.append(step)
             return

@@ -301,12 +301,12 @@ class SimGround:
         await self._world.sleep_until(elapsed_s)
 
     def leading(self) -> str | None:
-        """Who leads now, or led last."""
+        """Return the leader of now, or the last one."""
         node = self._world.leader() or self._world.last_leader
         return None if node is None else node.name
 
     def leads_now(self) -> bool:
-        """Whether somebody leads."""
+        """Whether a member leads."""
         return self._world.leader() is not None
 
     def voters(self) -> Sequence[tuple[str, ...]]:

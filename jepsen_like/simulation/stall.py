@@ -3,10 +3,10 @@
 Looked at when members send each other frames and when rows of clients begin or end, every
 `LOOK_S` at most: it adds no task and no event to a run, so the digest of a plan stays what it was.
 
-A majority counts as sound and connected when each of its members runs, keeps its promises and has
-a disk without faults, when the links between any two of them and between each and the clients are
-as they should be, and when the list of voters of each gives them a majority. Who leads must be one
-of them: a leader that the others hear and clients do not keeps its office by right.
+A majority counts as sound and connected when each of its members runs, keeps what it acknowledged
+and has a disk without faults, when the links between any two of them and between each and the
+clients are as they should be, and when the list of voters of each gives them a majority. The leader
+must be one of them: a leader that the others hear and clients do not keeps its office by right.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Since when a leader has served with a connected majority, and brokers with each NameServer.
 
 What is demanded of a cluster within a bound is demanded only of one that was left alone for so
-long. Looked at once a second of virtual time; a fault that comes and ends between two looks shows
+long. Checked once a second of virtual time; a fault that comes and ends between two checks shows
 in the incarnations of the nodes and in the clocks.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jepsen_like.simulation.world import World
 
 LOOK_S: Final = 1.0
-"""Between two looks."""
+"""Between two checks."""
 
 
 class Steadiness:

@@ -2,8 +2,8 @@
 
 All timers of the simulation stand in one heap here, outside trio's own: a timer is then a heap
 entry and a call, not a task, and it can be held back while its node is paused. Trio asks the clock
-how long to sleep whenever no task can run; the answer is to move the time to the next timer or
-deadline and not to sleep at all.
+how long to wait whenever no task can run; the answer is to move the time to the next timer or
+deadline and not to wait at all.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ START_S: Final = 1000.0
 """Where time begins: above zero, because deadlines are often times minus something."""
 
 LEAST_STEP_S: Final = 1e-9
-"""A deadline moves the time by at least so much."""
+"""A deadline moves the time by at least this."""
 
 IDLE_TURNS_MAX: Final = 16
 """So often in a row may nothing be left to happen before the run counts as stuck."""
 
 POLLED_TURNS: Final = 8
-"""In every so many turns descriptors are looked at: twice at least before a run counts as stuck."""
+"""Descriptors are read once in this number of turns: twice before a run counts as stuck."""
 
 
 ASKED_IN_ONE_INSTANT: Final = 1000
@@ -42,7 +42,7 @@ NUDGE_S: Final = 1e-6
 
 
 class SimulationError(Exception):
-    """The simulation itself cannot go on; says nothing about the simulated."""
+    """The simulation itself cannot go on; it is no statement about the simulated."""
 
 
 class Timer:
@@ -65,10 +65,10 @@ class VirtualTime(trio.abc.Clock):
 
     Attributes:
         now_s: Seconds of virtual time; starts at `START_S`.
-        timers_fired: How many timers have gone off.
+        timers_fired: How many timers have fired.
         stuck: Nothing was ever going to happen again.
         give_up: Ends the run then; set by `run_virtual`.
-        nudges: How often so much was done in one instant that time moved on by itself.
+        nudges: How often there was too much work in one instant, and time moved on by itself.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class VirtualTime(trio.abc.Clock):
             return 0.0
         self._idle_turns = 0
         # Time goes on even when a deadline is a rounding error away: code that computes with its
-        # own clock and waits for the rest would otherwise wait for nothing, for ever.
+        # own clock and waits for the rest would otherwise wait for nothing, without end.
         self.now_s = max(self.now_s + LEAST_STEP_S, deadline)
         return 0.0
 
@@ -154,7 +154,7 @@ class VirtualTime(trio.abc.Clock):
         return self.call_at(self.now_s + delay_s if delay_s > 0 else self.now_s, call, argument)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for *seconds* of virtual time, whatever any node's clock says."""
+        """Wait for *seconds* of virtual time, whatever the clock of any node shows."""
         timer = self.call_later(seconds, trio.lowlevel.reschedule, trio.lowlevel.current_task())
 
         def abort(_: object) -> trio.lowlevel.Abort:

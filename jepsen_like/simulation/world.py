@@ -5,7 +5,7 @@
     async def main(world: World) -> None:
         leader = await world.wait_for_leader()
         leader.kill()
-        await world.sleep(10)
+        await world.sleep_until(10)
         await leader.start()
 
     run_world(42, main)
@@ -68,12 +68,12 @@ COUNTED_LINES: Final = {
 """Log lines that are interesting things, and what they count as."""
 
 MEMBERS_AT_ODDS: Final = frozenset({"peer_contradicts", "peer_link_failed"})
-"""Log lines of a member that has refused another's words and gone on. Here all members are honest,
-and strangers are heard by none of them: so one of the two is wrong."""
+"""Log lines of a member that has refused another's frames and went on. Here all members are honest,
+and none of them receives from strangers: so one of the two is wrong."""
 
 COLLECT_S: Final = 3600.0
 """How often the cyclic collector runs, in virtual time; it never runs by itself. What half an hour
-leaves to it are a few megabytes, and it looks at much more that stays."""
+leaves to it are a few megabytes, and it reads much more that stays."""
 
 LOG_LEVEL: Final = 20
 """Lines below info are not even made."""
@@ -97,7 +97,7 @@ class Violation(Exception):  # noqa: N818  # what was violated is the point, not
 
 @dataclass(frozen=True, slots=True)
 class WorldSettings:
-    """What a world is made of and how fast it lives.
+    """What a world is made of and how fast it runs.
 
     Attributes:
         brokers, name_servers: How many.
@@ -129,7 +129,7 @@ class World:
         network: Cuts and link faults are made here, by node name.
         trace: Every event, its digest, and the `sometimes` counters.
         checks: The invariants.
-        promises: What members told each other.
+        promises: What members acknowledged to each other.
         logs: Newest log lines: time since the begin, node, event, facts.
         last_leader, last_term: The newest leader anybody has seen.
     """
@@ -401,7 +401,7 @@ class World:
         """Digest over every event so far."""
         return self.trace.digest
 
-    # -- house-keeping ---------------------------------------------------------------------
+    # -- log and collector ---------------------------------------------------------------------
 
     def take_log(self, event: Mapping[str, Any]) -> None:
         """Keep a log line of whichever node is running."""

@@ -33,7 +33,7 @@ def spoiled(seed: int, *more: Step, members: int = 3) -> Plan:
     [(), (Step(42_000, Kind.POWER_CUT_ALL, "all", 500), Step(73_000, Kind.KILL, "leader", 2_000))],
     ids=["alone", "with power cuts"],
 )
-def test_bad_sectors_are_repaired_and_nobody_ends_by_them(more: tuple[Step, ...]) -> None:
+def test_bad_sectors_are_repaired_and_end_no_member(more: tuple[Step, ...]) -> None:
     worlds: list[World] = []
     played = play(spoiled(5, *more), prepare=worlds.append)
     assert played.is_valid, played.verdict.reason

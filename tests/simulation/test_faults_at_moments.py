@@ -42,7 +42,7 @@ def test_a_torn_tail_is_cut_and_comes_back_from_the_leader() -> None:
 
 
 @pytest.mark.parametrize("target", ["most_ahead", "leader"])
-def test_no_tail_is_torn_that_a_voter_who_is_cut_off_may_need(target: str) -> None:
+def test_no_tail_is_torn_that_an_isolated_voter_may_need(target: str) -> None:
     ran = played(
         Step(8_000, Kind.ISOLATE, "follower", 45_000),
         Step(20_000, Kind.TORN_TAIL, target, 500, 4_000),
@@ -52,7 +52,7 @@ def test_no_tail_is_torn_that_a_voter_who_is_cut_off_may_need(target: str) -> No
     assert ran.sometimes["tail_torn"] == 0
 
 
-def test_a_consumer_that_wakes_up_commits_old_offsets_after_newer_ones() -> None:
+def test_a_consumer_that_resumes_commits_old_offsets_late() -> None:
     ran = played(Step(10_000, Kind.ZOMBIE_CLIENT, "all", 30_000))
     (event,) = events(ran, Kind.ZOMBIE_CLIENT)
     assert int(event.detail.split()[0]) > 0, event.detail
@@ -67,7 +67,7 @@ def test_a_consumer_that_wakes_up_commits_old_offsets_after_newer_ones() -> None
     assert checked.counts["reads"] > 20
 
 
-def test_a_kill_in_the_middle_of_a_send_leaves_a_send_that_nobody_knows_of() -> None:
+def test_a_kill_within_a_send_leaves_an_unknown_outcome() -> None:
     ran = played(Step(10_000, Kind.MID_SEND_KILL, "all", 500))
     (event,) = events(ran, Kind.MID_SEND_KILL)
     open_sends = [
@@ -79,7 +79,7 @@ def test_a_kill_in_the_middle_of_a_send_leaves_a_send_that_nobody_knows_of() -> 
     assert not event.detail
 
 
-def test_consumers_killed_half_through_a_batch_begin_again_where_they_committed() -> None:
+def test_consumers_killed_within_a_batch_go_on_where_committed() -> None:
     ran = played(Step(15_000, Kind.MID_BATCH_KILL, "all", 500))
     (event,) = events(ran, Kind.MID_BATCH_KILL)
     assert not event.detail

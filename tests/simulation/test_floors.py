@@ -25,7 +25,7 @@ def broken(played: Played) -> set[str]:
     return {violation.name for violation in played.violations}
 
 
-def test_with_default_settings_full_disks_refuse_sends_and_give_up_nothing() -> None:
+def test_full_disks_refuse_sends_and_give_up_nothing() -> None:
     played = play(FULL)
     assert played.is_valid, played.verdict.reason
     assert played.faults["disk_full"] == 3
@@ -39,7 +39,7 @@ def test_with_default_settings_full_disks_refuse_sends_and_give_up_nothing() -> 
     assert healed_ns > 46e9
 
 
-def test_segments_that_go_by_force_without_a_setting_for_it_are_found(
+def test_segments_removed_by_force_without_a_setting_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention, "force_ratio", lambda _: 0.85)
@@ -48,7 +48,7 @@ def test_segments_that_go_by_force_without_a_setting_for_it_are_found(
     assert "by force" in str(played.violations[0].detail)
 
 
-def test_segments_that_go_for_a_cause_that_is_not_there_are_found(
+def test_segments_removed_for_a_cause_that_is_absent_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention, "_cause", lambda *_: SIZE)

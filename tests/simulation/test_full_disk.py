@@ -67,7 +67,7 @@ async def test_a_leader_without_space_refuses_as_not_stored_and_heals(
             assert bodies(replica.group) == [*stored, b"after"]
 
 
-async def test_a_follower_without_space_holds_nobody_up_and_catches_up(
+async def test_a_follower_without_space_delays_none_and_catches_up(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with running_groups(tmp_path, disks=SmallDisk) as groups:
@@ -137,7 +137,7 @@ class NoQueuesDisk(OsDisk):
         return super().create(path, size, reserve=reserve)
 
 
-async def test_no_space_for_a_derived_file_acknowledges_nothing_ends_nothing_and_loses_nothing(
+async def test_no_space_for_a_derived_file_loses_nothing(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     answers: list[Proposed] = []

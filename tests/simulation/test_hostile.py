@@ -27,7 +27,7 @@ ROLL_WINDOW_S = 60
 """The shortest there is; the default is two days."""
 
 
-def test_the_same_seed_draws_the_same_properties_and_none_when_none_are_asked_for() -> None:
+def test_the_same_seed_draws_the_same_properties() -> None:
     drawn = [HostileMessages(7, 600).properties() for _ in range(2)]
     assert drawn[0] == drawn[1]
     generator = HostileMessages(7, 600)
@@ -95,7 +95,7 @@ async def all_alive(world: World) -> None:
     await world.wait_for_agreement()
 
 
-def test_messages_are_rolled_by_leader_after_leader_whatever_they_say_of_it() -> None:
+def test_messages_are_rolled_by_leader_after_leader() -> None:
     delay_ms = 200_000
 
     async def main(world: World) -> tuple[list[bytes], set[int]]:
@@ -139,7 +139,7 @@ def test_messages_are_rolled_by_leader_after_leader_whatever_they_say_of_it() ->
     assert len(rolled) >= 2, "while one leader after the other was killed"
 
 
-def test_rot_in_a_delayed_message_between_two_scrubs_is_never_delivered() -> None:
+def test_rot_between_two_scrubs_is_never_delivered() -> None:
     body, rotten = b"pay 100 EUR", b"pay 900 EUR"
 
     async def main(world: World) -> list[bytes]:

@@ -45,7 +45,7 @@ def test_locks_change_hands_and_old_tokens_are_refused(played: Played) -> None:
     assert any(op.f == F.COMMIT and op.outcome == Outcome.OK and op.token > 0 for op in rows)
 
 
-def test_the_checker_is_told_the_lease_of_the_plan(played: Played) -> None:
+def test_the_checker_gets_the_lease_of_the_plan(played: Played) -> None:
     """With a lease that no broker gave, the same history has two holders at once."""
     from jepsen_like.checkers.locks import TWO_HOLDERS, check_history
 

@@ -33,7 +33,7 @@ def played() -> Played:
     return play(SHORT)
 
 
-def test_a_plan_with_kept_promises_is_valid(played: Played) -> None:
+def test_a_plan_whose_guarantees_are_kept_is_valid(played: Played) -> None:
     assert played.violations == ()
     assert played.is_valid, played.verdict.reason
     assert {verdict.checker for verdict in played.verdicts} >= {
@@ -48,7 +48,7 @@ def test_a_plan_with_kept_promises_is_valid(played: Played) -> None:
     assert len({read.node for read in played.history.replica_reads}) == 3
 
 
-def test_a_fault_that_the_end_of_the_plan_cuts_short_was_done_until_then() -> None:
+def test_a_fault_that_the_end_cuts_short_was_done_until_then() -> None:
     played = play(SHORT.with_steps((Step(15_000, Kind.ISOLATE, "follower", 60_000),)))
     assert played.faults["isolate"] == 1
     (event,) = [event for event in played.history.events if event.kind == Kind.ISOLATE]
@@ -56,7 +56,7 @@ def test_a_fault_that_the_end_of_the_plan_cuts_short_was_done_until_then() -> No
     assert 4_900 <= lasted_ms <= 5_100
 
 
-def test_a_step_that_only_real_brokers_can_do_is_skipped_with_the_reason() -> None:
+def test_a_step_of_real_brokers_is_skipped_with_the_reason() -> None:
     played = play(SHORT.with_steps((Step(6_000, Kind.VERSION_SKEW, "leader", 3_000),)))
     assert played.is_valid, played.verdict.reason
     assert (played.faults["skipped"], played.faults["version_skew"]) == (1, 0)
@@ -95,7 +95,7 @@ def sim(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_command_plays_a_plan_from_a_file_and_tells_programs(tmp_path: Path) -> None:
+def test_the_command_plays_a_file_and_prints_json(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(encode_plan(SHORT))
     done = sim("run", "--plan", str(file), "--output", "json", cwd=tmp_path)

@@ -139,7 +139,7 @@ class Members:
         return sum(c.counts["rebalance_changes"] for c in self.consumers.values())
 
 
-def test_who_joins_gets_its_part_and_who_leaves_or_dies_is_replaced_within_three_seconds() -> None:
+def test_joined_and_lost_members_count_within_three_seconds() -> None:
     async def main(world: World) -> None:
         members = Members(world)
         await members.prepare()
@@ -171,7 +171,7 @@ def test_who_joins_gets_its_part_and_who_leaves_or_dies_is_replaced_within_three
     run_world(1, main)
 
 
-def test_a_killed_leader_costs_no_message_and_no_queue_changes_hands() -> None:
+def test_a_killed_leader_costs_no_message_and_moves_no_queue() -> None:
     async def main(world: World) -> None:
         members = Members(world)
         await members.prepare()
@@ -195,7 +195,7 @@ def test_a_killed_leader_costs_no_message_and_no_queue_changes_hands() -> None:
     run_world(2, main)
 
 
-def test_a_leader_whose_power_is_cut_is_left_behind_within_seconds() -> None:
+def test_a_leader_without_power_is_replaced_within_seconds() -> None:
     async def main(world: World) -> None:
         members = Members(world)
         await members.prepare()
@@ -233,7 +233,7 @@ def test_brokers_that_restart_one_after_the_other_move_no_queue() -> None:
     run_world(4, main)
 
 
-def test_a_message_that_fails_returns_through_the_retry_topic_on_whoever_has_it() -> None:
+def test_a_message_that_fails_returns_through_the_retry_topic() -> None:
     async def main(world: World) -> None:
         members = Members(world)
         members.answer = lambda m: (
@@ -259,7 +259,7 @@ def test_a_message_that_fails_returns_through_the_retry_topic_on_whoever_has_it(
     run_world(5, main, settings)
 
 
-def test_a_group_that_knows_nothing_begins_where_it_was_told_to() -> None:
+def test_a_new_group_begins_where_it_is_set_to() -> None:
     async def main(world: World) -> None:
         at_ms = 0
 
@@ -328,7 +328,7 @@ def test_broadcasting_members_keep_their_offsets_over_a_restart() -> None:
     run_world(7, main)
 
 
-def test_in_order_no_message_is_consumed_before_those_in_front_of_it() -> None:
+def test_in_order_no_message_is_consumed_before_earlier_ones() -> None:
     async def main(world: World) -> None:
         members = Members(world, orderly=True)
         await members.prepare()

@@ -15,7 +15,7 @@ def played(seed: int, *, calm: bool) -> Played:
 
 
 @pytest.mark.parametrize("seed", [2, 8])
-def test_a_push_group_under_faults_consumes_all_and_shares_the_queues(seed: int) -> None:
+def test_a_push_group_consumes_all_and_shares_the_queues(seed: int) -> None:
     run = played(seed, calm=False)
     (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
     assert run.is_valid, run.violations
@@ -23,7 +23,7 @@ def test_a_push_group_under_faults_consumes_all_and_shares_the_queues(seed: int)
     assert verdict.counts["members"] == 3
 
 
-def test_without_faults_nobody_comes_or_goes_and_nothing_comes_twice() -> None:
+def test_without_faults_no_message_is_consumed_twice() -> None:
     run = played(3, calm=True)
     (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
     assert run.is_valid, run.violations

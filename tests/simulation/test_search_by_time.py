@@ -13,7 +13,7 @@ from tests.harness.groups import Groups
 from tests.harness.raft_cluster import batch
 
 
-async def test_every_store_time_is_found_on_every_replica_although_leaders_clocks_differ(
+async def test_every_store_time_is_found_although_clocks_differ(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:

@@ -37,7 +37,7 @@ def with_a_secret(world: World) -> None:
 
 
 @pytest.mark.parametrize("prepare", [None, with_a_secret], ids=["no secret", "secret"])
-def test_a_stranger_at_the_peer_ports_is_told_nothing_and_changes_nothing(
+def test_a_stranger_at_the_peer_ports_changes_nothing(
     prepare: Callable[[World], None] | None,
 ) -> None:
     worlds: list[World] = []
@@ -57,7 +57,7 @@ def test_a_stranger_at_the_peer_ports_is_told_nothing_and_changes_nothing(
     assert played.operations["send_ok"] > 50
 
 
-def test_a_stranger_at_the_peer_ports_gets_nothing_while_members_come_and_go() -> None:
+def test_a_stranger_gets_nothing_while_members_change() -> None:
     faults = (
         Step(8_000, Kind.KILL, "leader", 3_000),
         Step(16_000, Kind.POWER_CUT_ALL, "all", 2_000),
@@ -93,7 +93,7 @@ def test_a_stranger_that_wants_the_name_gets_no_message(arg: int) -> None:
     assert played.operations["send_ok"] > 50
 
 
-def test_a_stranger_gets_no_message_while_leaders_and_name_servers_are_killed() -> None:
+def test_a_stranger_gets_no_message_while_leaders_are_killed() -> None:
     # A NameServer that starts again knows nobody: the stranger may be first, the group comes back.
     kills = (
         Step(8_000, Kind.NAMESRV_KILL, "all", 1_500),

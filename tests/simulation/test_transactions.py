@@ -34,7 +34,7 @@ def decisions(run: Played) -> dict[int, Counter[tuple[int, int]]]:
     return found
 
 
-def test_without_faults_every_transaction_is_decided_as_it_was_said() -> None:
+def test_without_faults_each_transaction_ends_as_decided() -> None:
     run = played(1)
     assert run.is_valid, run.violations
     halves = [op for op in rows(run, F.HALF) if op.outcome == Outcome.OK]

@@ -459,7 +459,7 @@ SEEDS: Final = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in rang
 
 @pytest.mark.parametrize("rooms", ROOMS, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_room_keeps_to_itself_and_all_heals_within_a_heartbeat(
+def test_each_part_is_apart_and_all_heals_within_a_heartbeat(
     seed: int, rooms: Rooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = play(seed, rooms, monkeypatch)

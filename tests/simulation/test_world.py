@@ -42,7 +42,7 @@ def test_a_paused_leader_is_replaced_and_follows_when_it_goes_on() -> None:
     run_world(1, main)
 
 
-def test_a_cluster_without_power_comes_back_with_what_was_committed() -> None:
+def test_a_power_failure_of_all_keeps_what_was_committed() -> None:
     async def main(world: World) -> int:
         await world.wait_for_leader()
         await world.client("c").run(send_forever)
@@ -63,7 +63,7 @@ def test_a_cluster_without_power_comes_back_with_what_was_committed() -> None:
     assert run_world(2, main) > 30
 
 
-def test_a_clean_stop_ends_without_an_error_and_is_noticed_at_once() -> None:
+def test_a_clean_stop_is_no_error_and_is_noticed_at_once() -> None:
     async def main(world: World) -> None:
         old = await world.wait_for_leader()
         assert await old.stop()
@@ -94,7 +94,7 @@ def test_a_program_of_a_killed_client_does_nothing_more() -> None:
     run_world(4, main)
 
 
-def test_a_broker_whose_disk_fails_a_flush_gives_up_and_can_be_started_again() -> None:
+def test_a_broker_whose_flush_fails_ends_and_can_start_again() -> None:
     async def main(world: World) -> None:
         leader = await world.wait_for_leader()
         await world.client("c").run(send_forever)
@@ -110,7 +110,7 @@ def test_a_broker_whose_disk_fails_a_flush_gives_up_and_can_be_started_again() -
     run_world(5, main)
 
 
-def test_no_majority_is_a_violation_of_liveness_where_one_was_demanded() -> None:
+def test_no_majority_is_a_violation_where_one_is_demanded() -> None:
     async def main(world: World) -> None:
         for name in ("n0", "n1"):
             world.brokers[name].kill()

@@ -26,12 +26,14 @@ CLEAN: Final = (
     *("dledger/cli", "dledger/filters", "dledger/metrics", "dledger/processors"),
     *("dledger/raft", "dledger/services", "dledger/state", "dledger/testing"),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("dledger/*.py")),
+    *("docs/internals/simulation/modes.md", "jepsen_like/plans", "jepsen_like/simulation"),
 )
 """Files and folders that keep to plain words. Only ever longer."""
 
 CLEAN_TESTS: Final = (
     *("tests/unit/client", "tests/unit/remoting"),
     *("tests/unit/dledger/filters", "tests/unit/dledger/testing"),
+    *("tests/simulation", "tests/unit/jepsen_like/plans", "tests/unit/jepsen_like/simulation"),
 )
 """Folders of tests whose names keep to plain words. Only ever longer."""
 

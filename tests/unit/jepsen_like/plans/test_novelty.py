@@ -25,7 +25,7 @@ def test_services_are_fields_of_a_workload_and_retention() -> None:
     assert services_of(kept) == {"sends", "commits", "reads", "batches", "delays", "retention"}
 
 
-def test_pairs_are_faults_with_services_and_faults_soon_behind_each_other() -> None:
+def test_pairs_are_faults_with_services_and_close_faults() -> None:
     near = Plan(1, 60_000, (KILL, WIPE), workload=SENDS)
     assert pairs_of(near) == {("kill", "sends"), ("wipe", "sends"), ("kill", "wipe")}
     far = near.with_steps((KILL, Step(40_000, Kind.WIPE)))

@@ -154,7 +154,7 @@ def test_data_is_destroyed_on_one_node_at_a_time() -> None:
     assert budget.allows(Kind.BIT_ROT, "n1", all_sound)
 
 
-def test_what_a_node_says_while_its_data_is_destroyed_does_not_count() -> None:
+def test_a_node_whose_data_is_being_destroyed_does_not_count() -> None:
     """Two wipes in one moment: the first was still answering when the second was looked at."""
     budget, all_sound = Budget(), {"n0": SOUND, "n1": SOUND, "n2": SOUND}
     with budget.destroying("n0"):
@@ -174,7 +174,7 @@ def test_a_torn_log_is_a_loss_until_its_owner_is_sound_again() -> None:
     assert budget.allows(Kind.TORN_TAIL, "n1", all_sound)
 
 
-def test_a_tail_is_spare_when_every_other_voter_holds_what_any_of_them_has() -> None:
+def test_a_tail_is_spare_when_all_others_hold_the_newest() -> None:
     assert newest_of([LogEnd(7, 5), LogEnd(9, 5)]) == 9
     assert newest_of([LogEnd(7, 5), None]) is None, "one that is silent may have more"
     assert newest_of([]) is None, "a single voter's tail is all there is"
@@ -213,7 +213,7 @@ def test_a_list_of_two_has_no_vote_to_spare_for_a_torn_log(kind: Kind) -> None:
     assert not Budget().allows(kind, "n1", nodes, [("n0", "n1"), ("n0", "n1", "n2")])
 
 
-def test_nothing_is_destroyed_while_the_list_of_members_is_being_changed() -> None:
+def test_nothing_is_destroyed_while_members_are_changed() -> None:
     nodes = {"n0": SOUND, "n1": SOUND, "n2": SOUND}
     assert not Budget(orders=1).allows(Kind.WIPE, "n1", nodes)
 

@@ -29,7 +29,7 @@ def doubtful(disk: SimDisk, log: EntryLog) -> bool:
     return is_doubtful(disk, PATHS, log, SEGMENT_BYTES, 0, log.end_position)
 
 
-def test_claims_doubt_entries_that_are_not_flushed() -> None:
+def test_entries_that_are_not_flushed_are_uncertain() -> None:
     disk, log = filled()
     assert not doubtful(disk, log)
     log.append(next_frame(log, 200))

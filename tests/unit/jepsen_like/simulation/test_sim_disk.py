@@ -77,7 +77,7 @@ def test_a_kill_loses_nothing_and_ends_the_calls_of_the_dead() -> None:
     assert made.mount().list_dir("/d") == ["f"]
 
 
-def test_names_that_were_not_flushed_are_lost_from_the_first_that_does_not_survive() -> None:
+def test_names_not_flushed_are_lost_from_the_first_lost_one() -> None:
     outcomes: set[tuple[str, ...]] = set()
     for seed in range(100):
         made = disk(seed)
@@ -131,7 +131,7 @@ def test_work_that_has_landed_is_durable() -> None:
         assert made.mount().read("/d/s") == b"new"
 
 
-def test_a_later_step_of_work_is_on_disk_only_when_the_earlier_ones_are() -> None:
+def test_a_later_step_is_on_disk_only_with_the_earlier_ones() -> None:
     outcomes = set()
     for seed in range(100):
         made = disk(seed)
@@ -148,7 +148,7 @@ def test_a_later_step_of_work_is_on_disk_only_when_the_earlier_ones_are() -> Non
     assert outcomes == {(b"o", b"old"), (b"n", b"old"), (b"n", b"new")}
 
 
-def test_a_failed_flush_loses_its_pages_and_is_not_made_good_by_the_next() -> None:
+def test_a_failed_flush_loses_its_pages_for_the_next_too() -> None:
     made = disk()
     mount = with_file(made)
     file = mount.open("/d/f")
@@ -174,7 +174,7 @@ def test_a_dead_process_leaves_no_pages_that_a_failed_flush_lost() -> None:
     assert made.mount().read("/d/f") == OLD * 4
 
 
-def test_a_full_disk_refuses_new_space_and_serves_what_was_reserved() -> None:
+def test_a_full_disk_serves_what_was_reserved() -> None:
     made = disk()
     mount = with_file(made)
     sparse = mount.create("/d/sparse", 10 * PAGE_BYTES, reserve=False)
@@ -228,7 +228,7 @@ def test_views_see_later_writes_and_cannot_be_written() -> None:
         file.view(4 * SECTOR_BYTES, 1)
 
 
-def test_a_lock_is_held_until_released_or_its_process_is_gone() -> None:
+def test_a_lock_is_held_until_released_or_its_process_ends() -> None:
     made = disk()
     mount = made.mount()
     claim = mount.lock("/d/lock")
@@ -242,7 +242,7 @@ def test_a_lock_is_held_until_released_or_its_process_is_gone() -> None:
 
 
 @pytest.mark.parametrize("struck", ["create", "replace", "flush", "unlink"])
-def test_a_process_killed_in_the_middle_of_an_act_has_not_done_it(struck: str) -> None:
+def test_a_process_killed_within_an_act_has_not_done_it(struck: str) -> None:
     acts = ["create", "replace", "flush", "unlink"]
     made = disk()
     mount = with_file(made)
@@ -267,7 +267,7 @@ def test_a_process_killed_in_the_middle_of_an_act_has_not_done_it(struck: str) -
     assert after.exists("/d/f")
 
 
-def test_what_a_power_cut_may_change_is_told_and_nothing_else_is() -> None:
+def test_what_a_power_cut_may_change_is_returned() -> None:
     made = disk()
     mount = with_file(made)
     file = mount.open("/d/f")
@@ -288,7 +288,7 @@ def test_what_a_power_cut_may_change_is_told_and_nothing_else_is() -> None:
     assert made.certain("/d/f") == mount.read("/d/f") != OLD * 4
 
 
-def test_bytes_under_a_name_that_may_go_are_doubtful() -> None:
+def test_bytes_under_a_name_that_may_go_are_uncertain() -> None:
     made = disk()
     mount = with_file(made)
     file = mount.create("/d/g", SECTOR_BYTES, reserve=True)
@@ -305,7 +305,7 @@ def test_bytes_under_a_name_that_may_go_are_doubtful() -> None:
 
 
 @pytest.mark.parametrize("is_work", [False, True])
-def test_a_flush_that_ends_has_waited_for_one_of_the_same_file_that_began_before(
+def test_a_flush_that_ends_has_waited_for_earlier_ones(
     is_work: bool,
 ) -> None:
     for seed in range(20):

@@ -8,15 +8,8 @@ import trio
 from jepsen_like.plans.link_fault import LinkFault
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Trace
-from jepsen_like.simulation.sim_network import (
-    PEER_PORT,
-    WINDOW_BYTES,
-    Host,
-    NodeNetwork,
-    SimListener,
-    SimNetwork,
-    SimStream,
-)
+from jepsen_like.simulation.sim_network import PEER_PORT, NodeNetwork, SimNetwork
+from jepsen_like.simulation.sim_stream import WINDOW_BYTES, Host, SimListener, SimStream
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
 
 CLIENT_PORT = 10911
@@ -97,7 +90,7 @@ def test_bytes_arrive_later_in_order_and_the_end_after_them() -> None:
     play(main)
 
 
-def test_nobody_listening_refuses_and_a_cut_link_times_out() -> None:
+def test_no_listener_refuses_and_a_cut_link_times_out() -> None:
     async def main(net: Net) -> None:
         with pytest.raises(ConnectionRefusedError):
             await net.view.connect("10.0.0.2", 1, timeout_s=2)
@@ -153,7 +146,7 @@ def test_a_killed_process_closes_its_ends_and_refuses() -> None:
     play(main)
 
 
-def test_a_machine_without_power_says_nothing_and_resets_when_it_is_back() -> None:
+def test_a_machine_without_power_resets_when_it_is_back() -> None:
     async def main(net: Net) -> None:
         ours, _ = await net.connect()
         net.network.kill(net.b, silent=True)
@@ -215,7 +208,7 @@ def test_a_slow_link_takes_its_time() -> None:
     play(main)
 
 
-def test_what_a_slow_link_still_carries_is_hurried_when_it_is_mended() -> None:
+def test_what_a_slow_link_carries_is_fast_once_mended() -> None:
     async def main(net: Net) -> None:
         net.network.set_fault("a", "b", LinkFault(delay_s=3.0))
         ours, theirs = await net.connect()
@@ -249,7 +242,7 @@ def test_frames_that_a_link_swallows_are_not_waited_for(fault: LinkFault) -> Non
     play(main)
 
 
-def test_loss_breaks_a_stream_of_clients_but_not_a_silent_link_of_members() -> None:
+def test_loss_breaks_streams_of_clients_not_of_members() -> None:
     async def main(net: Net) -> None:
         net.network.set_fault("a", "b", LinkFault(loss=1.0, silent=True))
         ours, theirs = await net.connect()
@@ -267,7 +260,7 @@ def test_loss_breaks_a_stream_of_clients_but_not_a_silent_link_of_members() -> N
     play(main)
 
 
-def test_members_frames_come_twice_and_out_of_order_but_never_broken() -> None:
+def test_members_frames_come_twice_and_reordered_but_whole() -> None:
     async def main(net: Net) -> None:
         net.network.set_fault("a", "b", LinkFault(duplicate=0.3, reorder=0.3))
         ours, theirs = await net.connect(PEER_PORT)

@@ -133,7 +133,7 @@ def test_a_clock_has_offset_drift_and_jumps() -> None:
     run_virtual(1, main)
 
 
-def test_sleeps_of_one_length_end_at_instants_of_their_own() -> None:
+def test_waits_of_one_length_end_at_instants_of_their_own() -> None:
     async def main(time: VirtualTime) -> set[float]:
         ends: set[float] = set()
 
