@@ -1,8 +1,8 @@
-"""Consume queues: for each queue its 20-byte units, which point into the commit log.
+"""A consume queue: its 20-byte units, which point into the commit log.
 
-A queue has files of its own, or its newest units stand with those of others in a shared file
+It has files of its own, or its newest units stand with those of others in a shared file
 (`commitlog.shared_units`): they do until a flush has made a file for them, and while as many files
-are open as may be. Making a file takes a millisecond, which a put does not spend.
+are open as may be.
 
 Units are derived from committed entries only and can be written again at any time. How many units
 count is not recorded here: the state tables own each queue's min and max offset, so bytes at or
@@ -13,273 +13,28 @@ Spec: docs/reference/formats.md, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
-from typing import Final
+import errno
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from commitlog.consume_queue_flush import ConsumeQueueFlush, Move, Part
+from commitlog.consume_queue_flush import Move, Part
 from commitlog.errors import (
     InvariantBroken,
     OffsetOutOfRangeError,
 )
-from commitlog.queue_files import QueueFiles
+from commitlog.lost_files import QueueKey
 from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units, fillers
-from commitlog.seams import Disk
-from commitlog.shared_units import Row, RowKind, SharedUnits, Tail
+from commitlog.shared_units import Row, RowKind, Tail
 
-UNITS_PER_FILE: Final = 300_000
-"""RocketMQ's file of 6,000,000 bytes."""
-
-MAX_OPEN_FILES: Final = 200
-"""Open consume queue files, a descriptor each: they are read by `pread`. 1,024 descriptors is
-the usual limit of a process."""
-
-EAGER_QUEUES: Final = 1_000
-"""Queues with files that are looked for when the store is opened; with more of them each is looked
-for when it is asked for, so that a start does not read a hundred thousand folders."""
-
-SHARED_BYTES_MAX: Final = 32 << 20
-"""Shared units in memory. Beyond it units are written into files of their queue at once."""
+if TYPE_CHECKING:
+    from commitlog.consume_queue_store import ConsumeQueueStore
 
 SHARED_QUEUE_BYTES: Final = 32 << 10
 """Shared units of one queue; with more of them it gets files of its own at the next flush."""
 
-MOVED_TOGETHER: Final = 256
-"""Queues that one flush gives files of their own: about a quarter of a second of a worker."""
-
 _NAME_DIGITS: Final = 20
-
-
-class ConsumeQueueStore:
-    """All consume queues below one folder: ``<root>/<topic>/<queue id>/<20-digit byte offset>``.
-
-    Not thread-safe; only the job that `begin_flush` returns may run elsewhere.
-    """
-
-    __slots__ = (
-        "_changes",
-        "_dirty",
-        "_dirty_folders",
-        "_disk",
-        "_files",
-        "_last_flush",
-        "_late_folders",
-        "_long",
-        "_moving",
-        "_on_unreadable",
-        "_queues",
-        "_queues_of",
-        "_root",
-        "_shared",
-        "_shared_bytes",
-        "_sharing",
-        "_topics_with_files",
-        "units_per_file",
-    )
-
-    def __init__(
-        self,
-        disk: Disk,
-        root: str,
-        units_per_file: int = UNITS_PER_FILE,
-        *,
-        max_open_files: int = MAX_OPEN_FILES,
-        on_unreadable: Callable[[str, OSError], None] = lambda _path, _error: None,
-    ) -> None:
-        """Find the queues below *root*.
-
-        Args:
-            max_open_files: Files kept open; fewer where the process has no descriptor left.
-            on_unreadable: Called with the path of a file that cannot be read, and why.
-        Raises:
-            ForeignStoreError: Their files have another size.
-            CorruptStoreError: Units are lost; after `remove_all` they can be derived again.
-        """
-        self._disk = disk
-        self._root = root
-        self._on_unreadable = on_unreadable
-        self.units_per_file = units_per_file
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._queues_of: dict[str, dict[int, ConsumeQueue]] = {}
-        self._files = QueueFiles(disk, self.file_bytes, max_open_files, self._note_folder)
-        self._dirty: set[str] = set()
-        self._dirty_folders: set[str] = set()
-        self._last_flush: ConsumeQueueFlush | None = None
-        self._shared = SharedUnits(disk, shared_folder(root))
-        self._shared_bytes = 0
-        # Queues with shared units, those that have had some for the longest time first; and those
-        # of them that have too many.
-        self._sharing: dict[ConsumeQueue, None] = {}
-        self._long: dict[ConsumeQueue, None] = {}
-        # Changes of shared units since the last flush.
-        self._changes: list[Row] = []
-        # Those whose shared units the last flush moves into files, in its order.
-        self._moving: list[ConsumeQueue] = []
-        # Topics that were deleted while a flush made files of theirs: nothing else makes any.
-        self._late_folders: set[str] = set()
-        disk.make_dir(root)  # durably: folders of topics are not made so
-        self._topics_with_files = set(disk.list_dir(root))
-        self._find()
-
-    def _find(self) -> None:
-        for topic, tails in self._shared.tails.items():
-            for queue_id, tail in tails.items():
-                self.queue(topic, queue_id)._take_shared(tail)
-        eager = 0
-        for topic in sorted(self._topics_with_files):
-            for name in self._disk.list_dir(f"{self._root}/{topic}"):
-                if name.isdecimal():
-                    self.queue(topic, int(name))._check()
-                    eager += 1
-                if eager >= EAGER_QUEUES:
-                    return
-
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue; files are made when they are needed."""
-        queue = self._queues.get((topic, queue_id))
-        if queue is None:
-            if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
-                raise InvariantBroken(f"topic {topic!r} cannot name a folder")
-            if queue_id < 0:
-                raise InvariantBroken(f"queue id {queue_id} of {topic} is negative")
-            queue = ConsumeQueue(self, topic, queue_id)
-            self._queues[topic, queue_id] = queue
-            self._queues_of.setdefault(topic, {})[queue_id] = queue
-        return queue
-
-    def queues(self) -> Sequence[ConsumeQueue]:
-        """Return the queues that were asked for, or found at the start, in no special order.
-
-        Those with shared units are all among them, those with files while there are less than
-        `EAGER_QUEUES`.
-        """
-        return list(self._queues.values())
-
-    def delete_topic(self, topic: str) -> None:
-        """Remove all queues of *topic* and their files; arrays read before stay valid."""
-        had_shared = is_moving = False
-        for queue in self._queues_of.pop(topic, {}).values():
-            del self._queues[topic, queue.queue_id]
-            had_shared |= queue._has_shared
-            is_moving |= queue._is_moving
-            queue._forget()
-        if had_shared:
-            self._changes.append(Row(RowKind.TOPIC_DELETED, topic))
-        if topic not in self._topics_with_files:
-            return
-        folder = f"{self._root}/{topic}"
-        self._dirty_folders = {
-            path for path in self._dirty_folders if not f"{path}/".startswith(f"{folder}/")
-        }
-        if is_moving:
-            self._late_folders.add(topic)
-            return
-        self._remove_folder(topic)
-
-    def _remove_folder(self, topic: str) -> None:
-        self._topics_with_files.discard(topic)
-        self._disk.remove_tree(f"{self._root}/{topic}")
-        self._disk.flush_dir(self._root)
-
-    def begin_flush(self) -> ConsumeQueueFlush:
-        """Return the job that makes all units put so far durable.
-
-        What an earlier job did not come to is in it again.
-        """
-        last, self._last_flush = self._last_flush, None
-        if last is not None:
-            self._end_flush(last)
-        moves = self._begin_moves()
-        job = ConsumeQueueFlush(
-            self._disk,
-            sorted(self._dirty),
-            sorted(self._dirty_folders),
-            shared=self._shared,
-            changes=self._changes,
-            moves=moves,
-            file_bytes=self.file_bytes,
-        )
-        self._last_flush = job
-        self._dirty = set()
-        self._dirty_folders = set()
-        self._changes = []
-        return job
-
-    def _end_flush(self, job: ConsumeQueueFlush) -> None:
-        """Take in what *job*, which has ended, came to."""
-        if not job.done:
-            self._dirty.update(job.paths)
-            self._dirty_folders.update(job.folders)
-            self._changes = [*job.changes, *self._changes]
-        for queue, move in zip(self._moving, job.moves, strict=True):
-            queue._end_move(move.end if job.has_moved else None)
-        for topic in self._late_folders:
-            self._remove_folder(topic)
-        self._late_folders.clear()
-
-    def _begin_moves(self) -> list[Move]:
-        """Choose queues that get files of their own, as many as one flush is to make."""
-        chosen = list(islice(self._long, MOVED_TOGETHER))
-        wanted = MOVED_TOGETHER - len(chosen)
-        if self._shared_bytes <= SHARED_BYTES_MAX // 2:
-            # A store of few queues gives each its files, as RocketMQ has them.
-            wanted = min(wanted, self._files.most - len(self._topics_with_files))
-        if wanted > 0:
-            chosen += [queue for queue in islice(self._sharing, wanted) if queue not in self._long]
-        self._moving = chosen
-        return [queue._begin_move() for queue in chosen]
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of a file."""
-        return self.units_per_file * UNIT_BYTES
-
-    @property
-    def shared_bytes(self) -> int:
-        """Size of the units that are in no file of their queue."""
-        return self._shared_bytes
-
-    def _may_share(self, size: int, *, lacks_file: bool) -> bool:
-        """Whether units may be shared ones: of a file that is not there, or is not open."""
-        is_wanted = lacks_file or len(self._files) >= self._files.most
-        return is_wanted and self._shared_bytes + size <= SHARED_BYTES_MAX
-
-    def flush(self) -> None:
-        """Make all units put so far durable.
-
-        Raises:
-            FlushFailedError: The node must stop.
-        """
-        self.begin_flush().run()
-
-    def close(self) -> None:
-        """Give all descriptors back; what was not flushed stays in the page cache, or is lost."""
-        self._shared.close()
-        self._files.close()
-
-    def _note_folder(self, folder: str) -> None:
-        """Note a folder in which a file was made: its names are to be flushed, too.
-
-        It may be new, and so may be the one of its topic.
-        """
-        self._dirty_folders.update((folder, folder.rpartition("/")[0], self._root))
-
-    def _drop(self, path: str) -> None:
-        self._dirty.discard(path)
-        self._files.drop(path)
-
-
-def shared_folder(root: str) -> str:
-    """Return where the units of many queues stand together, beside their folder *root*."""
-    return f"{root}.shared"
-
-
-def remove_all(disk: Disk, root: str) -> None:
-    """Remove all there is of the queues below *root*: it is to be derived from the log."""
-    disk.remove_tree(root)
-    disk.remove_tree(shared_folder(root))
 
 
 class ConsumeQueue:
@@ -306,6 +61,14 @@ class ConsumeQueue:
         # Those that a flush moves into files, as they were then; None when it does not.
         self._moving: Tail | None = None
         self._wanted_min = 0
+
+    @property
+    def _key(self) -> QueueKey:
+        return self.topic, self.queue_id
+
+    @property
+    def _is_known(self) -> bool:
+        return self._store._queues.get(self._key) is self
 
     @property
     def _folder(self) -> str:
@@ -467,6 +230,14 @@ class ConsumeQueue:
         if len(units) and not self._share(first_queue_offset, units):
             self._put_files(first_queue_offset, units)
 
+    def put_again(self, first_queue_offset: int, units: Units) -> None:
+        """Write units into a file that was made again, over whatever is there; as `put`."""
+        self._put_files(first_queue_offset, units)
+
+    def has_file(self, begin: int) -> bool:
+        """Whether there is a file whose first unit is that of offset *begin*."""
+        return begin in self._begins
+
     def _put_files(self, first: int, units: Units) -> None:
         begin, within = self._locate(first)
         if within + len(units) <= self._store.units_per_file:
@@ -487,6 +258,8 @@ class ConsumeQueue:
 
     def _put_file(self, begin: int, within: int, units: Units) -> None:
         path = self._path(begin)
+        if not self._store.lost.takes_units(self._key, begin):
+            return  # they are put again from the log, with the others
         if begin in self._begins:
             file = self._store._files.open(path)
         else:
@@ -495,8 +268,11 @@ class ConsumeQueue:
             self._begins.add(begin)
             if within:
                 file.write_at(0, fillers(within))
-        file.write_at(within * UNIT_BYTES, np.ascontiguousarray(units, UNIT_DTYPE).tobytes())
         self._store._dirty.add(path)
+        try:
+            file.write_at(within * UNIT_BYTES, np.ascontiguousarray(units, UNIT_DTYPE).tobytes())
+        except OSError as error:
+            self._store._lose(self, path, error)  # the rest of a page cannot be read
 
     def read(self, first: int, count: int) -> Units:
         """Return a read-only copy of *count* units from *first* on.
@@ -520,12 +296,15 @@ class ConsumeQueue:
                 raise OffsetOutOfRangeError(
                     f"{self.topic} queue {self.queue_id} has no file for queue offset {offset}"
                 )
-            file = self._store._files.open(self._path(begin))
+            path = self._path(begin)
+            if not self._store.lost.gives_units(self._key, begin):
+                raise OSError(errno.EIO, "units are being put again from the log", path)
+            file = self._store._files.open(path)
             try:
                 # Not a view: a bad sector below that ends the process.
                 parts.append(file.read(within * UNIT_BYTES, part * UNIT_BYTES))
             except OSError as error:
-                self._store._on_unreadable(file.path, error)
+                self._store._lose(self, path, error)
                 raise
         data = b"".join([*parts, late]) if parts else late
         return np.frombuffer(data, UNIT_DTYPE)
@@ -579,6 +358,7 @@ class ConsumeQueue:
 
     def _remove(self, begin: int) -> None:
         path = self._path(begin)
+        self._store.lost.forget(self._key, begin)
         self._store._drop(path)
         self._store._disk.unlink(path)
         self._store._dirty_folders.add(self._folder)
@@ -589,6 +369,7 @@ class ConsumeQueue:
             gone, self._tail = len(self._tail.units), None
             self._count(-gone)
         for begin in self._known_begins or ():
+            self._store.lost.forget(self._key, begin)
             self._store._drop(self._path(begin))
         self._known_begins = set()
         self._moving = None

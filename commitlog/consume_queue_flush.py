@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from commitlog.lost_files import QueueKey
 from commitlog.queue_files import made
 from commitlog.queue_unit import UNIT_BYTES, fillers
-from commitlog.seams import Disk
+from commitlog.seams import CANNOT_BE_READ, Disk
 from commitlog.shared_units import Row, RowKind, SharedUnits
 
 FLUSH_TOGETHER: Final = 256
@@ -47,6 +48,7 @@ class ConsumeQueueFlush:
         "has_moved",
         "moves",
         "paths",
+        "unreadable",
     )
 
     def __init__(
@@ -69,6 +71,9 @@ class ConsumeQueueFlush:
         self.moves = moves
         self.has_moved = False
         self.done = False
+        self.unreadable: dict[QueueKey, tuple[str, OSError]] = {}
+        """Queues whose shared units stay: a file of theirs could not be written, as the disk does
+        not give the rest of a page back."""
 
     def run(self) -> None:
         """Make it durable: shared units first, then files, then what has left the shared ones.
@@ -84,7 +89,11 @@ class ConsumeQueueFlush:
         if self.moves:
             self._write_moves()
             self._shared.write(
-                [Row(RowKind.FROM, move.topic, move.queue_id, move.end) for move in self.moves]
+                [
+                    Row(RowKind.FROM, move.topic, move.queue_id, move.end)
+                    for move in self.moves
+                    if (move.topic, move.queue_id) not in self.unreadable
+                ]
             )
             self.has_moved = True
 
@@ -109,23 +118,34 @@ class ConsumeQueueFlush:
         parts = [part for move in self.moves for part in move.parts]
         many = len(parts) > FLUSH_TOGETHER
         folders: set[str] = set()
-        for path, within, units in parts:
-            folder = path.rpartition("/")[0]
-            if many:
-                self._disk.make_dir(folder, durably=False)
-            file, is_new = made(self._disk, path, self._file_bytes)
-            try:
-                if is_new and within:
-                    file.write_at(0, fillers(within))
-                file.write_at(within * UNIT_BYTES, units)
-                if not many:
-                    file.flush()
-            finally:
-                file.close()
-            topic = folder.rpartition("/")[0]
-            folders.update((folder, topic, topic.rpartition("/")[0]) if is_new else ())
+        for move in self.moves:
+            for part in move.parts:
+                try:
+                    folders.update(self._write_part(part, many))
+                except OSError as error:
+                    if error.errno not in CANNOT_BE_READ:
+                        raise
+                    self.unreadable[move.topic, move.queue_id] = part.path, error
         if many:
             self._disk.flush_all([part.path for part in parts], sorted(folders))
         else:
             for folder in sorted(folders):
                 self._disk.flush_dir(folder)
+
+    def _write_part(self, part: Part, many: bool) -> Sequence[str]:
+        """Write units into their file; return the folders whose names have changed."""
+        path, within, units = part
+        folder = path.rpartition("/")[0]
+        if many:
+            self._disk.make_dir(folder, durably=False)
+        file, is_new = made(self._disk, path, self._file_bytes)
+        try:
+            if is_new and within:
+                file.write_at(0, fillers(within))
+            file.write_at(within * UNIT_BYTES, units)
+            if not many:
+                file.flush()
+        finally:
+            file.close()
+        topic = folder.rpartition("/")[0]
+        return (folder, topic, topic.rpartition("/")[0]) if is_new else ()

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from client.core.routes import NameServers
-from commitlog.consume_queue import MAX_OPEN_FILES
+from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError

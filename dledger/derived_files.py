@@ -5,18 +5,20 @@ They are written on apply only, and can be thrown away: the next start makes the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
 import structlog
 
-from commitlog.consume_queue import ConsumeQueueStore, remove_all
+from commitlog.consume_queue_store import ConsumeQueueStore, remove_all
 from commitlog.derive import Derived
+from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError
 from commitlog.key_index import KeyIndex
 from commitlog.mark import Anchor
 from commitlog.seams import Disk
 from commitlog.store_paths import StorePaths
 from dledger.key_indexing import KeyIndexing
+from dledger.queue_repair import QueueRepair
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 from dledger.store_settings import StoreSettings
 
@@ -29,7 +31,8 @@ class DerivedFiles:
     Attributes:
         queues, key_index, keys: Replaced by `begin_empty`.
         begun_later: Queues that begin in a later file than the first one they may have.
-        derives_again: Queues were lost before this start: the replay makes all of them.
+        derives_again: Queues were lost, and a checkpoint does not have them yet: they were before
+            this start, and the replay makes all of them, or files of theirs were made again.
     """
 
     def __init__(
@@ -37,12 +40,12 @@ class DerivedFiles:
         disk: Disk,
         paths: StorePaths,
         settings: StoreSettings,
-        on_keys_behind: Callable[[], object],
+        on_behind: Callable[[], object],
     ) -> None:
         self._disk = disk
         self._paths = paths
         self._settings = settings
-        self._on_keys_behind = on_keys_behind
+        self._on_behind = on_behind
         self.begun_later: set[QueueKey] = set()
         self._open()
 
@@ -70,7 +73,8 @@ class DerivedFiles:
             mark=self._paths.key_index_mark,
         )
         self.keys = KeyIndexing(self.key_index)
-        self.keys.on_behind = self._on_keys_behind
+        self.keys.on_behind = self._on_behind
+        self.queue_repair = QueueRepair(self.queues)
 
     def _open_queues(self) -> ConsumeQueueStore:
         return ConsumeQueueStore(
@@ -87,18 +91,41 @@ class DerivedFiles:
                 "consume_queue_unreadable",
                 path=path,
                 error=str(error),
-                next_step="restart this broker: it derives its queues from the log again",
+                next_step="nothing: its units are put again from the log",
             )
             self._lost = True
             self._note_lost()
+        self._on_behind()
 
     def _note_lost(self) -> None:
         """Write down that queues are lost, until a checkpoint has them again."""
         self._disk.replace(self._paths.derived_lost, b"queues\n")
 
     @property
+    def is_behind(self) -> bool:
+        """Whether units or keys of applied entries may be missing."""
+        return self.keys.is_behind or self.queue_repair.is_behind
+
+    def put_units_again(
+        self,
+        entry_log: EntryLog,
+        last: int,
+        delays: Mapping[int, int],
+        max_bytes: int,
+    ) -> bool:
+        """Put units of lost files again; see `QueueRepair.step`."""
+        repair = self.queue_repair
+        if not repair.is_behind:
+            return False
+        if repair.step(entry_log, last, delays, max_bytes):
+            return True
+        self._lost = False
+        self.derives_again = True
+        return False
+
+    @property
     def are_again(self) -> bool:
-        """Whether those that were lost before this start were derived, and none was lost since."""
+        """Whether those that were lost were derived, and none was lost since."""
         return self.derives_again and not self._lost
 
     def end_deriving(self) -> None:

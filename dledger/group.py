@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from commitlog.consume_queue import ConsumeQueueStore
+from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.entry_log import EntryLog
 from commitlog.key_index import KeyIndex
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
@@ -34,8 +34,8 @@ from dledger.raft.settings import RaftSettings
 from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
+from dledger.services.derived_repair import DerivedRepair
 from dledger.services.fence import fenced
-from dledger.services.key_index_repair import KeyIndexRepair
 from dledger.services.scrub import ScrubService
 from dledger.store import ReplicaStore
 from remoting.frame_room import FrameRoom
@@ -124,7 +124,7 @@ class Group(Proposals):
         self.on_applied = self._applier.on_applied
         self.on_units = self._applier.on_units
         self.waiting_reads = self._applier.waiting_reads
-        self._key_index_repair = KeyIndexRepair(
+        self._derived_repair = DerivedRepair(
             store,
             clock=clock,
             executor=executor,
@@ -356,7 +356,7 @@ class Group(Proposals):
             nursery.start_soon(self.maintenance.install_snapshots)
             nursery.start_soon(self._leadership_loop)
             nursery.start_soon(self.scrub.run)
-            nursery.start_soon(self._key_index_repair.run)
+            nursery.start_soon(self._derived_repair.run)
             await nursery.start(self._links.run)
             task_status.started()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from commitlog.consume_queue import ConsumeQueueStore
+from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.entry import RecordBatch
 from commitlog.errors import MQError, Outcome
 from commitlog.key_index import KeyIndex

@@ -17,7 +17,7 @@ from commitlog.errors import CorruptEntryError, DiskFullError, OffsetOutOfRangeE
 from commitlog.key_index import KeyIndex, KeyIndexFlush
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from commitlog.entry_log import EntryLog
 
@@ -28,6 +28,39 @@ KEYS_ARE_MISSING: Final = "keys are being put into the key index again; ask agai
 
 TO_BE_FOUND: Final = 0
 """Stands for the entry from which on keys are missing, until it is searched."""
+
+
+def walk(
+    entry_log: EntryLog,
+    first: int,
+    last: int,
+    delays: Mapping[int, int],
+    max_bytes: int,
+    *,
+    skip_damaged: bool,
+) -> Iterator[tuple[int, Derived | None]]:
+    """Yield the entries from *first* to *last* with what follows from them, some at a time.
+
+    Args:
+        delays: Of levels, in milliseconds.
+        max_bytes: Stop after this number of bytes of entries; at least one is read.
+        skip_damaged: Yield None for an entry that cannot be read.
+    Raises:
+        CorruptEntryError: An entry waits for its repair.
+    """
+    left = max_bytes
+    for index in range(max(first, entry_log.first_index), last + 1):
+        if left <= 0:
+            return
+        try:
+            frame = entry_log.frame(index)
+        except CorruptEntryError:
+            if not skip_damaged:
+                raise
+            yield index, None
+        else:
+            left -= len(frame)
+            yield index, derive(frame, parse_header(frame), delay_ms=delays)
 
 
 class KeyIndexing:
@@ -125,23 +158,16 @@ class KeyIndexing:
         if self.next_index == TO_BE_FOUND:
             self.next_index = self._first_missing(entry_log)
             log.warning("key_index_is_made_again", first=self.next_index, last=last)
-        index = max(self.next_index, entry_log.first_index)
-        left = max_bytes
-        while index <= last and left > 0:
-            try:
-                frame = entry_log.frame(index)
-            except CorruptEntryError:
-                if not skip_damaged:
-                    self.next_index = index
-                    raise
-            else:
-                left -= len(frame)
-                derived = derive(frame, parse_header(frame), delay_ms=delays)
-                if len(derived.key_hashes) and not self._put(derived):
-                    return True
-            index += 1
-        self.next_index = index if index <= last else None
-        return index <= last
+        for index, derived in walk(
+            entry_log, self.next_index, last, delays, max_bytes, skip_damaged=skip_damaged
+        ):
+            if derived is not None and len(derived.key_hashes) and not self._put(derived):
+                return True
+            self.next_index = index + 1
+        if self.next_index <= last:
+            return True
+        self.next_index = None
+        return False
 
     def _first_missing(self, entry_log: EntryLog) -> int:
         try:

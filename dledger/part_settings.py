@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable
 from typing import Final
 
-from commitlog.consume_queue import MAX_OPEN_FILES
+from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.errors import ConfigError
 from commitlog.queue_unit import UNIT_BYTES
 from commitlog.record import pack_host

@@ -30,11 +30,12 @@ from commitlog.errors import (
 )
 from commitlog.mark import Anchor, Mark
 from commitlog.recovery import DamagedLogError
-from commitlog.seams import Disk, Lock
+from commitlog.seams import CANNOT_BE_READ, Disk, Lock
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.checkpointing import Checkpointing, TableImage
 from dledger.derived_files import DerivedFiles
+from dledger.queue_repair import ATTEMPTS_MAX
 from dledger.replica_records import DamageRecord, InstallationRecord, Phase
 from dledger.state.apply import (
     Applied,
@@ -46,10 +47,13 @@ from dledger.state.apply import (
 )
 from dledger.state.snapshot import load_checked
 from dledger.state.state_record import QueueFloorsChange
-from dledger.state.tables import StateTables
+from dledger.state.tables import QueueBounds, StateTables
 from dledger.store_settings import StoreSettings, delays_of_levels
 
 log = structlog.get_logger(__name__)
+
+REPAIR_STEP_BYTES: Final = 16 << 20
+"""Entries read in one go for units that cannot wait."""
 
 DAMAGED: Final = b"damaged"
 TORN: Final = b"torn"
@@ -105,9 +109,9 @@ class ReplicaStore:
         self.restored_commit_index = min(committed, self.log.last_index)
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
         self._delays = delays_of_levels(settings.delay_levels_ms)
-        self.on_keys_behind: Callable[[], object] = lambda: None
-        """Called when keys of applied entries are to be put again."""
-        self.derived = DerivedFiles(disk, self.paths, settings, self._note_keys_behind)
+        self.on_derived_behind: Callable[[], object] = lambda: None
+        """Called when units or keys of applied entries are to be put again."""
+        self.derived = DerivedFiles(disk, self.paths, settings, self._note_derived_behind)
         self._refer_to_derived()
         self.derived_index = self.log.first_index - 1
         self._alone = 0
@@ -184,8 +188,8 @@ class ReplicaStore:
             self.torn = self.damaged = False
             self._note_doubt()
 
-    def _note_keys_behind(self) -> None:
-        self.on_keys_behind()
+    def _note_derived_behind(self) -> None:
+        self.on_derived_behind()
 
     def _refer_to_derived(self) -> None:
         derived = self.derived
@@ -548,7 +552,7 @@ class ReplicaStore:
             self.queues.delete_topic(topic)
         if applied.floor_moved:
             floor = self.tables.floor.position
-            raise_min_offsets(self.tables, partial(self.derived.first_kept, floor=floor))
+            raise_min_offsets(self.tables, partial(self._first_kept, floor=floor))
         for change in applied.changes:
             if isinstance(change, QueueFloorsChange):
                 self.derived.begun_later.update(
@@ -556,6 +560,29 @@ class ReplicaStore:
                 )
         self.image.copy_changes()
         return applied
+
+    def _first_kept(
+        self, topic: str, queue_id: int, bounds: QueueBounds, floor: int
+    ) -> tuple[int, int]:
+        """Return what `DerivedFiles.first_kept` does; a file that cannot be read is made again.
+
+        Here and now: what is being applied cannot wait, and all replicas need the same answer.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return self.derived.first_kept(topic, queue_id, bounds, floor)
+            except OSError as error:
+                if error.errno not in CANNOT_BE_READ:
+                    raise
+            while self.put_missing_units(REPAIR_STEP_BYTES):
+                pass
+        return self.derived.first_kept(topic, queue_id, bounds, floor)
+
+    def put_missing_units(self, max_bytes: int) -> bool:
+        """Put units that queue files lack, of a few entries; see `QueueRepair.step`."""
+        if self.refilling:
+            return False
+        return self.derived.put_units_again(self.log, self.derived_index, self._delays, max_bytes)
 
     def put_missing_keys(self, max_bytes: int, *, skip_damaged: bool) -> bool:
         """Put keys of applied entries that the key index lacks; see `KeyIndexing.step`."""
@@ -575,7 +602,7 @@ class ReplicaStore:
         tables = self.tables
         if self.refilling or index < self.log.first_index or tables.applied_index > index:
             return None
-        if (index, tables.applied_index) == self._saved:
+        if (index, tables.applied_index) == self._saved and not self.derived.are_again:
             return None
         mark = Mark(
             index=index,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from commitlog.consume_queue import MAX_OPEN_FILES
+from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.seams import UtcOffset, utc
 
 MAX_DELAY_LEVELS: Final = 64

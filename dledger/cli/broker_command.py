@@ -195,7 +195,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorSh
 
     Both listeners' connections count: the VIP channel takes a part of those of the other.
     """
-    from commitlog.consume_queue import MAX_OPEN_FILES
+    from commitlog.consume_queue_store import MAX_OPEN_FILES
 
     server, open_files = config.server, raise_open_files()
     wanted = server.max_connections + _fast_connections(config, server.max_connections)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Protocol
 
-from commitlog.consume_queue import ConsumeQueueStore
+from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.entry_log import EntryLog
 from commitlog.errors import MQError
 from commitlog.record import decode_record

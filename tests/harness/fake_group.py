@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from commitlog.consume_queue import ConsumeQueueStore
+from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.derive import DEFAULT_DELAY_MS, derive
 from commitlog.disk import OsDisk
 from commitlog.entry import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commitlog.consume_queue import MAX_OPEN_FILES
+from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.record import encode_record, pack_host

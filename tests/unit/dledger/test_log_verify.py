@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commitlog.consume_queue import ConsumeQueueStore
+from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.derive import derive
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op

@@ -1,7 +1,7 @@
-"""A key index whose files the disk does not give back is made again from the log, meanwhile.
+"""Derived files that the disk does not give back are made again from the log, meanwhile.
 
-Nothing waits for it: sends and pulls go on, and a query for a key that is not found is to be asked
-again later.
+Sends go on, and pulls of all units that can be read. A query for a key that is not found is to be
+asked again later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remoting.seams import Clock, Executor
 log = structlog.get_logger(__name__)
 
 STEP_BYTES: Final = 256 << 10
-"""Entries whose keys are put in one go: one or two milliseconds of the event loop."""
+"""Entries whose units or keys are put in one go: one or two milliseconds of the event loop."""
 
 STEP_PAUSE_S: Final = 0.01
 """Between two of these: a quarter of a gigabyte of log in ten seconds, and time for all else."""
@@ -32,8 +32,8 @@ COMPLETION: Final = "key index"
 """Name under which the executor measures the flush at the end."""
 
 
-class KeyIndexRepair:
-    """Puts missing keys, on every replica, whatever its role.
+class DerivedRepair:
+    """Puts missing units and keys, on every replica, whatever its role.
 
     Args:
         store: Of this replica.
@@ -56,7 +56,7 @@ class KeyIndexRepair:
         self._lock = lock
         self._can_be_repaired = can_be_repaired
         self._wake = Wakeup()
-        store.on_keys_behind = self._wake.set
+        store.on_derived_behind = self._wake.set
         self._wake.set()
 
     async def run(self) -> None:
@@ -68,26 +68,34 @@ class KeyIndexRepair:
         reason = ""
         while True:
             await self._wake.wait()
-            while self._store.keys.is_behind:
+            while self._store.derived.is_behind:
                 try:
                     await self._go_on()
                 except (CorruptEntryError, CorruptStoreError, DiskFullError) as error:
                     if str(error) != reason:
                         reason = str(error)
-                        log.warning("key_index_repair_waits", reason=reason)
+                        log.warning("repair_of_derived_files_waits", reason=reason)
                     await self._clock.sleep(RETRY_S)
 
     async def _go_on(self) -> None:
-        store = self._store
         async with self._lock:
-            skip_damaged = not self._can_be_repaired()
-            if not store.put_missing_keys(STEP_BYTES, skip_damaged=skip_damaged):
-                job = store.keys.begin_completion()
-                if job is not None:
-                    index = store.key_index
-                    try:
-                        await self._executor.run(job.run, kind=COMPLETION)
-                    finally:
-                        index.end_completion(job)
-                    log.info("key_index_is_whole", files_lost=index.files_lost)
+            try:
+                self._store.put_missing_units(STEP_BYTES)
+            finally:
+                # Whatever units wait for, keys do not.
+                if self._store.keys.is_behind:
+                    await self._put_keys()
         await self._clock.sleep(STEP_PAUSE_S)
+
+    async def _put_keys(self) -> None:
+        store = self._store
+        skip_damaged = not self._can_be_repaired()
+        if not store.put_missing_keys(STEP_BYTES, skip_damaged=skip_damaged):
+            job = store.keys.begin_completion()
+            if job is not None:
+                index = store.key_index
+                try:
+                    await self._executor.run(job.run, kind=COMPLETION)
+                finally:
+                    index.end_completion(job)
+                log.info("key_index_is_whole", files_lost=index.files_lost)
