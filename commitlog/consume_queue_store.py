@@ -267,7 +267,7 @@ class ConsumeQueueStore:
         """Note that the disk does not give a file back.
 
         Raises:
-            OSError: That is not what the error says.
+            OSError: The error is another one.
         """
         if error.errno not in CANNOT_BE_READ:
             raise error

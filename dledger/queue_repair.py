@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ATTEMPTS_MAX: Final = 8
-"""Repairs in a row by who cannot wait for one: each may find one more bad file."""
+"""Repairs in a row where apply waits for them: each may find one more bad file."""
 
 
 class QueueRepair:
