@@ -89,6 +89,8 @@ class Settings(msgspec.Struct, frozen=True):
         late_max_ns: How late a delayed message may come, time without a leader included; None: as
             late as it likes.
         idempotent: Producers are idempotent: what each sends stays in order.
+        keeps_all: No retention is set: no message may be removed. False: some may, or it is not
+            known.
         rows_max: Rows that a check which cannot be split may want.
     """
 
@@ -100,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True):
     immunity_ns: int = 0
     late_max_ns: int | None = None
     idempotent: bool = False
+    keeps_all: bool = False
     rows_max: int = ROWS_MAX
 
 
@@ -114,6 +117,7 @@ def check_everything(
     immunity_ns: int = 0,
     late_max_ns: int | None = None,
     idempotent: bool = False,
+    keeps_all: bool = False,
 ) -> list[Verdict]:
     """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
 
@@ -128,6 +132,7 @@ def check_everything(
         immunity_ns,
         late_max_ns,
         idempotent,
+        keeps_all,
     )
     try:
         source = MemorySource(history)
@@ -271,6 +276,8 @@ class _Check:
 
     def replicas_(self) -> Verdict:
         found = replicas.check_heads(self.states, self.heads, settled=self.settled)
+        if self.settings.keeps_all:
+            found += replicas.check_begins(self.heads)
         at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.heads}
         homes = [(r.key, r.home) for r in self.reports if r.home.lost or r.home.differ]
         acked = self._acked_at(homes)

@@ -2,7 +2,8 @@
 
 Checksums first: two replicas at one applied index have one chain and one digest of their tables.
 Then the queues themselves: where two replicas both hold an offset, they hold one value, and every
-acknowledged send is on every replica at the offset its acknowledgement said.
+acknowledged send is on every replica at the offset its acknowledgement said. Where no retention is
+set every queue begins at offset 0.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ QUEUES_DIFFER: Final = "replicas disagree on an offset"
 MISSING: Final = "replica without a queue"
 NOT_EQUAL: Final = "replicas did not become equal"
 LOST: Final = "acknowledged message lost"
+REMOVED: Final = "message removed without retention"
 REPORTED_MAX: Final = 8
 
 
@@ -38,6 +40,20 @@ def check_heads(
     """
     found = _check_states(states, settled=settled)
     return [*found, *_check_complete(states, heads)] if settled else found
+
+
+def check_begins(heads: list[ReplicaRead]) -> list[Violation]:
+    """Return the queues that a replica has not from the beginning, where nothing may be removed."""
+    return [
+        Violation(
+            REMOVED,
+            f"{head.topic}/{head.queue}",
+            f"{head.node} has it from offset {head.min_off} on; no retention removes messages",
+            at_ns=head.at_ns,
+        )
+        for head in sorted(heads, key=lambda head: (head.topic, head.queue, head.node))
+        if head.min_off > 0
+    ][:REPORTED_MAX]
 
 
 def verdict_of(

@@ -21,6 +21,7 @@ class Promised(TypedDict):
     lease_ns: int
     checks_max: int
     idempotent: bool
+    keeps_all: bool
 
 
 def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
@@ -34,6 +35,17 @@ def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
         lease_ns=locks.LEASE_NS if is_foreign else plan.settings.lock_lease_ns,
         checks_max=transactions.CHECKS_MAX if is_foreign else checks_max(plan.workload),
         idempotent=plan.workload.idempotent,
+        keeps_all=not is_foreign and keeps_all(plan),
+    )
+
+
+def keeps_all(plan: Plan) -> bool:
+    """Return whether no retention of the plan's brokers may remove a message.
+
+    By age they remove after three days: only a date years ahead brings that about.
+    """
+    return plan.settings.keep_segments == 0 and all(
+        step.kind is not Kind.CLOCK_YEARS for step in plan.steps
     )
 
 

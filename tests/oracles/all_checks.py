@@ -29,6 +29,7 @@ def check_row_wise(
     immunity_ns: int = 0,
     late_max_ns: int | None = None,
     idempotent: bool = False,
+    keeps_all: bool = False,
 ) -> list[Verdict]:
     """Return one verdict per checker; arguments as of `jepsen_like.checkers.all_checks`."""
     operations = history.operations
@@ -41,7 +42,10 @@ def check_row_wise(
                 history, clock_error_ns=clock_error_ns, drained=settled, late_max_ns=late_max_ns
             ),
         ),
-        checked(replicas.NAME, lambda: replicas.check_history(history, settled=settled)),
+        checked(
+            replicas.NAME,
+            lambda: replicas.check_history(history, settled=settled, keeps_all=keeps_all),
+        ),
     ]
     if batches.batches_of(operations):
         verdicts.append(checked(batches.NAME, lambda: batches.check_history(history)))

@@ -32,6 +32,8 @@ TESTS = Path(__file__).parents[1] / "unit" / "jepsen_like" / "checkers"
 WITH_TESTS_OF_THEIR_OWN = ("producer_order", "push_group", "retries", "filters")
 """Checkers of histories that are not drawn here: of idempotent producers, of push consumers, of
 messages that are given back. Their unit tests plant what they name."""
+REMOVALS = ("REMOVED",)
+"""Likewise, of `replicas`: messages may be removed here. Planted in tests of whole runs."""
 RECALLS = ("RECALLED", "TOO_LATE_EARLY")
 """Likewise, of `delayed`: nobody recalls anything here. Planted in the unit tests of recalls."""
 
@@ -58,6 +60,8 @@ def test_every_anomaly_a_checker_can_name_has_a_planter() -> None:
         del found[module]
     for name in RECALLS:
         del found["delayed"][name]
+    for name in REMOVALS:
+        del found["replicas"][name]
     assert {kind for kinds in found.values() for kind in kinds.values()} == set(PLANTERS)
     assert len(PLANTERS) * PER_KIND >= 200
 
@@ -66,6 +70,7 @@ def test_those_without_a_planter_are_planted_in_tests_of_their_own() -> None:
     found = anomalies()
     elsewhere = {module: list(found[module]) for module in WITH_TESTS_OF_THEIR_OWN}
     elsewhere["recalls"] = list(RECALLS)
+    elsewhere["whole_run_checks"] = list(REMOVALS)
     for module, names in elsewhere.items():
         assert names, module
         said = (TESTS / f"test_{module}.py").read_text(encoding="utf-8")
