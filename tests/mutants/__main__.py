@@ -181,6 +181,9 @@ def show_score(
     budget: Annotated[float, Parameter(help="CPU seconds per bug and workload.")] = BUDGET_CPU_S,
     jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,
     seed: Annotated[int, Parameter(help="First seed of every hunt.")] = 1,
+    soak: Annotated[
+        bool, Parameter(negative="--no-soak", help="With the workload of a soak, too.")
+    ] = True,
     units: Annotated[bool, Parameter(help="Run unit tests against each bug, too.")] = False,
     record: Annotated[
         Path, Parameter(help="Results are kept here, a line each; those there are not made again.")
@@ -193,7 +196,7 @@ def show_score(
     scores = {number: score for number, score in read_scores(record).items() if number in patches}
     if not render:
         left = [number for number in patches if number not in scores]
-        scores |= make_scores(left, record, budget, jobs, seed, units=units, tell=note)
+        scores |= make_scores(left, record, budget, jobs, seed, soak=soak, units=units, tell=note)
     facts = facts_of(scores, patches)
     if output == "json":
         print_json({**facts, "mutants": rows_of(scores, patches)})

@@ -22,7 +22,8 @@ acts      when the bug acts. `at once`; or `by chance P`: each call of a functio
           line for each function: until the expression over its arguments holds, the function is
           the product's own; or `in the patch when EXPRESSION`, where the function must compute
           something first
-finds     what is known to find it: `simulator`, `real brokers`, `unit tests`; or `nothing yet`
+finds     what is known to find it: `simulator`, `real brokers`, `unit tests`; or `nothing yet`,
+          where no hunt has
 unseen    why the simulator cannot find it, where that is known
 preset    the workload that a hunt plays; else drawn ones
 faults    the faults that a hunt draws from; else the usual ones

@@ -28,28 +28,27 @@ class Score(msgspec.Struct):
     Attributes:
         number: The bug.
         preset: The hunt with the workload and the faults that the patch names.
-        soak: The hunt with the default workload of a soak.
+        soak: The hunt with the default workload of a soak; None: there was none.
         units: Unit tests that import a changed module find it; None: they were not run.
         budget_cpu_s: Of each of the two hunts.
     """
 
     number: int
     preset: Hunted
-    soak: Hunted
+    soak: Hunted | None = None
     units: bool | None = None
     budget_cpu_s: float = 0.0
 
     @property
     def judges(self) -> frozenset[str]:
         """Kinds of judges that found it, in whichever hunt."""
-        found = {
-            judge for each in (self.preset, self.soak) if _is_find(each) for judge in each.judges
-        }
+        hunts = [each for each in (self.preset, self.soak) if each is not None and _is_find(each)]
+        found = {judge for each in hunts for judge in each.judges}
         return frozenset(found | {UNIT_TEST} if self.units else found)
 
 
-def _is_find(hunted: Hunted) -> bool:
-    return hunted.found and hunted.counts
+def _is_find(hunted: Hunted | None) -> bool:
+    return hunted is not None and hunted.found and hunted.counts
 
 
 def read_scores(record: Path) -> dict[int, Score]:
@@ -65,6 +64,7 @@ def make_scores(
     jobs: int,
     first_seed: int,
     *,
+    soak: bool,
     units: bool,
     tell: Callable[[str], object],
 ) -> dict[int, Score]:
@@ -72,6 +72,7 @@ def make_scores(
 
     Args:
         budget_cpu_s: Of each hunt; there are two for a bug.
+        soak: Hunt with the default workload of a soak, too.
         units: Run the unit tests near each bug, too.
         tell: Gets a line for each bug.
     """
@@ -83,10 +84,10 @@ def make_scores(
     async def one(number: int, limiter: trio.CapacityLimiter) -> None:
         async with limiter:
             (preset,) = await find([number])
-            (soak,) = await find([number], is_soak=True)
+            (of_soak,) = await find([number], is_soak=True) if soak else (None,)
         near = partial(found_by_tests_near, patches[number])
         seen = await trio.to_thread.run_sync(near) if units else None
-        score = scores[number] = Score(number, preset, soak, seen, budget_cpu_s)
+        score = scores[number] = Score(number, preset, of_soak, seen, budget_cpu_s)
         with record.open("a") as file:
             file.write(msgspec.json.encode(score).decode() + "\n")
         tell(f"{number}: {', '.join(sorted(score.judges)) or 'not found'}")
@@ -105,6 +106,7 @@ def facts_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> dict[
     """Return the counts of a score: found and planted, by judge and by workload."""
     every = [score for number, score in scores.items() if number in patches]
     run = [score for score in every if score.units is not None]
+    soaks = [score.soak for score in every if score.soak is not None]
 
     def count(scores: Iterable[Score], *judges: str) -> int:
         return sum(any(judge in score.judges for judge in judges) for score in scores)
@@ -121,9 +123,10 @@ def facts_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> dict[
         "by_unit_test": count(run, UNIT_TEST),
         "unit_tests_run_for": len(run),
         "with_own_workload": sum(_is_find(score.preset) for score in every),
-        "with_soak_workload": sum(_is_find(score.soak) for score in every),
+        "with_soak_workload": sum(map(_is_find, soaks)),
+        "soak_workload_run_for": len(soaks),
         "cpu_s_own_workload": round(sum(score.preset.cpu_s for score in every), 1),
-        "cpu_s_soak_workload": round(sum(score.soak.cpu_s for score in every), 1),
+        "cpu_s_soak_workload": round(sum(soak.cpu_s for soak in soaks), 1),
         "not_found": sorted(score.number for score in every if not score.judges),
         "act_late": sum(patch.sleeps for patch in patches.values()),
     }
@@ -131,10 +134,9 @@ def facts_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> dict[
 
 def slowest(scores: Mapping[int, Score], count: int) -> list[int]:
     """Return the bugs that the workload of a soak found last, or not at all."""
-    in_order = sorted(
-        scores.values(), key=lambda score: (_is_find(score.soak), -score.soak.cpu_s, score.number)
-    )
-    return [score.number for score in in_order[:count]]
+    soaks = [score.soak for score in scores.values() if score.soak is not None]
+    soaks.sort(key=lambda soak: (_is_find(soak), -soak.cpu_s, soak.number))
+    return [soak.number for soak in soaks[:count]]
 
 
 def compared(plain: Sequence[Hunted], guided: Sequence[Hunted]) -> dict[str, Any]:
@@ -166,7 +168,7 @@ def rows_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> list[d
             "own_workload": _shown(score.preset),
             "own_cpu_s": round(score.preset.cpu_s, 1),
             "soak": _shown(score.soak),
-            "soak_cpu_s": round(score.soak.cpu_s, 1),
+            "soak_cpu_s": round(score.soak.cpu_s, 1) if score.soak else 0.0,
             "unit_tests": {None: "not run", True: "found", False: "not found"}[score.units],
         }
         for number, patch in patches.items()
@@ -174,7 +176,9 @@ def rows_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> list[d
     ]
 
 
-def _shown(hunted: Hunted) -> str:
+def _shown(hunted: Hunted | None) -> str:
+    if hunted is None:
+        return "not hunted"
     if not hunted.found:
         return f"not in {hunted.seeds} plans"
     return f"seed {hunted.seed}: {hunted.violation}"

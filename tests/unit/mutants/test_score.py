@@ -54,6 +54,7 @@ def test_facts_count_each_judge_once_for_a_bug() -> None:
     assert (facts["by_history_checker"], facts["by_invariant"]) == (1, 1)
     assert (facts["by_assertion"], facts["by_unit_test"], facts["unit_tests_run_for"]) == (1, 1, 2)
     assert (facts["with_own_workload"], facts["with_soak_workload"]) == (1, 1)
+    assert facts["soak_workload_run_for"] == 3
     assert facts["not_found"] == [23]
     assert [row["judges"] for row in rows_of(scores, PATCHES)] == [
         f"{HISTORY}, {INVARIANT}",
@@ -72,7 +73,7 @@ def test_a_record_gives_the_newest_result_of_each_bug(tmp_path: Path) -> None:
 
 def test_slowest_are_those_not_found_then_those_found_last() -> None:
     def score(number: int, cpu_s: float, *judges: str) -> Score:
-        soak = msgspec.structs.replace(hunted(number, *judges), cpu_s=cpu_s)
+        soak = msgspec.structs.replace(hunted(number, *judges), cpu_s=float(cpu_s))
         return Score(number, hunted(number), soak)
 
     scores = {
@@ -86,3 +87,9 @@ def test_compared_sums_the_cpu_seconds_of_each_order() -> None:
     assert (facts["plain_found"], facts["guided_found"]) == (1, 2)
     assert facts["plain_cpu_s"] == facts["guided_cpu_s"] == 5.0
     assert [row["number"] for row in facts["mutants"]] == [21, 22]
+
+
+def test_a_score_without_a_soak_counts_none() -> None:
+    facts = facts_of({21: Score(21, hunted(21, HISTORY))}, PATCHES)
+    assert (facts["hunted"], facts["found"], facts["soak_workload_run_for"]) == (1, 1, 0)
+    assert slowest({21: Score(21, hunted(21, HISTORY))}, 10) == []
