@@ -25,7 +25,7 @@ store time           `StoreTime`: not far ahead of the time, where at most one d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
@@ -37,15 +37,14 @@ from dledger.state.floor_reason import FORCED, entitlement_error
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
 from dledger.state.tables import StateTables
+from jepsen_like.simulation.checked_world import CheckedWorld
+from jepsen_like.simulation.disk_copies import DiskCopies
 from jepsen_like.simulation.event_trace import Event
-from jepsen_like.simulation.promises import check_commit, check_recovered, check_stable
+from jepsen_like.simulation.node import BrokerNode
+from jepsen_like.simulation.promises import Promises, check_commit, check_recovered, check_stable
+from jepsen_like.simulation.reference_replica import ReferenceReplica
 from jepsen_like.simulation.sim_clock import EPOCH_MS
 from jepsen_like.simulation.state_digest import digests_by_field
-
-if TYPE_CHECKING:
-    from jepsen_like.simulation.node import BrokerNode
-    from jepsen_like.simulation.world import World
-
 
 GIVE_UP_ELECTIONS: Final = 3
 """An old leader that runs must have noticed within this number of election timeouts."""
@@ -60,10 +59,16 @@ class Checks:
         states: Applied index to the digest of the tables there.
     """
 
-    def __init__(self, world: World, *, compare_state_every: int) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
-        self._every = compare_state_every
+        self._every = world.settings.compare_state_every
         self.leaders: dict[int, str] = {}
+        self.promises = Promises(world, self.leaders)
+        self.floors = Floors(world)
+        self.store_time = StoreTime(world)
+        self.reference = ReferenceReplica(world)
+        self.reference.compare = self.compare_digests
+        self.copies = DiskCopies(world)
         self.committed: dict[int, int] = {}
         self.states: dict[int, tuple[str, dict[str, bytes]]] = {}
         self.last_committed = 0
@@ -94,9 +99,9 @@ class Checks:
             world.sometimes["damaged_start"] += 1
         if node.is_trusted and not group.store.damaged:
             check_recovered(world, node, group)
-        world.promises.watch(node, group)
-        world.floors.watch(group)
-        world.reference.watch(node, group)
+        self.promises.watch(node, group)
+        self.floors.watch(group)
+        self.reference.watch(node, group)
         node.seen_commit = raft.commit_index
         self.led_commit = max(self.led_commit, raft.commit_index)
         node.seen_truncations = journal.truncations
@@ -115,9 +120,9 @@ class Checks:
         def apply_and_look(last: int) -> Applied:
             result = apply_next(last)
             if node.group is group:
-                world.floors.applied(node, group, result)
-                world.store_time.applied(node, group, result)
-                world.reference.feed(node, group)
+                self.floors.applied(node, group, result)
+                self.store_time.applied(node, group, result)
+                self.reference.feed(node, group)
             return result
 
         group.store.apply_next = apply_and_look  # type: ignore[method-assign]
@@ -229,7 +234,7 @@ class Checks:
         if group.node.is_leader or self._led_to(node, group, commit):
             if commit > self.led_commit:  # else it learnt of it as a follower
                 self._counted_right(node, group, commit)
-                world.copies.counted(node, group, seen, commit)
+                self.copies.counted(node, group, seen, commit)
             self.led_commit = max(self.led_commit, commit)
         elif commit > self.led_commit:
             world.violate(
@@ -297,7 +302,7 @@ class Checks:
 
     def compare_state(self, node: BrokerNode, index: int, tables: Any) -> None:
         """Compare a replica's tables with what others had at the same index."""
-        self._world.floors.check_tables(node, index, tables)
+        self.floors.check_tables(node, index, tables)
         self.compare_digests(node.name, index, tables)
 
     def compare_digests(self, name: str, index: int, tables: StateTables) -> None:
@@ -319,7 +324,7 @@ class Floors:
         queues: Topics whose queues begin later by themselves.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
         self.floors: set[int] = set()
         self.queues: set[str] = set()
@@ -386,7 +391,7 @@ class StoreTime:
             goes back, so a group that is ahead expires messages that are not old.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
         self.ahead_max_ms: float | None = None
         self._rolled_index = 0

@@ -12,15 +12,13 @@ belief               no leader takes a member for further than that member's dis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from commitlog.errors import MQError
 from commitlog.segment import segment_base
 from dledger.group import Group
-
-if TYPE_CHECKING:
-    from jepsen_like.simulation.node import BrokerNode
-    from jepsen_like.simulation.world import World
+from jepsen_like.simulation.checked_world import CheckedWorld
+from jepsen_like.simulation.node import BrokerNode
 
 ENTRIES_MAX: Final = 16
 """Newest entries of one commit that are looked for."""
@@ -33,7 +31,7 @@ if it held it. Longer than any pause of a leader with an acknowledgement in hand
 class DiskCopies:
     """Copies of the entries of one broker group."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
 
     def counted(self, node: BrokerNode, group: Group, seen: int, commit: int) -> None:

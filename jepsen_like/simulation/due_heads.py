@@ -12,14 +12,14 @@ Due is what the date of the leader of now calls due, so that dates that differ r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
-
-if TYPE_CHECKING:
-    from dledger.state.tables import StateTables
-    from jepsen_like.simulation.node import BrokerNode
-    from jepsen_like.simulation.world import World
+from dledger.state.tables import StateTables
+from jepsen_like.simulation.checked_world import CheckedWorld
+from jepsen_like.simulation.node import BrokerNode
+from jepsen_like.simulation.reference_replica import ReferenceReplica
+from jepsen_like.simulation.steadiness import Steadiness
 
 DUE_WITHIN_S: Final = 20.0
 """Longer than a delivery that is tried again after a refusal, several times over."""
@@ -36,8 +36,12 @@ class DueHeads:
             questions; None: nothing is demanded.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(
+        self, world: CheckedWorld, reference: ReferenceReplica, steadiness: Steadiness
+    ) -> None:
         self._world = world
+        self._reference = reference
+        self._steadiness = steadiness
         self.check_after_ms: tuple[int, int] | None = None
         self._due_since_s: dict[tuple[Any, ...], float] = {}
 
@@ -47,7 +51,7 @@ class DueHeads:
         if node is None or node.group is None or node.process is None:
             self._due_since_s.clear()
             return
-        now_s, steady = world.elapsed_s, world.steadiness
+        now_s, steady = world.elapsed_s, self._steadiness
         due = self._due_at(node, node.group.state)
         before, self._due_since_s = self._due_since_s, {}
         for key, within_s in due:
@@ -62,7 +66,7 @@ class DueHeads:
 
     def _due_at(self, node: BrokerNode, state: StateTables) -> Iterator[tuple[Any, float]]:
         assert node.process is not None
-        date_ms, units = node.process.clock.wall_ms(), self._world.reference.units
+        date_ms, units = node.process.clock.wall_ms(), self._reference.units
         for topic, queue_id in state.queues:
             if topic == SCHEDULE_TOPIC:
                 offset = state.delay_progress.get(queue_id + 1, 0)

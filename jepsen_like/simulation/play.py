@@ -30,7 +30,8 @@ from jepsen_like.simulation.side_work import SideWork
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
 from jepsen_like.simulation.stall import StallWatch
 from jepsen_like.simulation.world import Violation as Broken
-from jepsen_like.simulation.world import World, WorldSettings, run_world
+from jepsen_like.simulation.world import World, run_world
+from jepsen_like.simulation.world_settings import WorldSettings
 from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
 from jepsen_like.workloads.due import LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.final_read import read_replica

@@ -27,28 +27,22 @@ Groups that acknowledge before their flushes (`sync_flush` off) claim nothing bu
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import cbor2
 
 from commitlog.entry import parse_header, verify_frame
+from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, MQError
 from commitlog.segment import segment_base
 from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
+from commitlog.store_paths import StorePaths
 from dledger.group import Group
 from dledger.raft.wire import Kind
-
-if TYPE_CHECKING:
-    from commitlog.entry_log import EntryLog
-    from commitlog.store_paths import StorePaths
-    from jepsen_like.simulation.node import BrokerNode
-    from jepsen_like.simulation.sim_disk import SimDisk
-    from jepsen_like.simulation.world import World
-if TYPE_CHECKING:
-    from jepsen_like.simulation.node import BrokerNode
-    from jepsen_like.simulation.world import World
-
+from jepsen_like.simulation.checked_world import CheckedWorld
+from jepsen_like.simulation.node import BrokerNode
+from jepsen_like.simulation.sim_disk import SimDisk
 
 CLAIMS: Final = frozenset({"recovered", "claim", "commit_not_stable", "promise_before_disk"})
 """Names of what is found here: it needs no fault, and only the simulator can see it."""
@@ -60,7 +54,7 @@ _SLOT_BYTES: Final = 512
 _NO_VOTE: Final = (0, "")
 
 
-def check_recovered(world: World, node: BrokerNode, group: Group) -> None:
+def check_recovered(world: CheckedWorld, node: BrokerNode, group: Group) -> None:
     """Look at the end of the log of a start on a disk that has lost nothing that was flushed."""
     log = group.store.log
     first = max(log.first_index, log.last_index - RECOVERED_ENTRIES + 1)
@@ -73,7 +67,7 @@ def check_recovered(world: World, node: BrokerNode, group: Group) -> None:
             return
 
 
-def check_stable(world: World, node: BrokerNode, group: Group) -> None:
+def check_stable(world: CheckedWorld, node: BrokerNode, group: Group) -> None:
     """Look at what a member counts as stable, when that has changed."""
     journal = group.node.journal
     stable = journal.stable_index
@@ -96,7 +90,7 @@ def check_stable(world: World, node: BrokerNode, group: Group) -> None:
     node.seen_durable_end = end
 
 
-def check_commit(world: World, node: BrokerNode, group: Group, commit: int) -> None:
+def check_commit(world: CheckedWorld, node: BrokerNode, group: Group, commit: int) -> None:
     """Look at a commit index that has moved."""
     stable = group.node.journal.stable_index
     if commit > stable:
@@ -106,7 +100,7 @@ def check_commit(world: World, node: BrokerNode, group: Group, commit: int) -> N
         )
 
 
-def check_acknowledged(world: World, node: BrokerNode, group: Group, index: int) -> None:
+def check_acknowledged(world: CheckedWorld, node: BrokerNode, group: Group, index: int) -> None:
     """Look at an acknowledgement of everything up to *index* that is leaving."""
     if not group.node.settings.sync_flush:
         return
@@ -118,7 +112,9 @@ def check_acknowledged(world: World, node: BrokerNode, group: Group, index: int)
         )
 
 
-def check_voted(world: World, node: BrokerNode, group: Group, term: int, candidate: str) -> None:
+def check_voted(
+    world: CheckedWorld, node: BrokerNode, group: Group, term: int, candidate: str
+) -> None:
     """Look at a vote that is leaving."""
     kept = certain_vote(node, group)
     if kept[0] < term or (kept[0] == term and kept[1] != candidate):
@@ -190,8 +186,9 @@ _PROMISING: Final = frozenset({int(Kind.VOTE), int(Kind.VOTE_REPLY), int(Kind.AP
 class Promises:
     """Votes and acknowledgements of one broker group."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedWorld, leaders: Mapping[int, str]) -> None:
         self._world = world
+        self._leaders = leaders
         self.votes: dict[tuple[str, str, int], str] = {}
         """Voter, its incarnation and term, to the candidate."""
 
@@ -246,7 +243,7 @@ class Promises:
             self._compare(node, leader, leader.group, index, chain)
 
     def _leader_of(self, term: int) -> BrokerNode | None:
-        name = self._world.checks.leaders.get(term)
+        name = self._leaders.get(term)
         leader = None if name is None else self._world.brokers[name]
         if leader is None or leader.group is None:
             return None

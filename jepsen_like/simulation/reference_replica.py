@@ -16,7 +16,8 @@ times                each search by time finds the offset that its message has
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,10 +33,8 @@ from dledger.processors.offsets import search_offset
 from dledger.state.apply import apply_entry, raise_min_offsets
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 from dledger.store_settings import delays_of_levels
-
-if TYPE_CHECKING:
-    from jepsen_like.simulation.node import BrokerNode
-    from jepsen_like.simulation.world import World
+from jepsen_like.simulation.checked_world import CheckedWorld
+from jepsen_like.simulation.node import BrokerNode
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
 
@@ -57,13 +56,15 @@ class ReferenceReplica:
 
     Attributes:
         tables: After the newest entry that was fed; None before the first broker has started.
+        compare: Called with a name, an index and the tables there.
         keys: Topic and key to the positions of their records, oldest first.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
         self.tables: StateTables | None = None
         self.keys: dict[tuple[str, str], list[int]] = {}
+        self.compare: Callable[[str, int, StateTables], None] = lambda *_: None
         self._hashes: dict[int, set[int]] = {}
         self._units: dict[QueueKey, bytearray] = {}
         self._times: dict[QueueKey, list[int]] = {}
@@ -107,7 +108,7 @@ class ReferenceReplica:
                 return
             self._apply(tables, frame, header)
             if index % self._world.settings.compare_state_every == 0:
-                self._world.checks.compare_digests("the reference", index, tables)
+                self.compare("the reference", index, tables)
 
     def _apply(self, tables: StateTables, frame: bytes, header: EntryHeader) -> None:
         derived = derive_plain(frame, header, delay_ms=self._delays)

@@ -9,11 +9,11 @@ old leader           a route names no broker as leader that has not led for long
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from jepsen_like.simulation.node import BrokerNode, NameServerNode
-    from jepsen_like.simulation.world import World
+from jepsen_like.simulation.checked_world import CheckedWorld
+from jepsen_like.simulation.node import BrokerNode, NameServerNode
+from jepsen_like.simulation.steadiness import Steadiness
 
 SPARE_S: Final = 15.0
 """Beside the pause between two registrations: one that fails is repeated after 3 s, and an attempt
@@ -33,8 +33,9 @@ class RouteWatch:
             leader may be kept out for a while.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedWorld, steadiness: Steadiness) -> None:
         self._world = world
+        self._steadiness = steadiness
         self._led_s: dict[str, float] = {}
         self.has_strangers = False
 
@@ -81,7 +82,7 @@ class RouteWatch:
             if node is None:
                 continue
             leads = node is leader
-            heard_s = world.steadiness.linked_s(node, server, (leads, group.term))
+            heard_s = self._steadiness.linked_s(node, server, (leads, group.term))
             settings = node.config.client
             within_s = (settings.register_interval_ms + settings.register_timeout_ms) / 1000
             if heard_s > within_s + SPARE_S and node.endpoint not in addresses.values():
@@ -89,7 +90,7 @@ class RouteWatch:
                     "route",
                     f"{server.name} is connected with {name} for {heard_s:.0f} s: {addresses}",
                 )
-            served_s = world.elapsed_s - (world.steadiness.served_since_s or world.elapsed_s)
+            served_s = world.elapsed_s - (self._steadiness.served_since_s or world.elapsed_s)
             known_s = min(heard_s, served_s)
             if leads and known_s > LEADER_KNOWN_S and addresses.get(MASTER_ID) != node.endpoint:
                 world.violate(

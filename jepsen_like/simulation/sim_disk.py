@@ -46,8 +46,7 @@ ROT_TAIL_BYTES: Final = 2048
 SPOILED: Final = (SEGMENTS, SEGMENTS, "/entryindex/", "/index/")
 """Where sectors go bad: in the log and in files that are read, not mapped, and made from it."""
 
-TOTAL_BYTES: Final = 1 << 40
-"""Size of a disk without a limit."""
+TOTAL_BYTES: Final = 1 << 40  # of a disk without a limit
 
 
 class SimDisk:
@@ -76,7 +75,7 @@ class SimDisk:
         self.late_s = 0.0
         self._lied: dict[Inode, dict[int, bytes]] | None = None
         self.flush_failures = 0
-        self.observe: Callable[[str, str, int, int], None] = _nobody
+        self.observe: Callable[[str, str, int, int], None] = lambda *_: None
         self.torn_sectors = 0
 
     def mount(self) -> Mount:
@@ -132,10 +131,10 @@ class SimDisk:
 
     def undo_lies(self) -> int:
         """Put back, by chance, sectors whose flush was none; return how many."""
-        undone = 0
+        undone, chance = 0, self.rng.random
         for inode, sectors in (self._lied or {}).items():
-            keep = self.rng.random()
-            gone = {at: old for at, old in sectors.items() if self.rng.random() >= keep}
+            keep = chance()
+            gone = {at: old for at, old in sectors.items() if chance() >= keep}
             inode.put_back(gone)
             undone += len(gone)
         self._lied = None
@@ -328,10 +327,6 @@ def _written_sectors(inode: Inode, end: int) -> Iterator[int]:
             and not inode.is_unreadable(at, at + SECTOR_BYTES)
         ):
             yield at
-
-
-def _nobody(kind: str, path: str, offset: int, size: int) -> None:
-    """Watch nothing."""
 
 
 def _space(inode: Inode) -> int:

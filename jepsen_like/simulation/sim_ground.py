@@ -17,7 +17,8 @@ from jepsen_like.nemesis.peer_stranger import PeerStranger
 from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.plan import Kind
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.node import BrokerNode, ClientNode, Node, State
+from jepsen_like.simulation.machine import Node, State
+from jepsen_like.simulation.node import BrokerNode, ClientNode
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.world import World
 from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients

@@ -7,11 +7,11 @@ in the incarnations of the nodes and in the clocks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from jepsen_like.simulation.node import BrokerNode, Node
-    from jepsen_like.simulation.world import World
+from jepsen_like.simulation.checked_world import CheckedWorld
+from jepsen_like.simulation.machine import Node
+from jepsen_like.simulation.node import BrokerNode
 
 LOOK_S: Final = 1.0
 """Between two checks."""
@@ -25,7 +25,7 @@ class Steadiness:
         date_since_s: Since when no broker's date was moved.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
         self._leader: tuple[Any, ...] = ()
         self._dates: list[tuple[int, float]] = []

@@ -21,32 +21,24 @@ import gc
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import structlog
 import trio
 
 from dledger.config import BrokerConfig, load_config
+from dledger.group import Group
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.checks import Checks, Floors, StoreTime
-from jepsen_like.simulation.disk_copies import DiskCopies
+from jepsen_like.simulation.checks import Checks
 from jepsen_like.simulation.due_heads import DueHeads
 from jepsen_like.simulation.event_trace import Trace
-from jepsen_like.simulation.node import (
-    BrokerNode,
-    ClientNode,
-    NameServerNode,
-    Node,
-    State,
-    current_node,
-)
-from jepsen_like.simulation.promises import Promises
-from jepsen_like.simulation.reference_replica import ReferenceReplica
+from jepsen_like.simulation.machine import Node, State, current_node
+from jepsen_like.simulation.node import BrokerNode, ClientNode, NameServerNode
 from jepsen_like.simulation.route_watch import RouteWatch
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.steadiness import LOOK_S, Steadiness
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
+from jepsen_like.simulation.world_settings import WorldSettings
 
 T = TypeVar("T")
 
@@ -95,31 +87,6 @@ class Violation(Exception):  # noqa: N818  # what was violated is the point, not
         self.world = world
 
 
-@dataclass(frozen=True, slots=True)
-class WorldSettings:
-    """What a world is made of and how fast it runs.
-
-    Attributes:
-        brokers, name_servers: How many.
-        heartbeat_ms, election_timeout_ms: Slow: a simulated second costs what happens in it.
-        segment_bytes: Small, so that segments roll.
-        options: Settings of the brokers over all others, ``table.name`` to value.
-        compare_state_every: Tables are compared at every such applied index.
-    """
-
-    brokers: int = 3
-    name_servers: int = 1
-    heartbeat_ms: int = 1000
-    election_timeout_ms: int = 3000
-    segment_bytes: int = 256 * 1024
-    checkpoint_interval_ms: int = 10_000
-    client_heartbeat_s: float = 30.0
-    route_poll_s: float = 30.0
-    rpc_timeout_s: float = 3.0
-    compare_state_every: int = 64
-    options: Mapping[str, object] = field(default_factory=dict)
-
-
 class World:
     """Everything there is.
 
@@ -144,15 +111,13 @@ class World:
         self.rng = rng_stream(seed, "world")
         self.trace = Trace(time)
         self.network = SimNetwork(time, rng_stream(seed, "network"), self.trace)
-        self.checks = Checks(self, compare_state_every=settings.compare_state_every)
-        self.promises = Promises(self)
-        self.floors = Floors(self)
-        self.store_time = StoreTime(self)
-        self.reference = ReferenceReplica(self)
-        self.copies = DiskCopies(self)
+        self.checks = Checks(self)
+        self.promises = self.checks.promises
+        self.store_time = self.checks.store_time
+        self.reference = self.checks.reference
         self.steadiness = Steadiness(self)
-        self.due = DueHeads(self)
-        self.routes = RouteWatch(self)
+        self.due = DueHeads(self, self.reference, self.steadiness)
+        self.routes = RouteWatch(self, self.steadiness)
         self.network.on_members_send = self.promises.frames_left
         self.logs: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LOG_LINES)
         self.brokers: dict[str, BrokerNode] = {}
@@ -381,6 +346,10 @@ class World:
                     f"applied {group.state.applied_index}"
                 )
         return "; ".join(parts)
+
+    def watch(self, node: BrokerNode, group: Group) -> None:
+        """Check a replica that has just started, and every step that it makes from now on."""
+        self.checks.watch(node, group)
 
     # -- verdicts --------------------------------------------------------------------------
 

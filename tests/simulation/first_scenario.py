@@ -17,7 +17,8 @@ from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, WorldSettings, run_world
+from jepsen_like.simulation.world import World, run_world
+from jepsen_like.simulation.world_settings import WorldSettings
 
 TOPIC = "Orders"
 LOAD_S = 120.0

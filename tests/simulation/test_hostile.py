@@ -15,9 +15,11 @@ from commitlog.record import BODY_OFFSET, decode_record
 from dledger.group import Group
 from dledger.state.names import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
 from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
-from jepsen_like.simulation.node import BrokerNode, ClientNode, State
+from jepsen_like.simulation.machine import State
+from jepsen_like.simulation.node import BrokerNode, ClientNode
 from jepsen_like.simulation.play import play
-from jepsen_like.simulation.world import World, WorldSettings, run_world
+from jepsen_like.simulation.world import World, run_world
+from jepsen_like.simulation.world_settings import WorldSettings
 from jepsen_like.worker import Order, plan_of
 from jepsen_like.workloads.presets import simulated_workload
 from jepsen_like.workloads.producers import HostileMessages

@@ -21,7 +21,8 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.errors import MQError
 from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, WorldSettings, run_world
+from jepsen_like.simulation.world import World, run_world
+from jepsen_like.simulation.world_settings import WorldSettings
 from remoting.protocol.bodies import MessageModel
 
 pytestmark = pytest.mark.slow

@@ -33,8 +33,10 @@ from dledger.state.names import SCHEDULE_TOPIC
 from jepsen_like.history.operation import NOTHING, F, Outcome
 from jepsen_like.plans.plan import Plan, Settings, Workload
 from jepsen_like.seeded_rng import rng_stream
+from jepsen_like.simulation.checked_world import CheckedWorld
 from jepsen_like.simulation.checks import Checks
-from jepsen_like.simulation.node import BrokerNode, current_node
+from jepsen_like.simulation.machine import current_node
+from jepsen_like.simulation.node import BrokerNode
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.simulation.world import World
 from jepsen_like.workloads.clients import TOPIC
@@ -68,7 +70,7 @@ class Running:
 class Watch:
     """What was seen of schedule services and of what they did."""
 
-    world: World | None = None
+    world: CheckedWorld | None = None
     running: list[Running] = field(default_factory=list)
     begun: int = 0
     terms: list[int] = field(default_factory=list)
@@ -134,7 +136,7 @@ class Watch:
 
     # -- progress and deliveries -----------------------------------------------------------
 
-    def watch(self, world: World, node: BrokerNode, group: Group) -> None:
+    def watch(self, world: CheckedWorld, node: BrokerNode, group: Group) -> None:
         """Look at everything a replica applies from now on."""
         self.world = world
         before: dict[int, int] = dict(group.state.delay_progress)
@@ -157,7 +159,7 @@ class Watch:
 
         group.on_applied.append(applied)
 
-    def _show(self, world: World, group: Group, queue_id: int) -> None:
+    def _show(self, world: CheckedWorld, group: Group, queue_id: int) -> None:
         max_offset = group.state.max_offset(TOPIC, queue_id)
         first = max_offset
         while first and (queue_id, first - 1) not in self.shown:

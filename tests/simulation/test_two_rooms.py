@@ -32,8 +32,10 @@ from commitlog.entry import parse_header
 from commitlog.errors import MQError
 from commitlog.record import decode_record
 from dledger.group import Group
-from jepsen_like.simulation.node import BrokerNode, ClientNode, current_node
-from jepsen_like.simulation.world import World, WorldSettings, run_world
+from jepsen_like.simulation.machine import current_node
+from jepsen_like.simulation.node import BrokerNode, ClientNode
+from jepsen_like.simulation.world import World, run_world
+from jepsen_like.simulation.world_settings import WorldSettings
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import request

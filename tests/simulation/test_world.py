@@ -10,7 +10,8 @@ import pytest
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.producer.producer import Producer
-from jepsen_like.simulation.node import BrokerNode, ClientNode, State
+from jepsen_like.simulation.machine import State
+from jepsen_like.simulation.node import BrokerNode, ClientNode
 from jepsen_like.simulation.world import Violation, World, run_world
 
 

@@ -14,7 +14,7 @@ from jepsen_like.plans.plan import ASKED_FOR, Kind, Plan, Settings, Step, Worklo
 from jepsen_like.simulation import play as playing
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.sim_clock import EPOCH_MS
-from jepsen_like.simulation.world import WorldSettings
+from jepsen_like.simulation.world_settings import WorldSettings
 from jepsen_like.worker import Order, plan_of
 from tests.mutants.patches import read_patches
 
