@@ -1,9 +1,9 @@
 """A history as four Arrow tables: operations, what they saw, events, nodes. Pure.
 
 `ops` has one row per attempt; `obs` one per message that a pull or a final read of a replica found;
-`events` faults and changes of role; `nodes` what replicas said of themselves and which queues were
-read from them. Integers and strings only, and `NOTHING` where a row says nothing, as in the rows:
-columns reach numpy without a copy.
+`events` faults and changes of role; `nodes` what replicas reported of themselves and which queues
+were read from them. Integers and strings only, and `NOTHING` where a row has no value, as in the
+rows: columns reach numpy without a copy.
 
 A pull whose messages have no rows in `obs` has their number in `cnt` and their `hash_range`.
 """
@@ -67,18 +67,18 @@ OP_FIELDS: Final = tuple(name for name in OPS.names if name != "run_id")
 
 @unique
 class NodeKind(IntEnum):
-    """What a row of `nodes` says."""
+    """What a row of `nodes` is about."""
 
     STATE = 0
     """How far a replica was when the run was over, by checksum."""
     READ = 1
     """A queue was read from a replica: from `min_off` on, `cnt` messages, which are in `obs`."""
     SAMPLE = 2
-    """What a broker said of itself while the run went on."""
+    """What a broker reported of itself while the run went on."""
 
 
 class RowOutOfRangeError(MQError):
-    """A row says what no history can: its sentence names the field."""
+    """A row holds what no history can: its sentence names the field."""
 
 
 _RANGES: Final[dict[str, tuple[int, int]]] = {
@@ -106,7 +106,7 @@ def check_operation(op: Operation) -> None:
     if op.ret_ns < op.call_ns:
         raise RowOutOfRangeError(f"it returned at {op.ret_ns}, before its call at {op.call_ns}")
     if op.values and len(op.values) != op.cnt:
-        raise RowOutOfRangeError(f"it found {len(op.values)} values and says {op.cnt}")
+        raise RowOutOfRangeError(f"it found {len(op.values)} values and counts {op.cnt}")
     _check_words("values", op.values)
 
 
@@ -210,7 +210,7 @@ def nodes_table(
     reads: Iterable[ReplicaRead],
     samples: Iterable[dict[str, Any]] = (),
 ) -> Any:
-    """Return `nodes`: states, final reads, samples (names of fields → what a broker said)."""
+    """Return `nodes`: states, final reads, samples (names of fields → what a broker reported)."""
     rows: list[dict[str, Any]] = [
         {
             **_NODE_BLANK,
@@ -242,7 +242,7 @@ def nodes_table(
 
 
 def operations_of(ops: Any, obs: Any) -> list[Operation]:
-    """Return the rows of `ops`, with what `obs` says they found, in the order of op ids."""
+    """Return the rows of `ops`, with what they found by `obs`, in the order of op ids."""
     columns = [ops.column(name).to_pylist() for name in OP_FIELDS]
     found: dict[int, Operation] = {}
     for told in zip(*columns, strict=True):
@@ -298,7 +298,7 @@ _U64 = npt.NDArray[np.uint64]
 
 
 def mix(off: npt.NDArray[np.int64], value: npt.NDArray[np.int64]) -> _U64:
-    """Return a word for each (offset, value) that looks drawn by lot."""
+    """Return a word for each (offset, value) that is as good as a random one."""
     word = off.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     word ^= value.view(np.uint64)
     word ^= word >> np.uint64(32)

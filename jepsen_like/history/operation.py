@@ -17,7 +17,7 @@ NEVER: Final = (1 << 63) - 1
 """Return stamp of an operation whose answer never came; also "no bound" in the checkers."""
 
 NOTHING: Final = -1
-"""An integer field that says nothing."""
+"""An integer field without a value."""
 
 CLIENT_BITS: Final = 40
 """A value is ``client << CLIENT_BITS | counter``: unique per attempt within a run."""
@@ -60,7 +60,7 @@ class Outcome(IntEnum):
 
 @unique
 class Level(IntEnum):
-    """What a read was promised."""
+    """What a read guarantees."""
 
     LINEARIZABLE = 0
     LOCAL = 1
@@ -69,7 +69,7 @@ class Level(IntEnum):
 
 @unique
 class Decision(IntEnum):
-    """What the end of a transaction said."""
+    """What the end of a transaction decided."""
 
     UNKNOWN = 0
     COMMIT = 1
@@ -92,14 +92,14 @@ class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
         queue: Queue id.
         off: Offset returned by a send, asked for by a pull, committed or fetched.
         cnt: Messages a pull found; 1 of a fetched offset at which its consumer goes on.
-        max_off: One past the last offset, as the answer says it.
-        min_off: First offset kept, as the answer says it.
+        max_off: One past the last offset, as the answer names it.
+        min_off: First offset kept, as the answer names it.
         value: What a send sent; in all rows of a transaction, what its half message holds.
         values: What a pull found at *off* and on, without a gap.
         group: Consumer group.
         token: Fencing token of a lock: granted by a lock, shown by what is done under it.
         due_ns: When a delayed message is due, counted from its call.
-        txn: Transaction, the offset of its half message as the half's acknowledgement said it.
+        txn: Transaction, the offset of its half message as the half's acknowledgement named it.
         decision: Of a transaction, see `Decision`.
         status: Status of the answer as it came, for another classification later; of a filtered
             pull the number of its filter.

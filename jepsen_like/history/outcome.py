@@ -22,7 +22,7 @@ OUTCOMES: Final[dict[type[Exception], Outcome]] = {
     client_errors.NoRouteError: Outcome.FAIL,
     client_errors.BrokerUnreachableError: Outcome.FAIL,
     log_errors.LocalProtocolError: Outcome.FAIL,
-    # A broker said no before it appended.
+    # A broker refused before it appended.
     client_errors.BrokerRefusedError: Outcome.FAIL,
     client_errors.BrokerBusyError: Outcome.FAIL,
     client_errors.TransactionDecidedError: Outcome.FAIL,
@@ -34,7 +34,7 @@ OUTCOMES: Final[dict[type[Exception], Outcome]] = {
     client_errors.RequesterAwayError: Outcome.FAIL,
     # Stored: only the reply is missing.
     client_errors.ReplyTimedOutError: Outcome.OK,
-    # Nobody knows.
+    # Unknown.
     client_errors.UnknownOutcomeError: Outcome.INFO,
     client_errors.RequestTimedOutError: Outcome.INFO,
 }
@@ -51,7 +51,7 @@ class Classified(NamedTuple):
 def classify(error: Exception) -> Classified:
     """Return what the history may say about an operation that ended in *error*.
 
-    An error that says of itself that its outcome is unknown is never called a failure, whatever
+    An error that reports of itself that its outcome is unknown is never called a failure, whatever
     its class.
     """
     outcome = OUTCOMES.get(type(error))

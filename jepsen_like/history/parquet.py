@@ -50,10 +50,10 @@ ROW_GROUP_ROWS: Final = 1 << 20
 """Rows of a row group: statistics narrow a look at one witness down to one of these."""
 COMPRESSION: Final = "zstd"
 KEPT_BYTES_MAX: Final = 4096
-"""Bytes kept of a bad record; a person looks at its beginning."""
+"""Bytes kept of a bad record; a person reads its beginning."""
 
 TORN: Final = "torn: the file ends within it"
-"""Reason of a piece of a last record: whoever wrote it died, nothing is wrong with the rest."""
+"""Reason of a piece of a last record: its writer died, nothing is wrong with the rest."""
 
 SORT: Final = ("topic", "queue", "off", "op_id")
 BAD: Final = pa.schema(
@@ -84,7 +84,7 @@ class Ingested(msgspec.Struct):
         torn: See above.
         torn_bytes: Their bytes.
         obs: Rows of `obs`.
-        samples: What brokers said of themselves; from another file.
+        samples: What brokers reported of themselves; from another file.
     """
 
     run_id: str = ""
@@ -106,7 +106,7 @@ class Ingested(msgspec.Struct):
 
     @property
     def lost_records(self) -> int:
-        """Records whose content nobody knows: a verdict without them is no pass."""
+        """Records of unknown content: a verdict without them is no pass."""
         return self.bad - self.torn
 
 
@@ -123,7 +123,7 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     """Write the tables of the run in *folder* and return what became of its records.
 
     The whole history is in memory meanwhile. What stood in *into* (`FOLDER` of the run, unless
-    told otherwise) is overwritten.
+    another is given) is overwritten.
 
     Raises:
         NoHistoryError: There is no history.
@@ -254,7 +254,7 @@ def _rows(path: Path, counts: Ingested, bad: list[BadRecord]) -> Iterator[Row]:
         except (msgspec.ValidationError, RowOutOfRangeError) as error:
             reason, end = str(error), source.tell()
         except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError) as e:
-            # Where the next record begins nobody knows: the rest of the file is one bad record.
+            # Where the next record begins is unknown: the rest of the file is one bad record.
             reason, end = f"no record, and so the rest of the file: {e}", len(data)
         if reason:
             kept = data[start : min(end, start + KEPT_BYTES_MAX)]

@@ -27,6 +27,7 @@ CLEAN: Final = (
     *("dledger/raft", "dledger/services", "dledger/state", "dledger/testing"),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("dledger/*.py")),
     *("docs/internals/simulation/modes.md", "jepsen_like/plans", "jepsen_like/simulation"),
+    "jepsen_like/history",
 )
 """Files and folders that keep to plain words. Only ever longer."""
 
