@@ -56,13 +56,15 @@ class UniqKeyFactory:
         salt: 32 bits that tell factories of one process apart (RocketMQ: a class loader's hash).
     """
 
-    __slots__ = ("_counter", "_month_begin_ms", "_month_end_ms", "_prefix")
+    __slots__ = ("_counter", "_last_ms", "_month_begin_ms", "_month_end_ms", "_prefix", "_stamped")
 
     def __init__(self, ip: bytes, pid: int, salt: int) -> None:
         if len(ip) not in (IPV4_HOST_BYTES - 4, IPV6_HOST_BYTES - 4):
             raise LocalProtocolError(f"an IP address has 4 or 16 bytes, not {len(ip)}")
         self._prefix = f"{ip.hex()}{pid & 0xFFFF:04x}{salt & 0xFFFFFFFF:08x}".upper()
         self._counter = 0
+        self._last_ms = -1
+        self._stamped = ""
         self._month_begin_ms = 0
         self._month_end_ms = 0
 
@@ -72,11 +74,14 @@ class UniqKeyFactory:
         Args:
             now_ms: Wall clock, ms since the epoch. It may jump.
         """
-        if not self._month_begin_ms <= now_ms < self._month_end_ms:
-            self._month_begin_ms, self._month_end_ms = _month_of(now_ms)
+        if now_ms != self._last_ms:
+            if not self._month_begin_ms <= now_ms < self._month_end_ms:
+                self._month_begin_ms, self._month_end_ms = _month_of(now_ms)
+            self._last_ms = now_ms
+            self._stamped = f"{self._prefix}{now_ms - self._month_begin_ms:08X}"
         counter = self._counter
         self._counter = (counter + 1) & _COUNTER_MASK
-        return f"{self._prefix}{now_ms - self._month_begin_ms:08X}{counter:04X}"
+        return f"{self._stamped}{counter:04X}"
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:

@@ -90,6 +90,8 @@ _SYS_FLAG: Final = struct.Struct(">I")
 _I16: Final = struct.Struct(">h")
 _pack_i16 = _I16.pack
 _pack_head_v4 = _HEAD_V4.pack
+# The same, with zeros for what a record that is not stored yet does not have.
+_pack_fresh_head = struct.Struct(">IIIii16xIq36xi").pack
 _crc32 = zlib.crc32
 
 
@@ -244,6 +246,69 @@ def encode_record(
     return b"".join(
         (head_bytes, body, topic_length, topic, _pack_i16(properties_bytes), properties)
     )
+
+
+class RecordTemplate:
+    """What fresh records of one topic and queue have in common; writes one faster than the rest."""
+
+    __slots__ = ("_fixed_bytes", "_queue_id", "_topic", "_topic_text")
+
+    def __init__(self, topic: str, queue_id: int) -> None:
+        self._queue_id = queue_id
+        self._topic_text = topic
+        name = topic.encode()
+        self._topic = (
+            len(name).to_bytes(1, "big") + name if len(name) <= MAX_TOPIC_V1_BYTES else b""
+        )
+        self._fixed_bytes = MIN_RECORD_BYTES - 1 + len(self._topic)
+
+    def encode(
+        self,
+        body: Buffer,
+        body_bytes: int,
+        properties: bytes,
+        flag: int,
+        sys_flag: int,
+        born_timestamp_ms: int,
+    ) -> bytes:
+        """Return the record that `encode_record` returns for the same, which raises what this does.
+
+        Args:
+            body_bytes: Size of *body*.
+        """
+        properties_bytes = len(properties)
+        topic = self._topic
+        if topic and properties_bytes <= MAX_PROPERTIES_BYTES and not sys_flag & _HOST_FLAGS:
+            try:
+                return b"".join(
+                    (
+                        _pack_fresh_head(
+                            self._fixed_bytes + body_bytes + properties_bytes,
+                            MAGIC_V1,
+                            _crc32(body) & BODY_CRC_MASK,
+                            self._queue_id,
+                            flag,
+                            sys_flag,
+                            born_timestamp_ms,
+                            body_bytes,
+                        ),
+                        body,
+                        topic,
+                        _pack_i16(properties_bytes),
+                        properties,
+                    )
+                )
+            except struct.error:
+                pass  # named below
+        return encode_record(
+            topic=self._topic_text,
+            queue_id=self._queue_id,
+            body=body,
+            properties=properties,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_timestamp_ms=born_timestamp_ms,
+        )
 
 
 def check_bodies(records: Buffer) -> None:

@@ -205,6 +205,9 @@ class Links:
                 group; nothing was sent but the question.
             ClientClosedError: The instance is closed.
         """
+        ready = self.ready(address, group)
+        if ready is not None:
+            return ready
         link = await self._open(address, timeout_s)
         refusal = self._identities.refusal(group, address, link.identity) if group else ""
         if refusal:
@@ -213,6 +216,15 @@ class Links:
                 del self.opened[address]
             link.connection.close("the broker belongs to another group")
             raise BrokerUnreachableError(f"broker {address}: {refusal}")
+        return link
+
+    def ready(self, address: str, group: str) -> Link | None:
+        """Return the connection to a broker if one is open and may be used for *group*."""
+        link = self.opened.get(address)
+        if link is None or link.connection.is_closed:
+            return None
+        if group and self._identities.refusal(group, address, link.identity):
+            return None
         return link
 
     async def _open(self, address: str, timeout_s: float) -> Link:

@@ -121,6 +121,9 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
             stands in ``properties``.
     """
     text = f"UNIQ_KEY\x01{message_id}\x02"
+    is_plain = not (message.tags or message.keys or message.properties or message.is_delayed)
+    if is_plain and not message.delay_level:
+        return text.encode()
     pairs = 1
     if message.tags:
         text = f"{text}TAGS\x01{message.tags}\x02"

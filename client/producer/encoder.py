@@ -22,7 +22,7 @@ from commitlog.errors import LocalProtocolError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory
 from commitlog.properties import PROPERTY_TRANSACTION_PREPARED
-from commitlog.record import SYS_FLAG_PREPARED, encode_record
+from commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_record
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import SendMessageHeader
@@ -48,6 +48,8 @@ SINGLE_PROPERTIES: Final = frozenset(
 )
 """Properties that make the broker do more than append: such messages go alone, as RocketMQ's do."""
 RETRY_PREFIX: Final = "%RETRY%"
+TEMPLATES_MAX: Final = 10_000
+"""Queues whose records have a template; they are made again when there are more."""
 
 
 def goes_alone(message: Message) -> bool:
@@ -72,6 +74,7 @@ class SlotEncoder:
         self._clock = clock
         self._ids = ids
         self._group = group
+        self._templates: dict[MessageQueue, RecordTemplate] = {}
         self._default_topic_queue_nums = default_topic_queue_nums
         self._compress_over = (
             config.max_message_bytes
@@ -79,10 +82,15 @@ class SlotEncoder:
             else min(config.compress_over_bytes, config.max_message_bytes)
         )
 
+    def _template(self, queue: MessageQueue) -> RecordTemplate:
+        if len(self._templates) >= TEMPLATES_MAX:
+            self._templates.clear()
+        template = self._templates[queue] = RecordTemplate(queue.topic, queue.queue_id)
+        return template
+
     def record(
         self,
         message: Message,
-        topic: bytes,
         queue: MessageQueue,
         pinned: bool,
         timeout_s: float | None,
@@ -92,25 +100,22 @@ class SlotEncoder:
         Raises:
             MessageIllegalError: It cannot be sent.
         """
-        config = self._config
         now_ms = self._clock.wall_ms()
         message_id = self._ids.create(now_ms)
         body = message.body
-        size = len(body) if type(body) is bytes else check_body(body, config.max_message_bytes)
+        longest = self._config.max_message_bytes
+        size = len(body) if type(body) is bytes else check_body(body, longest)
         sys_flag = 0
         if size > self._compress_over or size == 0:
-            check_body(body, config.max_message_bytes)
+            check_body(body, longest)
             body, sys_flag = self._compressed(body, size)
+            size = memoryview(body).nbytes
+        properties = encode_message_properties(message, message_id)
+        template = self._templates.get(queue)
+        if template is None:
+            template = self._template(queue)
         try:
-            record = encode_record(
-                topic=topic,
-                queue_id=queue.queue_id,
-                body=body,
-                properties=encode_message_properties(message, message_id),
-                flag=message.flag,
-                sys_flag=sys_flag,
-                born_timestamp_ms=now_ms,
-            )
+            record = template.encode(body, size, properties, message.flag, sys_flag, now_ms)
         except MessageIllegalError:
             raise
         except LocalProtocolError as error:

@@ -1,12 +1,8 @@
-"""The line of sends to one broker group, what leaves in one request, and under which sequence.
+"""The line of sends to one broker group, and what leaves in one request.
 
 There is no linger: sends that wait while an earlier request to the same group is out leave
 together as soon as the line is free. Records stand in one request grouped by queue; every send gets
 its own result, also when one queue refuses and another accepts.
-
-Each request to the group gets the next sequence and is repeated under it until its outcome is
-known or no send waits for it any more. While one is being repeated nothing later leaves, and of two
-the earlier one goes first: so the broker meets them in order, and the order of sends is kept.
 """
 
 from __future__ import annotations
@@ -18,24 +14,13 @@ from typing import Any, Final
 
 import trio
 
-from client.core.errors import BrokerUnreachableError
-from client.core.links import Link
-from client.core.retry import RetrySchedule
 from client.core.route import MessageQueue
+from client.producer.sequences import Sequences
 from client.producer.state import SendSlot, SlotState
 from commitlog.record import QUEUE_ID_OFFSET
-from remoting.errors import RemoteProtocolError, RemotingError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand, request
+from remoting.errors import RemoteProtocolError
+from remoting.protocol.command import ExtFields
 from remoting.protocol.headers import SendMessageResponseHeader
-from remoting.protocol.producer_stamp import (
-    EPOCH_FIELD,
-    ID_FIELD,
-    OPEN_SEQUENCES_MAX,
-    PRODUCER_ID_BYTES,
-    ProducerStamp,
-)
-from remoting.seams import Rng
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """A request carries at most this many record bytes, unless one batch alone is larger: it bounds
@@ -306,225 +291,105 @@ PIPELINE_BYTES: Final = 128 << 10
 for answers. Below it one larger request is cheaper than two."""
 
 
-class OpenRefusedError(Exception):
-    """A broker opened no session.
-
-    Attributes:
-        answer: What it answered.
-    """
-
-    def __init__(self, answer: RemotingCommand) -> None:
-        super().__init__(answer.remark)
-        self.answer = answer
-
-
-class ProducerSession:
-    """An open session: the sequences given out in one epoch."""
-
-    __slots__ = ("_next", "_open", "_repeating", "_turns", "epoch", "producer_id")
-
-    def __init__(self, producer_id: bytes, epoch: int) -> None:
-        self.producer_id = producer_id
-        self.epoch = epoch
-        self._next = 0
-        self._open: dict[int, None] = {}
-        self._repeating: set[int] = set()
-        self._turns = trio.lowlevel.ParkingLot()
-
-    @property
-    def first_open(self) -> int:
-        """Lowest sequence whose outcome is not known; the next one when there is none."""
-        return next(iter(self._open), self._next)
-
-    async def room(self) -> None:
-        """Return when `begin` may be called: at once, unless something is being repeated.
-
-        Nothing happens between the return and the caller's next checkpoint.
-        """
-        while self._repeating or self._next - self.first_open >= OPEN_SEQUENCES_MAX:
-            await self._turns.park()
-
-    def begin(self) -> int:
-        """Return the sequence of a request that leaves now."""
-        sequence = self._next
-        self._next += 1
-        self._open[sequence] = None
-        return sequence
-
-    def hold(self, sequence: int) -> None:
-        """Let nothing later leave: *sequence* is going to be repeated."""
-        self._repeating.add(sequence)
-
-    async def turn(self, sequence: int) -> None:
-        """Return when all before *sequence* is settled."""
-        while self.first_open != sequence:
-            await self._turns.park()
-
-    def settle(self, sequence: int) -> None:
-        """End *sequence*, whatever its outcome: it is not sent any more. Idempotent."""
-        self._open.pop(sequence, None)
-        self._repeating.discard(sequence)
-        self._turns.unpark_all()
-
-    def stamp(self, sequence: int) -> ProducerStamp:
-        """Return what goes with the request *sequence* now."""
-        return ProducerStamp(self.producer_id, self.epoch, sequence, self.first_open)
-
-
-@dataclass(slots=True)
-class HeldSend:
-    """A request under a sequence.
-
-    Attributes:
-        sent: An attempt ended without an answer: it may be stored, or still be on its way. Then
-            the request is repeated as it is and nothing else is done with its messages.
-    """
-
-    session: ProducerSession
-    sequence: int
-    schedule: RetrySchedule
-    sent: bool = False
-
-    @property
-    def stamp(self) -> ProducerStamp:
-        """What goes with it now."""
-        return self.session.stamp(self.sequence)
-
-    def settle(self) -> None:
-        """Give the sequence up or back: see `ProducerSession.settle`."""
-        self.session.settle(self.sequence)
-
-
-class ProducerId:
-    """What brokers know a producer by; drawn when its first session is opened."""
-
-    __slots__ = ("_rng", "_value")
-
-    def __init__(self, rng: Rng) -> None:
-        self._rng = rng
-        self._value = b""
-
-    @property
-    def value(self) -> bytes:
-        """The id."""
-        if not self._value:
-            self._value = self._rng.randbytes(PRODUCER_ID_BYTES)
-        return self._value
-
-
-class Sequences:
-    """The sessions of one producer in one broker group, one after the other."""
-
-    __slots__ = ("_left_epoch", "_opening", "_producer_id", "_session")
-
-    def __init__(self, producer_id: ProducerId) -> None:
-        self._producer_id = producer_id
-        self._session: ProducerSession | None = None
-        self._left_epoch = 0
-        self._opening = trio.Lock()
-
-    async def enter(self, link: Link, timeout_s: float, schedule: RetrySchedule) -> HeldSend:
-        """Return the next sequence when it may leave, in a session that is opened if need be.
-
-        Raises:
-            OpenRefusedError, BrokerUnreachableError: There is no session; nothing was sent.
-        """
-        while True:
-            session = self._session
-            if session is None:
-                session = await self._open(link, timeout_s)
-            await session.room()
-            if session is self._session:
-                return HeldSend(session, session.begin(), schedule)
-
-    def leave(self, session: ProducerSession) -> None:
-        """Open another session for the next request, if *session* is the one in use."""
-        if self._session is session:
-            self._session = None
-            self._left_epoch = session.epoch
-
-    async def _open(self, link: Link, timeout_s: float) -> ProducerSession:
-        async with self._opening:
-            if self._session is not None:
-                return self._session
-            producer_id = self._producer_id.value
-            command = request(
-                RequestCode.OPEN_PRODUCER,
-                {ID_FIELD: producer_id.hex(), EPOCH_FIELD: str(self._left_epoch)},
-                serialize=link.serialize,
-            )
-            try:
-                answer = await link.connection.invoke(command, timeout_s)
-                if answer.code != ResponseCode.SUCCESS:
-                    raise OpenRefusedError(answer)
-                epoch = int(answer.ext[EPOCH_FIELD])
-            except (RemotingError, KeyError, ValueError) as error:
-                raise BrokerUnreachableError(
-                    f"broker {link.address} opened no session: {error}"
-                ) from error
-            session = self._session = ProducerSession(producer_id, epoch)
-            return session
+SOLOS_MIN: Final = 2
+"""After this many requests of one send each the next send is not expected to have company."""
 
 
 class Lane:
-    """The line of sends to one broker group.
+    """The line of sends to one broker group, and the requests of them that are open.
 
     Attributes:
         broker_name: The group.
         line: What waits.
         sequences: What requests are numbered by.
         records: Whether the broker takes records; None before the first connection.
-        crowd: The request that ended last held more than one send.
+        open: Requests that are not settled.
     """
 
-    __slots__ = ("_ahead", "_idle", "_room", "broker_name", "crowd", "line", "records", "sequences")
+    __slots__ = (
+        "_has_ended",
+        "_idle",
+        "_is_crowded",
+        "_open_max",
+        "_room",
+        "_solos",
+        "broker_name",
+        "line",
+        "open",
+        "records",
+        "sequences",
+    )
 
-    def __init__(self, broker_name: str, line: Coalescer, sequences: Sequences) -> None:
+    def __init__(
+        self, broker_name: str, line: Coalescer, sequences: Sequences, open_max: int
+    ) -> None:
+        """Begin empty.
+
+        Args:
+            open_max: Requests open at a time; more than one only while much is waiting: then
+                encoding, network and disk work at the same time.
+        """
         self.broker_name = broker_name
         self.line = line
         self.sequences = sequences
         self.records: bool | None = None
-        self.crowd = False
+        self.open = 0
+        self._open_max = open_max
+        # The request that ended last held more than one send; else how many in a row held one.
+        self._is_crowded = False
+        self._solos = 0
+        self._has_ended = False
         self._idle = trio.lowlevel.ParkingLot()
-        self._ahead = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
 
-    def offer(self, slot: SendSlot) -> None:
-        """Put *slot* in line. Never blocks."""
+    @property
+    def may_leave(self) -> bool:
+        """Whether the next request may leave."""
+        line = self.line
+        if not self.open:
+            return bool(line)
+        return self.open < self._open_max and line.waiting_bytes >= PIPELINE_BYTES
+
+    def offer(self, slot: SendSlot) -> bool:
+        """Put *slot* in line; return whether it is to leave in this turn. Never blocks.
+
+        It is when sends have come one at a time; else those of one turn leave together.
+        """
         self.line.offer(slot)
-        if self._idle:
+        if not self.open and self._solos >= SOLOS_MIN:
+            return True
+        if self._idle and self.may_leave:
             self._idle.unpark()
-        elif self._ahead and self.line.waiting_bytes >= PIPELINE_BYTES:
-            self._ahead.unpark()
+        return False
 
     async def wait_for_room(self) -> None:
         """Return when another send may be offered."""
         while not self.line.has_room:
             await self._room.park()
 
-    async def next_batch(self, *, ahead: bool, is_pipelined: bool) -> SendBatch:
-        """Wait for sends and return what leaves in the next request.
+    async def ready(self) -> None:
+        """Return when a request may leave, and senders that send again have put that in line."""
+        while not self.may_leave:
+            await self._idle.park()
+        if self._is_crowded:
+            if self._has_ended:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        self._has_ended = False
 
-        Args:
-            ahead: For one that sends while another request is in flight, and only when much is
-                waiting: then encoding, network and disk work at the same time.
-            is_pipelined: Others send ahead; take no more than they leave enough for.
-        """
-        line = self.line
-        while True:
-            while ahead and line.waiting_bytes < PIPELINE_BYTES:
-                await self._ahead.park()
-            while not line:
-                await self._idle.park()
-            if self.crowd and not ahead:
-                # Those whose sends just ended offer their next ones now; take them along.
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                await trio.lowlevel.cancel_shielded_checkpoint()
-            much = is_pipelined and line.waiting_bytes > PIPELINE_BYTES
-            batch = line.take(PIPELINE_BYTES if much else None)
-            if self._ahead and line.waiting_bytes >= PIPELINE_BYTES:
-                self._ahead.unpark()
-            if self._room:
-                self._room.unpark_all()
-            if batch is not None:
-                return batch
+    def take(self) -> SendBatch | None:
+        """Return what leaves in the next request; None when no send waits any more."""
+        much = self._open_max > 1 and self.line.waiting_bytes > PIPELINE_BYTES
+        batch = self.line.take(PIPELINE_BYTES if much else None)
+        if self._room:
+            self._room.unpark_all()
+        return batch
+
+    def request_ended(self, sends: int) -> None:
+        """Count a request of that many *sends* as settled: the next one may leave."""
+        self.open -= 1
+        self._is_crowded = sends > 1
+        self._solos = 0 if self._is_crowded else self._solos + 1
+        if self.may_leave and self._idle:
+            self._has_ended = True
+            self._idle.unpark()

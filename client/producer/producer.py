@@ -38,13 +38,12 @@ from client.core.message_ext import MessageExt, SendResult
 from client.core.retry import time_left_s
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
-from client.producer.encoder import SlotEncoder, goes_alone
+from client.producer.encoder import SlotEncoder
 from client.producer.engine import SendEngine
 from client.producer.lane import Lane
 from client.producer.queue_selection import PublishTopic, PublishTopics
 from client.producer.request_reply import request_reply
 from client.producer.results import BatchSendResult, SendFuture, SendHooks, result_of, result_of_one
-from client.producer.state import SendSlot, SlotState
 from client.trace.dispatcher import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_id import UniqKeyFactory
@@ -159,7 +158,7 @@ class Producer(ManagedScope):
             result_of=result_of,
         )
         self._engine = SendEngine(instance, group, config, self._slots, self._topics, self._hooks)
-        self.counters = self._engine.counters
+        self.counters = self._engine.sends.counters
 
     # ------------------------------------------------------------------------------ start and end
 
@@ -175,10 +174,10 @@ class Producer(ManagedScope):
                 try:
                     yield
                     self._closed = True
-                    await self._engine.drain()
+                    await self._engine.sends.drain()
                 finally:
                     self._closed = True
-                    self._engine.fail_all()
+                    self._engine.sends.fail_all()
                     nursery.cancel_scope.cancel()
         finally:
             await instance.heartbeats.remove_producer(self.group)
@@ -210,23 +209,17 @@ class Producer(ManagedScope):
             ClientClosedError: The producer is not open; not stored.
         Cancellation: The message may be stored; other sends in the same request go on.
         """
-        if selector is None:
-            slot = await self._offer(message, None, timeout_s)
-        else:
+        queue = None
+        if selector is not None:
             topic = await self._topic(message.topic)
-            slot = await self._offer(
-                message, selector(topic.queues, message, selector_arg), timeout_s
-            )
-        await self._wait(slot)
-        return result_of_one(slot)
+            queue = selector(topic.queues, message, selector_arg)
+        return await self._send(message, queue, timeout_s)
 
     async def send_to(
         self, queue: MessageQueue, message: Message, *, timeout_s: float | None = None
     ) -> SendResult:
         """Send *message* to *queue* and nowhere else; otherwise as `send`."""
-        slot = await self._offer(message, queue, timeout_s)
-        await self._wait(slot)
-        return result_of_one(slot)
+        return await self._send(message, queue, timeout_s)
 
     async def send_async(
         self,
@@ -240,8 +233,12 @@ class Producer(ManagedScope):
         Raises:
             MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
         """
-        slot = await self._offer(message, queue, timeout_s, CommunicationMode.ASYNC)
-        return SendFuture(slot)
+        topic = self._topics.known(message.topic) or await self._topic(message.topic)
+        queue, lane, pinned = self._choose(topic, queue)
+        if not lane.line.has_room:
+            await self._engine.wait_for_room(lane, timeout_s or self.config.send_timeout_s)
+        mode = CommunicationMode.ASYNC
+        return SendFuture(self._engine.enqueue(lane, message, queue, pinned, timeout_s, mode))
 
     def send_nowait(
         self,
@@ -264,7 +261,7 @@ class Producer(ManagedScope):
         if not lane.line.has_room:
             raise BackpressureError(f"{lane.line.waiting_bytes} bytes wait for {lane.broker_name}")
         mode = CommunicationMode.ASYNC
-        return SendFuture(self._enqueue(message, topic, queue, lane, pinned, timeout_s, mode))
+        return SendFuture(self._engine.enqueue(lane, message, queue, pinned, timeout_s, mode))
 
     async def send_batch(
         self,
@@ -295,14 +292,11 @@ class Producer(ManagedScope):
         slot = self._slots.batch(messages, topic.name, queue, pinned, timeout_s, as_records)
         if not lane.line.has_room:
             left_s = time_left_s(slot.deadline, self._instance.clock.monotonic())
-            await self._wait_for_room(lane, left_s)
+            await self._engine.wait_for_room(lane, left_s)
         self._hooks.before(slot, CommunicationMode.SYNC)
         self._engine.offer(lane, slot)
-        await self._wait(slot)
-        if slot.state is not SlotState.STORED:
-            assert slot.error is not None
-            raise slot.error
-        return BatchSendResult(slot)
+        await self._engine.sends.wait(slot)
+        return BatchSendResult.of(slot)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
         """Write *message* to the broker's connection; its outcome is never reported.
@@ -367,7 +361,7 @@ class Producer(ManagedScope):
             return await self.send(message, timeout_s=timeout_s)
 
         if self._closed:
-            raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
+            raise self._not_open()
         return await request_reply(self._instance, self.group, send, message, timeout_s)
 
     async def recall(self, sent: SendResult | str, *, timeout_s: float | None = None) -> str:
@@ -403,79 +397,37 @@ class Producer(ManagedScope):
 
     # ------------------------------------------------------------------------------ inside
 
-    async def _offer(
-        self,
-        message: Message,
-        queue: MessageQueue | None,
-        timeout_s: float | None,
-        mode: CommunicationMode = CommunicationMode.SYNC,
-    ) -> SendSlot:
-        topic = self._topics.known(message.topic)
-        if topic is None:
-            topic = await self._topic(message.topic)
-        chosen, lane, pinned = self._choose(topic, queue)
+    async def _send(
+        self, message: Message, queue: MessageQueue | None, timeout_s: float | None
+    ) -> SendResult:
+        topic = self._topics.known(message.topic) or await self._topic(message.topic)
+        queue, lane, pinned = self._choose(topic, queue)
+        engine = self._engine
         if not lane.line.has_room:
-            await self._wait_for_room(lane, timeout_s or self.config.send_timeout_s)
-        return self._enqueue(message, topic, chosen, lane, pinned, timeout_s, mode)
+            await engine.wait_for_room(lane, timeout_s or self.config.send_timeout_s)
+        slot = engine.enqueue(lane, message, queue, pinned, timeout_s, CommunicationMode.SYNC)
+        await engine.sends.wait(slot)
+        return result_of_one(slot)
 
     def _choose(
         self, topic: PublishTopic, queue: MessageQueue | None
     ) -> tuple[MessageQueue, Lane, bool]:
         if self._closed:
-            raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
+            raise self._not_open()
         if queue is not None:
             return queue, self._engine.lane(queue.broker_name), True
         queue = self._topics.next_queue(topic)
         return queue, self._engine.lane(queue.broker_name), False
 
-    def _enqueue(
-        self,
-        message: Message,
-        topic: PublishTopic,
-        queue: MessageQueue,
-        lane: Lane,
-        pinned: bool,
-        timeout_s: float | None,
-        mode: CommunicationMode,
-    ) -> SendSlot:
-        if lane.records is False or goes_alone(message):
-            slot = self._slots.single(message, queue, pinned, timeout_s)
-            self._hooks.before(slot, mode)
-            self._engine.send_alone(lane, slot)
-            return slot
-        slot = self._slots.record(message, topic.name, queue, pinned, timeout_s)
-        self._hooks.before(slot, mode)
-        self._engine.offer(lane, slot)
-        return slot
-
-    async def _wait(self, slot: SendSlot) -> None:
-        """Park until *slot* is settled; a cancelled wait abandons it."""
-        slot.task = trio.lowlevel.current_task()
-
-        def abandon(_: object) -> trio.lowlevel.Abort:
-            self._engine.abandon(slot)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        try:
-            await trio.lowlevel.wait_task_rescheduled(abandon)
-        except trio.Cancelled:
-            self._hooks.after(slot)
-            raise
-
-    async def _wait_for_room(self, lane: Lane, longest_s: float) -> None:
-        with trio.move_on_after(longest_s):
-            await lane.wait_for_room()
-        if not lane.line.has_room:
-            raise BackpressureError(
-                f"{lane.line.waiting_bytes} bytes still wait for {lane.broker_name}"
-            )
+    def _not_open(self) -> ClientClosedError:
+        return ClientClosedError(f"producer {self.group} is not open; use 'async with'")
 
     async def _topic(self, name: str) -> PublishTopic:
         topic = self._topics.known(name)
         if topic is not None:
             return topic
         if self._closed:
-            raise ClientClosedError(f"producer {self.group} is not open; use 'async with'")
+            raise self._not_open()
         return await self._topics.find(name)
 
 

@@ -81,6 +81,18 @@ class BatchSendResult(Sequence[SendResult]):
         self.message_queue = slot.queue
         self.queue_offset = slot.base_offset
 
+    @classmethod
+    def of(cls, slot: SendSlot) -> BatchSendResult:
+        """Return where the messages of a slot that is settled are stored.
+
+        Raises:
+            ClientError: What became of them instead.
+        """
+        if slot.state is not SlotState.STORED:
+            assert slot.error is not None
+            raise slot.error
+        return cls(slot)
+
     def __len__(self) -> int:
         return self._slot.count
 

@@ -20,7 +20,7 @@ from client.core.errors import (
     UnknownOutcomeError,
 )
 from client.core.message import Message
-from client.core.retry import Failure, FailureKind, RetrySchedule
+from client.core.retry import Failure, FailureKind, RetryPolicy, RetrySchedule
 from client.core.route import MessageQueue
 from remoting.protocol.codes import ResponseCode
 
@@ -111,6 +111,12 @@ class SendSlot:
         self.status = 0
         self.offset_message_id: str | None = None
         self.recall_handle = ""
+
+    def schedule_under(self, policy: RetryPolicy) -> RetrySchedule:
+        """Return the attempts of this send, from its first failure on."""
+        if self.schedule is None:
+            self.schedule = RetrySchedule(policy, self.deadline)
+        return self.schedule
 
     @property
     def settled(self) -> bool:

@@ -9,6 +9,7 @@ from commitlog.properties import encode_properties
 from commitlog.record import (
     MAGIC_V1,
     MAGIC_V2,
+    RecordTemplate,
     body_crc,
     checked_body,
     decode_record,
@@ -211,3 +212,37 @@ def test_the_body_of_a_checked_record_is_found_without_the_rest(topic: str, host
     )
     body, size = checked_body(b"xx" + record + b"yy", 2)
     assert (bytes(body), size) == (b"hello", len(record))
+
+
+@pytest.mark.parametrize("topic", ["T", "T" * 127, "T" * 128, "T" * 300, "ü"])
+@pytest.mark.parametrize("body", [b"b", b"b" * 5000, memoryview(b"view"), bytearray(b"array")])
+@pytest.mark.parametrize(
+    ("flag", "sys_flag", "properties"),
+    [(0, 0, b""), (-1, 0x301, b"k\x01v\x02"), (7, 0x10 | 0x20, b"p" * 32767)],
+)
+def test_template_writes_what_encode_record_writes(
+    topic: str, body: bytes, flag: int, sys_flag: int, properties: bytes
+) -> None:
+    written = RecordTemplate(topic, 3).encode(
+        body, len(body), properties, flag, sys_flag, 1_700_000_000_123
+    )
+    assert written == encode_record(
+        topic=topic,
+        queue_id=3,
+        body=body,
+        properties=properties,
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp_ms=1_700_000_000_123,
+    )
+
+
+@pytest.mark.parametrize(
+    ("topic", "flag", "properties"),
+    [("T", 1 << 31, b""), ("T", 0, b"p" * 32768), ("T" * 32768, 0, b"")],
+)
+def test_template_refuses_what_encode_record_refuses(
+    topic: str, flag: int, properties: bytes
+) -> None:
+    with pytest.raises(LocalProtocolError):
+        RecordTemplate(topic, 3).encode(b"b", 1, properties, flag, 0, 0)

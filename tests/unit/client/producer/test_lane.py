@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import pytest
@@ -11,7 +12,15 @@ import trio.testing
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import MessageQueue
-from client.producer.lane import OVERHEAD_BYTES, Coalescer, ProducerSession, settle_batch
+from client.producer.lane import (
+    OVERHEAD_BYTES,
+    PIPELINE_BYTES,
+    SOLOS_MIN,
+    Coalescer,
+    Lane,
+    settle_batch,
+)
+from client.producer.sequences import ProducerId, ProducerSession, Sequences
 from client.producer.state import SendSlot, SlotState
 from remoting.errors import RemoteProtocolError
 from remoting.protocol.producer_stamp import OPEN_SEQUENCES_MAX, ProducerStamp
@@ -230,3 +239,65 @@ def test_a_new_slot_waits_without_an_error() -> None:
     error: ClientError | None = slot.error
     assert error is None
     assert slot.state is SlotState.WAITING
+
+
+# ---------------------------------------------------------------------------------- leaving
+
+
+def lane_of(open_max: int = 4) -> Lane:
+    return Lane("g", Coalescer(), Sequences(ProducerId(random.Random(1))), open_max)
+
+
+def leave(lane: Lane) -> int:
+    """Take a request, end it, and return how many sends were in it."""
+    batch = lane.take()
+    assert batch is not None
+    lane.open += 1
+    lane.request_ended(batch.slot_count)
+    return batch.slot_count
+
+
+def test_lane_sends_at_once_after_requests_of_one_send() -> None:
+    lane = lane_of()
+    for _ in range(SOLOS_MIN):
+        assert not lane.offer(_slot())
+        assert leave(lane) == 1
+    assert lane.offer(_slot())
+    assert leave(lane) == 1
+    assert lane.offer(_slot())
+
+
+def test_lane_waits_for_company_after_a_request_of_many() -> None:
+    lane = lane_of()
+    for _ in range(SOLOS_MIN):
+        lane.offer(_slot())
+        leave(lane)
+    lane.offer(_slot())
+    lane.offer(_slot())
+    assert leave(lane) == 2
+    assert not lane.offer(_slot())
+
+
+def test_lane_keeps_later_sends_while_a_request_is_open() -> None:
+    lane = lane_of()
+    for _ in range(SOLOS_MIN):
+        lane.offer(_slot())
+        leave(lane)
+    assert lane.offer(_slot())
+    assert lane.take() is not None
+    lane.open += 1
+    assert not lane.offer(_slot())
+    assert not lane.may_leave
+    lane.request_ended(1)
+    assert lane.may_leave
+
+
+def test_lane_opens_more_requests_only_while_much_waits() -> None:
+    lane = lane_of(open_max=2)
+    lane.open = 1
+    lane.offer(_slot(size=PIPELINE_BYTES - 2 * OVERHEAD_BYTES))
+    assert not lane.may_leave
+    lane.offer(_slot(size=OVERHEAD_BYTES))
+    assert lane.may_leave
+    lane.open = 2
+    assert not lane.may_leave
